@@ -1,0 +1,5 @@
+"""python -m dynamo_router: the command dynamo-router."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""The RouterService protocol and its generated stubs."""

@@ -1,0 +1,1 @@
+"""Who the processes are, and how they find and hear each other."""

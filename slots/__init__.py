@@ -1,0 +1,1 @@
+"""Who is busy with what."""

@@ -1,0 +1,1 @@
+"""Engines without a GPU: a pure scheduling core behind a real gRPC server."""
