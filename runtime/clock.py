@@ -1,0 +1,33 @@
+"""Monotonic time, injected wherever a decision depends on it, so that tests own it."""
+
+from time import monotonic
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds since some fixed point; never goes back, knows nothing of the wall clock."""
+
+    def now(self) -> float: ...
+
+
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return monotonic()
+
+
+class ManualClock:
+    """A clock that stands still until it is told to advance: tests and simulations."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move on by `seconds`; ValueError if negative, for a Clock is monotonic."""
+        if not seconds >= 0:
+            raise ValueError(f"a clock cannot advance by {seconds} s")
+        self._now += seconds

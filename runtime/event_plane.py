@@ -1,0 +1,127 @@
+"""How processes hear each other: publish and subscribe by subject, whatever carries it.
+
+An event plane is at-most-once. Losing its broker degrades what is known about workers; it
+never raises into, or blocks, the code that publishes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+from urllib.parse import quote
+
+KV_EVENTS = "kv-events"
+KV_METRICS = "kv_metrics"
+KV_RESYNC = "kv-resync"
+
+Handler = Callable[[str, bytes], None]
+"""Called on the event loop with (subject, payload); must not block."""
+
+
+class PlaneState(Enum):
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    CLOSED = "closed"
+
+
+StateCallback = Callable[[PlaneState], None]
+
+
+@dataclass(slots=True)
+class PlaneStats:
+    """Counters of one plane since it was made; they only grow."""
+
+    published: int = 0
+    """messages handed to the carrier"""
+    publish_dropped: int = 0
+    """messages given up: too large, the buffer was full, or the plane was closed"""
+    received: int = 0
+    """messages handed to a handler"""
+    receive_dropped: int = 0
+    """messages lost because handlers were slower than the carrier"""
+    handler_errors: int = 0
+    """exceptions that handlers and state callbacks raised"""
+    connects: int = 0
+    """times the carrier became reachable; above 1 it has been away in between"""
+
+
+class Subscription(Protocol):
+    """One handler's interest in one subject, until closed."""
+
+    @property
+    def subject(self) -> str: ...
+
+    async def close(self) -> None:
+        """Stop delivery: the handler is not called again once this returns. Idempotent."""
+
+
+class EventPlane(Protocol):
+    """One connection to an event plane, owned by one event loop."""
+
+    @property
+    def state(self) -> PlaneState: ...
+
+    @property
+    def stats(self) -> PlaneStats: ...
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send, or keep in a bounded buffer while the carrier is away (the oldest is dropped and
+        counted). Order per plane is kept. Never raises on a carrier's fault and never waits for
+        it; ValueError if the subject is malformed or has a wildcard.
+        """
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscription:
+        """Call `handler` for every message on `subject` from now on, also after a reconnect.
+
+        `*` stands for one segment, a last `>` for one or more. A handler's exception is counted
+        and logged. ValueError if the subject is malformed, RuntimeError if the plane is closed.
+        """
+
+    def on_state(self, callback: StateCallback) -> Callable[[], None]:
+        """Call `callback` on each change of state; the result takes it off again."""
+
+    async def flush(self) -> bool:
+        """Wait until what was published has reached the carrier; False if it is not reachable."""
+
+    async def close(self) -> None:
+        """Send what is buffered if the carrier is there, then let go of everything. Idempotent."""
+
+
+def endpoint_subject(namespace: str, component: str, endpoint: str, topic: str) -> str:
+    """The subject of an endpoint's topic, `namespace.N.component.C.endpoint.E.TOPIC`.
+
+    Each part is percent-encoded so that it stays one segment. ValueError if a part is empty.
+    """
+    n, c, e, t = map(_encode_segment, (namespace, component, endpoint, topic))
+    return f"namespace.{n}.component.{c}.endpoint.{e}.{t}"
+
+
+def check_subject(subject: str, *, wildcards: bool) -> list[str]:
+    """The segments of a subject; ValueError if it is malformed, or has wildcards not allowed."""
+    segments = subject.split(".")
+    for position, segment in enumerate(segments):
+        if not segment or not segment.isprintable() or " " in segment:
+            raise ValueError(f"subject {subject!r} has an empty or unprintable segment")
+        if "*" not in segment and ">" not in segment:
+            continue
+        if not wildcards:
+            raise ValueError(f"subject {subject!r} has a wildcard")
+        if segment not in ("*", ">") or (segment == ">" and position != len(segments) - 1):
+            raise ValueError(f"subject {subject!r} has a misplaced wildcard")
+    return segments
+
+
+def subject_matches(pattern: list[str], segments: list[str]) -> bool:
+    """Whether the segments of a subject fit those of a pattern, by the rules of NATS."""
+    for position, wanted in enumerate(pattern):
+        if wanted == ">":
+            return len(segments) > position
+        if position >= len(segments) or wanted not in ("*", segments[position]):
+            return False
+    return len(segments) == len(pattern)
+
+
+def _encode_segment(segment: str) -> str:
+    if not segment:
+        raise ValueError("a part of a subject is empty")
+    return quote(segment, safe="").replace(".", "%2E")
