@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..runtime.errors import ConfigError
+from ..runtime.settings import bad_setting
 from .cost import CostParams, params_from_legacy_weight
 
 Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
@@ -131,7 +131,7 @@ class KvRouterConfig:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise ConfigError("mode", f"{self.mode!r} is not one of {', '.join(MODES)}")
+            raise bad_setting("mode", f"{self.mode!r} is not one of {', '.join(MODES)}")
         _require_at_least("block_size", self.block_size, 1)
         _require_at_least("router_max_tree_size", self.router_max_tree_size, 1)
         for key in (
@@ -146,11 +146,11 @@ class KvRouterConfig:
         if self.overlap_score_weight is not None:
             _require_at_least("overlap_score_weight", self.overlap_score_weight, 0)
         if not self.active_request_expiry_secs > 0:
-            raise ConfigError("active_request_expiry_secs", "must be greater than 0")
+            raise bad_setting("active_request_expiry_secs", "must be greater than 0")
         if not 0 < self.router_prune_target_ratio <= 1:
-            raise ConfigError("router_prune_target_ratio", "must be in (0, 1]")
+            raise bad_setting("router_prune_target_ratio", "must be in (0, 1]")
         if self.router_track_output_blocks and not self.router_track_active_blocks:
-            raise ConfigError("router_track_output_blocks", "needs router_track_active_blocks")
+            raise bad_setting("router_track_output_blocks", "needs router_track_active_blocks")
 
     def cost_params(self) -> CostParams:
         """The cost function's parameters, from whichever of the two vocabularies was used."""
@@ -204,7 +204,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         for key in ("port", "http_port", "mocker_port"):
             if not 0 <= getattr(self, key) <= 65535:
-                raise ConfigError(key, "must be in 0..65535")
+                raise bad_setting(key, "must be in 0..65535")
         _require_at_least("mockers", self.mockers, 0)
         _require_at_least("num_gpu_blocks", self.num_gpu_blocks, 1)
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
@@ -213,11 +213,11 @@ class ServeConfig:
         _require_at_least("drain_timeout_s", self.drain_timeout_s, 0)
         _require_at_least("unknown_worker_ttl_s", self.unknown_worker_ttl_s, 0)
         if not self.speedup_ratio > 0:
-            raise ConfigError("speedup_ratio", "must be greater than 0")
+            raise bad_setting("speedup_ratio", "must be greater than 0")
         if self.request_timeout_s is not None and not self.request_timeout_s > 0:
-            raise ConfigError("request_timeout_s", "must be greater than 0")
+            raise bad_setting("request_timeout_s", "must be greater than 0")
 
 
 def _require_at_least(key: str, value: float, least: float) -> None:
     if not (math.isfinite(value) and value >= least):
-        raise ConfigError(key, f"{value!r} must be finite and at least {least}")
+        raise bad_setting(key, f"{value!r} must be finite and at least {least}")

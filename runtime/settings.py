@@ -53,6 +53,11 @@ class Resolved[T]:
         return [(key, _read(self.config, key), origin) for key, origin in self.origins.items()]
 
 
+def bad_setting(key: str, text: str) -> ConfigError:
+    """The error for one setting, its key leading the message."""
+    return ConfigError(f"{key}: {text}", key=key)
+
+
 def options_of(cls: type, prefix: str = "") -> list[OptionSpec]:
     """The leaves of a settings dataclass and of the sections inside it, in declaration order."""
     hints = typing.get_type_hints(cls)
@@ -163,9 +168,9 @@ def _convert_one(spec: OptionSpec, value: Any, origin: str) -> Any:
     except (TypeError, ValueError):
         wanted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
         said = wanted.get(spec.kind.__name__, f"a {spec.kind.__name__}")
-        raise ConfigError(spec.key, f"{value!r} ({origin}) is not {said}") from None
+        raise bad_setting(spec.key, f"{value!r} ({origin}) is not {said}") from None
     if spec.choices is not None and converted not in spec.choices:
-        raise ConfigError(
+        raise bad_setting(
             spec.key, f"{value!r} ({origin}) is not one of {', '.join(spec.choices)}"
         )
     return converted
@@ -193,14 +198,14 @@ def _read_file(path: Path, specs: Mapping[str, OptionSpec]) -> dict[str, Any]:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError("config", f"cannot read {path}: {reason}") from None
+        raise bad_setting("config", f"cannot read {path}: {reason}") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError("config", f"{path} is not TOML: {error}") from None
+        raise bad_setting("config", f"{path} is not TOML: {error}") from None
     flat: dict[str, Any] = {}
     _flatten(tree, "", flat)
     for key in flat:
         if key not in specs:
-            raise ConfigError(key, f"unknown key in {path}{_nearest(key, specs)}")
+            raise bad_setting(key, f"unknown key in {path}{_nearest(key, specs)}")
     return flat
 
 
@@ -216,7 +221,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str, into: dict[str, Any]) -> None
 def _refuse_unknown_flags(flags: Mapping[str, Any], specs: Mapping[str, OptionSpec]) -> None:
     for key in flags:
         if key not in specs:
-            raise ConfigError(key, f"unknown setting{_nearest(key, specs)}")
+            raise bad_setting(key, f"unknown setting{_nearest(key, specs)}")
 
 
 def _nearest(key: str, specs: Mapping[str, OptionSpec]) -> str:
