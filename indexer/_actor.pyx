@@ -14,6 +14,7 @@ from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
 from ._cursor cimport (
     SOURCE_DEGRADED,
+    SOURCE_EXACT,
     SOURCE_REBUILDING,
     VERDICT_DUPLICATE,
     VERDICT_RESET,
@@ -437,6 +438,13 @@ cdef class IndexActor:
         index = tree_worker(self.core.tree, worker_id, dp_rank)
         if index < self.core.n_cursors and self.core.cursors[index].state == SOURCE_REBUILDING:
             self.core.cursors[index].state = SOURCE_DEGRADED
+        self.disown()
+
+    def mark_suspect(self):
+        cdef uint32_t index
+        self.own()
+        for index in range(self.core.n_cursors):
+            self.core.cursors[index].suspect = self.core.cursors[index].state == SOURCE_EXACT
         self.disown()
 
     def sources(self):

@@ -28,6 +28,7 @@ cdef struct Cursor:
     uint64_t orphans        # stored events whose parent was not known
     uint64_t applied        # events applied
     uint8_t state           # SourceState
+    uint8_t suspect         # we were deaf for a while: the next event will tell if any was missed
 
 
 cdef inline Verdict cursor_admit(
@@ -55,6 +56,7 @@ cdef inline Verdict cursor_admit(
         verdict = VERDICT_RESET
     elif is_clear:
         c.state = SOURCE_EXACT
+    c.suspect = 0
     c.publisher_id = publisher_id
     c.sequence = sequence
     c.last_event_id = event_id

@@ -113,6 +113,10 @@ class EventIndex:
         """A rebuilding worker did not answer."""
         self._actor.mark_degraded(worker)
 
+    def mark_suspect(self) -> None:
+        """Events may have been missed: every exact source is rebuilding until its next one tells."""
+        self._actor.mark_suspect()
+
     def counters(self) -> dict[str, int]:
         """Running totals of the event path; `waiting` is the mailbox's present length."""
         return self._actor.counters()
@@ -125,7 +129,7 @@ class EventIndex:
 def _status(worker: WorkerWithDpRank, cursor: dict[str, Any], blocks: int) -> SourceStatus:
     return SourceStatus(
         worker=worker,
-        state=_STATES[cursor.get("state", 0)],
+        state=SourceState.REBUILDING if cursor.get("suspect") else _STATES[cursor.get("state", 0)],
         blocks=blocks,
         applied=cursor.get("applied", 0),
         last_event_id=cursor.get("last_event_id", 0),

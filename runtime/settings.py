@@ -2,7 +2,7 @@
 
 The command line builds its options from `options_of`; every command then calls `resolve`.
 A field may carry metadata: `help`, `flag` (its long name), `aliases` (more flags), `env` (more
-environment names), `choices`. A field whose type is a dataclass is a section of its own.
+environment names), `choices`, `positional` (an argument, not an option). A field whose type is a dataclass is a section of its own.
 """
 
 import dataclasses
@@ -34,6 +34,7 @@ class OptionSpec:
     default: Any
     help: str
     choices: tuple[str, ...] | None
+    positional: bool
 
     @property
     def name(self) -> str:
@@ -81,6 +82,7 @@ def options_of(cls: type, prefix: str = "") -> list[OptionSpec]:
                 default=_default(field),
                 help=meta.get("help", ""),
                 choices=meta.get("choices"),
+                positional=meta.get("positional", False),
             )
         )
     return specs
