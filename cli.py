@@ -1,0 +1,151 @@
+"""The command dynamo-router: one short entry per command; the work is in the floors below.
+
+A command is a settings dataclass and a function that takes it. Its options, help texts and
+environment variables are read off the dataclass.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import click
+
+from .runtime.errors import RouterError
+from .runtime.settings import OptionSpec, Resolved, options_of, resolve
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a command lives. Imported when it is called, not before."""
+
+    summary: str
+    config: str  # "module:Dataclass"
+    run: str | None  # "module:function", called with the dataclass, returns the exit code
+
+
+COMMANDS: Mapping[str, Entry] = {
+    "serve": Entry("Route requests to engines.", "router.config:ServeConfig", "router.serve:run"),
+    "mocker": Entry(
+        "Run mock engines.", "workers.mocker.config:MockerConfig", "workers.mocker.fleet:run"
+    ),
+    "replay": Entry("Replay a trace.", "bench.replay:ReplayConfig", "bench.replay:run"),
+    "demo": Entry("KV-aware against round-robin.", "bench.demo:DemoConfig", "bench.demo:run"),
+    "config": Entry("Print the configuration of serve.", "router.config:ServeConfig", None),
+}
+BENCHES: Mapping[str, Entry] = {
+    "index": Entry("The index.", "bench.index:IndexBenchConfig", "bench.index:run"),
+    "decision": Entry(
+        "A routing decision.", "bench.decision:DecisionBenchConfig", "bench.decision:run"
+    ),
+    "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are built from their entries when they are asked for."""
+
+    def __init__(self, entries: Mapping[str, Entry], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._entries = entries
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self._entries, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._entries:
+            return build_command(cmd_name, self._entries[cmd_name])
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, entry.summary) for name, entry in self._entries.items()]
+        rows += [(name, command.help or "") for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def build_command(name: str, entry: Entry) -> click.Command:
+    """The click command of an entry: imports its settings dataclass, not yet its function."""
+    cls = _load(entry.config)
+    specs = options_of(cls)
+    params: list[click.Parameter] = [_parameter(spec) for spec in specs]
+    params.append(
+        click.Option(["--config"], help="TOML file of settings.", metavar="FILE", default=None)
+    )
+    if entry.run is None:
+        params.append(click.Option(["--json"], is_flag=True, help="As JSON."))
+
+    def call(config: str | None, **given: Any) -> None:
+        as_json = bool(given.pop("json", False)) if entry.run is None else False
+        flags = {spec.key: given[spec.name] for spec in specs if given[spec.name] not in (None, ())}
+        resolved = resolve(cls, flags, file=config)
+        if entry.run is None:
+            _print_settings(resolved, as_json)
+            return
+        code: int = _load(entry.run)(resolved.config)
+        sys.exit(code)
+
+    return click.Command(name, params=params, callback=call, help=entry.summary)
+
+
+def _parameter(spec: OptionSpec) -> click.Parameter:
+    kind: Any = click.Choice(spec.choices) if spec.choices else spec.kind
+    if spec.positional:
+        return click.Argument([spec.name], type=kind, required=spec.default is None)
+    names = [spec.name]
+    for flag in spec.flags:
+        bare = flag.removeprefix("--")
+        names.append(f"--{bare}/--no-{bare}" if spec.kind is bool else flag)
+    shown = "" if spec.default in (None, ()) else f" [default: {_shown(spec)}]"
+    return click.Option(
+        names,
+        type=None if spec.kind is bool else kind,
+        multiple=spec.repeated,
+        default=None,
+        help=f"{spec.help}{shown} [env: {spec.env[0]}]",
+        metavar=None if spec.kind is bool or spec.choices else spec.kind.__name__.upper(),
+    )
+
+
+def _shown(spec: OptionSpec) -> str:
+    if isinstance(spec.default, bool):
+        return "on" if spec.default else "off"
+    return str(spec.default)
+
+
+def _print_settings(resolved: Resolved[Any], as_json: bool) -> None:
+    rows = resolved.describe()
+    if as_json:
+        tree = {key: {"value": value, "origin": origin} for key, value, origin in rows}
+        click.echo(json.dumps(tree, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("setting", "value", "origin", box=None)
+    for key, value, origin in rows:
+        table.add_row(key, str(value), origin)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(f".{module}", __package__), name)
+
+
+def _build_root() -> click.Group:
+    root = LazyGroup(COMMANDS, help="A KV-cache-aware router for LLM inference fleets.")
+    root.add_command(LazyGroup(BENCHES, name="bench", help="Measure a part, beside its rivals."))
+    click.version_option(package_name="dynamo-router", prog_name="dynamo-router")(root)
+    return root
+
+
+def main() -> None:
+    """Run the command line; a refused setting or a port in use is one line, not a trace."""
+    try:
+        _build_root().main(prog_name="dynamo-router")
+    except RouterError as error:
+        click.echo(f"dynamo-router: {error}", err=True)
+        sys.exit(2)

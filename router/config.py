@@ -1,0 +1,226 @@
+"""Configuration: the knobs of a decision (KvRouterConfig) and of the service (ServeConfig).
+
+Knobs that Dynamo has carry its names, flags and environment variables.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..runtime.settings import bad_setting
+from .cost import CostParams, params_from_legacy_weight
+
+Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
+MODES: tuple[str, ...] = ("kv", "round-robin", "random", "least-loaded", "power-of-two", "direct")
+DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
+
+
+def _knob(default: Any, help: str, flag: str | None = None, *aliases: str, **more: Any) -> Any:
+    metadata = {"help": help, "aliases": aliases, **more}
+    if flag is not None:
+        metadata["flag"] = flag
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvRouterConfig:
+    """How a request finds its worker. Raises ConfigError, naming the key, on a bad value."""
+
+    mode: Mode = _knob(
+        "kv",
+        "How a worker is chosen.",
+        "--mode",
+        "--router-mode",
+        choices=MODES,
+        env=("DYN_ROUTER_MODE",),
+    )
+    block_size: int = _knob(
+        64,
+        "Tokens in a KV-cache block; must equal the engines'.",
+        "--block-size",
+        "--kv-cache-block-size",
+    )
+    overlap_score_credit: float = _knob(
+        1.0,
+        "Credit for each cached block, in blocks of prefill; 0 ignores the cache.",
+        "--router-kv-overlap-score-credit",
+        "--kv-overlap-score-credit",
+        env=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",),
+    )
+    overlap_score_credit_decay: float = _knob(
+        0.0,
+        "How fast the credit fades on a worker with more prefill queued than the least busy.",
+        "--router-kv-overlap-score-credit-decay",
+        env=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
+    )
+    prefill_load_scale: float = _knob(
+        1.0,
+        "Weight of the prefill left to do against the decode load.",
+        "--router-prefill-load-scale",
+        "--prefill-load-scale",
+        env=("DYN_ROUTER_PREFILL_LOAD_SCALE",),
+    )
+    overlap_score_weight: float | None = _knob(
+        None,
+        "Old name of --router-prefill-load-scale (credit 1; 0 turns both off). Wins if given.",
+        "--router-kv-overlap-score-weight",
+        "--kv-overlap-score-weight",
+        env=("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT"),
+    )
+    decode_active_request_weight: float = _knob(
+        0.0,
+        "Cost of each request already running on a worker, in blocks.",
+        "--router-decode-active-request-weight",
+        env=("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",),
+    )
+    router_temperature: float = _knob(
+        0.0,
+        "Softmax temperature over the costs; 0 takes the cheapest worker.",
+        "--router-temperature",
+        "--temperature",
+        env=("DYN_ROUTER_TEMPERATURE",),
+    )
+    use_kv_events: bool = _knob(
+        True,
+        "Index what the engines report. Off: predict it from where requests were sent.",
+        "--kv-events",
+        "--router-kv-events",
+        env=("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
+    )
+    router_ttl_secs: float = _knob(
+        120.0,
+        "Without KV events: how long a predicted block is believed.",
+        "--router-ttl-secs",
+        "--router-ttl",
+        env=("DYN_ROUTER_TTL_SECS",),
+    )
+    router_max_tree_size: int = _knob(
+        2**20, "Without KV events: most predicted blocks kept.", "--router-max-tree-size"
+    )
+    router_prune_target_ratio: float = _knob(
+        0.8, "Without KV events: part of that left after a prune.", "--router-prune-target-ratio"
+    )
+    router_track_active_blocks: bool = _knob(
+        True,
+        "Count the blocks of running requests as decode load.",
+        "--router-track-active-blocks",
+        env=("DYN_ROUTER_TRACK_ACTIVE_BLOCKS",),
+    )
+    router_track_output_blocks: bool = _knob(
+        False,
+        "Count the blocks of generated tokens too.",
+        "--router-track-output-blocks",
+        env=("DYN_ROUTER_TRACK_OUTPUT_BLOCKS",),
+    )
+    router_assume_kv_reuse: bool = _knob(
+        True,
+        "Running requests with a common prefix share its blocks.",
+        "--router-assume-kv-reuse",
+        env=("DYN_ROUTER_ASSUME_KV_REUSE",),
+    )
+    router_track_prefill_tokens: bool = _knob(
+        True,
+        "Count the prompt tokens still to be prefilled on each worker.",
+        "--router-track-prefill-tokens",
+        env=("DYN_ROUTER_TRACK_PREFILL_TOKENS",),
+    )
+    active_request_expiry_secs: float = _knob(
+        300.0,
+        "A booking nobody released is dropped after this long.",
+        "--router-active-request-expiry-secs",
+        env=("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",),
+    )
+    seed: int | None = _knob(None, "Seed of random choices and ties.", "--seed")
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise bad_setting("mode", f"{self.mode!r} is not one of {', '.join(MODES)}")
+        _require_at_least("block_size", self.block_size, 1)
+        _require_at_least("router_max_tree_size", self.router_max_tree_size, 1)
+        for key in (
+            "overlap_score_credit",
+            "overlap_score_credit_decay",
+            "prefill_load_scale",
+            "decode_active_request_weight",
+            "router_temperature",
+            "router_ttl_secs",
+        ):
+            _require_at_least(key, getattr(self, key), 0)
+        if self.overlap_score_weight is not None:
+            _require_at_least("overlap_score_weight", self.overlap_score_weight, 0)
+        if not self.active_request_expiry_secs > 0:
+            raise bad_setting("active_request_expiry_secs", "must be greater than 0")
+        if not 0 < self.router_prune_target_ratio <= 1:
+            raise bad_setting("router_prune_target_ratio", "must be in (0, 1]")
+        if self.router_track_output_blocks and not self.router_track_active_blocks:
+            raise bad_setting("router_track_output_blocks", "needs router_track_active_blocks")
+
+    def cost_params(self) -> CostParams:
+        """The cost function's parameters, from whichever of the two vocabularies was used."""
+        scale, credit = self.prefill_load_scale, self.overlap_score_credit
+        if self.overlap_score_weight is not None:
+            scale, credit = params_from_legacy_weight(self.overlap_score_weight)
+        return CostParams(
+            overlap_score_credit=credit,
+            credit_decay=self.overlap_score_credit_decay,
+            prefill_load_scale=scale,
+            decode_active_request_weight=self.decode_active_request_weight,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """What `dynamo-router serve` runs. Raises ConfigError, naming the key, on a bad value."""
+
+    host: str = _knob("127.0.0.1", "Address to listen on.")
+    port: int = _knob(8000, "gRPC port; 0 takes a free one.")
+    http_port: int = _knob(8081, "HTTP port for /metrics, /health, /workers; 0 takes a free one.")
+    router: KvRouterConfig = field(default_factory=KvRouterConfig)
+    workers: tuple[str, ...] = _knob(
+        (), "An engine, grpc://HOST:PORT[?id=WORKER_ID]; may be repeated.", "--worker"
+    )
+    mockers: int = _knob(0, "Start this many mock engines and route to them.")
+    mocker_port: int = _knob(0, "Port of the first of them; 0 takes free ones.")
+    speedup_ratio: float = _knob(1.0, "How much faster than real time the mock engines run.")
+    num_gpu_blocks: int = _knob(16384, "KV-cache blocks of each mock engine.")
+    max_num_seqs: int = _knob(256, "Most running requests of each mock engine.")
+    max_num_batched_tokens: int = _knob(8192, "Token budget of a mock engine's step.")
+    nats: str | None = _knob(
+        None,
+        f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
+        "else one is started.",
+    )
+    namespace: str = _knob("dynamo", "Namespace of the engines' event subjects.")
+    component: str = _knob("backend", "Component of the engines' event subjects.")
+    endpoint: str = _knob("generate", "Endpoint of the engines' event subjects.")
+    model_id: str | None = _knob(None, "Model name to report; not given: the engines'.")
+    unknown_worker_ttl_s: float = _knob(
+        300.0, "How long events of a worker nobody registered are kept."
+    )
+    max_attempts: int = _knob(3, "Workers tried before a request fails, if none has answered yet.")
+    request_timeout_s: float | None = _knob(None, "Longest silence of a worker in a request.")
+    drain_timeout_s: float = _knob(10.0, "How long running requests may finish at shutdown.")
+    log_level: str = _knob(
+        "info", "Least severe log line to print.", choices=("debug", "info", "warning", "error")
+    )
+
+    def __post_init__(self) -> None:
+        for key in ("port", "http_port", "mocker_port"):
+            if not 0 <= getattr(self, key) <= 65535:
+                raise bad_setting(key, "must be in 0..65535")
+        _require_at_least("mockers", self.mockers, 0)
+        _require_at_least("num_gpu_blocks", self.num_gpu_blocks, 1)
+        _require_at_least("max_num_seqs", self.max_num_seqs, 1)
+        _require_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _require_at_least("max_attempts", self.max_attempts, 1)
+        _require_at_least("drain_timeout_s", self.drain_timeout_s, 0)
+        _require_at_least("unknown_worker_ttl_s", self.unknown_worker_ttl_s, 0)
+        if not self.speedup_ratio > 0:
+            raise bad_setting("speedup_ratio", "must be greater than 0")
+        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
+            raise bad_setting("request_timeout_s", "must be greater than 0")
+
+
+def _require_at_least(key: str, value: float, least: float) -> None:
+    if not (math.isfinite(value) and value >= least):
+        raise bad_setting(key, f"{value!r} must be finite and at least {least}")

@@ -1,0 +1,198 @@
+"""The one place that knows the workers: who they are, their state, and their dense numbers.
+
+The router, the slot table and the cost function keep arrays aligned by worker number.
+Pure: no clock of its own, no I/O. Read by the router, written by discovery and health.
+
+Invariants: a (worker_id, dp_rank) has one number while it is registered; a number is handed
+out again only after its worker was removed.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..runtime.errors import InvalidRequestError
+from ..runtime.identity import WorkerWithDpRank, as_worker
+
+MAX_RANKS = 4096
+
+
+class WorkerState(enum.Enum):
+    """Where a worker stands. Only READY workers are given requests."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    UNHEALTHY = "unhealthy"
+    DRAINING = "draining"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class WorkerEntry:
+    """One engine: its ranks dp_start .. dp_start+dp_size-1 and what is known of it.
+
+    `total_kv_blocks` and `max_num_batched_tokens` are per rank; None where unknown.
+    `inhibited_until` is a monotonic time before which it gets no request.
+    """
+
+    worker_id: int
+    dp_start: int = 0
+    dp_size: int = 1
+    address: str | None = None
+    state: WorkerState = WorkerState.READY
+    reason: str = ""
+    inhibited_until: float = float("-inf")
+    total_kv_blocks: int | None = None
+    max_num_batched_tokens: int | None = None
+    numbers: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def ranks(self) -> list[WorkerWithDpRank]:
+        last = self.dp_start + self.dp_size
+        return [WorkerWithDpRank(self.worker_id, rank) for rank in range(self.dp_start, last)]
+
+
+class WorkerRegistry:
+    """The registered workers. Listeners (`on_add`, `on_remove`) hear of numbers given and taken."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, WorkerEntry] = {}
+        self._numbers: dict[WorkerWithDpRank, int] = {}
+        self._workers: list[WorkerWithDpRank | None] = []
+        self._free: list[int] = []
+        self._ready = np.zeros(0, dtype=np.bool_)
+        self._inhibited: set[int] = set()
+        self.on_add: list[Callable[[WorkerWithDpRank, int], None]] = []
+        self.on_remove: list[Callable[[WorkerWithDpRank, int], None]] = []
+
+    def add(
+        self,
+        worker_id: int,
+        *,
+        dp_size: int = 1,
+        dp_start: int = 0,
+        address: str | None = None,
+        total_kv_blocks: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        state: WorkerState = WorkerState.READY,
+    ) -> WorkerEntry:
+        """Register a worker, or renew what is known of one.
+
+        A renewal with other ranks removes and adds the ranks that differ. Raises ValueError on
+        an id or rank out of range.
+        """
+        if not 1 <= dp_size <= MAX_RANKS:
+            raise ValueError(f"dp_size {dp_size} is not in 1..{MAX_RANKS}")
+        entry = WorkerEntry(
+            worker_id=worker_id,
+            dp_start=dp_start,
+            dp_size=dp_size,
+            address=address,
+            state=state,
+            total_kv_blocks=total_kv_blocks,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        wanted = [as_worker(worker) for worker in entry.ranks]
+        known = self._entries.get(worker_id)
+        for worker in known.ranks if known else []:
+            if worker not in wanted:
+                self._release(worker)
+        for worker in wanted:
+            if worker not in self._numbers:
+                self._assign(worker)
+        entry = replace(entry, numbers=tuple(self._numbers[worker] for worker in wanted))
+        self._store(entry)
+        return entry
+
+    def remove(self, worker_id: int) -> bool:
+        """Forget a worker; False if it was not known."""
+        entry = self._entries.pop(worker_id, None)
+        if entry is None:
+            return False
+        self._inhibited.discard(worker_id)
+        for worker in entry.ranks:
+            self._release(worker)
+        return True
+
+    def set_state(self, worker_id: int, state: WorkerState, reason: str = "") -> None:
+        """Move a worker to a state; unknown ids are ignored (it left in the meantime)."""
+        if worker_id in self._entries:
+            self._store(replace(self._entries[worker_id], state=state, reason=reason))
+
+    def inhibit(self, worker_id: int, until: float) -> None:
+        """Give a worker no request before the monotonic time `until`."""
+        if worker_id in self._entries:
+            self._inhibited.add(worker_id)
+            self._store(replace(self._entries[worker_id], inhibited_until=until))
+
+    def entry(self, worker_id: int) -> WorkerEntry | None:
+        return self._entries.get(worker_id)
+
+    def entries(self) -> list[WorkerEntry]:
+        return list(self._entries.values())
+
+    def number(self, worker: WorkerWithDpRank) -> int:
+        """The dense number of a registered worker; raises InvalidRequestError for others."""
+        number = self._numbers.get(worker)
+        if number is None:
+            raise InvalidRequestError(f"worker {tuple(worker)} is not registered")
+        return number
+
+    def worker(self, number: int) -> WorkerWithDpRank:
+        """The worker of a number in use; raises LookupError for others."""
+        worker = self._workers[number] if 0 <= number < len(self._workers) else None
+        if worker is None:
+            raise LookupError(f"no worker has number {number}")
+        return worker
+
+    def numbered(self) -> list[tuple[int, WorkerWithDpRank]]:
+        """(number, worker) of every registered rank, by number."""
+        return [(n, worker) for n, worker in enumerate(self._workers) if worker is not None]
+
+    @property
+    def capacity(self) -> int:
+        """One more than the highest number ever in use: the length of arrays aligned by number."""
+        return len(self._workers)
+
+    def eligible(self, now: float) -> npt.NDArray[np.bool_]:
+        """Which numbers may be given a request at monotonic time `now`. Treat it as read-only."""
+        if self._inhibited:
+            over = [w for w in self._inhibited if self._entries[w].inhibited_until <= now]
+            for worker_id in over:
+                self._inhibited.discard(worker_id)
+                self._store(self._entries[worker_id])
+        return self._ready
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, worker_id: int) -> bool:
+        return worker_id in self._entries
+
+    def _store(self, entry: WorkerEntry) -> None:
+        self._entries[entry.worker_id] = entry
+        usable = entry.state is WorkerState.READY and entry.worker_id not in self._inhibited
+        self._ready[list(entry.numbers)] = usable
+
+    def _assign(self, worker: WorkerWithDpRank) -> None:
+        if self._free:
+            number = self._free.pop()
+            self._workers[number] = worker
+        else:
+            number = len(self._workers)
+            self._workers.append(worker)
+            self._ready = np.append(self._ready, False)
+        self._numbers[worker] = number
+        for listener in self.on_add:
+            listener(worker, number)
+
+    def _release(self, worker: WorkerWithDpRank) -> None:
+        number = self._numbers.pop(worker)
+        for listener in self.on_remove:
+            listener(worker, number)
+        self._workers[number] = None
+        self._ready[number] = False
+        self._free.append(number)
