@@ -7,6 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
 from dynamo_router.bench.report import (
     Run,
     Summary,
@@ -19,9 +23,6 @@ from dynamo_router.bench.report import (
     write_json,
 )
 from dynamo_router.runtime.errors import ConfigError
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
 
 RUN = Run(
     mode="kv",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from dynamo_router.bench.sample import SAMPLE_TRACE, SampleShape, make_sample, write_sample
 from dynamo_router.bench.trace import read_trace
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dynamo_router.bench.trace import (
     MAX_LINE_BYTES,
     TraceError,
@@ -14,8 +17,6 @@ from dynamo_router.bench.trace import (
     token_ids,
 )
 from dynamo_router.runtime.errors import ConfigError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 GOOD = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 
