@@ -79,9 +79,7 @@ def build_command(name: str, entry: Entry) -> click.Command:
 
     def call(config: str | None, **given: Any) -> None:
         as_json = bool(given.pop("json", False)) if entry.run is None else False
-        flags = {
-            spec.key: given[spec.name] for spec in specs if given[spec.name] not in (None, ())
-        }
+        flags = {spec.key: given[spec.name] for spec in specs if given[spec.name] not in (None, ())}
         resolved = resolve(cls, flags, file=config)
         if entry.run is None:
             _print_settings(resolved, as_json)
@@ -145,7 +143,7 @@ def _build_root() -> click.Group:
 
 
 def main() -> None:
-    """Run the command line; a refused setting or a lost race for a port is one line, not a trace."""
+    """Run the command line; a refused setting or a port in use is one line, not a trace."""
     try:
         _build_root().main(prog_name="dynamo-router")
     except RouterError as error:

@@ -1,6 +1,6 @@
 """The event-driven index: the actor that owns the tree, as the router sees it.
 
-Fed by the event feed (`post`), or directly by an embedding frontend (`apply`); read by every decision.
+Fed by the event feed (`post`) or by an embedding frontend (`apply`); read by every decision.
 """
 
 import enum
@@ -87,10 +87,8 @@ class EventIndex:
         """Return once everything posted before is applied."""
         self._actor.flush()
 
-    def match(
-        self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]
-    ) -> int:
-        """Write each bound worker's overlap, in blocks, to overlaps[its number]; return the longest."""
+    def match(self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]) -> int:
+        """Write each bound worker's overlap, in blocks, under its number; return the longest."""
         return self._actor.match_bound(local_hashes, overlaps)
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
@@ -114,7 +112,7 @@ class EventIndex:
         self._actor.mark_degraded(worker)
 
     def mark_suspect(self) -> None:
-        """Events may have been missed: every exact source is rebuilding until its next one tells."""
+        """Events may have been missed: exact sources are rebuilding until their next one tells."""
         self._actor.mark_suspect()
 
     def counters(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Configuration of the router: the knobs of a decision (KvRouterConfig) and of the service (ServeConfig).
+"""Configuration: the knobs of a decision (KvRouterConfig) and of the service (ServeConfig).
 
 Knobs that Dynamo has carry its names, flags and environment variables.
 """
@@ -24,7 +24,7 @@ def _knob(default: Any, help: str, flag: str | None = None, *aliases: str, **mor
 
 @dataclass(frozen=True, kw_only=True)
 class KvRouterConfig:
-    """How a request finds its worker. Raises ConfigError, naming the key, on a value out of range."""
+    """How a request finds its worker. Raises ConfigError, naming the key, on a bad value."""
 
     mode: Mode = _knob(
         "kv",
@@ -35,7 +35,10 @@ class KvRouterConfig:
         env=("DYN_ROUTER_MODE",),
     )
     block_size: int = _knob(
-        64, "Tokens in a KV-cache block; must equal the engines'.", "--block-size", "--kv-cache-block-size"
+        64,
+        "Tokens in a KV-cache block; must equal the engines'.",
+        "--block-size",
+        "--kv-cache-block-size",
     )
     overlap_score_credit: float = _knob(
         1.0,
@@ -46,7 +49,7 @@ class KvRouterConfig:
     )
     overlap_score_credit_decay: float = _knob(
         0.0,
-        "How fast the credit fades on a worker that has more prefill queued than the least busy one.",
+        "How fast the credit fades on a worker with more prefill queued than the least busy.",
         "--router-kv-overlap-score-credit-decay",
         env=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
     )
@@ -167,7 +170,7 @@ class KvRouterConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """What `dynamo-router serve` runs. Raises ConfigError, naming the key, on a value out of range."""
+    """What `dynamo-router serve` runs. Raises ConfigError, naming the key, on a bad value."""
 
     host: str = _knob("127.0.0.1", "Address to listen on.")
     port: int = _knob(8000, "gRPC port; 0 takes a free one.")

@@ -1,8 +1,9 @@
-"""Settings: turns a frozen dataclass into flags, environment names and file keys, and resolves them in one place.
+"""Settings: a frozen dataclass as flags, environment names and file keys, resolved in one place.
 
 The command line builds its options from `options_of`; every command then calls `resolve`.
 A field may carry metadata: `help`, `flag` (its long name), `aliases` (more flags), `env` (more
-environment names), `choices`, `positional` (an argument, not an option). A field whose type is a dataclass is a section of its own.
+environment names), `choices`, `positional` (an argument, not an option). A field whose type is a
+dataclass is a section of its own.
 """
 
 import dataclasses
@@ -13,11 +14,12 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .errors import ConfigError
 
 ENV_PREFIX = "DYNAMO_ROUTER_"
+T = TypeVar("T")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -43,8 +45,8 @@ class OptionSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Resolved[T]:
-    """A settings object and where each of its values came from (flag, environment, file or default)."""
+class Resolved(Generic[T]):
+    """A settings object and the origin of each value: flag, environment, file or default."""
 
     config: T
     origins: Mapping[str, str]
@@ -88,7 +90,7 @@ def options_of(cls: type, prefix: str = "") -> list[OptionSpec]:
     return specs
 
 
-def resolve[T](
+def resolve(
     cls: type[T],
     flags: Mapping[str, Any],
     *,
@@ -172,9 +174,7 @@ def _convert_one(spec: OptionSpec, value: Any, origin: str) -> Any:
         said = wanted.get(spec.kind.__name__, f"a {spec.kind.__name__}")
         raise bad_setting(spec.key, f"{value!r} ({origin}) is not {said}") from None
     if spec.choices is not None and converted not in spec.choices:
-        raise bad_setting(
-            spec.key, f"{value!r} ({origin}) is not one of {', '.join(spec.choices)}"
-        )
+        raise bad_setting(spec.key, f"{value!r} ({origin}) is not one of {', '.join(spec.choices)}")
     return converted
 
 

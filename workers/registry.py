@@ -56,7 +56,7 @@ class WorkerEntry:
 
 
 class WorkerRegistry:
-    """The registered workers. `on_add` and `on_remove` listeners hear of numbers given and taken."""
+    """The registered workers. Listeners (`on_add`, `on_remove`) hear of numbers given and taken."""
 
     def __init__(self) -> None:
         self._entries: dict[int, WorkerEntry] = {}
@@ -160,7 +160,8 @@ class WorkerRegistry:
     def eligible(self, now: float) -> npt.NDArray[np.bool_]:
         """Which numbers may be given a request at monotonic time `now`. Treat it as read-only."""
         if self._inhibited:
-            for worker_id in [w for w in self._inhibited if self._entries[w].inhibited_until <= now]:
+            over = [w for w in self._inhibited if self._entries[w].inhibited_until <= now]
+            for worker_id in over:
                 self._inhibited.discard(worker_id)
                 self._store(self._entries[worker_id])
         return self._ready
