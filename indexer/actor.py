@@ -88,7 +88,7 @@ class EventIndex:
         self._actor.flush()
 
     def match(self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]) -> int:
-        """Write each bound worker's overlap in blocks to overlaps[its number]; return the longest."""
+        """Write each bound worker's overlap, in blocks, under its number; return the longest."""
         return self._actor.match_bound(local_hashes, overlaps)
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
