@@ -28,8 +28,13 @@ def stored(*blocks: int, parent: int | None = None) -> Stored:
 
 
 def message(
-    event_id: int, data: Data, *, sequence: int | None = None, publisher: int = 1,
-    worker: WorkerWithDpRank = W, tier: str = "device",
+    event_id: int,
+    data: Data,
+    *,
+    sequence: int | None = None,
+    publisher: int = 1,
+    worker: WorkerWithDpRank = W,
+    tier: str = "device",
 ) -> bytes:
     event = RouterEvent(worker, event_id, data, storage_tier=tier)
     at = event_id if sequence is None else sequence

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from ...runtime.clock import Clock, SystemClock
-from .engine import MockEngine, StepResult
+from .engine import MockEngine, StepResult, request_id_in_use
 from .kv_events import KvEvent
 from .sequence import EngineRequest, Sequence
 
@@ -90,6 +90,8 @@ class LiveEngine:
 
     def submit(self, request: EngineRequest) -> TokenStream:
         """Take a request in; raises as MockEngine.submit does. `release` it in any case."""
+        if request.request_id in self._streams:  # finished in the step that is running
+            raise request_id_in_use(request.request_id)
         stream = TokenStream(self.engine.submit(request, self._clock.now()))
         self._streams[request.request_id] = stream
         self._work.set()
