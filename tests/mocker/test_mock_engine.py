@@ -1,4 +1,4 @@
-"""The mock engine as a state machine in virtual time: what it schedules, emits, refuses and keeps."""
+"""The mock engine in virtual time: what it schedules, emits, refuses and keeps."""
 
 from collections import Counter
 
