@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
 from ..trtllm_proto import SERVICE, common_pb, pb
 from .config import MockerConfig
 from .kv_feed import KvEventFeed
@@ -70,6 +70,8 @@ class TrtllmServicer:
             await context.abort(code, str(error))
         except NoWorkersError as error:
             await context.abort(_EXHAUSTED, str(error))
+        except WorkerError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         try:
             writer = ResponseWriter(stream, message, self._config.engine.vocab_size)
             visible = stream.sequence.visible if message.streaming else 0
