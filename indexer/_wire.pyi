@@ -1,5 +1,8 @@
+from typing import final
+
 from .wire import Bytes, Row
 
+@final
 class EventDecoder:
     """One batch of decoded events. Not for two threads at once."""
 

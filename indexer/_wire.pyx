@@ -5,6 +5,7 @@ A message is an envelope (msgpack) around events, or bare events (msgpack, or th
 generation). Known things that carry no events are told apart from what cannot be read.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
 from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
@@ -199,6 +200,7 @@ cdef int decode_json_event(
     return code
 
 
+@cython.final
 cdef class EventDecoder:
     """Owner of one batch, for Python."""
 
