@@ -69,8 +69,8 @@ class Run:
 def document(runs: Iterable[Run], **extra: Any) -> dict[str, Any]:
     """The object that `--json` writes: `runs`, `environment`, and whatever a command adds."""
     return {
-        "runs": [_rounded(asdict(run)) for run in runs],
-        **_rounded(extra),
+        "runs": [asdict(run) for run in runs],
+        **extra,
         "environment": describe_environment(),
     }
 
@@ -89,8 +89,11 @@ def merge_documents(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write_json(target: str, content: Mapping[str, Any]) -> None:
-    """Write `content` to the file `target`, or to stdout if it is "-". ConfigError if it cannot."""
-    text = msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+    """Write `content`, numbers rounded, to the file `target`, or to stdout if it is "-".
+
+    ConfigError if the file cannot be written.
+    """
+    text = msgspec.json.format(msgspec.json.encode(_rounded(content)), indent=2).decode() + "\n"
     if target == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
