@@ -135,7 +135,7 @@ def test_unready_and_removed_workers_get_nothing(router: KvRouter) -> None:
     assert router.overlaps(PROMPT) == {}
     for worker_id in (10, 11):
         router.remove_worker(worker_id)
-    with pytest.raises(NoWorkersError, match="no workers"):
+    with pytest.raises(NoWorkersError, match="no worker"):
         router.best_worker(PROMPT)
 
 
