@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
-import msgspec
-
 from ..indexer.radix import RadixTree
 from ..runtime.errors import RouterError
-from .workload import Prompt, Removed, Stored
+from .workload import CacheEvents, Prompt, Removed, Stored
 
 
 class Contender(Protocol):
@@ -80,7 +78,7 @@ class Events(Arrays):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ready = _CacheEvents()
+        self._ready = CacheEvents()
 
     def ready_store(self, op: Stored) -> Any:
         return self._ready.store(op)
@@ -171,7 +169,7 @@ class Dynamo:
         if core is None:
             raise RouterError("the package ai-dynamo-runtime is not installed")
         self._tree = core.RadixTree()
-        self._ready = _CacheEvents()
+        self._ready = CacheEvents()
 
     def ready_store(self, op: Stored) -> Any:
         return self._ready.store(op)
@@ -193,29 +191,6 @@ class Dynamo:
 
     def scores(self, matched: Any) -> dict[int, int]:
         return _by_worker_id(matched)
-
-
-class _CacheEvents:
-    """Numbers operations and puts them into the JSON of Dynamo's apply_event."""
-
-    def __init__(self) -> None:
-        self._next_id = 0
-
-    def store(self, op: Stored) -> tuple[int, bytes]:
-        names, contents = op.sequence.tolist(), op.local.tolist()
-        blocks = [
-            {"block_hash": name, "tokens_hash": content}
-            for name, content in zip(names, contents, strict=True)
-        ]
-        return self._event(op.worker, {"stored": {"parent_hash": op.parent, "blocks": blocks}})
-
-    def remove(self, op: Removed) -> tuple[int, bytes]:
-        return self._event(op.worker, {"removed": {"block_hashes": op.sequence.tolist()}})
-
-    def _event(self, worker: int, data: Mapping[str, Any]) -> tuple[int, bytes]:
-        self._next_id += 1
-        event = {"event_id": self._next_id, "data": data, "dp_rank": 0}
-        return worker, msgspec.json.encode(event)
 
 
 def _by_worker_id(scores: Mapping[tuple[int, int], int]) -> dict[int, int]:

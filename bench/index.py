@@ -1,7 +1,6 @@
 """dynamo-router bench index: store, match and remove, ours beside its rivals in one run."""
 
 import gc
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +15,8 @@ from ..indexer.hashing import block_hashes, compute_block_hash_for_seq
 from ..runtime.errors import RouterError
 from ..runtime.settings import bad_setting
 from .contenders import Contender, available_contenders, dynamo_core
-from .environment import describe_environment
-from .report import check_json_target, number, table_console, write_json
+from .environment import describe_environment, pin_to_core
+from .report import check_json_target, number, spread, table_console, write_json
 from .sample import SampleShape, make_sample
 from .trace import TraceRequest, read_trace
 from .workload import Prompt, Removed, Stored, Workload, hash_prompts, plan_workload
@@ -68,14 +67,6 @@ class Timing(NamedTuple):
     operations: int
     blocks: int
     each_us: Sequence[float]  # of every operation
-
-
-class Spread(NamedTuple):
-    """Of some rounds."""
-
-    median: float
-    min: float
-    max: float
 
 
 def measure_index(config: IndexBenchConfig) -> list[dict[str, Any]]:
@@ -137,7 +128,7 @@ def measure_hashing(config: IndexBenchConfig) -> list[dict[str, Any]]:
             {
                 "block_size": size,
                 "contender": name,
-                "call_us": _spread(times)._asdict(),
+                "call_us": spread(times),
                 "tokens_per_s": HASH_TOKENS / median(times) * 1e6,
             }
             for name, times in each.items()
@@ -211,7 +202,7 @@ def _time(index: Contender, operations: Sequence[Prompt | Removed | Stored]) -> 
 
 def _digest(timings: Sequence[Timing]) -> dict[str, Any]:
     def of(measure: Callable[[Timing], float]) -> dict[str, float]:
-        return _spread([measure(timing) for timing in timings])._asdict()
+        return spread([measure(timing) for timing in timings])
 
     return {
         "operations": timings[0].operations,
@@ -221,10 +212,6 @@ def _digest(timings: Sequence[Timing]) -> dict[str, Any]:
         "p50_us": of(lambda timing: float(np.percentile(timing.each_us, 50))),
         "p99_us": of(lambda timing: float(np.percentile(timing.each_us, 99))),
     }
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(median(values), min(values), max(values))
 
 
 def index_table(results: Sequence[dict[str, Any]]) -> Table:
@@ -298,11 +285,3 @@ def run(config: IndexBenchConfig) -> int:
         }
         write_json(config.json, content)
     return 0
-
-
-def pin_to_core(core: int) -> None:
-    """Bind this process to one CPU core. ConfigError if there is no such core for it."""
-    try:
-        os.sched_setaffinity(0, {core})
-    except (AttributeError, OSError, ValueError, OverflowError) as error:
-        raise bad_setting("core", f"cannot pin to core {core}: {error}") from None

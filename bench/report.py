@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -37,6 +38,11 @@ def summarise(samples: ArrayLike) -> Summary:
         return Summary()
     p50, p90, p99 = np.percentile(values, (50, 90, 99), method="linear").tolist()
     return Summary(float(values.mean()), p50, p90, p99)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Of some rounds of a benchmark, at least one: their median, and how far they lie apart."""
+    return {"median": median(values), "min": min(values), "max": max(values)}
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ The benchmark of the index replays it on every contender.
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,6 +61,29 @@ class Workload:
     stores: Sequence[Stored]
     removals: Sequence[Removed]
     mixed: Sequence[Prompt | Removed | Stored]
+
+
+class CacheEvents:
+    """Numbers operations and puts them into the JSON of Dynamo's apply_event."""
+
+    def __init__(self) -> None:
+        self._next_id = 0
+
+    def store(self, op: Stored) -> tuple[int, bytes]:
+        names, contents = op.sequence.tolist(), op.local.tolist()
+        blocks = [
+            {"block_hash": name, "tokens_hash": content}
+            for name, content in zip(names, contents, strict=True)
+        ]
+        return self._event(op.worker, {"stored": {"parent_hash": op.parent, "blocks": blocks}})
+
+    def remove(self, op: Removed) -> tuple[int, bytes]:
+        return self._event(op.worker, {"removed": {"block_hashes": op.sequence.tolist()}})
+
+    def _event(self, worker: int, data: Mapping[str, Any]) -> tuple[int, bytes]:
+        self._next_id += 1
+        event = {"event_id": self._next_id, "data": data, "dp_rank": 0}
+        return worker, msgspec.json.encode(event)
 
 
 def hash_prompts(requests: Iterable[TraceRequest], block_size: int) -> list[Prompt]:
