@@ -78,7 +78,8 @@ class MockerConfig:
     host: str = _knob("127.0.0.1", "Address to listen on.")
     port: int = _knob(9001, "gRPC port of the first engine; 0 takes free ones.")
     advertise_host: str | None = _knob(
-        None, "Host under which others reach the engines; not given: --host, or this machine's name."
+        None,
+        "Host under which others reach the engines; not given: --host, or our host name.",
     )
     worker_id: int | None = _knob(
         None, "Worker id of the first engine, the next ones follow; not given: made of the address."

@@ -143,6 +143,8 @@ class MockEngine:
         if not 0 <= request.seed < 2**64:
             raise InvalidRequestError("seed must fit 64 bits", field="seed")
         if request.request_id in self._live:
-            raise InvalidRequestError(
-                f"request id {request.request_id!r} is in use", field="request_id"
-            )
+            raise request_id_in_use(request.request_id)
+
+
+def request_id_in_use(request_id: str) -> InvalidRequestError:
+    return InvalidRequestError(f"request id {request_id!r} is in use", field="request_id")

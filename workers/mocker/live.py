@@ -9,7 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from ...runtime.clock import Clock, SystemClock
-from .engine import MockEngine, StepResult
+from ...runtime.errors import WorkerError
+from .engine import MockEngine, StepResult, request_id_in_use
 from .kv_events import KvEvent
 from .sequence import EngineRequest, Sequence
 
@@ -89,7 +90,14 @@ class LiveEngine:
         return bool(self._streams)
 
     def submit(self, request: EngineRequest) -> TokenStream:
-        """Take a request in; raises as MockEngine.submit does. `release` it in any case."""
+        """Take a request in; `release` it in any case.
+
+        Raises as MockEngine.submit does, and WorkerError if this engine does not run.
+        """
+        if self.failure is not None or self._task is None:
+            raise WorkerError(self.failure or "the engine is stopped")
+        if request.request_id in self._streams:  # finished in the step that is running
+            raise request_id_in_use(request.request_id)
         stream = TokenStream(self.engine.submit(request, self._clock.now()))
         self._streams[request.request_id] = stream
         self._work.set()

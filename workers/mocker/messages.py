@@ -4,18 +4,12 @@ import math
 from typing import Any
 
 import numpy as np
-from smg_grpc_proto.generated import (  # type: ignore[import-untyped]  # ships no py.typed
-    common_pb2,
-    trtllm_service_pb2,
-)
 
 from ...runtime.errors import InvalidRequestError
+from ..trtllm_proto import common_pb, pb
 from .kv_events import BlocksStored, CachedBlock, KvEvent
 from .live import TokenStream
 from .sequence import EngineRequest
-
-pb: Any = trtllm_service_pb2
-common: Any = common_pb2
 
 _INT64 = 2**63
 
@@ -109,7 +103,7 @@ def add_kv_event(batch: Any, event: KvEvent, event_id: int) -> None:
     else:
         removed = batch.events.add(event_id=event_id).removed
         removed.block_hashes.extend(map(_signed, event.block_hashes))
-        removed.tier = common.KV_CACHE_TIER_DEVICE
+        removed.tier = common_pb.KV_CACHE_TIER_DEVICE
 
 
 def add_stored(batch: Any, blocks: list[CachedBlock], event_id: int) -> None:
@@ -118,7 +112,7 @@ def add_stored(batch: Any, blocks: list[CachedBlock], event_id: int) -> None:
     first = blocks[0]
     if first.parent_hash is not None:
         stored.parent_block_hash = _signed(first.parent_hash)
-    stored.tier = common.KV_CACHE_TIER_DEVICE
+    stored.tier = common_pb.KV_CACHE_TIER_DEVICE
     if first.lora_name is not None:
         stored.lora_name = first.lora_name
     if first.cache_namespace is not None:

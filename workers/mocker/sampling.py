@@ -1,4 +1,4 @@
-"""Which tokens a mock engine generates: a function of prompt and seed. Called as a request arrives."""
+"""Which tokens a mock engine generates: a function of prompt and seed. Called by Sequence."""
 
 from typing import TYPE_CHECKING, NamedTuple
 

@@ -128,7 +128,7 @@ class Scheduler:
                 plan.ready.append(sequence)
 
     def _grow(self, sequence: Sequence, tokens: int, limit: int) -> bool:
-        """Get the blocks for `tokens` more tokens; False, nothing done, beyond `limit` active ones."""
+        """Get the blocks for `tokens` more; False, nothing done, if above `limit` active ones."""
         kv, size = self._kv, self._block_size
         computed = sequence.computed + tokens
         full, rest = divmod(computed, size)
