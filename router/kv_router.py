@@ -6,7 +6,7 @@ without I/O, safe to call from several threads. The one place where load is book
 
 import random
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -167,7 +167,7 @@ class KvRouter:
         cache_namespace: str | None = None,
         block_mm_infos: BlockMmInfos | None = None,
         allowed_workers: Iterable[WorkerLike] | None = None,
-        excluded_workers: Iterable[WorkerLike] = (),
+        excluded_workers: Collection[WorkerLike] = (),
         pinned_worker: WorkerLike | None = None,
         expected_output_tokens: int | None = None,
         overrides: Mapping[str, Any] | None = None,
@@ -190,13 +190,14 @@ class KvRouter:
                 )
             overlaps = self._match(prompt)
             eligible = self.registry.eligible(now)
-            excluded = self._mask(excluded_workers)
+            if excluded_workers:
+                eligible = eligible & ~self._mask(excluded_workers)
             number = choose(
                 how,
                 Candidates(
                     self._slots,
                     isl=prompt.isl,
-                    eligible=eligible & ~excluded if excluded.any() else eligible,
+                    eligible=eligible,
                     overlaps=overlaps,
                     seq_hashes=prompt.sequence,
                 ),
