@@ -35,6 +35,7 @@ from ._radix cimport (
     tree_bind,
     tree_clear,
     tree_drop_worker,
+    tree_find_worker,
     tree_match_bound,
     tree_remove,
     tree_store,
@@ -421,10 +422,9 @@ cdef class IndexActor:
 
     def drop_worker(self, worker):
         cdef uint32_t index
-        cdef Cursor* cursor
         worker_id, dp_rank = worker
         self.own()
-        index = tree_worker(self.core.tree, worker_id, dp_rank)
+        index = tree_find_worker(self.core.tree, worker_id, dp_rank)
         if index != UINT32_MAX:
             tree_drop_worker(self.core.tree, index)
             if index < self.core.n_cursors:
@@ -435,7 +435,7 @@ cdef class IndexActor:
         cdef uint32_t index
         worker_id, dp_rank = worker
         self.own()
-        index = tree_worker(self.core.tree, worker_id, dp_rank)
+        index = tree_find_worker(self.core.tree, worker_id, dp_rank)
         if index < self.core.n_cursors and self.core.cursors[index].state == SOURCE_REBUILDING:
             self.core.cursors[index].state = SOURCE_DEGRADED
         self.disown()

@@ -262,7 +262,9 @@ class Dispatcher:
             call = flight.call = client.generate(flight.body, timeout=timeout, metadata=metadata)
             flight.silent, flight.waiting_since = False, now()
             # It is a generator, and must not outlive a failure of `respond`.
-            async with contextlib.aclosing(cast("AsyncGenerator[bytes, None]", aiter(call))) as answers:
+            async with contextlib.aclosing(
+                cast("AsyncGenerator[bytes, None]", aiter(call))
+            ) as answers:
                 async for message in answers:
                     at = now()
                     observer.on_message(flight, message, at)
