@@ -19,6 +19,7 @@ from ..runtime.settings import bad_setting
 from ..workers.trtllm_client import MAX_MESSAGE_BYTES, WORKER_ID_KEY, parse_worker_url
 from ..workers.trtllm_proto import SERVICE, pb
 
+DP_RANK_KEY = "x-dynamo-dp-rank"  # as a router sends it beside the worker's id
 aio: Any = grpc.aio  # its stubs know neither EOF nor that serialisers are optional
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -201,10 +202,12 @@ def encode_generate(
 
 
 def _worker_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
-    for key, value in metadata or ():
-        if key == WORKER_ID_KEY:
-            return value if isinstance(value, str) else value.decode()
-    return None
+    """Who a router says has answered: "ID", or "ID/RANK" where it names a data-parallel rank."""
+    named = dict(metadata or ())
+    worker, rank = named.get(WORKER_ID_KEY), named.get(DP_RANK_KEY, "0")
+    if worker is None:
+        return None
+    return str(worker) if rank == "0" else f"{worker!s}/{rank!s}"
 
 
 def _is_rejection(code: grpc.StatusCode, reason: str) -> bool:

@@ -157,7 +157,7 @@ def test_arrivals_follow_the_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trailing", [True, False])
 async def test_balance_comes_from_the_worker_each_answer_names(trace: str, trailing: bool) -> None:
     async def script(request: Any, context: Any) -> AsyncIterator[Any]:
-        worker = (("x-dynamo-worker-id", str(number_of(request) % 2)),)
+        worker = (("x-dynamo-worker-id", "7"), ("x-dynamo-dp-rank", str(number_of(request) % 2)))
         if trailing:
             context.set_trailing_metadata(worker)
         else:
