@@ -54,7 +54,7 @@ cdef uint32_t tree_match_bound(
 cdef class RadixTree:
     cdef Tree* tree          # owned
     cdef list names          # WorkerWithDpRank by the tree's number, as of names_version
-    cdef object roster       # the same as a numpy array of records
+    cdef object roster       # the same as a numpy array of objects
     cdef uint64_t names_version
 
     cdef int refresh_names(self) except -1
