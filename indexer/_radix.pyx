@@ -8,13 +8,14 @@ _tree.pxd; this is its door, from C and from Python.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsUnsignedLongLong
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from ._aliases cimport aliases_close
 from ._arena cimport arena_close, arena_init
 from ._edge cimport edge_uncover_all
+from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
 from ._integers cimport UIntView, view_integers
 from ._match cimport match_chain
 from ._remove cimport clear_worker, remove_blocks
@@ -30,6 +31,7 @@ from ._tree cimport (
     new_edge,
     reserve_edge,
 )
+from ._wire cimport batch_free, batch_init, decode_json_event
 from ._workers cimport find_worker, forget_worker, intern_worker
 
 from operator import index
@@ -38,6 +40,7 @@ import numpy as np
 
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank, as_worker
+from .wire import describe_decode_error
 
 
 # The door for kernels ------------------------------------------------------------------------
@@ -234,11 +237,13 @@ cdef class RadixTree:
         self.tree = tree_open()
         if self.tree == NULL:
             raise MemoryError
+        batch_init(&self.batch)
         self.names = []
         self.roster = np.empty(0, object)
 
     def __dealloc__(self):
         tree_close(self.tree)
+        batch_free(&self.batch)
 
     cdef int refresh_names(self) except -1:
         """Make `names` and `roster` those of the tree's present workers."""
@@ -310,6 +315,47 @@ cdef class RadixTree:
             status = TREE_BLOCK_NOT_FOUND
         check(status, name.worker_id)
 
+    def apply_event(self, worker_id, const uint8_t[::1] event not None):
+        """Apply one cache event of this worker, Dynamo's JSON; event ids are not looked at.
+
+        The rank is the event's, unless `worker_id` is a tuple. Raises ValueError if it is no such
+        event, EventError as `store` and `remove` do.
+        """
+        cdef Name name
+        cdef const Event* parsed
+        cdef const uint64_t* ext
+        cdef size_t size = event.shape[0]
+        cdef uint32_t w, unknown
+        cdef int status
+        read_name(&name, worker_id)
+        status = decode_json_event(
+            &self.batch, name.worker_id, &event[0] if size else NULL, size
+        )
+        if status != 0:
+            raise ValueError(describe_decode_error(status))
+        parsed = self.batch.events
+        if not isinstance(worker_id, tuple):
+            name.dp_rank = parsed.dp_rank
+        w = intern_worker(self.tree, name.worker_id, name.dp_rank)
+        ext = self.batch.block_hashes + parsed.first
+        if w == NONE:
+            status = TREE_NO_MEMORY
+        elif parsed.kind == EVENT_STORED:
+            status = store_chain(
+                self.tree,
+                w,
+                parsed.has_parent,
+                parsed.parent_hash,
+                ext,
+                self.batch.local_hashes + parsed.first,
+                parsed.count,
+            )
+        elif parsed.kind == EVENT_REMOVED:
+            status = remove_blocks(self.tree, w, ext, parsed.count, &unknown)
+        else:
+            clear_worker(self.tree, w)
+        check(status, name.worker_id)
+
     def match(self, local_hashes, bint early_exit=False):
         """How many leading blocks of this chain each worker holds: a Match.
 
@@ -377,6 +423,13 @@ cdef class RadixTree:
         """The same ranks hold nothing any more, but stay known."""
         for w in self.numbers_of(worker):
             clear_worker(self.tree, w)
+
+    def dump_tree_as_events(self):
+        """JSON router events that rebuild the tree; see dump.py."""
+        from .dump import dump_events
+        from .wire import encode_router_event
+
+        return [encode_router_event(event).decode() for event in dump_events(self)]
 
     def workers(self):
         """Every known worker, with blocks or without: a list of WorkerWithDpRank."""

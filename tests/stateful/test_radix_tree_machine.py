@@ -1,5 +1,7 @@
 """The radix tree agrees with the oracle after any sequence of events, and its books are right."""
 
+import json
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -164,8 +166,9 @@ class RadixTreeMachine(RuleBasedStateMachine):
     @rule()
     def dump_and_replay(self):
         copy = RadixTree()
-        for event in self.tree.dump_tree_as_events():
-            replay(copy, event)
+        for line in self.tree.dump_tree_as_events():
+            event = json.loads(line)
+            copy.apply_event(event["worker_id"], json.dumps(event["event"]).encode())
         check_integrity(copy)
         kept = {worker: held for worker, held in self.oracle.holdings().items() if held}
         assert holdings(copy) == kept
@@ -175,10 +178,6 @@ class RadixTreeMachine(RuleBasedStateMachine):
         check_integrity(self.tree)
         assert holdings(self.tree) == self.oracle.holdings()
         assert len(self.tree) == self.oracle.size()
-
-
-def replay(tree, event):
-    tree.apply_event(*unwrap(event))
 
 
 TestRadixTreeMachine = RadixTreeMachine.TestCase
