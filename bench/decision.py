@@ -4,7 +4,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from time import perf_counter
 from typing import Any
 
@@ -155,7 +155,7 @@ class StagesCell:
             self._book("request", worker, sequence, prompt)
             marks.append(perf_counter())
             slots.free("request")
-            for stage, before, after in zip(STAGES, marks, marks[1:], strict=True):
+            for stage, (before, after) in zip(STAGES, pairwise(marks), strict=True):
                 times[stage].append((after - before) * 1e6)
         return times
 
