@@ -34,7 +34,8 @@ def percentiles(samples: ArrayLike, *wanted: float) -> list[float]:
     Percentile q of n sorted samples stands at rank (n - 1) * q / 100, counted from 0; between two
     samples it is interpolated linearly. This is the only definition of a percentile in the project.
     """
-    found: list[float] = np.percentile(samples, wanted, method="linear").tolist()
+    values = np.asarray(samples, np.float64)
+    found: list[float] = np.percentile(values, wanted, method="linear").tolist()
     return found
 
 
