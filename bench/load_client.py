@@ -121,9 +121,8 @@ class LoadClient:
     async def _count_workers(self, timeout_s: float) -> int | None:
         """How many workers a router has; None if this is an engine, or a router of another kind."""
         try:
-            answer = ListWorkersResponse.FromString(
-                await self._list_workers(b"", timeout=timeout_s)
-            )
+            answer = await self._list_workers(b"", timeout=timeout_s)
+            workers = ListWorkersResponse.FromString(answer).workers
         except (aio.AioRpcError, DecodeError):
             return None
         return sum(worker.state == "ready" for worker in workers) or None
