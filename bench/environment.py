@@ -1,4 +1,4 @@
-"""Where a measurement was made: machine, versions, commit. Stands in every JSON result."""
+"""Where a measurement is made: machine, versions, commit. Stands in every JSON result."""
 
 import os
 import platform
@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from ..runtime.settings import bad_setting
 
 PACKAGES = ("dynamo-router", "grpcio", "msgspec", "nats-py", "numpy", "protobuf", "uvloop")
 HOME = Path(__file__).resolve().parent.parent
@@ -30,6 +32,14 @@ def describe_environment() -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
     }
+
+
+def pin_to_core(core: int) -> None:
+    """Bind this process to one CPU core. ConfigError if there is no such core for it."""
+    try:
+        os.sched_setaffinity(0, {core})
+    except (AttributeError, OSError, ValueError, OverflowError) as error:
+        raise bad_setting("core", f"cannot pin to core {core}: {error}") from None
 
 
 def _cpu_model() -> str | None:

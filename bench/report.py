@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -39,6 +40,11 @@ def summarise(samples: ArrayLike) -> Summary:
     return Summary(float(values.mean()), p50, p90, p99)
 
 
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Of some rounds of a benchmark, at least one: their median, and how far they lie apart."""
+    return {"median": median(values), "min": min(values), "max": max(values)}
+
+
 @dataclass(frozen=True)
 class Run:
     """What one run of a trace gave. Latencies are those of the requests that succeeded.
@@ -69,8 +75,8 @@ class Run:
 def document(runs: Iterable[Run], **extra: Any) -> dict[str, Any]:
     """The object that `--json` writes: `runs`, `environment`, and whatever a command adds."""
     return {
-        "runs": [_rounded(asdict(run)) for run in runs],
-        **_rounded(extra),
+        "runs": [asdict(run) for run in runs],
+        **extra,
         "environment": describe_environment(),
     }
 
@@ -89,8 +95,11 @@ def merge_documents(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write_json(target: str, content: Mapping[str, Any]) -> None:
-    """Write `content` to the file `target`, or to stdout if it is "-". ConfigError if it cannot."""
-    text = msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+    """Write `content`, numbers rounded, to the file `target`, or to stdout if it is "-".
+
+    ConfigError if the file cannot be written.
+    """
+    text = msgspec.json.format(msgspec.json.encode(_rounded(content)), indent=2).decode() + "\n"
     if target == "-":
         sys.stdout.write(text)
         sys.stdout.flush()

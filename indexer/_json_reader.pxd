@@ -9,7 +9,7 @@ from ._reader cimport (
 from libc.string cimport memcmp
 
 cdef enum:
-    JSON_MAX_DEPTH = 64      # of values that are passed over; those we read nest to 6
+    JSON_MAX_DEPTH = 128     # of values that are passed over; those we read nest to 6
 
 
 cdef inline void json_space(Reader* reader) noexcept nogil:

@@ -1,13 +1,13 @@
 # _syntax.pxd: msgpack and JSON as one: what the grammar of events reads through. A struct may be
 # written as a map, or as an array of its fields in order.
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp, strlen
 
 from ._json_reader cimport escaped_is, json_key, json_next, json_skip, json_space, json_value
 from ._msgpack_reader cimport msgpack_skip, msgpack_value
 from ._reader cimport (
-    DECODE_END, DECODE_OK, DECODE_TRAILING, DECODE_WRONG_TYPE, ITEM_ARRAY, ITEM_MAP, ITEM_POSITION,
-    ITEM_TEXT, Item, Reader, as_hash, as_uint,
+    DECODE_END, DECODE_OK, DECODE_TRAILING, DECODE_WRONG_TYPE, ITEM_ARRAY, ITEM_MAP, ITEM_OTHER,
+    ITEM_POSITION, ITEM_TEXT, Item, Reader, as_hash, as_uint,
 )
 
 
@@ -40,9 +40,12 @@ cdef inline int next_field(Reader* reader, Item* container, Item* key) noexcept 
         return DECODE_OK
     if reader.json:
         return json_key(reader, key)
+    cdef const uint8_t* start = reader.at
     code = msgpack_value(reader, key)
     if code == DECODE_OK and (key.kind == ITEM_ARRAY or key.kind == ITEM_MAP):
-        return DECODE_WRONG_TYPE  # as a key
+        key.kind = ITEM_OTHER  # odd, and surely no field of ours
+        reader.at = start
+        code = msgpack_skip(reader)
     return code
 
 

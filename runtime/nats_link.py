@@ -40,7 +40,7 @@ def split_nats_url(url: str) -> tuple[str, int]:
 
 
 class NatsLink:
-    """A connection. Everything but `close` may raise nats.errors.Error or OSError once it is lost."""
+    """A connection. All but `close` may raise nats.errors.Error or OSError once it is lost."""
 
     def __init__(self, on_lost: Callable[[], None], on_slow: Callable[[], None]) -> None:
         """`on_lost` is called when the connection is over, `on_slow` for each message dropped."""

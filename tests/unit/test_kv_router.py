@@ -135,7 +135,7 @@ def test_unready_and_removed_workers_get_nothing(router: KvRouter) -> None:
     assert router.overlaps(PROMPT) == {}
     for worker_id in (10, 11):
         router.remove_worker(worker_id)
-    with pytest.raises(NoWorkersError, match="no workers"):
+    with pytest.raises(NoWorkersError, match="no worker"):
         router.best_worker(PROMPT)
 
 
@@ -156,9 +156,7 @@ def test_a_forgotten_booking_expires(router: KvRouter, clock: ManualClock) -> No
         ([1.5], "token"),
     ],
 )
-def test_impossible_prompts_are_refused(
-    router: KvRouter, tokens: list[int], message: str
-) -> None:
+def test_impossible_prompts_are_refused(router: KvRouter, tokens: list[int], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         router.best_worker(tokens)
 

@@ -74,7 +74,7 @@ def test_a_run_has_the_keys_that_scripts_rely_on() -> None:
     }
     assert run["ttft_ms"] == {"mean": 1.0, "p50": 2.0, "p90": 3.0, "p99": 4.0}
     assert run["itl_ms"] == {"mean": None, "p50": None, "p90": None, "p99": None}
-    assert run["cached_token_share"] == 0.123457
+    assert run["cached_token_share"] == 0.123456789
     assert set(content["environment"]) == {"date", "machine", "python", "versions", "commit"}
     assert content["environment"]["versions"]["numpy"]
 
@@ -96,8 +96,11 @@ def test_json_goes_to_a_file_or_to_stdout(
     content = document([RUN])
     write_json(str(tmp_path / "out.json"), content)
     write_json("-", content)
-    assert json.loads((tmp_path / "out.json").read_text()) == content
-    assert json.loads(capsys.readouterr().out) == content
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert json.loads(capsys.readouterr().out) == written
+    assert written["runs"][0]["cached_token_share"] == 0.123457
+    assert written["runs"][0]["requests"] == 10
+    assert written["environment"] == content["environment"]
 
 
 def test_an_unwritable_target_is_a_clear_error(tmp_path: Path) -> None:
