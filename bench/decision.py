@@ -20,7 +20,7 @@ from ..runtime.identity import WorkerWithDpRank
 from ..runtime.settings import bad_setting
 from ..slots.table import SlotTable
 from .environment import describe_environment, pin_to_core
-from .report import check_json_target, number, spread, table_console, write_json
+from .report import check_json_target, new_table, number, spread, table_console, write_json
 from .workload import CacheEvents, Stored
 
 Tokens = NDArray[np.uint32]
@@ -226,7 +226,7 @@ def _without_gc(cell: Cell, decisions: int) -> dict[str, list[float]]:
 
 def decision_table(results: Sequence[dict[str, Any]]) -> Table:
     """The results: whole decisions first, then the steps they consist of."""
-    table = Table(title="us per decision, medians", title_justify="left")
+    table = new_table(title="us per decision, medians")
     columns: list[tuple[str, Callable[[dict[str, Any]], float]]] = [
         ("array in", lambda result: result["decision_array_us"]["median"]),
         ("p99", lambda result: result["decision_array_us"]["p99"]),

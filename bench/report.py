@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -124,13 +125,20 @@ def check_json_target(target: str | None) -> None:
 
 def table_console(json_target: str | None) -> Console:
     """Where tables go: stdout, or stderr where stdout carries the JSON."""
-    return Console(stderr=json_target == "-", highlight=False)
+    console = Console(stderr=json_target == "-", highlight=False)
+    if not console.is_terminal:
+        console.width = 120  # a file has no width; rich would take 80 and break the cells
+    return console
+
+
+def new_table(*columns: str, title: str | None = None) -> Table:
+    """An empty table in the one look that all commands share."""
+    return Table(*columns, title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
 
 
 def runs_table(runs: Sequence[Run], title: str | None = None) -> Table:
     """The runs side by side, a column each: every latency beside its errors and rejections."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("")
+    table = new_table("", title=title)
     for run in runs:
         label = run.mode if run.policy in ("unknown", run.mode) else f"{run.mode} ({run.policy})"
         table.add_column(label, justify="right")
