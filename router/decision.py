@@ -1,0 +1,92 @@
+"""What was decided, and why: results of the router, ready for JSON. Made by kv_router.py."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..runtime.identity import WorkerWithDpRank
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request goes. `request_id` is None if no slot was booked for it."""
+
+    worker: WorkerWithDpRank
+    number: int  # dense number of the worker while it is registered
+    overlap_blocks: int  # leading blocks of the prompt that the worker has cached
+    request_blocks: int  # blocks of the prompt, rounded up
+    cached_tokens: int  # prompt tokens in the overlap
+    request_id: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateTerms:
+    """What one candidate's cost is made of; lengths are in blocks, lower costs are better.
+
+    cost = prefill_load_scale * max(0, raw_prefill - effective_overlap) + decode
+           + decode_active_request_weight * active_requests
+
+    but for a decode worker, see CostParams.
+    """
+
+    worker: WorkerWithDpRank
+    number: int
+    eligible: bool
+    reason: str  # why it is not eligible, else empty
+    overlap_blocks: int  # leading blocks cached on its device
+    raw_prefill_blocks: float  # prefill queued there and this prompt's, as if nothing were cached
+    credit: float  # what each of the overlap blocks takes off
+    effective_overlap_blocks: float  # what all tiers together take off
+    decode_blocks: float  # blocks in use there if it got the request
+    active_requests: int
+    cost: float  # what it would cost, whether or not it is eligible
+    index_state: str = ""  # state of its event source: how far the overlap can be trusted
+
+    def to_dict(self) -> dict[str, Any]:
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Every candidate of a request that was asked about, not booked."""
+
+    mode: str
+    isl: int  # prompt tokens
+    block_size: int
+    request_blocks: int  # blocks of the prompt, rounded up
+    temperature: float
+    params: Mapping[str, float] = field(default_factory=dict)  # weights of the cost function
+    candidates: tuple[CandidateTerms, ...] = ()
+
+    @property
+    def cheapest(self) -> tuple[WorkerWithDpRank, ...]:
+        """The eligible workers that tie for the lowest cost; at temperature 0 one of them wins."""
+        eligible = [each for each in self.candidates if each.eligible]
+        lowest = min((each.cost for each in eligible), default=0.0)
+        return tuple(each.worker for each in eligible if each.cost == lowest)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "mode": self.mode,
+            "isl": self.isl,
+            "block_size": self.block_size,
+            "request_blocks": self.request_blocks,
+            "temperature": self.temperature,
+            "params": dict(self.params),
+            "cheapest": [_pair(worker) for worker in self.cheapest],
+            "candidates": [each.to_dict() for each in self.candidates],
+        }
+
+
+def _pair(worker: WorkerWithDpRank) -> dict[str, int]:
+    return {"worker_id": worker.worker_id, "dp_rank": worker.dp_rank}
+
+
+def _plain(result: Decision | CandidateTerms) -> dict[str, Any]:
+    """The fields, with the worker's two in place of the worker."""
+    rest = asdict(result)
+    del rest["worker"]
+    return _pair(result.worker) | rest

@@ -1,0 +1,1 @@
+"""A kernel for kernels: it has no Python surface."""

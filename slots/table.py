@@ -1,0 +1,173 @@
+"""Who is busy with what: the requests in flight on every worker, and the load they make.
+
+The router books each request here once and releases it once. Workers are dense numbers (see
+workers/registry.py); every array is aligned by them. Pure: `now` is a monotonic time handed in.
+
+Invariants: a request is booked on one worker until it is freed, expires, or its worker leaves; a
+worker's load is the sum over its requests, a block held by several of them counting once; memory
+is bounded by `max_held` and given back when requests go.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from ._sequences import SequenceBook
+
+# About 1.2 GB at the worst; a fleet of 1000 workers with 16k blocks each just fits.
+DEFAULT_MAX_HELD = 2**24
+
+
+class SlotTable:
+    """The active requests of a fleet.
+
+    `block_size` is in tokens. A request older than `expiry_s` seconds is dropped by `expire`.
+    `max_held` bounds the table: the sum, over all requests, of 1 + the blocks it holds. What does
+    not fit is not booked, and counted in `refused`; its worker then looks less busy than it is.
+
+    Raises ValueError on a block size below 1 or an expiry that is not positive. Worker numbers
+    that are not in use are a ValueError everywhere.
+    """
+
+    def __init__(
+        self, block_size: int, *, expiry_s: float = 300.0, max_held: int = DEFAULT_MAX_HELD
+    ) -> None:
+        self._book = SequenceBook(block_size, expiry_s, max_held)
+        self.block_size = block_size
+        self.overlaps_clamped = 0  # bookings whose overlap was longer than their prompt
+
+    # Workers
+
+    def add_worker(self, number: int) -> None:
+        """Start to count for a worker. ValueError if the number is in use."""
+        self._book.add_worker(number)
+
+    def remove_worker(self, number: int) -> list[str]:
+        """Stop; its requests are dropped. Returns their ids."""
+        return self._book.remove_worker(number)
+
+    def has_worker(self, number: int) -> bool:
+        return self._book.has_worker(number)
+
+    @property
+    def capacity(self) -> int:
+        """One more than the highest number ever in use: the length of every array."""
+        return self._book.capacity
+
+    # Requests
+
+    def add_request(
+        self,
+        request_id: str,
+        number: int,
+        seq_hashes: npt.NDArray[np.uint64] | None,
+        *,
+        isl: int,
+        overlap_blocks: int,
+        now: float,
+        expected_output_tokens: int | None = None,
+        track_prefill: bool = True,
+    ) -> bool:
+        """Book a request of `isl` tokens, `overlap_blocks` of which the worker has in its cache.
+
+        `seq_hashes` are those of its full blocks; None books no blocks. Without `track_prefill` it
+        adds no prefill tokens. False if the id is booked already, or the table is full.
+        """
+        prefill_tokens = 0
+        if track_prefill:
+            prefill_tokens = isl - overlap_blocks * self.block_size
+            if prefill_tokens < 0:
+                prefill_tokens = 0
+                self.overlaps_clamped += 1
+        return self._book.add_request(
+            request_id, number, seq_hashes, isl, prefill_tokens, expected_output_tokens or 0, now
+        )
+
+    def mark_prefill_completed(self, request_id: str) -> bool:
+        """The first token is out: its prompt weighs no more. False if the id is not booked."""
+        return self._book.mark_prefill_completed(request_id)
+
+    def add_output_tokens(self, request_id: str, generated: int) -> bool:
+        """Note that `generated` tokens are out in all; opt-in, for counting blocks of output.
+
+        When prompt and output together reach into a further block, one block that nobody shares is
+        added. If the expected output length is known, every block that only this request holds
+        then weighs the part of the output that is still to come. True if a block was added.
+        """
+        return self._book.add_output_tokens(request_id, generated)
+
+    def touch(self, request_id: str, now: float) -> bool:
+        """Note that a request is alive: its age counts from `now`. False if it is not booked."""
+        return self._book.touch(request_id, now)
+
+    def free(self, request_id: str) -> bool:
+        """The request ended, however it did. False if the id is not booked, which is no error."""
+        return self._book.free(request_id)
+
+    def expire(self, now: float) -> list[str]:
+        """Drop the requests that are too old; their ids. Costs nothing while there are none."""
+        return self._book.expire(now)
+
+    def worker_of(self, request_id: str) -> int | None:
+        """The number of the worker a request is booked on."""
+        return self._book.worker_of(request_id)
+
+    # Loads
+
+    def potential(
+        self,
+        seq_hashes: npt.NDArray[np.uint64] | None,
+        isl: int,
+        overlaps: npt.NDArray[np.uint32] | None,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """What every worker's load would be with this request on it: (blocks, prefill tokens).
+
+        Blocks are whole numbers: the active ones and those of `seq_hashes` not among them. Costs
+        O(hashes + (hash, worker) pairs that are active). ValueError if `overlaps`, in blocks, does
+        not have `capacity` entries.
+        """
+        return self._book.potential(seq_hashes, isl, overlaps)
+
+    def active_blocks(self) -> npt.NDArray[np.int64]:
+        """Distinct blocks held, fractional ones by their fraction, rounded."""
+        return self._book.active_blocks()
+
+    def active_prefill_tokens(self) -> npt.NDArray[np.int64]:
+        """Prompt tokens still to be prefilled."""
+        return self._book.active_prefill_tokens()
+
+    def active_requests(self) -> npt.NDArray[np.int64]:
+        """Requests in flight."""
+        return self._book.active_requests()
+
+    def private_hashes(self, count: int) -> npt.NDArray[np.uint64]:
+        """Sequence hashes that no other request has: for prompts assumed to share no blocks."""
+        return self._book.fresh_hashes(count)
+
+    # What happened, and how big it is
+
+    @property
+    def total_requests(self) -> int:
+        return self._book.total_requests
+
+    @property
+    def duplicates(self) -> int:
+        """Requests that were not booked because their id was."""
+        return self._book.duplicates
+
+    @property
+    def refused(self) -> int:
+        """Requests and output blocks that were not booked because the table was full."""
+        return self._book.refused
+
+    @property
+    def expired(self) -> int:
+        """Requests that were dropped for their age."""
+        return self._book.expired
+
+    def memory_bytes(self) -> int:
+        """Native memory in use, without the request ids. Walks the table: not for a hot path."""
+        return self._book.memory_bytes()
+
+    def check_integrity(self) -> None:
+        """Recount everything from the requests; AssertionError if a sum is wrong. For tests."""
+        self._book.check_integrity()

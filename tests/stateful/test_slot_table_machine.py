@@ -1,0 +1,139 @@
+"""The slot table agrees with the oracle after any sequence of calls."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from oracle_slots import OracleSlots
+
+from dynamo_router.slots.table import SlotTable
+
+WORKERS = 6
+REQUEST_IDS = st.integers(0, 11).map("r{}".format)
+# Few hashes, so that requests share blocks; some that are neighbours in the table, some far away.
+HASHES = st.sampled_from([0, 1, 2, 3, 256, 512, 2**40, 2**63, 2**64 - 1])
+# Free lists with repeats beside prefixes of one chain: the second is what prompts look like.
+SEQUENCES = st.one_of(
+    st.none(),
+    st.lists(HASHES, max_size=8),
+    st.integers(0, 20).map(lambda n: [1000 + i for i in range(n)]),
+)
+ISLS = st.integers(0, 200)
+OVERLAPS = st.integers(0, 30)
+SECONDS = st.floats(0, 8, allow_nan=False).map(lambda s: round(s, 3))
+
+
+def as_array(hashes):
+    return None if hashes is None else np.array(hashes, dtype=np.uint64)
+
+
+class SlotTableMachine(RuleBasedStateMachine):
+    @initialize(block_size=st.integers(1, 16), max_held=st.sampled_from([12, 80, 2**24]))
+    def start(self, block_size, max_held):
+        self.now = 0.0
+        self.table = SlotTable(block_size, expiry_s=10.0, max_held=max_held)
+        self.oracle = OracleSlots(block_size, 10.0, max_held)
+        for number in (0, 2):
+            self.add_worker(number)
+
+    @rule(number=st.integers(0, WORKERS - 1))
+    def toggle_worker(self, number):
+        if number in self.oracle.workers:
+            dropped = self.table.remove_worker(number)
+            assert set(dropped) == set(self.oracle.remove_worker(number))
+            assert len(dropped) == len(set(dropped))
+        else:
+            self.add_worker(number)
+
+    def add_worker(self, number):
+        self.table.add_worker(number)
+        self.oracle.workers.add(number)
+
+    @precondition(lambda self: self.oracle.workers)
+    @rule(
+        request_id=REQUEST_IDS,
+        hashes=SEQUENCES,
+        isl=ISLS,
+        overlap=OVERLAPS,
+        expected=st.one_of(st.none(), st.integers(1, 60)),
+        track=st.booleans(),
+        data=st.data(),
+    )
+    def add_request(self, request_id, hashes, isl, overlap, expected, track, data):
+        worker = data.draw(st.sampled_from(sorted(self.oracle.workers)))
+        booked = self.table.add_request(
+            request_id,
+            worker,
+            as_array(hashes),
+            isl=isl,
+            overlap_blocks=overlap,
+            now=self.now,
+            expected_output_tokens=expected,
+            track_prefill=track,
+        )
+        assert booked == self.oracle.add_request(
+            request_id, worker, hashes, isl, overlap, self.now, expected, track
+        )
+
+    @rule(request_id=REQUEST_IDS)
+    def free(self, request_id):
+        assert self.table.free(request_id) == self.oracle.free(request_id)
+
+    @rule(request_id=REQUEST_IDS)
+    def mark_prefill_completed(self, request_id):
+        done = self.table.mark_prefill_completed(request_id)
+        assert done == self.oracle.mark_prefill_completed(request_id)
+
+    @rule(request_id=REQUEST_IDS, generated=st.integers(0, 80))
+    def add_output_tokens(self, request_id, generated):
+        grown = self.table.add_output_tokens(request_id, generated)
+        assert grown == self.oracle.add_output_tokens(request_id, generated)
+
+    @rule(request_id=REQUEST_IDS, seconds=SECONDS)
+    def touch(self, request_id, seconds):
+        self.now += seconds
+        assert self.table.touch(request_id, self.now) == self.oracle.touch(request_id, self.now)
+
+    @rule(seconds=st.one_of(SECONDS, st.just(-5.0)))  # a clock that goes back does no harm
+    def expire(self, seconds):
+        self.now += seconds
+        assert self.table.expire(self.now) == self.oracle.expire(self.now)
+
+    @rule(hashes=SEQUENCES, isl=ISLS, data=st.data())
+    def project(self, hashes, isl, data):
+        overlaps = data.draw(st.lists(OVERLAPS, min_size=WORKERS, max_size=WORKERS))
+        overlaps = overlaps[: self.table.capacity]
+        blocks, tokens = self.table.potential(
+            as_array(hashes), isl, np.array(overlaps, dtype=np.uint32)
+        )
+        for number in self.oracle.workers:
+            expected = self.oracle.potential(number, hashes, isl, overlaps[number])
+            assert (blocks[number], tokens[number]) == expected
+
+    @invariant()
+    def loads_agree(self):
+        oracle, table = self.oracle, self.table
+        loads = zip(
+            table.active_blocks(),
+            table.active_prefill_tokens(),
+            table.active_requests(),
+            strict=True,
+        )
+        for number, load in enumerate(loads):
+            assert load == (
+                oracle.active_blocks(number),
+                oracle.active_prefill_tokens(number),
+                oracle.active_requests(number),
+            )
+        for request_id, request in oracle.requests.items():
+            assert table.worker_of(request_id) == request.worker
+        assert table.total_requests == len(oracle.requests)
+        assert (table.duplicates, table.refused) == (oracle.duplicates, oracle.refused)
+
+    @invariant()
+    def sums_are_right(self):
+        self.table.check_integrity()
+
+
+TestSlotTable = SlotTableMachine.TestCase
+TestSlotTable.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
