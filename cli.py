@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from .runtime.errors import RouterError
-from .runtime.settings import OptionSpec, Resolved, options_of, resolve
+from .runtime.settings import ENV_PREFIX, OptionSpec, Resolved, options_of, resolve
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,10 @@ class LazyGroup(click.Group):
 def build_command(name: str, entry: Entry) -> click.Command:
     """The click command of an entry: imports its settings dataclass, not yet its function."""
     cls = _load(entry.config)
-    specs = options_of(cls)
+    # The router's own settings have the short names; other commands carry theirs.
+    serving = name in ("serve", "config")
+    env_prefix = ENV_PREFIX if serving else f"{ENV_PREFIX}{name.upper()}_"
+    specs = options_of(cls, env_prefix=env_prefix)
     params: list[click.Parameter] = [_parameter(spec) for spec in specs]
     params.append(
         click.Option(["--config"], help="TOML file of settings.", metavar="FILE", default=None)
@@ -80,7 +83,7 @@ def build_command(name: str, entry: Entry) -> click.Command:
     def call(config: str | None, **given: Any) -> None:
         as_json = bool(given.pop("json", False)) if entry.run is None else False
         flags = {spec.key: given[spec.name] for spec in specs if given[spec.name] not in (None, ())}
-        resolved = resolve(cls, flags, file=config)
+        resolved = resolve(cls, flags, file=config, env_prefix=env_prefix)
         if entry.run is None:
             _print_settings(resolved, as_json)
             return

@@ -1,8 +1,8 @@
 """A frontend that uses KvRouter as a library: its own loop, its own calls to the engines.
 
-    nats-server &
-    dynamo-router mocker --workers 3 --port 9100 --nats nats://127.0.0.1:4222 &
-    python examples/embed.py nats://127.0.0.1:4222 127.0.0.1:9100 127.0.0.1:9101 127.0.0.1:9102
+nats-server &
+dynamo-router mocker --workers 3 --port 9100 --nats nats://127.0.0.1:4222 &
+python examples/embed.py nats://127.0.0.1:4222 127.0.0.1:9100 127.0.0.1:9101 127.0.0.1:9102
 """
 
 import asyncio

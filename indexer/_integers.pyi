@@ -1,1 +1,1 @@
-# The kernel has no Python face: _hashing and _wire read their arguments through it.
+# Nothing here is called from Python: _hashing and _writer read their arguments through it.

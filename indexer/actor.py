@@ -3,8 +3,6 @@
 Fed by the event feed (`post`) or by an embedding frontend (`apply`); read by every decision.
 """
 
-import enum
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,38 +11,11 @@ import numpy.typing as npt
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
 from ._actor import IndexActor
+from .source import SourceState, SourceStatus
 from .wire import describe_decode_error
 
-UNBOUND = 2**32 - 1
-
-
-class SourceState(enum.Enum):
-    """How far the index can be trusted about one worker."""
-
-    SILENT = "silent"  # nothing was heard of it yet
-    EXACT = "exact"  # all it said since it started, or since its last clear, is applied
-    REBUILDING = "rebuilding"  # something was missed; it was asked to announce itself again
-    DEGRADED = "degraded"  # something was missed and nobody answers: incomplete, never wrong
-    APPROXIMATE = "approximate"  # predicted from routing, not reported
-
-
-# The kernel's numbers for the first four (SourceState of _cursor.pxd).
+# The kernel's numbers of the states it knows (_cursor.pxd).
 _STATES = (SourceState.SILENT, SourceState.EXACT, SourceState.REBUILDING, SourceState.DEGRADED)
-
-
-@dataclass(frozen=True)
-class SourceStatus:
-    """What is known of one worker's events. `blocks`: how many it is believed to hold."""
-
-    worker: WorkerWithDpRank
-    state: SourceState
-    blocks: int
-    applied: int = 0
-    last_event_id: int = 0
-    gaps: int = 0
-    restarts: int = 0
-    duplicates: int = 0
-    orphans: int = 0
 
 
 class EventIndex:
@@ -102,6 +73,18 @@ class EventIndex:
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker and its blocks: it left."""
         self._actor.drop_worker(worker)
+
+    def record(
+        self,
+        worker: WorkerWithDpRank,
+        local_hashes: npt.NDArray[np.uint64],
+        sequence_hashes: npt.NDArray[np.uint64],
+        now: float,
+    ) -> None:
+        """Nothing to note: the engine will tell what it cached."""
+
+    def expire(self, now: float) -> None:
+        """Nothing grows old: engines tell what they drop."""
 
     def sources(self) -> list[SourceStatus]:
         """The state of every worker that is bound or was heard of."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..indexer.actor import SourceState, SourceStatus
+from ..indexer.source import SourceState, SourceStatus
 from ..runtime.identity import WorkerWithDpRank
 
 FIRST_WAIT_S = 0.5

@@ -33,9 +33,15 @@ class WorkerError(RouterError):
         self.worker_id = worker_id
 
 
-class EventError(RouterError):
-    """An event that cannot be decoded, or contradicts what is known; `worker_id` if it was read."""
+class EventError(RouterError, RuntimeError):
+    """An event that cannot be decoded, or contradicts what is known; `worker_id` if it was read.
 
-    def __init__(self, message: str, *, worker_id: int | None = None) -> None:
+    `code` names the contradiction. A RuntimeError too, because that is what Dynamo's index raises.
+    """
+
+    def __init__(
+        self, message: str, *, worker_id: int | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message)
         self.worker_id = worker_id
+        self.code = code

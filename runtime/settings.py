@@ -61,14 +61,14 @@ def bad_setting(key: str, text: str) -> ConfigError:
     return ConfigError(f"{key}: {text}", key=key)
 
 
-def options_of(cls: type, prefix: str = "") -> list[OptionSpec]:
+def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> list[OptionSpec]:
     """The leaves of a settings dataclass and of the sections inside it, in declaration order."""
     hints = typing.get_type_hints(cls)
     specs: list[OptionSpec] = []
     for field in dataclasses.fields(cls):
         hint, key = hints[field.name], prefix + field.name
         if dataclasses.is_dataclass(hint):
-            specs += options_of(typing.cast(type, hint), key + ".")
+            specs += options_of(typing.cast(type, hint), key + ".", env_prefix)
             continue
         kind, optional, repeated = _shape(hint)
         meta = field.metadata
@@ -77,7 +77,7 @@ def options_of(cls: type, prefix: str = "") -> list[OptionSpec]:
             OptionSpec(
                 key=key,
                 flags=(flag, *meta.get("aliases", ())),
-                env=(ENV_PREFIX + key.replace(".", "_").upper(), *meta.get("env", ())),
+                env=(env_prefix + key.replace(".", "_").upper(), *meta.get("env", ())),
                 kind=kind,
                 optional=optional,
                 repeated=repeated,
@@ -96,6 +96,7 @@ def resolve(
     *,
     environ: Mapping[str, str] | None = None,
     file: str | Path | None = None,
+    env_prefix: str = ENV_PREFIX,
 ) -> Resolved[T]:
     """Settle every value: flag > environment > file > default.
 
@@ -104,7 +105,7 @@ def resolve(
     and where the value came from, on an unknown key, an unreadable file or a bad value.
     """
     environ = os.environ if environ is None else environ
-    specs = {spec.key: spec for spec in options_of(cls)}
+    specs = {spec.key: spec for spec in options_of(cls, env_prefix=env_prefix)}
     in_file = _read_file(Path(file), specs) if file is not None else {}
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""The RouterService protocol and its generated stubs."""
+"""The RouterService protocol and its stubs, made by generate.sh."""

@@ -40,7 +40,7 @@ def oracle_blocks(
     if cache_namespace:
         seed += xxhash.xxh3_64_intdigest(cache_namespace.encode(), 1)
     window = block_size + bool(is_eagle)
-    hashes = []
+    hashes: list[int] = []
     for start in range(0, len(tokens) - window + 1, block_size):
         content = struct.pack(f"<{window}I", *tokens[start : start + window])
         index = len(hashes)

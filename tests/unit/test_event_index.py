@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from oracle_cursor import DUPLICATE, RESET, OracleCursor
 from polling import wait_until
 
-from dynamo_router.indexer.actor import EventIndex, SourceState, SourceStatus
+from dynamo_router.indexer.actor import EventIndex
+from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.indexer.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
 from dynamo_router.indexer.wire import encode_event_message
 from dynamo_router.runtime.errors import EventError
@@ -28,8 +29,13 @@ def stored(*blocks: int, parent: int | None = None) -> Stored:
 
 
 def message(
-    event_id: int, data: Data, *, sequence: int | None = None, publisher: int = 1,
-    worker: WorkerWithDpRank = W, tier: str = "device",
+    event_id: int,
+    data: Data,
+    *,
+    sequence: int | None = None,
+    publisher: int = 1,
+    worker: WorkerWithDpRank = W,
+    tier: str = "device",
 ) -> bytes:
     event = RouterEvent(worker, event_id, data, storage_tier=tier)
     at = event_id if sequence is None else sequence

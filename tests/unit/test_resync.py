@@ -1,6 +1,6 @@
 """The resync planner: who is asked, how often, and when hope is given up."""
 
-from dynamo_router.indexer.actor import SourceState, SourceStatus
+from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.router.resync import ASKS_BEFORE_DEGRADED, LONGEST_WAIT_S, ResyncPlanner
 from dynamo_router.runtime.identity import WorkerWithDpRank
 

@@ -1,1 +1,1 @@
-"""Engines without a GPU: a pure scheduling core behind a real gRPC server."""
+"""Mock engines: paged prefix cache, scheduler and timing of an LLM engine, without the model."""

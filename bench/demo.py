@@ -1,0 +1,141 @@
+"""dynamo-router demo: the same requests, to the same engines, routed in two ways."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..router.config import MODES, KvRouterConfig
+from ..runtime.settings import bad_setting
+from .progress import progress_bar
+from .replay import ReplayConfig, new_loop, replay
+from .report import Run, check_json_target, document, runs_table, table_console, write_json
+from .sample import SAMPLE_TRACE
+from .serve_process import ServeProcess
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """What to show. Raises ConfigError, naming the key, on a bad value.
+
+    The defaults make routing matter: the engines' caches together hold most of what the trace
+    repeats, one alone does not, and the engines are busy but not overrun.
+    """
+
+    modes: tuple[str, ...] = _option(
+        ("round-robin", "kv"),
+        "Ways of routing to compare, in this order; may be repeated.",
+        flag="--mode",
+        choices=MODES,
+    )
+    trace: str = _option(str(SAMPLE_TRACE), "Requests to send; the trace that ships with us.")
+    requests: int | None = _option(None, "Send only the trace's first N requests.")
+    arrival_speedup: float = _option(1.2, "Send at the trace's times divided by this.")
+    workers: int = _option(4, "Mock engines.")
+    block_size: int = _option(64, "Tokens in a KV-cache block.")
+    num_gpu_blocks: int = _option(1024, "KV-cache blocks of each engine.")
+    seed: int = _option(0, "Content of the prompts.")
+    start_timeout_s: float = _option(30.0, "Wait this long for the router and its engines.")
+    progress: bool = _option(True, "Show a progress bar, if stderr is a terminal.")
+    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        if not self.modes:
+            raise bad_setting("modes", "at least one is needed")
+        for key in ("workers", "block_size", "num_gpu_blocks"):
+            if getattr(self, key) < 1:
+                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+        if not 0 < self.start_timeout_s < float("inf"):
+            raise bad_setting("start_timeout_s", "must be finite and greater than 0")
+        self.replay_config()  # which checks the rest
+
+    def replay_config(self) -> ReplayConfig:
+        """The load, the same for every mode."""
+        return ReplayConfig(
+            trace=self.trace,
+            requests=self.requests,
+            arrival_speedup=self.arrival_speedup,
+            seed=self.seed,
+            workers=self.workers,
+        )
+
+    def serve_arguments(self, mode: str) -> list[str]:
+        """The command line of the router under test: mock engines of its own, free ports."""
+        return [
+            *("--mode", mode, "--mockers", str(self.workers), "--port", "0", "--http-port", "0"),
+            *("--block-size", str(self.block_size), "--num-gpu-blocks", str(self.num_gpu_blocks)),
+            *("--log-level", "warning"),
+        ]
+
+
+async def run_demo(config: DemoConfig) -> list[Run]:
+    """One run per mode, each with engines that have seen nothing before. Says on stderr what it
+    does. Leaves no process behind, also when cancelled."""
+    runs = []
+    for mode in config.modes:
+        print(f"{mode}: starting {config.workers} engines and a router", file=sys.stderr)
+        serving = ServeProcess(
+            config.serve_arguments(mode),
+            workers=config.workers,
+            start_timeout_s=config.start_timeout_s,
+        )
+        async with serving, progress_bar(mode, config.progress) as on_start:
+            load = replace(
+                config.replay_config(),
+                target=serving.grpc_address,
+                mode=mode,
+                policy=policy_of(mode),
+            )
+            runs.append(await replay(load, on_start))
+    return runs
+
+
+def policy_of(mode: str) -> str:
+    """What a run's `policy` is called where the router runs with default settings."""
+    return f"dynamo:{KvRouterConfig().prefill_load_scale:g}" if mode == "kv" else mode
+
+
+def verdict(runs: Sequence[Run]) -> str:
+    """What the last run has gained over the first, or lost, in a sentence."""
+    base, run = runs[0], runs[-1]
+    for each in runs:
+        if each.errors or each.rejected:
+            failed = each.errors + each.rejected
+            return f"{each.mode} failed {failed} of {each.requests} requests: no comparison."
+    shares = (run.cached_token_share, base.cached_token_share)
+    means = (run.ttft_ms.mean, base.ttft_ms.mean)
+    if len(runs) < 2 or None in shares or None in means:
+        return f"{run.mode}: {run.requests} requests, all answered."
+    share, base_share = (value or 0.0 for value in shares)
+    mean, base_mean = (value or 0.0 for value in means)
+    ratio = base_mean / mean if mean < base_mean else mean / base_mean
+    outcome = "sooner" if mean < base_mean else "LATER"
+    return (
+        f"{run.mode} took {share:.0%} of all prompt tokens from the engines' caches, {base.mode}"
+        f" {base_share:.0%}; the first token came after {mean:.0f} ms instead of"
+        f" {base_mean:.0f} ms, {ratio:.1f} times {outcome}."
+    )
+
+
+def run(config: DemoConfig) -> int:
+    """The command: 0, or 1 if a request failed, or 130 on Ctrl-C."""
+    check_json_target(config.json)
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runs = runner.run(run_demo(config))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    console = table_console(config.json)
+    console.print(
+        runs_table(runs, title=f"{config.workers} mock engines, {runs[0].requests} requests")
+    )
+    console.print(verdict(runs))
+    if config.json is not None:
+        write_json(config.json, document(runs))
+    return 1 if any(run.errors + run.rejected for run in runs) else 0

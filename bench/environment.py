@@ -1,0 +1,91 @@
+"""Where a measurement is made: machine, versions, commit. Stands in every JSON result."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..runtime.settings import bad_setting
+
+PACKAGES = ("dynamo-router", "grpcio", "msgspec", "nats-py", "numpy", "protobuf", "uvloop")
+HOME = Path(__file__).resolve().parent.parent
+
+
+def describe_environment() -> dict[str, Any]:
+    """A JSON-ready description of this machine and program, now. Never fails: unknown is null."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": _cpu_model(),
+            "cores": os.cpu_count(),
+            "usable_cores": len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else None,
+            "memory_gib": _memory_gib(),
+            "system": platform.platform(),
+            "load_average": _load_average(),
+        },
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def pin_to_core(core: int) -> None:
+    """Bind this process to one CPU core. ConfigError if there is no such core for it."""
+    try:
+        os.sched_setaffinity(0, {core})
+    except (AttributeError, OSError, ValueError, OverflowError) as error:
+        raise bad_setting("core", f"cannot pin to core {core}: {error}") from None
+
+
+def _cpu_model() -> str | None:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or None
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _load_average() -> float | None:
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The checkout's commit, "-dirty" where it differs; None if this is an installed copy."""
+    if not (HOME / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(HOME), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

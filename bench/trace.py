@@ -1,0 +1,159 @@
+"""Reads traces of requests, one JSON object a line (Mooncake's format), and makes their tokens.
+
+A trace holds no text: `hash_ids` name the prompt's blocks of 512 tokens, and an equal id is an
+equal prefix. `token_ids` makes prompts that share exactly what the ids share.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..runtime.errors import ConfigError
+
+TRACE_BLOCK_SIZE = 512
+# A prompt of a million tokens is 2000 ids, so a longer line is no trace but some other file.
+MAX_LINE_BYTES = 16 << 20
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+HashId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class TraceError(ConfigError):
+    """A trace that cannot be used; `path`, and `line` (from 1) where one line is at fault."""
+
+    def __init__(self, path: str, line: int | None, reason: str) -> None:
+        where = path if line is None else f"{path}:{line}"
+        super().__init__(f"{where}: {reason}")
+        self.path = path
+        self.line = line
+
+
+class TraceRequest(msgspec.Struct, frozen=True):
+    """One request: when it came (ms), its lengths in tokens, and the ids of its prompt's blocks.
+
+    The last block may be partial: there are ceil(input_length / block size) ids.
+    """
+
+    timestamp_ms: int | float = msgspec.field(name="timestamp")
+    input_length: Count
+    output_length: Count
+    hash_ids: tuple[HashId, ...]
+
+
+def read_trace(
+    path: str | Path, *, trace_block_size: int = TRACE_BLOCK_SIZE, limit: int | None = None
+) -> Iterator[TraceRequest]:
+    """Yield the first `limit` requests of the file at `path`, in its order, each one checked.
+
+    Empty lines are passed over and unknown keys ignored. Raises TraceError, on the way, for: a file
+    that cannot be read or holds no request; a line that is not a JSON object with the four keys;
+    numbers that are negative; an empty prompt; a number of ids that does not fit the input length;
+    a timestamp before the previous one; an id that follows two different ids (the ids are then no
+    prefixes). Memory grows with the number of different ids only.
+    """
+    name = str(path)
+    try:
+        with open(path, "rb") as file:
+            requests = _checked(file, name, trace_block_size)
+            first = next(requests, None)
+            if first is None:
+                raise TraceError(name, None, "holds no request")
+            if limit != 0:
+                yield first
+                yield from requests if limit is None else islice(requests, limit - 1)
+    except OSError as error:
+        raise TraceError(name, None, f"cannot be read: {error.strerror or error}") from error
+
+
+def encode_request(request: TraceRequest) -> bytes:
+    """The request as a line of a trace, newline included."""
+    return msgspec.json.encode(request) + b"\n"
+
+
+def token_ids(
+    request: TraceRequest,
+    vocab_size: int,
+    *,
+    seed: int = 0,
+    trace_block_size: int = TRACE_BLOCK_SIZE,
+) -> NDArray[np.uint32]:
+    """The prompt's token ids: shape (input_length,), all below `vocab_size` (2 to 2**32).
+
+    A token depends on its block's id, its place in the block, the seed and the vocabulary, and on
+    nothing else; another seed is another content with the same sharing.
+    """
+    if not 2 <= vocab_size <= 2**32:
+        raise ValueError(f"vocab_size must be from 2 to 2**32, not {vocab_size}")
+    ids = np.array(request.hash_ids, np.uint64)
+    # Mixed before the position is added: neighbouring ids would otherwise share shifted runs.
+    keys = _mix(ids ^ _mix(np.array([seed & (2**64 - 1)], np.uint64)))
+    places = np.arange(trace_block_size, dtype=np.uint64)
+    mixed = _mix(keys[:, None] + places).ravel()[: request.input_length]
+    # The upper 32 bits, scaled: cheaper than a remainder, and as even.
+    return ((mixed >> np.uint64(32)) * np.uint64(vocab_size) >> np.uint64(32)).astype(np.uint32)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser: a bijection under which neighbours look independent."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[TraceRequest]:
+    decoder = msgspec.json.Decoder(TraceRequest)
+    parents: dict[int, int] = {}
+    latest = float("-inf")
+    for number, line in enumerate(_lines(file), 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise TraceError(path, number, f"line is longer than {MAX_LINE_BYTES} bytes")
+        if line.isspace():
+            continue
+        try:
+            request = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TraceError(path, number, str(error)) from error
+        reason = _lengths_fault(request, block_size) or _parent_fault(request, parents)
+        if request.timestamp_ms < latest:
+            reason = f"timestamp {request.timestamp_ms} is before the previous one, {latest}"
+        if reason:
+            raise TraceError(path, number, reason)
+        latest = request.timestamp_ms
+        yield request
+
+
+def _lines(file: BinaryIO) -> Iterable[bytes]:
+    return iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+
+
+def _lengths_fault(request: TraceRequest, block_size: int) -> str | None:
+    if request.input_length == 0:
+        return "input_length is 0: a prompt needs a token"
+    expected = -(-request.input_length // block_size)
+    if len(request.hash_ids) != expected:
+        return (
+            f"{len(request.hash_ids)} hash_ids for {request.input_length} input tokens; "
+            f"blocks of {block_size} make {expected}"
+        )
+    return None
+
+
+def _parent_fault(request: TraceRequest, parents: dict[int, int]) -> str | None:
+    """What breaks the tree property, if anything does; `parents` learns the request's chain."""
+    parent = -1
+    for block in request.hash_ids:
+        known = parents.setdefault(block, parent)
+        if known != parent:
+            one, other = ("the start" if place < 0 else f"id {place}" for place in (known, parent))
+            return f"hash id {block} has two parents: {one} and {other}"
+        parent = block
+    return None

@@ -1,0 +1,113 @@
+# _match.pxd: how many leading blocks of a request each worker holds.
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
+
+from ._edge cimport Edge, lowest64, popcount64
+from ._store cimport common_run
+from ._table cimport NONE, prefetch
+from ._tree cimport ROOT, Tree, find_child
+
+cdef struct Walk:
+    uint32_t hits      # results so far
+    uint32_t active    # workers that held every block so far
+    uint32_t low       # their words in the bitset: [low, high)
+    uint32_t high
+
+
+cdef inline void hit(Tree* tree, Walk* walk, uint32_t worker, uint32_t blocks) noexcept nogil:
+    tree.hit_worker[walk.hits] = worker
+    tree.hit_blocks[walk.hits] = blocks
+    walk.hits += 1
+
+
+cdef inline uint64_t full_word(const Edge* edge, uint32_t i) noexcept nogil:
+    """Word i of the full set as a bitset."""
+    cdef uint64_t word = 0
+    cdef uint32_t k
+    if edge.n_words != 0:
+        return edge.full.words[i] if i < edge.n_words else 0
+    for k in range(edge.n_full):
+        if edge.full.few[k] >> 6 == i:
+            word |= <uint64_t>1 << (edge.full.few[k] & 63)
+    return word
+
+
+cdef inline void hit_all(
+    Tree* tree, Walk* walk, uint32_t word_index, uint64_t word, uint32_t blocks
+) noexcept nogil:
+    """A result for every worker in one word of a bitset."""
+    while word != 0:
+        hit(tree, walk, 64 * word_index + lowest64(word), blocks)
+        word &= word - 1
+
+
+cdef inline void enter_first(
+    Tree* tree, Walk* walk, const Edge* edge, uint32_t matched
+) noexcept nogil:
+    """Begin with the workers of the first edge."""
+    cdef uint32_t i
+    walk.low = 0
+    walk.high = (tree.workers_used + 63) >> 6
+    for i in range(walk.high):
+        tree.active[i] = full_word(edge, i)
+    walk.active = edge.n_full
+    for i in range(edge.n_partial):
+        hit(tree, walk, edge.partial[i].worker, min(edge.partial[i].blocks, matched))
+
+
+cdef inline void enter_next(
+    Tree* tree, Walk* walk, const Edge* edge, uint32_t matched, uint32_t depth
+) noexcept nogil:
+    """Go on below `depth` blocks with those of the active workers that cover the edge too."""
+    cdef uint32_t i, worker
+    cdef uint64_t bit, stay
+    for i in range(edge.n_partial):
+        worker = edge.partial[i].worker
+        bit = <uint64_t>1 << (worker & 63)
+        if walk.low <= worker >> 6 < walk.high and tree.active[worker >> 6] & bit:
+            hit(tree, walk, worker, depth + min(edge.partial[i].blocks, matched))
+            tree.active[worker >> 6] &= ~bit
+    walk.active = 0
+    for i in range(walk.low, walk.high):
+        stay = tree.active[i] & full_word(edge, i)
+        hit_all(tree, walk, i, tree.active[i] & ~stay, depth)
+        tree.active[i] = stay
+        walk.active += popcount64(stay)
+    while walk.low < walk.high and tree.active[walk.low] == 0:
+        walk.low += 1
+    while walk.low < walk.high and tree.active[walk.high - 1] == 0:
+        walk.high -= 1
+
+
+cdef inline uint32_t match_chain(
+    Tree* tree, const uint64_t* local, uint32_t n, bint early_exit
+) noexcept nogil:
+    cdef Walk walk
+    cdef const Edge* edge
+    cdef uint32_t e = ROOT
+    cdef uint32_t depth = 0
+    cdef uint32_t matched, i
+    memset(&walk, 0, sizeof(Walk))
+    while depth < n:
+        e = find_child(tree, e, local[depth])
+        if e == NONE:
+            break
+        edge = &tree.edges[e]
+        if edge.first_child != NONE:
+            prefetch(&tree.edges[edge.first_child])
+        matched = common_run(
+            tree.blocks.local + edge.start, local + depth, min(edge.len, n - depth)
+        )
+        if depth == 0:
+            enter_first(tree, &walk, edge, matched)
+        else:
+            enter_next(tree, &walk, edge, matched, depth)
+        if walk.active == 0:
+            return walk.hits
+        depth += matched
+        if matched < edge.len or (early_exit and walk.active == 1):
+            break
+    if depth != 0:
+        for i in range(walk.low, walk.high):
+            hit_all(tree, &walk, i, tree.active[i], depth)
+    return walk.hits

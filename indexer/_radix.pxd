@@ -1,0 +1,72 @@
+# _radix.pxd: the index of cached prefixes, as other kernels use it. Whoever calls owns the tree.
+from libc.stdint cimport uint32_t, uint64_t
+
+from ._events cimport EventBatch
+from ._tree cimport (
+    TREE_BLOCK_NOT_FOUND,
+    TREE_INVALID_SEQUENCE,
+    TREE_NO_MEMORY,
+    TREE_OK,
+    TREE_PARENT_NOT_FOUND,
+    Tree,
+    TreeStatus,
+)
+
+cdef Tree* tree_open() noexcept nogil                # NULL: no memory
+cdef void tree_close(Tree* tree) noexcept nogil
+
+# The number the tree knows (worker_id, dp_rank) by, new if need be; UINT32_MAX: no memory.
+cdef uint32_t tree_worker(Tree* tree, uint64_t worker_id, uint32_t dp_rank) noexcept nogil
+cdef uint32_t tree_find_worker(const Tree* tree, uint64_t worker_id, uint32_t dp_rank) noexcept nogil
+
+cdef int tree_store(
+    Tree* tree,
+    uint32_t worker,
+    bint has_parent,
+    uint64_t parent,
+    const uint64_t* ext,
+    const uint64_t* local,
+    uint32_t n,
+) noexcept nogil
+
+# Removes every block that is held; *unknown becomes the number of those that are not.
+cdef int tree_remove(
+    Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n, uint32_t* unknown
+) noexcept nogil
+
+cdef void tree_clear(Tree* tree, uint32_t worker) noexcept nogil         # the worker stays
+cdef void tree_drop_worker(Tree* tree, uint32_t worker) noexcept nogil   # its number is free again
+
+# The number others know a worker by; UINT32_MAX: none.
+cdef void tree_bind(Tree* tree, uint32_t worker, uint32_t number) noexcept nogil
+
+# Leaves the overlaps in tree.hit_worker and tree.hit_blocks; returns how many there are. With
+# early_exit a single worker left may be given less than it holds.
+cdef uint32_t tree_match(
+    Tree* tree, const uint64_t* local, uint32_t n, bint early_exit
+) noexcept nogil
+
+# Zeroes out[0:n_out], writes the overlap of every bound worker to out[number]; returns the longest.
+cdef uint32_t tree_match_bound(
+    Tree* tree, const uint64_t* local, uint32_t n, uint32_t* out, uint32_t n_out
+) noexcept nogil
+
+
+cdef class RadixTree:
+    cdef Tree* tree          # owned
+    cdef EventBatch batch    # of apply_event, reused
+    cdef list names          # WorkerWithDpRank by the tree's number, as of names_version
+    cdef object roster       # the same as a numpy array of objects
+    cdef uint64_t names_version
+
+    cdef int refresh_names(self) except -1
+    cdef list numbers_of(self, worker)
+
+
+cdef class Match:
+    cdef list names          # of the tree when it matched
+    cdef object roster
+    cdef uint32_t count      # workers that matched
+    cdef bytes index         # their numbers, count u32
+    cdef bytes blocks        # their overlaps, count u32
+    cdef dict cached         # scores, once asked for

@@ -1,0 +1,350 @@
+"""The dispatcher: takes a request to a worker and its answer back. Called by the gRPC service.
+
+Invariants: a request is booked once per attempt and freed exactly once after it, whatever
+happens. A message is passed on once and in order. Once one was passed on, the request stays
+with its worker: nothing is silently repeated.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import math
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from typing import Any, Protocol, cast
+
+import grpc
+from grpc import aio
+
+from ..runtime.clock import Clock
+from ..runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
+from ..runtime.identity import WorkerWithDpRank
+from ..workers.engine_facts import EngineFacts
+from ..workers.registry import WorkerRegistry
+from ..workers.trtllm_client import Metadata, TrtllmClient
+from .decision import Decision
+from .flight import DispatchObserver, Flight, NoObserver
+from .generate_request import read_generate, with_request_id
+from .status import RequestAbortedError, status_of
+
+ABORT_TIMEOUT_S = 2.0
+MAX_PENDING_ABORTS = 1024
+DP_RANK_KEY = "x-dynamo-dp-rank"
+
+# The worker is gone, or going: another one can do the work. CANCELLED is what a server that
+# shuts down says; a call that we cancel ourselves does not end up here.
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# The worker is alive but cannot do this: no reason to believe that another one could.
+_FAULT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
+
+Respond = Callable[[bytes], Awaitable[None]]
+
+
+class DecidingRouter(Protocol):
+    """What the dispatcher needs of a KvRouter."""
+
+    @property
+    def registry(self) -> WorkerRegistry: ...
+
+    def decide(
+        self,
+        token_ids: Any,
+        request_id: str | None = None,
+        *,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
+        allowed_workers: Collection[int] | None = None,
+        pinned_worker: WorkerWithDpRank | None = None,
+        expected_output_tokens: int | None = None,
+    ) -> Decision: ...
+
+    def mark_prefill_complete(self, request_id: str) -> bool: ...
+
+    def free(self, request_id: str) -> bool: ...
+
+
+class Fleet(Protocol):
+    """What the dispatcher needs of a HealthMonitor."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    def client(self, worker_id: int) -> TrtllmClient | None: ...
+
+    def report_ok(self, worker_id: int) -> None: ...
+
+    def report_failed(self, worker_id: int) -> None: ...
+
+    def report_lost(self, worker_id: int) -> None: ...
+
+
+class Dispatcher:
+    """Requests in flight between clients and workers.
+
+    At most `max_attempts` workers are tried, as long as none has answered. `silence_s` is how
+    long a worker may owe a message before it is given up; None: as long as its connection lives.
+    """
+
+    def __init__(
+        self,
+        router: DecidingRouter,
+        fleet: Fleet,
+        clock: Clock,
+        *,
+        max_attempts: int = 3,
+        silence_s: float | None = None,
+        observer: DispatchObserver | None = None,
+    ) -> None:
+        self._router = router
+        self._fleet = fleet
+        self._now = clock.now
+        self._max_attempts = max_attempts
+        self._silence = silence_s
+        self._observer = observer or NoObserver()
+        self._flights: dict[str, Flight] = {}
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
+        self.aborts_dropped = 0
+        """aborts not sent because too many were on their way already"""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    async def generate(
+        self,
+        request: bytes,
+        respond: Respond,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata = (),
+        pinned: WorkerWithDpRank | None = None,
+    ) -> WorkerWithDpRank:
+        """Have a worker answer a serialized GenerateRequest; return which one it was.
+
+        Every message of the worker goes to `respond` as it is. Raises what `status_of` knows:
+        InvalidRequestError, NoWorkersError, WorkerError, or the engine's own status. Cancel the
+        task to give the request up; the worker is told.
+
+        An id that is in flight already is refused: an abort or a release under it could hit the
+        wrong one of the two. A request without an id is given one, which the answers carry.
+        """
+        observer, flight = self._observer, None
+        observer.on_arrival()
+        code = grpc.StatusCode.OK
+        try:
+            flight = self._admit(request, pinned)
+            decision = await self._serve(flight, respond, timeout, metadata)
+            return decision.worker
+        except BaseException as error:
+            code = status_of(error)[0]
+            raise
+        finally:
+            if flight is not None:
+                del self._flights[flight.request_id]
+            observer.on_end(flight, code)
+
+    async def abort(self, request_id: str) -> tuple[bool, str]:
+        """Stop a request in flight: (whether there was one, a word on it). Never raises."""
+        flight = self._flights.get(request_id)
+        if flight is None:
+            return False, f"request {request_id} not found"
+        flight.aborted = True
+        if flight.client is None or flight.call is None:
+            return True, "not started yet"
+        try:
+            return await flight.client.abort(request_id, timeout=ABORT_TIMEOUT_S)
+        except grpc.RpcError as error:
+            # The worker does not answer: at least let go of it.
+            flight.call.cancel()
+            return True, f"cancelled; its worker did not answer: {error.details()}"
+
+    def start(self) -> None:
+        """Begin to watch for silent workers, if they are to be watched."""
+        if self._silence is not None:
+            self._watch = asyncio.create_task(self._watch_silence(self._silence), name="silence")
+
+    async def close(self) -> None:
+        """Stop watching; wait for aborts on their way, which is bounded by their timeout."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=ABORT_TIMEOUT_S)
+        for task in list(self._aborts):
+            task.cancel()
+        if self._aborts:
+            await asyncio.wait(self._aborts)
+
+    def _admit(self, body: bytes, pinned: WorkerWithDpRank | None) -> Flight:
+        facts = read_generate(body)
+        tokens = facts.token_ids
+        refusal = self._fleet.facts.check_prompt(len(tokens), int(tokens.max()))
+        if refusal is not None:
+            raise InvalidRequestError(refusal)
+        request_id = facts.request_id
+        if not request_id:
+            request_id = next(self._ids)
+            body = with_request_id(body, request_id)
+        elif request_id in self._flights:
+            raise InvalidRequestError(f"request id {request_id!r} is in use", field="request_id")
+        flight = Flight(request_id, body, facts, self._now(), pinned)
+        self._flights[request_id] = flight
+        return flight
+
+    async def _serve(
+        self, flight: Flight, respond: Respond, timeout: float | None, metadata: Metadata
+    ) -> Decision:
+        """Try workers until one has answered."""
+        failure: Exception | None = None
+        failed: set[int] = set()
+        for _ in range(self._max_attempts):
+            if failure is not None:
+                self._observer.on_retry(flight, failure)
+            try:
+                decision = self._decide(flight, failed)
+            except NoWorkersError:
+                if failure is None:
+                    raise
+                break
+            left = None if timeout is None else flight.arrived + timeout - self._now()
+            failure = await self._attempt(flight, decision, respond, left, metadata)
+            if failure is None:
+                return decision
+            if flight.messages or flight.aborted or flight.pinned is not None:
+                break
+            failed.add(decision.worker.worker_id)
+        assert failure is not None
+        raise failure
+
+    def _decide(self, flight: Flight, failed: set[int]) -> Decision:
+        """Choose a worker and book the request there."""
+        allowed = None
+        if failed:
+            allowed = {e.worker_id for e in self._router.registry.entries()} - failed
+        facts, began = flight.facts, self._now()
+        decision = self._router.decide(
+            facts.token_ids,
+            flight.request_id,
+            lora_name=facts.lora_name,
+            cache_namespace=facts.cache_namespace,
+            allowed_workers=allowed,
+            pinned_worker=flight.pinned,
+            expected_output_tokens=facts.max_tokens or None,
+        )
+        flight.decision, flight.decision_s = decision, self._now() - began
+        return decision
+
+    async def _attempt(
+        self,
+        flight: Flight,
+        decision: Decision,
+        respond: Respond,
+        timeout: float | None,
+        metadata: Metadata,
+    ) -> Exception | None:
+        """One worker's try. None: it answered. An error: another worker may be tried.
+
+        Raises what no other worker could mend. The request is booked on entry, freed on return.
+        """
+        observer, router, now = self._observer, self._router, self._now
+        worker_id, request_id = decision.worker.worker_id, flight.request_id
+        call: aio.UnaryStreamCall[bytes, bytes] | None = None
+        running = False  # on the worker, as far as we know
+        try:
+            observer.on_routed(flight)
+            client = flight.client = self._fleet.client(worker_id)
+            if client is None:
+                return WorkerError(f"worker {worker_id} has no address", worker_id=worker_id)
+            entry = router.registry.entry(worker_id)
+            if entry is not None and entry.dp_size > 1:
+                metadata = (*metadata, (DP_RANK_KEY, str(decision.worker.dp_rank)))
+            call = flight.call = client.generate(flight.body, timeout=timeout, metadata=metadata)
+            running, flight.silent, flight.waiting_since = True, False, now()
+            # It is a generator, and must not outlive a failure of `respond`.
+            async with contextlib.aclosing(
+                cast("AsyncGenerator[bytes, None]", aiter(call))
+            ) as answers:
+                async for message in answers:
+                    at = now()
+                    observer.on_message(flight, message, at)
+                    if not flight.messages:
+                        router.mark_prefill_complete(request_id)
+                    flight.messages += 1
+                    flight.last_message_at, flight.waiting_since = at, math.inf
+                    await respond(message)
+                    flight.waiting_since = now()
+            running = False
+            self._fleet.report_ok(worker_id)
+            return None
+        except grpc.RpcError as error:
+            running = False
+            return self._judge(flight, worker_id, error.code(), error.details() or "", error)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if call is None or task is None or task.cancelling():
+                raise  # by our client, or by our own shutdown
+            running = flight.silent
+            details = "it was silent for too long" if flight.silent else "it cancelled the request"
+            return self._judge(flight, worker_id, grpc.StatusCode.CANCELLED, details, error)
+        finally:
+            router.free(request_id)
+            flight.waiting_since = math.inf
+            if call is not None and running:
+                call.cancel()
+                self._abort_later(client, request_id)
+
+    def _judge(
+        self,
+        flight: Flight,
+        worker_id: int,
+        code: grpc.StatusCode,
+        details: str,
+        error: BaseException,
+    ) -> Exception:
+        """What a worker's failure means: returned if another worker may help, raised if not."""
+        if flight.aborted and code is grpc.StatusCode.CANCELLED:
+            raise RequestAbortedError(f"request {flight.request_id} was aborted") from None
+        if flight.silent:
+            self._fleet.report_failed(worker_id)
+        elif code in _LOST:
+            self._fleet.report_lost(worker_id)
+        elif code in _FAULT:
+            self._fleet.report_failed(worker_id)
+        if code not in _LOST:
+            retriable = code is grpc.StatusCode.RESOURCE_EXHAUSTED and not flight.messages
+            if retriable and isinstance(error, Exception):
+                return error
+            raise error
+        address = flight.client.address if flight.client is not None else "?"
+        when = f"in mid-stream after {flight.messages} messages"
+        return WorkerError(
+            f"worker {worker_id} at {address} lost "
+            f"{when if flight.messages else 'before it answered'}: {details}",
+            worker_id=worker_id,
+        )
+
+    def _abort_later(self, client: TrtllmClient | None, request_id: str) -> None:
+        """Tell a worker, in the background, to stop what nobody waits for any more."""
+        if client is None or len(self._aborts) >= MAX_PENDING_ABORTS:
+            self.aborts_dropped += 1
+            return
+        task = asyncio.create_task(_send_abort(client, request_id), name=f"abort-{request_id}")
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _watch_silence(self, limit: float) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, limit / 4))
+            oldest = self._now() - limit
+            for flight in self._flights.values():
+                if flight.waiting_since < oldest and flight.call is not None:
+                    flight.silent, flight.waiting_since = True, math.inf
+                    flight.call.cancel()
+
+
+async def _send_abort(client: TrtllmClient, request_id: str) -> None:
+    # The stream was cancelled already, so a worker that cannot be told knows, or is gone.
+    with contextlib.suppress(grpc.RpcError):
+        await client.abort(request_id, timeout=ABORT_TIMEOUT_S)

@@ -1,0 +1,468 @@
+"""KvRouter: finds the best worker for a prompt, and keeps count of what it sent where.
+
+The library's front: used by the service, by embedding frontends and by simulations. Synchronous,
+without I/O, safe to call from several threads. The one place where load is booked and released.
+"""
+
+import random
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..indexer.actor import EventIndex
+from ..indexer.hashing import BlockMmInfos, Integers, block_hashes, sequence_hashes
+from ..indexer.prefix_index import PrefixIndex
+from ..indexer.source import SourceState
+from ..runtime.clock import Clock, SystemClock
+from ..runtime.errors import ConfigError, InvalidRequestError
+from ..runtime.identity import WorkerWithDpRank, as_worker
+from ..slots.table import SlotTable
+from ..workers.registry import WorkerEntry, WorkerRegistry
+from .config import KvRouterConfig
+from .cost import terms
+from .decision import Decision, Explanation
+from .selection import Candidates, Strategy, choose, strategy
+from .views import PotentialLoad, WorkerView
+
+WorkerLike = int | tuple[int, int]
+
+
+class _Prompt(NamedTuple):
+    """A prompt as the index and the slots know it; hashes are None where no one asks for them."""
+
+    isl: int
+    local: npt.NDArray[np.uint64] | None
+    sequence: npt.NDArray[np.uint64] | None
+
+
+class KvRouter:
+    """Routes prompts to workers by their caches and their load.
+
+    `registry` may be shared with whoever discovers workers; `clock` and `seed` make a run
+    repeatable. Close it when done: the event index has a thread.
+    """
+
+    def __init__(
+        self,
+        config: KvRouterConfig | None = None,
+        *,
+        registry: WorkerRegistry | None = None,
+        clock: Clock | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.config = config or KvRouterConfig()
+        self.registry = registry if registry is not None else WorkerRegistry()
+        self.block_size = self.config.block_size
+        self.index: PrefixIndex = _index_of(self.config)
+        self._clock = clock or SystemClock()
+        self._rng = random.Random(self.config.seed if seed is None else seed)
+        self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
+        self._strategy = self._strategy_of(self.config)
+        self._overlaps = np.zeros(0, dtype=np.uint32)
+        self._dropped: list[str] = []
+        self._lock = threading.RLock()
+        self.registry.on_add.append(self._on_add)
+        self.registry.on_remove.append(self._on_remove)
+        for number, worker in self.registry.numbered():
+            self._on_add(worker, number)
+
+    # Workers
+
+    def add_worker(
+        self,
+        worker_id: int,
+        *,
+        dp_size: int = 1,
+        dp_start: int = 0,
+        address: str | None = None,
+        total_kv_blocks: int | None = None,
+        max_num_batched_tokens: int | None = None,
+    ) -> WorkerEntry:
+        """Register a worker, ready for requests, or renew what is known of one."""
+        with self._lock:
+            return self.registry.add(
+                worker_id,
+                dp_size=dp_size,
+                dp_start=dp_start,
+                address=address,
+                total_kv_blocks=total_kv_blocks,
+                max_num_batched_tokens=max_num_batched_tokens,
+            )
+
+    def remove_worker(self, worker_id: int) -> list[str]:
+        """Forget a worker, its blocks and its bookings; the ids of the requests it had."""
+        with self._lock:
+            self._dropped = []
+            self.registry.remove(worker_id)
+            return self._dropped
+
+    def workers(self) -> list[WorkerView]:
+        """Every registered rank, then those that only publish events."""
+        with self._lock:
+            sources = {source.worker: source for source in self.index.sources()}
+            blocks, tokens, requests = (
+                self._slots.active_blocks().tolist(),
+                self._slots.active_prefill_tokens().tolist(),
+                self._slots.active_requests().tolist(),
+            )
+            views = []
+            for number, worker in self.registry.numbered():
+                entry, source = self.registry.entry(worker.worker_id), sources.pop(worker, None)
+                views.append(
+                    WorkerView(
+                        worker=worker,
+                        address=entry.address if entry else None,
+                        state=entry.state.value if entry else "unregistered",
+                        reason=entry.reason if entry else "",
+                        indexed_blocks=source.blocks if source else 0,
+                        active_blocks=blocks[number],
+                        active_prefill_tokens=tokens[number],
+                        active_requests=requests[number],
+                        event_source_state=(source.state if source else SourceState.SILENT).value,
+                    )
+                )
+            for worker, source in sources.items():
+                state = source.state.value
+                views.append(
+                    WorkerView(worker, None, "unregistered", "", source.blocks, 0, 0, 0, state)
+                )
+            return views
+
+    # Events
+
+    def apply_event(self, event: bytes, worker_id: WorkerLike | None = None) -> None:
+        """Take one event in: a message of the event plane, or a JSON cache event of `worker_id`.
+
+        The next decision sees it. Raises EventError if it cannot be decoded or, for a JSON event,
+        names unknown blocks; ConfigError if this router predicts caches instead of being told.
+        """
+        index = self.index
+        if not isinstance(index, EventIndex):
+            raise ConfigError("use_kv_events: off, so events are not taken", key="use_kv_events")
+        if worker_id is None:
+            index.apply(event)
+        else:
+            index.apply_cache_event(as_worker(worker_id), event)
+
+    # Decisions
+
+    def best_worker(
+        self, token_ids: Integers, request_id: str | None = None, **how: Any
+    ) -> tuple[int, int, int]:
+        """(worker_id, dp_rank, overlap in blocks) of the best worker; takes what `decide` takes."""
+        decision = self.decide(token_ids, request_id, **how)
+        return decision.worker.worker_id, decision.worker.dp_rank, decision.overlap_blocks
+
+    def decide(
+        self,
+        token_ids: Integers,
+        request_id: str | None = None,
+        *,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
+        block_mm_infos: BlockMmInfos | None = None,
+        allowed_workers: Iterable[WorkerLike] | None = None,
+        excluded_workers: Collection[WorkerLike] = (),
+        pinned_worker: WorkerLike | None = None,
+        expected_output_tokens: int | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Decision:
+        """Choose a worker, and with a `request_id` book the request on it until `free`.
+
+        `overrides` are KvRouterConfig fields for this request alone. An int in `allowed_workers`
+        or `excluded_workers` stands for all ranks of a worker, in `pinned_worker` for rank 0.
+        Raises InvalidRequestError for a prompt or an id that cannot be served, NoWorkersError
+        where no worker may take the request now.
+        """
+        config, how = self._how(overrides)
+        prompt = self._prompt(token_ids, how, config, block_mm_infos, lora_name, cache_namespace)
+        with self._lock:
+            now = self._clock.now()
+            self._expire(now)
+            if request_id is not None and self._slots.worker_of(request_id) is not None:
+                raise InvalidRequestError(
+                    f"request id {request_id!r} is in use", field="request_id"
+                )
+            overlaps = self._match(prompt)
+            eligible = self.registry.eligible(now)
+            if excluded_workers:
+                eligible = eligible & ~self._mask(excluded_workers)
+            number = choose(
+                how,
+                Candidates(
+                    self._slots,
+                    isl=prompt.isl,
+                    eligible=eligible,
+                    overlaps=overlaps,
+                    seq_hashes=prompt.sequence,
+                ),
+                self._rng,
+                allowed=None if allowed_workers is None else self._mask(allowed_workers),
+                pinned=self._pin(pinned_worker),
+            )
+            overlap = 0 if overlaps is None else int(overlaps[number])
+            worker = self.registry.worker(number)
+            if request_id is not None:
+                self._book(request_id, number, prompt, overlap, now, expected_output_tokens, config)
+                if prompt.local is not None and prompt.sequence is not None:
+                    self.index.record(worker, prompt.local, prompt.sequence, now)
+        return Decision(
+            worker=worker,
+            number=number,
+            overlap_blocks=overlap,
+            request_blocks=-(-prompt.isl // self.block_size),
+            cached_tokens=min(overlap * self.block_size, prompt.isl),
+            request_id=request_id,
+        )
+
+    def explain(
+        self,
+        token_ids: Integers,
+        *,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
+        block_mm_infos: BlockMmInfos | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Explanation:
+        """Every candidate's cost and what it is made of, whatever the mode. Books nothing."""
+        config, _ = self._how(overrides)
+        how = self._strategy_of(replace(config, mode="kv"))
+        prompt = self._prompt(token_ids, how, config, block_mm_infos, lora_name, cache_namespace)
+        with self._lock:
+            now = self._clock.now()
+            self._expire(now)
+            overlaps = self._match(prompt)
+            blocks, _ = self._slots.potential(prompt.sequence, prompt.isl, overlaps)
+            states = {source.worker: source.state.value for source in self.index.sources()}
+            reasons = {
+                number: entry.reason or entry.state.value
+                for entry in self.registry.entries()
+                for number in entry.numbers
+            }
+            numbered = self.registry.numbered()
+            candidates = terms(
+                config.cost_params(),
+                numbered,
+                isl=prompt.isl,
+                block_size=self.block_size,
+                overlaps=overlaps,
+                prefill_tokens=self._slots.active_prefill_tokens(),
+                potential_blocks=blocks,
+                active_requests=self._slots.active_requests(),
+                eligible=self.registry.eligible(now),
+                reasons=reasons,
+                index_states={n: states.get(w, SourceState.SILENT.value) for n, w in numbered},
+            )
+        return Explanation(
+            mode=config.mode,
+            isl=prompt.isl,
+            block_size=self.block_size,
+            request_blocks=-(-prompt.isl // self.block_size),
+            temperature=config.router_temperature,
+            params=vars(config.cost_params()),
+            candidates=tuple(candidates),
+        )
+
+    def overlaps(
+        self,
+        token_ids: Integers,
+        *,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
+        block_mm_infos: BlockMmInfos | None = None,
+    ) -> dict[WorkerWithDpRank, int]:
+        """Leading blocks of the prompt that each worker holds, registered or not."""
+        local = self._hash(token_ids, block_mm_infos, lora_name, cache_namespace)
+        with self._lock:
+            self.index.expire(self._clock.now())
+            return self.index.scores(local)
+
+    def potential_loads(
+        self,
+        token_ids: Integers,
+        *,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
+    ) -> list[PotentialLoad]:
+        """What every registered rank's load would be with this prompt on it."""
+        local = self._hash(token_ids, None, lora_name, cache_namespace)
+        prompt = _Prompt(_length(token_ids), local, sequence_hashes(local))
+        with self._lock:
+            self._expire(self._clock.now())
+            blocks, tokens = self._slots.potential(prompt.sequence, prompt.isl, self._match(prompt))
+            return [
+                PotentialLoad(worker, int(blocks[number]), int(tokens[number]))
+                for number, worker in self.registry.numbered()
+            ]
+
+    # Requests in flight
+
+    def mark_prefill_complete(self, request_id: str) -> bool:
+        """The first token is out. False if the request is not booked, which is no error."""
+        with self._lock:
+            return self._slots.mark_prefill_completed(request_id)
+
+    def add_output_tokens(self, request_id: str, generated: int) -> None:
+        """`generated` tokens are out in all. Counts where output blocks are tracked."""
+        if self.config.router_track_output_blocks:
+            with self._lock:
+                self._slots.add_output_tokens(request_id, generated)
+
+    def free(self, request_id: str) -> bool:
+        """The request ended, however it did. False if it is not booked, which is no error."""
+        with self._lock:
+            return self._slots.free(request_id)
+
+    def close(self) -> None:
+        """Stop the index's thread and let go of the registry. Idempotent."""
+        self.index.close()
+        if self._on_add in self.registry.on_add:
+            self.registry.on_add.remove(self._on_add)
+            self.registry.on_remove.remove(self._on_remove)
+
+    def __enter__(self) -> "KvRouter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Inside
+
+    def _how(self, overrides: Mapping[str, Any] | None) -> tuple[KvRouterConfig, Strategy]:
+        if not overrides:
+            return self.config, self._strategy
+        try:
+            config = replace(self.config, **overrides)
+        except TypeError:
+            raise ConfigError(f"overrides: unknown key among {', '.join(overrides)}") from None
+        same_mode = config.mode == self.config.mode != "kv"
+        return config, self._strategy if same_mode else self._strategy_of(config)
+
+    def _strategy_of(self, config: KvRouterConfig) -> Strategy:
+        return strategy(config.mode, config.cost_params(), config.router_temperature)
+
+    def _prompt(
+        self,
+        token_ids: Integers,
+        how: Strategy,
+        config: KvRouterConfig,
+        *content: Any,
+    ) -> _Prompt:
+        isl = _length(token_ids)
+        if not how.needs_overlaps:
+            return _Prompt(isl, None, None)
+        local = self._hash(token_ids, *content)
+        if not config.router_track_active_blocks:
+            return _Prompt(isl, local, None)
+        if not config.router_assume_kv_reuse:
+            return _Prompt(isl, local, self._slots.private_hashes(len(local)))
+        return _Prompt(isl, local, sequence_hashes(local))
+
+    def _hash(
+        self,
+        token_ids: Integers,
+        block_mm_infos: BlockMmInfos | None,
+        lora_name: str | None,
+        cache_namespace: str | None,
+    ) -> npt.NDArray[np.uint64]:
+        try:
+            return block_hashes(
+                token_ids,
+                self.block_size,
+                block_mm_infos=block_mm_infos,
+                lora_name=lora_name,
+                cache_namespace=cache_namespace,
+            )
+        except (OverflowError, TypeError, ValueError) as error:
+            raise InvalidRequestError(f"token_ids: {error}", field="token_ids") from error
+
+    def _match(self, prompt: _Prompt) -> npt.NDArray[np.uint32] | None:
+        if prompt.local is None:
+            return None
+        if len(self._overlaps) != self.registry.capacity:
+            self._overlaps = np.zeros(self.registry.capacity, dtype=np.uint32)
+        self.index.match(prompt.local, self._overlaps)
+        return self._overlaps
+
+    def _book(
+        self,
+        request_id: str,
+        number: int,
+        prompt: _Prompt,
+        overlap: int,
+        now: float,
+        expected_output_tokens: int | None,
+        config: KvRouterConfig,
+    ) -> None:
+        self._slots.add_request(
+            request_id,
+            number,
+            prompt.sequence,
+            isl=prompt.isl,
+            overlap_blocks=overlap,
+            now=now,
+            expected_output_tokens=expected_output_tokens,
+            track_prefill=config.router_track_prefill_tokens,
+        )
+
+    def _expire(self, now: float) -> None:
+        self._slots.expire(now)
+        self.index.expire(now)
+
+    def _mask(self, workers: Iterable[WorkerLike]) -> npt.NDArray[np.bool_]:
+        mask = np.zeros(self.registry.capacity, dtype=np.bool_)
+        for worker in workers:
+            if isinstance(worker, tuple):
+                wanted = [as_worker(worker)]
+            else:
+                entry = self.registry.entry(worker)
+                wanted = entry.ranks if entry else []
+            for rank in wanted:
+                if rank.worker_id in self.registry:
+                    mask[self.registry.number(rank)] = True
+        return mask
+
+    def _pin(self, worker: WorkerLike | None) -> int | None:
+        return None if worker is None else self.registry.number(as_worker(worker))
+
+    def _on_add(self, worker: WorkerWithDpRank, number: int) -> None:
+        with self._lock:
+            self._slots.add_worker(number)
+            self.index.bind(worker, number)
+
+    def _on_remove(self, worker: WorkerWithDpRank, number: int) -> None:
+        with self._lock:
+            self._dropped += self._slots.remove_worker(number)
+            self.index.unbind(worker)
+
+
+def _index_of(config: KvRouterConfig) -> PrefixIndex:
+    if config.use_kv_events:
+        return EventIndex()
+    from ..indexer.approximate import ApproximateIndex
+
+    return ApproximateIndex(
+        ttl_s=config.router_ttl_secs,
+        max_blocks=config.router_max_tree_size,
+        prune_target_ratio=config.router_prune_target_ratio,
+    )
+
+
+def _length(token_ids: Integers) -> int:
+    try:
+        isl = len(token_ids)  # type: ignore[arg-type]  # anything sized will do
+    except TypeError:
+        raise InvalidRequestError("token_ids has no length", field="token_ids") from None
+    if isl == 0:
+        raise InvalidRequestError("empty prompt", field="token_ids")
+    return isl

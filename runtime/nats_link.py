@@ -1,0 +1,195 @@
+"""One connection to a NATS server, from open to lost. The only file that knows nats-py's inside.
+
+nats-py's own reconnect is not used: its first connect and its later ones are two different
+loops, both with a fixed wait that the whole fleet shares; any -ERR of the server ends it for
+good; its buffer raises when full. So a connection here is used once, and NatsPlane makes the
+next. Reconnecting stays switched on only because nats-py then notices a loss without first
+writing its backlog to the dead socket, and it is parked before it does anything.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import MaxPayloadError, SlowConsumerError
+
+from .errors import ConfigError
+
+CONNECT_TIMEOUT_S = 2
+FLUSH_TIMEOUT_S = 5
+MAX_UNSENT_BYTES = 1 << 20
+_NEVER_S = 10**6
+_NO_LIMIT = 1 << 62
+
+
+def split_nats_url(url: str) -> tuple[str, int]:
+    """Host and port of a `nats://` or `tls://` address; ConfigError if it is none."""
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        if parts.scheme not in ("nats", "tls") or not parts.hostname or parts.path.strip("/"):
+            raise ValueError("expected nats://HOST:PORT")
+        return parts.hostname, parts.port or 4222
+    except ValueError as error:
+        raise ConfigError(
+            f"{url!r} is not the address of a NATS server: {error}", key="nats"
+        ) from None
+
+
+class NatsLink:
+    """A connection. All but `close` may raise nats.errors.Error or OSError once it is lost."""
+
+    def __init__(self, on_lost: Callable[[], None], on_slow: Callable[[], None]) -> None:
+        """`on_lost` is called when the connection is over, `on_slow` for each message dropped."""
+        self._client = Client()
+        self._on_lost = on_lost
+        self._on_slow = on_slow
+        self._opened = False
+        self._lost = asyncio.Event()
+        self._subscriptions: set[Subscription] = set()
+        self._flushes: set[asyncio.Task[None]] = set()
+        self.error: BaseException | None = None
+        """why it was lost, if that is known"""
+
+    @property
+    def alive(self) -> bool:
+        return self._opened and not self._lost.is_set() and self._client.is_connected
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the socket has not taken yet. Stay below MAX_UNSENT_BYTES."""
+        return self._client.pending_data_size
+
+    async def open(self, url: str) -> None:
+        """Connect, or raise. Call once."""
+        await self._client.connect(
+            url,
+            name="dynamo-router",
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            closed_cb=self._on_closed,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            ping_interval=_NEVER_S,  # flush() is our heartbeat, and it knows what to do on loss
+            pending_size=_NO_LIMIT,  # the bound is ours: nats-py's would block the publisher
+            skip_subject_validation=True,  # the plane has checked it
+        )
+        self._opened = True
+
+    async def publish(self, subject: str, payload: bytes) -> bool:
+        """Hand over one message, without waiting; False if the server takes none that large."""
+        try:
+            await self._client.publish(subject, payload)
+        except MaxPayloadError:
+            return False
+        return True
+
+    async def subscribe(
+        self,
+        subject: str,
+        handler: Callable[[str, bytes], None],
+        max_messages: int,
+        max_bytes: int,
+    ) -> Callable[[], Awaitable[None]]:
+        """Deliver to `handler`, keeping at most so much waiting; the result ends it."""
+
+        async def on_message(message: Msg) -> None:
+            handler(message.subject, message.data)
+
+        subscription = await self._client.subscribe(
+            subject,
+            cb=on_message,
+            pending_msgs_limit=max_messages,
+            pending_bytes_limit=max_bytes,
+        )
+        self._subscriptions.add(subscription)
+
+        async def end() -> None:
+            if subscription in self._subscriptions:
+                self._subscriptions.discard(subscription)
+                await subscription.unsubscribe()
+
+        return end
+
+    async def flush(self) -> bool:
+        """Wait until the server has read all that was published; False if the link is over.
+
+        No answer within FLUSH_TIMEOUT_S ends the link: a stalled server is a lost one.
+        """
+        if not self.alive:
+            return False
+        # A task of its own: nats-py's reader dies of the answer to a ping that was cancelled.
+        task = asyncio.create_task(self._ping_twice())
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
+        lost = asyncio.create_task(self._lost.wait())
+        try:
+            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lost.cancel()
+        return self.alive and task.done() and not task.cancelled()
+
+    async def close(self) -> None:
+        """Drop the connection at once; flush first if that matters. Never raises."""
+        self._lose(None)
+        self._cut()
+        for task in self._flushes:
+            task.cancel()
+        for subscription in self._subscriptions:
+            _stop(subscription)
+        self._subscriptions.clear()
+        try:
+            await self._client.close()
+        except Exception as error:  # its backlog has lost its socket; it is closed all the same
+            self.error = self.error or error
+        self._cut()  # the socket may be newer than the first cut, if we were still connecting
+        await asyncio.sleep(0)  # nats-py cancels its tasks without waiting for their end
+
+    async def _ping_twice(self) -> None:
+        try:
+            # nats-py writes a ping ahead of the messages it still holds. Once the first has
+            # come back they are written, so that the second is behind them.
+            await self._client.flush(timeout=FLUSH_TIMEOUT_S)
+            await self._client.flush(timeout=FLUSH_TIMEOUT_S)
+        except Exception as error:  # no answer, for whatever reason
+            self._lose(error)
+
+    def _lose(self, error: BaseException | None) -> None:
+        self.error = self.error or error
+        if not self._lost.is_set():
+            self._lost.set()
+            if self._opened:
+                self._on_lost()
+
+    def _cut(self) -> None:
+        """Close the socket without waiting for what it still has to send."""
+        # No public way: nats-py's close() waits for ever on a server that stands still.
+        transport: Any = self._client._transport
+        writer = getattr(transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    async def _on_error(self, error: Exception) -> None:
+        if not self._opened:
+            raise error  # else nats-py tries again by itself
+        if isinstance(error, SlowConsumerError):
+            self._on_slow()
+        else:
+            self.error = error
+
+    async def _on_disconnected(self) -> None:
+        self._lose(None)
+        if self._client.is_reconnecting:
+            await asyncio.Event().wait()  # until close() cancels the reconnect
+
+    async def _on_closed(self) -> None:
+        self._lose(self._client.last_error)
+
+
+def _stop(subscription: Subscription) -> None:
+    # unsubscribe() refuses to, once the connection is closed.
+    task = subscription._wait_for_msgs_task
+    if task is not None:
+        task.cancel()

@@ -1,0 +1,39 @@
+"""Requests and replayed caches for the tests of the mock engine."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dynamo_router.workers.mocker.kv_events import BlocksStored, KvEvent
+from dynamo_router.workers.mocker.sequence import EngineRequest, Sequence
+
+
+def request(request_id: str, tokens: Iterable[int], max_tokens: int = 1, **more: object):
+    return EngineRequest(
+        request_id=request_id,
+        token_ids=np.array(list(tokens), dtype=np.uint32),
+        max_tokens=max_tokens,
+        **more,
+    )
+
+
+def sequence(tokens: Iterable[int], *, block_size: int = 4, max_tokens: int = 1) -> Sequence:
+    return Sequence(
+        request("s", tokens, max_tokens), 0.0, block_size=block_size, vocab_size=1000, eos=2
+    )
+
+
+def apply(cache: set[int], events: Iterable[KvEvent]) -> None:
+    """Replay events as a router would, which knows only what it was told."""
+    for event in events:
+        if isinstance(event, BlocksStored):
+            parent = event.parent_hash
+            for block in event.blocks:
+                assert block.parent_hash == parent, "a chain is broken"
+                assert parent is None or parent in cache, "stored behind an unknown parent"
+                assert block.block_hash not in cache, "stored twice"
+                cache.add(block.block_hash)
+                parent = block.block_hash
+        else:
+            for block_hash in event.block_hashes:
+                cache.remove(block_hash)

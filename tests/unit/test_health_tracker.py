@@ -1,0 +1,117 @@
+"""What a worker does and what is made of it, on a clock that stands still."""
+
+from dynamo_router.workers.health_tracker import HealthPolicy, HealthTracker
+from dynamo_router.workers.registry import WorkerState
+
+POLICY = HealthPolicy(
+    probe_interval_s=5, retry_first_s=0.5, retry_most_s=4, failures_to_eject=3, inhibit_s=6
+)
+NEVER = float("-inf")
+
+
+def ready() -> HealthTracker:
+    tracker = HealthTracker(POLICY, 0)
+    tracker.on_probe_ok(0)
+    return tracker
+
+
+def test_starts_connecting_and_is_probed_at_once() -> None:
+    tracker = HealthTracker(POLICY, 7)
+    assert (tracker.state, tracker.next_probe) == (WorkerState.CONNECTING, 7)
+
+
+def test_a_good_probe_makes_it_ready_until_the_next() -> None:
+    tracker = ready()
+    assert (tracker.state, tracker.reason, tracker.next_probe) == (WorkerState.READY, "", 5)
+
+
+def test_failed_probes_back_off_up_to_a_bound() -> None:
+    tracker = HealthTracker(POLICY, 0)
+    waits = []
+    for _ in range(6):
+        tracker.on_probe_failed(0, "refused")
+        waits.append(tracker.next_probe)
+    assert waits == [0.5, 1, 2, 4, 4, 4]
+    assert (tracker.state, tracker.reason) == (WorkerState.CONNECTING, "refused")
+
+
+def test_backoff_does_not_overflow() -> None:
+    tracker = ready()
+    for _ in range(5000):
+        tracker.on_probe_failed(0, "refused")
+    assert tracker.next_probe == 4
+
+
+def test_one_failed_probe_takes_a_ready_worker_away_and_one_good_one_brings_it_back() -> None:
+    tracker = ready()
+    tracker.on_probe_failed(5, "gone")
+    assert (tracker.state, tracker.next_probe) == (WorkerState.UNHEALTHY, 5.5)
+    tracker.on_probe_ok(5.5)
+    assert (tracker.state, tracker.next_probe) == (WorkerState.READY, 10.5)
+
+
+def test_a_broken_connection_inhibits_until_a_probe_says_otherwise() -> None:
+    tracker = ready()
+    tracker.on_connection_lost(2)
+    assert (tracker.state, tracker.inhibited_until) == (WorkerState.READY, 8)
+    assert tracker.next_probe == 2
+    tracker.on_probe_ok(2.01)
+    assert tracker.inhibited_until == NEVER
+
+
+def test_failures_in_a_row_eject_for_a_while_whatever_the_probes_say() -> None:
+    tracker = ready()
+    for _ in range(3):
+        tracker.on_request_failed(1)
+    assert (tracker.state, tracker.inhibited_until) == (WorkerState.UNHEALTHY, 7)
+    assert tracker.reason == "failed 3 requests in a row"
+    tracker.on_probe_ok(3)
+    assert (tracker.state, tracker.next_probe) == (WorkerState.UNHEALTHY, 7)
+    tracker.on_probe_ok(7)
+    assert (tracker.state, tracker.inhibited_until) == (WorkerState.READY, NEVER)
+
+
+def test_after_an_ejection_one_failure_is_enough_and_one_success_forgives_all() -> None:
+    tracker = ready()
+    for _ in range(3):
+        tracker.on_request_failed(1)
+    tracker.on_probe_ok(7)
+    tracker.on_request_failed(8)
+    assert tracker.state is WorkerState.UNHEALTHY
+    tracker.on_probe_ok(14)
+    tracker.on_request_ok()
+    tracker.on_request_failed(15)
+    tracker.on_request_failed(15)
+    assert tracker.state is WorkerState.READY
+
+
+def test_a_success_in_between_breaks_the_row() -> None:
+    tracker = ready()
+    for _ in range(10):
+        tracker.on_request_failed(1)
+        tracker.on_request_failed(1)
+        tracker.on_request_ok()
+    assert tracker.state is WorkerState.READY
+
+
+def test_the_last_one_is_not_ejected_by_requests() -> None:
+    tracker = ready()
+    for _ in range(10):
+        tracker.on_request_failed(1, may_eject=False)
+    assert tracker.state is WorkerState.READY
+    tracker.on_request_failed(1)
+    assert tracker.state is WorkerState.UNHEALTHY
+
+
+def test_a_stranger_is_refused_and_asked_again_later() -> None:
+    tracker = ready()
+    tracker.on_refused(1, "block size")
+    assert (tracker.state, tracker.reason, tracker.next_probe) == (
+        WorkerState.REFUSED,
+        "block size",
+        5,
+    )
+    tracker.on_request_failed(1)
+    assert tracker.state is WorkerState.REFUSED
+    tracker.on_probe_ok(5)
+    assert tracker.state is WorkerState.READY

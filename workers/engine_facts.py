@@ -1,0 +1,117 @@
+"""What an engine says about its model and itself, and how a fleet says it as if it were one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .trtllm_proto import pb
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """The answers to GetModelInfo and GetServerInfo. 0 and "" mean that the engine does not say."""
+
+    model_id: str = ""
+    max_input_len: int = 0
+    max_seq_len: int = 0
+    max_batch_size: int = 0
+    vocab_size: int = 0
+    hidden_size: int = 0
+    num_layers: int = 0
+    num_heads: int = 0
+    supported_features: tuple[str, ...] = ()
+    version: str = ""
+    backend: str = ""
+    tensor_parallel_size: int = 0
+    pipeline_parallel_size: int = 0
+    context_parallel_size: int = 0
+    world_size: int = 0
+    settings: dict[str, int] = field(default_factory=dict)
+    """the features of the form name=number, such as kv_block_size=64"""
+
+    def check_prompt(self, length: int, largest_token: int) -> str | None:
+        """Why a prompt cannot be had by this model; None if it can, as far as is known."""
+        limit = self.max_input_len or self.max_seq_len
+        if self.max_seq_len:
+            limit = min(limit, self.max_seq_len)
+        if limit and length > limit:
+            return f"a prompt of {length} tokens is longer than the model's limit of {limit}"
+        if self.vocab_size and largest_token >= self.vocab_size:
+            return (
+                f"token id {largest_token} is out of range: the model's vocabulary has "
+                f"{self.vocab_size} tokens"
+            )
+        return None
+
+    def model_info(self) -> Any:
+        """These facts as a GetModelInfoResponse."""
+        return pb.GetModelInfoResponse(**_part(self, pb.GetModelInfoResponse))
+
+    def server_info(self) -> Any:
+        """These facts as a GetServerInfoResponse."""
+        return pb.GetServerInfoResponse(**_part(self, pb.GetServerInfoResponse))
+
+
+def facts_of(model: Any, server: Any) -> EngineFacts:
+    """Read a GetModelInfoResponse and a GetServerInfoResponse. A negative number counts as none."""
+    said: dict[str, Any] = {}
+    for message in (model, server):
+        for descriptor in message.DESCRIPTOR.fields:
+            value = getattr(message, descriptor.name)
+            said[descriptor.name] = max(0, value) if isinstance(value, int) else value
+    features = said["supported_features"] = tuple(said["supported_features"])
+    pairs = (feature.partition("=") for feature in features)
+    settings = {name: int(value) for name, _, value in pairs if value.isdecimal()}
+    known = {descriptor.name for descriptor in fields(EngineFacts)}
+    return EngineFacts(
+        settings=settings, **{name: value for name, value in said.items() if name in known}
+    )
+
+
+# A request must fit whichever engine it lands on; what engines do side by side adds up.
+_SMALLEST = ("max_input_len", "max_seq_len", "vocab_size")
+_SUMMED = ("max_batch_size", "world_size")
+_SUMMED_SETTINGS = ("total_kv_blocks", "max_num_seqs")
+
+
+def merge_facts(fleet: Iterable[EngineFacts]) -> EngineFacts:
+    """The facts of a fleet as if it were one engine.
+
+    Limits are the smallest one known, capacities are summed, features are those of all; where
+    engines differ otherwise, the first one speaks.
+    """
+    engines = list(fleet)
+    if not engines:
+        return EngineFacts()
+    merged: dict[str, Any] = {}
+    for name in (descriptor.name for descriptor in fields(EngineFacts)):
+        values = [getattr(engine, name) for engine in engines]
+        known = [value for value in values if value]
+        if name in _SMALLEST:
+            merged[name] = min(known, default=0)
+        elif name in _SUMMED:
+            merged[name] = sum(known)
+        else:
+            merged[name] = known[0] if known else values[0]
+    settings = {
+        name: value
+        for name, value in engines[0].settings.items()
+        if all(engine.settings.get(name) == value for engine in engines)
+    }
+    for name in _SUMMED_SETTINGS:
+        if all(name in engine.settings for engine in engines):
+            settings[name] = sum(engine.settings[name] for engine in engines)
+    plain = [
+        feature
+        for feature in engines[0].supported_features
+        if feature.partition("=")[0] not in engines[0].settings
+        and all(feature in engine.supported_features for engine in engines)
+    ]
+    merged["settings"] = settings
+    merged["supported_features"] = (*plain, *(f"{name}={n}" for name, n in settings.items()))
+    return EngineFacts(**merged)
+
+
+def _part(facts: EngineFacts, message: Any) -> dict[str, Any]:
+    names = [descriptor.name for descriptor in message.DESCRIPTOR.fields]
+    return {name: getattr(facts, name) for name in names}

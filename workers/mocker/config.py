@@ -1,0 +1,119 @@
+"""Settings of a mock engine (EngineConfig) and of the process that serves some (MockerConfig)."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...runtime.settings import bad_setting
+
+DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
+MAX_TOKEN_ID = 2**32
+
+
+def _knob(default: Any, help: str, flag: str | None = None, *aliases: str) -> Any:
+    metadata: dict[str, Any] = {"help": help, "aliases": aliases}
+    if flag is not None:
+        metadata["flag"] = flag
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One engine's cache, scheduler and model. ConfigError, naming the key, if out of range."""
+
+    block_size: int = _knob(64, "Tokens in a KV-cache block.")
+    num_gpu_blocks: int = _knob(
+        16384, "Blocks in the KV cache.", "--num-gpu-blocks", "--num-gpu-blocks-override"
+    )
+    max_num_seqs: int = _knob(256, "Most requests running at once.")
+    max_num_batched_tokens: int = _knob(8192, "Tokens computed in one step, all requests together.")
+    enable_chunked_prefill: bool = _knob(True, "Spread a long prompt over several steps.")
+    watermark: float = _knob(
+        0.01, "Share of the cache that is kept free when a waiting request is admitted."
+    )
+    max_model_len: int | None = _knob(
+        None, "Longest prompt and output together, in tokens; not given: what the cache holds."
+    )
+    max_waiting: int = _knob(65536, "Most waiting requests; more are turned away.")
+    vocab_size: int = _knob(32000, "Token ids are below this.")
+    eos_token_id: int = _knob(2, "A token id that is never generated.")
+    decode_speedup_ratio: float = _knob(1.0, "How much faster decoding is than the timing model.")
+
+    def __post_init__(self) -> None:
+        for key in ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
+            _require(key, getattr(self, key) >= 1, "must be at least 1")
+        _require("max_waiting", self.max_waiting >= 1, "must be at least 1")
+        _require("watermark", 0 <= self.watermark < 1, "must be in [0, 1)")
+        _require("vocab_size", 2 <= self.vocab_size <= MAX_TOKEN_ID, "must be in 2..2**32")
+        _require("eos_token_id", self.eos_token_id >= 0, "must not be negative")
+        _require_positive("decode_speedup_ratio", self.decode_speedup_ratio)
+        if self.max_model_len is not None:
+            _require("max_model_len", self.max_model_len >= 2, "must be at least 2")
+        _require("num_gpu_blocks", self.max_seq_len >= 2, "the cache must hold 2 tokens")
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the whole cache holds."""
+        return self.num_gpu_blocks * self.block_size
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest sequence, prompt and output together, that this engine can ever finish."""
+        longest = self.capacity_tokens
+        if not self.enable_chunked_prefill:
+            longest = min(longest, self.max_num_batched_tokens)
+        return longest if self.max_model_len is None else min(longest, self.max_model_len)
+
+    @property
+    def max_input_len(self) -> int:
+        """Longest prompt: it leaves room for one token of output."""
+        return self.max_seq_len - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MockerConfig:
+    """What `dynamo-router mocker` runs. ConfigError, naming the key, if out of range."""
+
+    workers: int = _knob(1, "How many engines; engine i listens on PORT+i.")
+    host: str = _knob("127.0.0.1", "Address to listen on.")
+    port: int = _knob(9001, "gRPC port of the first engine; 0 takes free ones.")
+    advertise_host: str | None = _knob(
+        None,
+        "Host under which others reach the engines; not given: --host, or our host name.",
+    )
+    worker_id: int | None = _knob(
+        None, "Worker id of the first engine, the next ones follow; not given: made of the address."
+    )
+    nats: str | None = _knob(
+        None,
+        f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
+        "else no events are published.",
+    )
+    namespace: str = _knob("dynamo", "Namespace of the event subject.")
+    component: str = _knob("backend", "Component of the event subject.")
+    endpoint: str = _knob("generate", "Endpoint of the event subject.")
+    model_id: str = _knob("mock-model", "Model name to report.")
+    speedup_ratio: float = _knob(1.0, "How much faster than real time the engines run.")
+    drain_timeout_s: float = _knob(5.0, "How long running requests may finish at shutdown.")
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        _require("workers", self.workers >= 1, "must be at least 1")
+        last_port = self.port + (self.workers - 1 if self.port else 0)
+        _require("port", self.port >= 0 and last_port <= 65535, "a port is outside 0..65535")
+        if self.worker_id is not None:
+            last_id = self.worker_id + self.workers - 1
+            _require("worker_id", self.worker_id >= 0 and last_id < 2**64, "must fit 64 bits")
+        _require_positive("speedup_ratio", self.speedup_ratio)
+        _require("drain_timeout_s", self.drain_timeout_s >= 0, "must not be negative")
+        for key in ("host", "namespace", "component", "endpoint"):
+            _require(key, bool(getattr(self, key)), "must not be empty")
+
+
+def _require(key: str, holds: bool, text: str) -> None:
+    if not holds:
+        raise bad_setting(key, text)
+
+
+def _require_positive(key: str, value: float) -> None:
+    _require(key, value > 0 and math.isfinite(value), "must be a number greater than 0")

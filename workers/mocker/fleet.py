@@ -1,0 +1,138 @@
+"""The mock engines of one process: MockFleet, and the command `dynamo-router mocker` around it."""
+
+import asyncio
+import signal
+from types import TracebackType
+from typing import Self
+
+import uvloop
+
+from ...runtime.clock import Clock
+from ...runtime.embedded_nats import probe
+from ...runtime.event_plane import EventPlane
+from ...runtime.nats_plane import NatsPlane
+from .config import DEFAULT_NATS_URL, MockerConfig
+from .server import MockServer
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class MockFleet:
+    """The engines of one or more configs, in order; an async context manager.
+
+    The event plane, if there is one, stays the caller's to close, after the fleet.
+    """
+
+    def __init__(
+        self,
+        *configs: MockerConfig,
+        plane: EventPlane | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.engines = [
+            MockServer(config, index, plane=plane, clock=clock)
+            for config in configs
+            for index in range(config.workers)
+        ]
+
+    @property
+    def addresses(self) -> list[str]:
+        """host:port of each engine, once started."""
+        return [engine.address for engine in self.engines]
+
+    @property
+    def worker_ids(self) -> list[int]:
+        return [engine.worker_id for engine in self.engines]
+
+    async def start(self) -> None:
+        """Start every engine. On ConfigError (a port is in use) none is left running."""
+        try:
+            for engine in self.engines:
+                await engine.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Stop every engine, all within `grace_s`; requests that are not done by then are ended."""
+        async with asyncio.TaskGroup() as group:
+            for engine in self.engines:
+                group.create_task(engine.stop(grace_s))
+
+    async def kill(self, index: int) -> None:
+        """Fault: engine `index` is gone at once, connections broken, nothing announced."""
+        await self.engines[index].kill()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+
+def run(config: MockerConfig) -> int:
+    """The command: the process's exit code. ConfigError if a port is in use."""
+    uvloop.run(run_mocker(config))
+    return 0
+
+
+async def run_mocker(config: MockerConfig) -> None:
+    """Serve until SIGINT or SIGTERM, then drain; a second signal ends the drain.
+
+    Prints a line for each engine and then `ready`. ConfigError if a port is in use.
+    """
+    loop = asyncio.get_running_loop()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    plane = await _event_plane(config)
+    fleet = MockFleet(config, plane=plane)
+    try:
+        await fleet.start()
+        for index, engine in enumerate(fleet.engines):
+            _say(f"engine {index}: grpc://{engine.address} worker {engine.worker_id}")
+        _say("ready")
+        await stop.wait()
+        _say(f"draining for at most {config.drain_timeout_s:g} s")
+        await _drain(fleet, config.drain_timeout_s, hurry)
+    finally:
+        await fleet.stop()
+        if plane is not None:
+            await plane.close()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _event_plane(config: MockerConfig) -> EventPlane | None:
+    """The plane to publish on; None if no server was named and none answers in the usual place."""
+    url = config.nats
+    if url is None:
+        if not await probe(DEFAULT_NATS_URL):
+            _say(f"events: none published, no NATS server answers on {DEFAULT_NATS_URL}")
+            return None
+        url = DEFAULT_NATS_URL
+    _say(f"events: {url}")
+    return NatsPlane(url)
+
+
+async def _drain(fleet: MockFleet, grace_s: float, hurry: asyncio.Event) -> None:
+    drained = asyncio.create_task(fleet.stop(grace_s))
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    drained.cancel()
+    await asyncio.gather(drained, hurried, return_exceptions=True)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,153 @@
+"""KvEventFeed: the cache events of one engine for gRPC subscribers (SubscribeKvEvents).
+
+A new subscriber gets the state of the cache, then what changes. While nobody has ever asked,
+nothing is kept and nothing is encoded.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from ..trtllm_proto import common_pb
+from .engine import MockEngine
+from .kv_events import BlocksStored, CachedBlock, KvEvent
+from .messages import add_kv_event, add_stored
+
+# Chunks of a snapshot are numbered up to the state's number, so there must be numbers below it.
+FIRST_SEQUENCE = 1024
+BLOCKS_PER_CHUNK = 8192
+# Recent batches that a subscriber who was away can have again.
+HISTORY_BATCHES = 256
+# Batches that a slow subscriber may be behind before it is cut off.
+MOST_BEHIND = 4096
+
+
+class KvSubscription:
+    """One subscriber's batches, serialised, in order."""
+
+    def __init__(self) -> None:
+        self.overrun = False  # it fell too far behind
+        self.closed = False  # the engine stops
+        self._batches: deque[bytes] = deque()
+        self._arrived = asyncio.Event()
+
+    def push(self, batch: bytes) -> None:
+        if len(self._batches) >= MOST_BEHIND:
+            self.overrun = True
+        else:
+            self._batches.append(batch)
+        self._arrived.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self._arrived.set()
+
+    async def next(self) -> bytes | None:
+        """The next batch; None if there will be none: see `overrun` and `closed`."""
+        while not self._batches:
+            if self.overrun or self.closed:
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._batches.popleft()
+
+
+class KvEventFeed:
+    """Numbers the batches of one engine and hands them to its subscribers."""
+
+    def __init__(self, engine: MockEngine) -> None:
+        self._engine = engine
+        self._sequence = FIRST_SEQUENCE  # of the last batch
+        self._event_id = 0  # of the last event
+        self._recording = False
+        self._history: deque[tuple[int, bytes]] = deque(maxlen=HISTORY_BATCHES)
+        self._subscriptions: set[KvSubscription] = set()
+
+    def on_events(self, events: list[KvEvent]) -> None:
+        """The cache changed: one batch for all subscribers."""
+        self._sequence += 1
+        if self._recording:
+            batch = self._new_batch(self._sequence)
+            for offset, event in enumerate(events, start=1):
+                add_kv_event(batch, event, self._event_id + offset)
+            data: bytes = batch.SerializeToString()
+            self._history.append((self._sequence, data))
+            for subscription in self._subscriptions:
+                subscription.push(data)
+        self._event_id += len(events)
+
+    def subscribe(self, start: int, *, load_first: bool = False) -> KvSubscription:
+        """Batches from number `start` on; from the state of the cache if 0 or not to be had.
+
+        `load_first` puts a record of the engine's load, numbered 0, before everything.
+        """
+        self._recording = True
+        subscription = KvSubscription()
+        if load_first:
+            record = self._new_batch(0)
+            record.load.load_only = True
+            subscription.push(record.SerializeToString())
+        oldest = self._history[0][0] if self._history else self._sequence + 1
+        if start and oldest <= start <= self._sequence + 1:
+            for number, data in self._history:
+                if number >= start:
+                    subscription.push(data)
+        else:
+            for chunk in self._snapshot():
+                subscription.push(chunk)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: KvSubscription) -> None:
+        self._subscriptions.discard(subscription)
+
+    def close(self) -> None:
+        """The engine stops: subscriptions end once they were read."""
+        for subscription in self._subscriptions:
+            subscription.close()
+
+    def _snapshot(self) -> list[bytes]:
+        """The cache as batches: cleared, then every block, parents first."""
+        blocks = list(self._engine.kv.cached_blocks())
+        parts = [
+            blocks[first : first + BLOCKS_PER_CHUNK]
+            for first in range(0, len(blocks), BLOCKS_PER_CHUNK)
+        ] or [[]]
+        chunks = []
+        for index, part in enumerate(parts):
+            batch = self._new_batch(self._sequence - len(parts) + 1 + index)
+            batch.snapshot.index = index
+            batch.snapshot.count = len(parts)
+            batch.snapshot.blocks = len(blocks)
+            if index == 0:
+                batch.events.add().cleared.SetInParent()
+            for event in chains(part):
+                add_stored(batch, event.blocks, 0)
+            chunks.append(batch.SerializeToString())
+        return chunks
+
+    def _new_batch(self, sequence: int) -> Any:
+        engine = self._engine
+        batch = common_pb.KvEventBatch(sequence_number=sequence, timestamp=time.time(), dp_rank=0)
+        batch.load.running_requests = engine.running
+        batch.load.waiting_requests = engine.waiting
+        batch.load.max_running_requests = engine.config.max_num_seqs
+        batch.load.active_token_usage = engine.kv.active_blocks / engine.kv.capacity
+        batch.load.token_usage = (
+            engine.kv.active_blocks + engine.kv.inactive_blocks
+        ) / engine.kv.capacity
+        batch.load.sample = sequence
+        return batch
+
+
+def chains(blocks: Iterable[CachedBlock]) -> list[BlocksStored]:
+    """The blocks, in their order, cut where one is not the parent of the next."""
+    events: list[BlocksStored] = []
+    for block in blocks:
+        if events and events[-1].blocks[-1].block_hash == block.parent_hash:
+            events[-1].blocks.append(block)
+        else:
+            events.append(BlocksStored([block]))
+    return events

@@ -1,0 +1,158 @@
+"""KvManager: a paged prefix cache that holds block ids instead of keys and values.
+
+A block is in one of two pools: active (some request holds it; reference-counted) or inactive
+(cached, free to be evicted in LRU order). A full block is known by its sequence hash and can be
+shared; a partial block belongs to one request, has a negative id and is never cached.
+
+Invariants: active + inactive <= capacity. A request holds its full blocks from the first one on
+and lets go of the last one first, so a cached block's parent is cached too. Replaying `events`
+into a set gives, after every call, exactly the full blocks that are here.
+"""
+
+from collections.abc import Iterator
+
+from .evictor import LruEvictor
+from .kv_events import BlocksRemoved, BlocksStored, CachedBlock, KvEvent
+from .sequence import Sequence
+
+
+class KvManager:
+    """The two pools and the four signals use, deref, destroy and promote."""
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity`: blocks, full and partial, active and inactive together."""
+        self.capacity = capacity
+        self._holders: dict[int, int] = {}  # active block -> requests that hold it
+        self._inactive = LruEvictor()
+        self._cached: dict[int, CachedBlock] = {}  # full blocks; a parent comes before its children
+        self._last_partial = 0
+        self._events: list[KvEvent] = []
+
+    @property
+    def active_blocks(self) -> int:
+        return len(self._holders)
+
+    @property
+    def inactive_blocks(self) -> int:
+        return len(self._inactive)
+
+    def take_events(self) -> list[KvEvent]:
+        """What changed in the cache since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def cached_blocks(self) -> Iterator[CachedBlock]:
+        """Every full block in the cache, parents first."""
+        return iter(self._cached.values())
+
+    def match(self, hashes: list[int], limit: int) -> int:
+        """How many leading ones of the first `limit` hashes are cached."""
+        cached = self._cached
+        for depth in range(limit):
+            if hashes[depth] not in cached:
+                return depth
+        return limit
+
+    def inactive_among(self, hashes: list[int], first: int, last: int) -> int:
+        """How many of hashes[first:last] no request holds: cached or not, using them needs room."""
+        holders = self._holders
+        return sum(block not in holders for block in hashes[first:last])
+
+    def use(self, sequence: Sequence, first: int, last: int) -> bool:
+        """Hold full blocks first..last-1 of `sequence`, one more holder each; all or none.
+
+        Blocks that are not cached come into the cache. False if that would need more room than
+        evicting every inactive block gives.
+        """
+        hashes, holders, inactive = sequence.hashes, self._holders, self._inactive
+        if len(holders) + self.inactive_among(hashes, first, last) > self.capacity:
+            return False
+        missing: list[int] = []
+        for position in range(first, last):
+            block = hashes[position]
+            if block in holders:
+                holders[block] += 1
+            elif inactive.discard(block):
+                holders[block] = 1
+            else:
+                missing.append(position)
+        if missing:
+            self._make_room(len(missing))
+            for position in missing:
+                holders[hashes[position]] = 1
+            self._store(sequence, missing)
+        return True
+
+    def use_partial(self) -> int | None:
+        """A new partial block with one holder: its id. None if there is no room."""
+        if len(self._holders) >= self.capacity:
+            return None
+        self._make_room(1)
+        self._last_partial -= 1
+        self._holders[self._last_partial] = 1
+        return self._last_partial
+
+    def promote(self, partial: int, sequence: Sequence, position: int) -> None:
+        """`partial` has become full: its holder now holds block `position` of `sequence`.
+
+        If that block is here already the two become one and the partial's room is free again.
+        """
+        del self._holders[partial]
+        block = sequence.hashes[position]
+        if block in self._holders:
+            self._holders[block] += 1
+            return
+        self._holders[block] = 1
+        if not self._inactive.discard(block):
+            self._store(sequence, [position])
+
+    def deref(self, sequence: Sequence, held: int) -> None:
+        """Let go of the first `held` full blocks, the last one first; unheld ones turn inactive."""
+        holders, inactive = self._holders, self._inactive
+        for block in reversed(sequence.hashes[:held]):
+            left = holders[block] - 1
+            if left:
+                holders[block] = left
+            else:
+                del holders[block]
+                inactive.insert(block)
+
+    def destroy(self, partial: int) -> None:
+        """Give up a partial block; nothing of it stays."""
+        del self._holders[partial]
+
+    def check_integrity(self) -> None:
+        """AssertionError if an invariant is broken. Walks the whole cache: for tests."""
+        full = {block for block in self._holders if block >= 0}
+        inactive = set(self._inactive)
+        assert len(self._holders) + len(inactive) <= self.capacity, "over capacity"
+        assert all(count > 0 for count in self._holders.values()), "held by nobody"
+        assert all(self._holders[b] == 1 for b in self._holders if b < 0), "shared partial block"
+        assert not full & inactive, "both active and inactive"
+        assert full | inactive == set(self._cached), "cached blocks are not the two pools"
+        seen: set[int | None] = {None}
+        for block in self._cached.values():
+            assert block.parent_hash in seen, "a cached block's parent is not before it"
+            seen.add(block.block_hash)
+
+    def _make_room(self, blocks: int) -> None:
+        """Evict until `blocks` more fit; the caller knows that they can."""
+        excess = len(self._holders) + len(self._inactive) + blocks - self.capacity
+        if excess > 0:
+            evicted = [self._inactive.evict() for _ in range(excess)]
+            for block in evicted:
+                del self._cached[block]
+            self._events.append(BlocksRemoved(evicted))
+
+    def _store(self, sequence: Sequence, positions: list[int]) -> None:
+        """Cache new blocks; announce each run of neighbours as one chain."""
+        previous = -2
+        chain: list[CachedBlock] = []
+        for position in positions:
+            if position != previous + 1:
+                chain = []
+                self._events.append(BlocksStored(chain))
+            block = sequence.cached_block(position)
+            self._cached[block.block_hash] = block
+            chain.append(block)
+            previous = position

@@ -1,0 +1,136 @@
+"""The mock engine's side of the messages of trtllm.TrtllmService: requests in, answers out."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...runtime.errors import InvalidRequestError
+from ..trtllm_proto import common_pb, pb
+from .kv_events import BlocksStored, CachedBlock, KvEvent
+from .live import TokenStream
+from .sequence import EngineRequest
+
+_INT64 = 2**63
+
+
+def engine_request(message: Any, request_id: str) -> EngineRequest:
+    """The engine's request of a GenerateRequest.
+
+    Raises InvalidRequestError on what this engine cannot do and must not ignore, because the
+    answer or the cache would not be what was asked for.
+    """
+    sampling = message.sampling_config
+    if sampling.num_return_sequences > 1:
+        raise _unsupported("num_return_sequences above 1", "num_return_sequences")
+    if sampling.beam_width > 1:
+        raise _unsupported("beam search", "beam_width")
+    if message.multimodal_input.image_data:
+        raise _unsupported("multimodal input", "multimodal_input")
+    if message.disaggregated_params.request_type:
+        raise _unsupported("disaggregated serving", "disaggregated_params")
+    if not message.HasField("tokenized"):
+        raise InvalidRequestError("tokenized input is missing", field="tokenized")
+    lora = message.HasField("lora_config")
+    salted = message.HasField("cache_salt_id")
+    return EngineRequest(
+        request_id=request_id,
+        token_ids=np.array(message.tokenized.input_token_ids, dtype=np.uint32),
+        max_tokens=message.max_tokens,
+        min_tokens=sampling.min_tokens,
+        seed=sampling.seed,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        bad_token_ids=frozenset(message.bad_token_ids),
+        keep_stop_token=message.include_stop_token_in_output,
+        lora_name=str(message.lora_config.task_id) if lora else None,
+        cache_namespace=str(message.cache_salt_id) if salted else None,
+    )
+
+
+class ResponseWriter:
+    """Serialised answers for one request. Built once, because there is one for every token."""
+
+    def __init__(self, stream: TokenStream, message: Any, vocab_size: int) -> None:
+        sequence = stream.sequence
+        self._stream = stream
+        self._logprobs = message.output_config.logprobs > 0
+        # Each token is drawn evenly from those that are allowed.
+        banned = len(sequence.request.bad_token_ids) + 1
+        self._logprob = -math.log(max(1, vocab_size - banned))
+        self._response = pb.GenerateResponse(request_id=message.request_id)
+        self._chunk = self._response.chunk
+        self._chunk.prompt_tokens = sequence.prompt_len
+
+    def chunk(self, position: int) -> bytes:
+        """The message that brings token `position` of the output."""
+        sequence, chunk = self._stream.sequence, self._chunk
+        token = sequence.output[position]
+        if position == 0:
+            chunk.token_ids.append(token)
+            chunk.cached_tokens = sequence.cached_tokens or 0
+        chunk.token_ids[0] = token
+        chunk.completion_tokens = position + 1
+        if self._logprobs:
+            del chunk.logprobs[:]
+            chunk.logprobs.add(token_id=token, logprob=self._logprob)
+        data: bytes = self._response.SerializeToString()
+        return data
+
+    def complete(self) -> bytes:
+        """The last message: the whole output, and why it ended."""
+        sequence, aborted = self._stream.sequence, self._stream.aborted
+        tokens = sequence.output[: min(self._stream.ready, sequence.visible)]
+        response = pb.GenerateResponse(request_id=self._response.request_id)
+        complete = response.complete
+        complete.output_token_ids.extend(tokens)
+        complete.prompt_tokens = sequence.prompt_len
+        complete.completion_tokens = len(tokens)
+        complete.cached_tokens = sequence.cached_tokens or 0
+        complete.finish_reason = "cancelled" if aborted else sequence.finish_reason
+        if sequence.matched_stop is not None and not aborted:
+            complete.matched_token_id = sequence.matched_stop
+        if self._logprobs:
+            for token in tokens:
+                complete.logprobs.add(token_id=token, logprob=self._logprob)
+        data: bytes = response.SerializeToString()
+        return data
+
+
+def add_kv_event(batch: Any, event: KvEvent, event_id: int) -> None:
+    """Append one cache event to a KvEventBatch."""
+    if isinstance(event, BlocksStored):
+        add_stored(batch, event.blocks, event_id)
+    else:
+        removed = batch.events.add(event_id=event_id).removed
+        removed.block_hashes.extend(map(_signed, event.block_hashes))
+        removed.tier = common_pb.KV_CACHE_TIER_DEVICE
+
+
+def add_stored(batch: Any, blocks: list[CachedBlock], event_id: int) -> None:
+    """Append one stored event for a chain of blocks."""
+    stored = batch.events.add(event_id=event_id).stored
+    first = blocks[0]
+    if first.parent_hash is not None:
+        stored.parent_block_hash = _signed(first.parent_hash)
+    stored.tier = common_pb.KV_CACHE_TIER_DEVICE
+    if first.lora_name is not None:
+        stored.lora_name = first.lora_name
+    if first.cache_namespace is not None:
+        stored.cache_salt = first.cache_namespace
+    for block in blocks:
+        tokens = np.frombuffer(block.token_ids, dtype="<u4")
+        stored.blocks.add(
+            block_hash=_signed(block.block_hash),
+            token_ids=tokens.tolist(),
+            block_size=len(tokens),
+            cache_level=0,
+        )
+
+
+def _signed(block_hash: int) -> int:
+    """The wire's int64: two's complement of our u64."""
+    return block_hash - 2 * _INT64 if block_hash >= _INT64 else block_hash
+
+
+def _unsupported(what: str, field: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{what} is not supported by a mock engine", field=field)

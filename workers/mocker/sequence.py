@@ -1,0 +1,101 @@
+"""EngineRequest, what a client asks for, and Sequence, where the engine stands with it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...indexer.hashing import block_hashes, sequence_hashes
+from .kv_events import CachedBlock
+from .sampling import plan_output
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EngineRequest:
+    """One generation. Equal prompts and seeds give equal output."""
+
+    request_id: str
+    token_ids: npt.NDArray[np.uint32]
+    max_tokens: int
+    min_tokens: int = 0  # stop tokens before that many are not heeded
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    bad_token_ids: frozenset[int] = frozenset()
+    keep_stop_token: bool = False  # the output ends with the stop token, if one ended it
+    lora_name: str | None = None
+    cache_namespace: str | None = None
+
+
+class Sequence:
+    """A request inside the engine. The scheduler advances it; others only read.
+
+    Its output is planned when it arrives, so the blocks it will ever fill are hashed once, and
+    a step has only counters to move.
+    """
+
+    __slots__ = (
+        "request",
+        "prompt_len",
+        "output",
+        "visible",
+        "finish_reason",
+        "matched_stop",
+        "hashes",
+        "local_hashes",
+        "arrived_at",
+        "known",
+        "computed",
+        "generated",
+        "held",
+        "partial",
+        "slack",
+        "cached_tokens",
+        "preemptions",
+        "finished",
+        "_tokens",
+        "_block_bytes",
+    )
+
+    def __init__(
+        self, request: EngineRequest, now: float, *, block_size: int, vocab_size: int, eos: int
+    ) -> None:
+        plan = plan_output(request, vocab_size=vocab_size, eos=eos)
+        tokens = np.concatenate([request.token_ids, plan.tokens])
+        local = block_hashes(
+            tokens,
+            block_size,
+            lora_name=request.lora_name,
+            cache_namespace=request.cache_namespace,
+        )
+        self.request = request
+        self.prompt_len = len(request.token_ids)
+        self.output: list[int] = plan.tokens.tolist()
+        self.visible = plan.visible  # tokens of `output` that the client gets to see
+        self.finish_reason = plan.finish_reason
+        self.matched_stop = plan.matched_stop
+        self.hashes: list[int] = sequence_hashes(local).tolist()  # of every block it may fill
+        self.local_hashes: list[int] = local.tolist()
+        self.arrived_at = now
+        self.known = self.prompt_len  # tokens that exist: prompt and generated ones
+        self.computed = 0  # tokens whose keys and values are in the cache
+        self.generated = 0
+        self.held = 0  # full blocks held, from the first one on
+        self.partial: int | None = None  # id of the partial block behind them
+        self.slack = 0  # tokens that the partial block takes before it is full, less the last one
+        self.cached_tokens: int | None = None  # prompt tokens found in the cache when it first ran
+        self.preemptions = 0
+        self.finished = False
+        self._tokens = tokens.astype("<u4", copy=False).tobytes()
+        self._block_bytes = 4 * block_size
+
+    def cached_block(self, position: int) -> CachedBlock:
+        """Full block `position` as the cache announces it."""
+        start = position * self._block_bytes
+        return CachedBlock(
+            self.hashes[position],
+            self.hashes[position - 1] if position else None,
+            self.local_hashes[position],
+            self._tokens[start : start + self._block_bytes],
+            self.request.lora_name,
+            self.request.cache_namespace,
+        )

@@ -1,0 +1,157 @@
+"""TrtllmServicer: trtllm.TrtllmService as one mock engine answers it. Registered by the server."""
+
+import itertools
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
+from ..trtllm_proto import SERVICE, common_pb, pb
+from .config import MockerConfig
+from .kv_feed import KvEventFeed
+from .live import LiveEngine
+from .messages import ResponseWriter, engine_request
+
+VERSION = "mock-1"
+
+_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+_INVALID = grpc.StatusCode.INVALID_ARGUMENT
+_UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
+
+
+class TrtllmServicer:
+    """The handlers of one engine."""
+
+    def __init__(
+        self, live: LiveEngine, feed: KvEventFeed, config: MockerConfig, worker_id: int
+    ) -> None:
+        self._live = live
+        self._feed = feed
+        self._config = config
+        self._identity = (("x-dynamo-worker-id", str(worker_id)), ("x-dynamo-dp-size", "1"))
+        self._unnamed = itertools.count()
+
+    def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
+        """All methods of the service. Streams of many messages carry bytes: see ResponseWriter."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Generate": grpc.unary_stream_rpc_method_handler(
+                    self.generate, pb.GenerateRequest.FromString, None
+                ),
+                "Abort": _unary(self.abort, pb.AbortRequest, pb.AbortResponse),
+                "HealthCheck": _unary(
+                    self.health_check, pb.HealthCheckRequest, pb.HealthCheckResponse
+                ),
+                "GetModelInfo": _unary(
+                    self.get_model_info, pb.GetModelInfoRequest, pb.GetModelInfoResponse
+                ),
+                "GetServerInfo": _unary(
+                    self.get_server_info, pb.GetServerInfoRequest, pb.GetServerInfoResponse
+                ),
+                "SubscribeKvEvents": grpc.unary_stream_rpc_method_handler(
+                    self.subscribe_kv_events, common_pb.SubscribeKvEventsRequest.FromString, None
+                ),
+                "Embed": _unary(self.embed, pb.EmbedRequest, pb.EmbedResponse),
+                "GetTokenizer": grpc.unary_stream_rpc_method_handler(self.get_tokenizer),
+            },
+        )
+
+    async def generate(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> None:
+        """Deltas while streaming, one for each token; then the whole output once."""
+        # An unnamed request cannot be aborted, but it can run.
+        request_id = message.request_id or f"unnamed {next(self._unnamed)}"
+        try:
+            stream = self._live.submit(engine_request(message, request_id))
+        except InvalidRequestError as error:
+            duplicate = error.field == "request_id"
+            code = grpc.StatusCode.ALREADY_EXISTS if duplicate else _INVALID
+            await context.abort(code, str(error))
+        except NoWorkersError as error:
+            await context.abort(_EXHAUSTED, str(error))
+        except WorkerError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        try:
+            writer = ResponseWriter(stream, message, self._config.engine.vocab_size)
+            visible = stream.sequence.visible if message.streaming else 0
+            sent = 0
+            while True:
+                while sent < min(stream.ready, visible):
+                    await context.write(writer.chunk(sent))
+                    sent += 1
+                if stream.done:
+                    break
+                await stream.wait(stream.ready)
+            if self._live.failure is not None:
+                await context.abort(grpc.StatusCode.INTERNAL, self._live.failure)
+            await context.write(writer.complete())
+        finally:
+            self._live.release(stream)
+
+    async def abort(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+        if self._live.abort(message.request_id):
+            return pb.AbortResponse(success=True, message="aborted")
+        return pb.AbortResponse(success=False, message=f"{message.request_id!r} not found")
+
+    async def health_check(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+        await context.send_initial_metadata(self._identity)
+        failure = self._live.failure
+        return pb.HealthCheckResponse(status="OK" if failure is None else f"failed: {failure}")
+
+    async def get_model_info(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+        await context.send_initial_metadata(self._identity)
+        engine = self._config.engine
+        return pb.GetModelInfoResponse(
+            model_id=self._config.model_id,
+            max_input_len=engine.max_input_len,
+            max_seq_len=engine.max_seq_len,
+            max_batch_size=engine.max_num_seqs,
+            vocab_size=engine.vocab_size,
+            supported_features=[
+                f"kv_block_size={engine.block_size}",
+                f"total_kv_blocks={engine.num_gpu_blocks}",
+                f"max_num_seqs={engine.max_num_seqs}",
+                f"max_num_batched_tokens={engine.max_num_batched_tokens}",
+            ],
+        )
+
+    async def get_server_info(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+        await context.send_initial_metadata(self._identity)
+        return pb.GetServerInfoResponse(
+            version=VERSION,
+            backend="tensorrt-llm",
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            context_parallel_size=1,
+            world_size=1,
+        )
+
+    async def subscribe_kv_events(
+        self, message: Any, context: "aio.ServicerContext[Any, Any]"
+    ) -> None:
+        """The state of the cache, then its changes, until the client goes or is too far behind."""
+        await context.send_initial_metadata(self._identity)
+        subscription = self._feed.subscribe(
+            message.start_sequence_number, load_first=message.load_records_before_first_batch
+        )
+        try:
+            while (batch := await subscription.next()) is not None:
+                await context.write(batch)
+        finally:
+            self._feed.unsubscribe(subscription)
+        if subscription.overrun:
+            await context.abort(_EXHAUSTED, "too far behind the engine: subscribe again")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine stops")
+
+    async def embed(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+        await context.abort(_UNIMPLEMENTED, "a mock engine has no embeddings")
+
+    async def get_tokenizer(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> None:
+        await context.abort(_UNIMPLEMENTED, "a mock engine has no tokenizer")
+
+
+def _unary(handler: Any, request: Any, response: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+    return grpc.unary_unary_rpc_method_handler(
+        handler, request.FromString, response.SerializeToString
+    )

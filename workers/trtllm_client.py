@@ -1,0 +1,183 @@
+"""The client of one engine that serves trtllm.TrtllmService. Used by health and dispatch.
+
+Generate carries bytes both ways: the router does not decode what it only passes on.
+"""
+
+import asyncio
+from collections.abc import AsyncIterable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import grpc
+from grpc import aio
+
+from ..runtime.errors import ConfigError, WorkerError
+from ..runtime.identity import MAX_WORKER_ID, address_worker_id
+from .engine_facts import EngineFacts, facts_of
+from .trtllm_proto import SERVICE, pb
+
+MAX_MESSAGE_BYTES = 32 << 20
+WORKER_ID_KEY = "x-dynamo-worker-id"
+DP_SIZE_KEY = "x-dynamo-dp-size"
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Probes decide how often to try; the transport's own backoff must not outlast them.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Two clients of one address are two connections: closing one leaves the other alone.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True)
+class WorkerUrl:
+    """Where an engine listens. `worker_id` is the id its URL claims, if it claims one."""
+
+    address: str
+    worker_id: int | None = None
+
+    @property
+    def default_id(self) -> int:
+        """The id of an engine that announces none itself."""
+        return address_worker_id(self.address) if self.worker_id is None else self.worker_id
+
+
+def parse_worker_url(url: str) -> WorkerUrl:
+    """Read grpc://HOST:PORT[?id=WORKER_ID]; "HOST:PORT" alone will do. ConfigError if it is not."""
+    parts = urlsplit(url if "://" in url else f"grpc://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "grpc" or not parts.hostname or not port or parts.path not in ("", "/"):
+        raise ConfigError(f"worker {url!r} is not grpc://HOST:PORT", key="workers")
+    query = parse_qs(parts.query, keep_blank_values=True)
+    ids = query.pop("id", [])
+    if query or len(ids) > 1:
+        raise ConfigError(f"worker {url!r}: only one ?id=WORKER_ID may follow", key="workers")
+    if ids and not (ids[0].isdecimal() and int(ids[0]) <= MAX_WORKER_ID):
+        raise ConfigError(f"worker {url!r}: id is not in 0..2**64-1", key="workers")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return WorkerUrl(f"{host}:{port}", int(ids[0]) if ids else None)
+
+
+@dataclass(frozen=True)
+class EngineIdentity:
+    """Who an engine says it is, in the initial metadata of its answers; None where it is silent."""
+
+    worker_id: int | None = None
+    dp_size: int | None = None
+
+
+class TrtllmClient:
+    """One channel to one engine. Methods raise grpc.aio.AioRpcError when the engine does.
+
+    `timeout` is in seconds everywhere; a call without an answer by then fails with
+    DEADLINE_EXCEEDED.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        # No (de)serializers: bytes go through as they are.
+        self._generate = self._channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        self._embed = self._channel.unary_unary(f"/{SERVICE}/Embed", None, None)
+        self._get_tokenizer = self._channel.unary_stream(f"/{SERVICE}/GetTokenizer", None, None)
+        self._health_check = self._unary("HealthCheck", pb.HealthCheckResponse)
+        self._abort = self._unary("Abort", pb.AbortResponse)
+        self._get_model_info = self._unary("GetModelInfo", pb.GetModelInfoResponse)
+        self._get_server_info = self._unary("GetServerInfo", pb.GetServerInfoResponse)
+
+    def generate(
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> "aio.UnaryStreamCall[bytes, bytes]":
+        """Start a generation; iterate the call for the engine's messages, as bytes.
+
+        The caller ends it: to its last message, or by `call.cancel()`.
+        """
+        call: aio.UnaryStreamCall[bytes, bytes] = self._generate(
+            request, timeout=timeout, metadata=metadata
+        )
+        return call
+
+    async def embed(self, request: bytes, *, timeout: float | None = None) -> bytes:
+        answer: bytes = await self._embed(request, timeout=timeout)
+        return answer
+
+    def get_tokenizer(
+        self, request: bytes, *, timeout: float | None = None
+    ) -> AsyncIterable[bytes]:
+        call: AsyncIterable[bytes] = self._get_tokenizer(request, timeout=timeout)
+        return call
+
+    async def check_health(self, *, timeout: float) -> EngineIdentity:
+        """Ask whether the engine is well; WorkerError with its own words if it says it is not."""
+        call = self._health_check(pb.HealthCheckRequest(), timeout=timeout)
+        identity, answer = _identity_of(await call.initial_metadata()), await call
+        if answer.status.strip().upper() != "OK":
+            raise WorkerError(f"engine reports {answer.status!r}")
+        return identity
+
+    async def describe(self, *, timeout: float) -> tuple[EngineIdentity, EngineFacts]:
+        """Ask for everything an engine says of itself. What it does not implement stays unknown."""
+        model, server = await asyncio.gather(
+            _answer_or_none(self._get_model_info(pb.GetModelInfoRequest(), timeout=timeout)),
+            _answer_or_none(self._get_server_info(pb.GetServerInfoRequest(), timeout=timeout)),
+        )
+        identity = EngineIdentity()
+        for said, _ in (model, server):
+            identity = EngineIdentity(
+                identity.worker_id if said.worker_id is None else said.worker_id,
+                identity.dp_size if said.dp_size is None else said.dp_size,
+            )
+        return identity, facts_of(
+            model[1] or pb.GetModelInfoResponse(), server[1] or pb.GetServerInfoResponse()
+        )
+
+    async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]:
+        """Stop a request: (whether it ran there, the engine's words). Unknown ids are no error."""
+        answer = await self._abort(pb.AbortRequest(request_id=request_id), timeout=timeout)
+        return answer.success, answer.message
+
+    async def close(self) -> None:
+        """Close the channel; what still runs over it is cancelled. Idempotent."""
+        await self._channel.close(None)
+
+    def _unary(self, method: str, response: Any) -> Any:
+        return self._channel.unary_unary(
+            f"/{SERVICE}/{method}",
+            request_serializer=_serialize,
+            response_deserializer=response.FromString,
+        )
+
+
+def _serialize(message: Any) -> bytes:
+    body: bytes = message.SerializeToString()
+    return body
+
+
+async def _answer_or_none(call: Any) -> tuple[EngineIdentity, Any]:
+    try:
+        return _identity_of(await call.initial_metadata()), await call
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return EngineIdentity(), None
+        raise
+
+
+def _identity_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> EngineIdentity:
+    said = {}
+    for key, value in metadata or ():
+        if key in (WORKER_ID_KEY, DP_SIZE_KEY):
+            if not (isinstance(value, str) and value.isdecimal() and int(value) <= MAX_WORKER_ID):
+                raise WorkerError(f"engine sends {key}: {value!r}, which is no number")
+            said[key] = int(value)
+    return EngineIdentity(said.get(WORKER_ID_KEY), said.get(DP_SIZE_KEY))
