@@ -1,4 +1,4 @@
-"""What mock engines publish about their caches, over the in-process plane and a real NATS server."""
+"""What mock engines publish about their caches, in process and over a real NATS server."""
 
 import asyncio
 import os
