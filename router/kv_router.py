@@ -313,6 +313,11 @@ class KvRouter:
             with self._lock:
                 self._slots.add_output_tokens(request_id, generated)
 
+    def touch(self, request_id: str) -> bool:
+        """The request is alive: it expires `active_request_expiry_secs` from now."""
+        with self._lock:
+            return self._slots.touch(request_id, self._clock.now())
+
     def free(self, request_id: str) -> bool:
         """The request ended, however it did. False if it is not booked, which is no error."""
         with self._lock:
