@@ -47,7 +47,9 @@ class _Dump:
             for worker, blocks in edge.coverage.items():
                 holes, anchor = self.holes_above(worker, edge)
                 invented = self.invent_keys(worker, [ext for ext, _ in holes])
-                chain = [StoredBlock(key, hole[1]) for key, hole in zip(invented, holes, strict=True)]
+                chain = [
+                    StoredBlock(key, hole[1]) for key, hole in zip(invented, holes, strict=True)
+                ]
                 chain += [
                     StoredBlock(self.key(worker, edge, i), edge.locals[i]) for i in range(blocks)
                 ]
