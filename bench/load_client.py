@@ -13,16 +13,17 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from smg_grpc_proto.generated import trtllm_service_pb2 as pb  # type: ignore[import-untyped]
 
 from ..runtime.errors import ConfigError
+from ..runtime.settings import bad_setting
+from ..workers.trtllm_client import MAX_MESSAGE_BYTES, WORKER_ID_KEY, parse_worker_url
+from ..workers.trtllm_proto import SERVICE, pb
 
+DP_RANK_KEY = "x-dynamo-dp-rank"  # as a router sends it beside the worker's id
 aio: Any = grpc.aio  # its stubs know neither EOF nor that serialisers are optional
-SERVICE = "/trtllm.TrtllmService/"
-WORKER_ID = "x-dynamo-worker-id"
 CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", 32 << 20),
-    ("grpc.max_receive_message_length", 32 << 20),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 ]
@@ -60,17 +61,23 @@ class Outcome:
 
 
 class LoadClient:
-    """Requests to one target, "HOST:PORT", over one channel. Use as an async context manager."""
+    """Requests to one target over one channel. Use as an async context manager.
+
+    ConfigError if `target` is neither HOST:PORT nor grpc://HOST:PORT.
+    """
 
     def __init__(self, target: str) -> None:
-        self._address = target.removeprefix("grpc://")
+        try:
+            self._address = parse_worker_url(target).address
+        except ConfigError:
+            raise bad_setting("target", f"{target!r} is not HOST:PORT") from None
         self._channel: Any = None
 
     async def __aenter__(self) -> "LoadClient":
         self._channel = aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
         # Raw bytes both ways: requests are made ahead of their time, answers parsed once.
-        self._generate = self._channel.unary_stream(SERVICE + "Generate")
-        self._model_info = self._channel.unary_unary(SERVICE + "GetModelInfo")
+        self._generate = self._channel.unary_stream(f"/{SERVICE}/Generate")
+        self._model_info = self._channel.unary_unary(f"/{SERVICE}/GetModelInfo")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -86,16 +93,13 @@ class LoadClient:
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                 return TargetInfo()
-            raise ConfigError(
-                f"target: {self._address} does not answer within {timeout_s:g} s"
-                if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-                else f"target: {self._address}: {error.code().name}: {error.details()}",
-                key="target",
-            ) from None
+            text = f"{self._address}: {error.code().name}: {error.details()}"
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                text = f"{self._address} does not answer within {timeout_s:g} s"
+            raise bad_setting("target", text) from None
         except DecodeError:
-            raise ConfigError(
-                f"target: {self._address} does not speak trtllm.TrtllmService", key="target"
-            ) from None
+            text = f"{self._address} does not speak {SERVICE}"
+            raise bad_setting("target", text) from None
         return TargetInfo(info.model_id, info.vocab_size, info.max_input_len)
 
     async def generate(self, request: bytes, expected: int, timeout_s: float | None) -> Outcome:
@@ -198,10 +202,12 @@ def encode_generate(
 
 
 def _worker_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
-    for key, value in metadata or ():
-        if key == WORKER_ID:
-            return value if isinstance(value, str) else value.decode()
-    return None
+    """Who a router says has answered: "ID", or "ID/RANK" where it names a data-parallel rank."""
+    named = dict(metadata or ())
+    worker, rank = named.get(WORKER_ID_KEY), named.get(DP_RANK_KEY, "0")
+    if worker is None:
+        return None
+    return str(worker) if rank == "0" else f"{worker!s}/{rank!s}"
 
 
 def _is_rejection(code: grpc.StatusCode, reason: str) -> bool:

@@ -44,7 +44,9 @@ class ReplayConfig:
     trace_block_size: int = _option(512, "Tokens that one hash id of the trace stands for.")
     seed: int = _option(0, "Content of the prompts: another seed shares no prefix with this one.")
     timeout_s: float | None = _option(600.0, "Give a request up after this long.", "--timeout")
-    connect_timeout_s: float = _option(10.0, "Wait this long for the target to answer at all.")
+    connect_timeout_s: float = _option(
+        10.0, "Wait this long for the target to answer at all.", "--connect-timeout"
+    )
     max_in_flight: int = _option(
         4096, "Hold arrivals back while so many requests run; counted in the report."
     )

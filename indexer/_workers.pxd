@@ -30,23 +30,27 @@ cdef inline bint reserve_worker(Tree* tree) noexcept nogil:
         return False
     if tree.workers_free != NONE or tree.workers_used < old:
         return True
-    # Scratch may be longer than workers_room says after a failure in between: only lost account.
+    # After a failure in between some arrays are longer than workers_room says; their accounts are
+    # not, so that the next attempt counts right.
     grown = memory_resize(&tree.memory, tree.active, old // 8, new // 8)
     if grown == NULL:
         return False
     tree.active = <uint64_t*>grown
     grown = memory_resize(&tree.memory, tree.hit_worker, old * 4, new * 4)
     if grown == NULL:
+        tree.memory.bytes -= (new - old) // 8
         return False
     tree.hit_worker = <uint32_t*>grown
     grown = memory_resize(&tree.memory, tree.hit_blocks, old * 4, new * 4)
     if grown == NULL:
+        tree.memory.bytes -= (new - old) // 8 + (new - old) * 4
         return False
     tree.hit_blocks = <uint32_t*>grown
     grown = memory_resize(
         &tree.memory, tree.workers, old * sizeof(Worker), new * sizeof(Worker)
     )
     if grown == NULL:
+        tree.memory.bytes -= (new - old) // 8 + (new - old) * 8
         return False
     tree.workers = <Worker*>grown
     tree.workers_room = <uint32_t>new

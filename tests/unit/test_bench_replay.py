@@ -11,15 +11,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from smg_grpc_proto.generated import trtllm_service_pb2 as pb
 
 from dynamo_router.bench.progress import progress_bar
 from dynamo_router.bench.replay import ReplayConfig, make_shots, replay, run
 from dynamo_router.bench.tally import Tally
 from dynamo_router.bench.trace import TraceError, TraceRequest, encode_request, token_ids
 from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
-SERVICE = "trtllm.TrtllmService"
 Script = Callable[[Any, Any], AsyncIterator[Any]]
 
 
@@ -158,7 +157,7 @@ def test_arrivals_follow_the_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trailing", [True, False])
 async def test_balance_comes_from_the_worker_each_answer_names(trace: str, trailing: bool) -> None:
     async def script(request: Any, context: Any) -> AsyncIterator[Any]:
-        worker = (("x-dynamo-worker-id", str(number_of(request) % 2)),)
+        worker = (("x-dynamo-worker-id", "7"), ("x-dynamo-dp-rank", str(number_of(request) % 2)))
         if trailing:
             context.set_trailing_metadata(worker)
         else:
@@ -337,6 +336,9 @@ async def test_cancelling_cancels_what_runs(trace: str) -> None:
 async def test_no_target_at_all(trace: str, unused_tcp_port: int) -> None:
     with pytest.raises(ConfigError, match="target: is needed"):
         await replay(config(trace, None))
+    for target in ("localhost", "http://localhost:80", "localhost:x", ":80"):
+        with pytest.raises(ConfigError, match="is not HOST:PORT"):
+            await replay(config(trace, target))
     with pytest.raises(ConfigError, match="does not answer within 0.3 s") as caught:
         await replay(config(trace, f"127.0.0.1:{unused_tcp_port}", connect_timeout_s=0.3))
     assert caught.value.key == "target"
