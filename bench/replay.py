@@ -50,9 +50,9 @@ class ReplayConfig:
     max_in_flight: int = _option(
         4096, "Hold arrivals back while so many requests run; counted in the report."
     )
-    mode: str = _option("unknown", "Label of the result: how the target routes.")
-    policy: str = _option("unknown", "Label of the result: the target's cost policy.")
-    workers: int | None = _option(None, "Label of the result: how many workers the target has.")
+    mode: str | None = _option(None, "How the target routes; not given: what it says of itself.")
+    policy: str | None = _option(None, "Its cost policy; not given: what it says of itself.")
+    workers: int | None = _option(None, "How many workers it has; not given: what it says.")
     progress: bool = _option(True, "Show a progress bar, if stderr is a terminal.")
     json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
@@ -113,9 +113,9 @@ async def replay(config: ReplayConfig, on_start: OnStart | None = None) -> Run:
             await _send_in_turn(shots, send, config.concurrency)
         return tally.run(
             perf_counter() - started,
-            mode=config.mode,
-            policy=config.policy,
-            workers=config.workers,
+            mode=config.mode or info.mode or "unknown",
+            policy=config.policy or info.policy or "unknown",
+            workers=config.workers or info.workers,
             seed=config.seed,
             details={
                 "trace": config.trace,
