@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..indexer.actor import EventIndex
+from ..indexer.approximate import ApproximateIndex
 from ..indexer.hashing import BlockMmInfos, Integers, block_hashes, sequence_hashes
 from ..indexer.prefix_index import PrefixIndex
 from ..indexer.source import SourceState
@@ -209,8 +210,8 @@ class KvRouter:
             worker = self.registry.worker(number)
             if request_id is not None:
                 self._book(request_id, number, prompt, overlap, now, expected_output_tokens, config)
-                if prompt.local is not None and prompt.sequence is not None:
-                    self.index.record(worker, prompt.local, prompt.sequence, now)
+                if prompt.local is not None and not self.config.use_kv_events:
+                    self.index.record(worker, prompt.local, sequence_hashes(prompt.local), now)
         return Decision(
             worker=worker,
             number=number,
@@ -454,8 +455,6 @@ class KvRouter:
 def _index_of(config: KvRouterConfig) -> PrefixIndex:
     if config.use_kv_events:
         return EventIndex()
-    from ..indexer.approximate import ApproximateIndex
-
     return ApproximateIndex(
         ttl_s=config.router_ttl_secs,
         max_blocks=config.router_max_tree_size,
