@@ -181,4 +181,4 @@ class RadixTreeMachine(RuleBasedStateMachine):
 
 
 TestRadixTreeMachine = RadixTreeMachine.TestCase
-TestRadixTreeMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRadixTreeMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
