@@ -35,7 +35,7 @@ class DemoConfig:
     )
     trace: str | None = _option(None, "Requests to send; not given: the trace that ships with us.")
     requests: int | None = _option(None, "Send only the trace's first N requests.")
-    arrival_speedup: float = _option(1.2, "Send at the trace's times divided by this.")
+    arrival_speedup: float = _option(1.0, "Send at the trace's times divided by this.")
     workers: int = _option(4, "Mock engines.")
     block_size: int = _option(64, "Tokens in a KV-cache block.")
     num_gpu_blocks: int = _option(1024, "KV-cache blocks of each engine.")
