@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
 
 import pytest
 import structlog
@@ -107,6 +108,27 @@ async def test_many_restarts_in_a_row(nats: EmbeddedNats) -> None:
             await nats.start()
             await until(lambda i=i: plane.stats.connects == i + 2)
         assert got == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_restarts_at_any_moment(nats: EmbeddedNats) -> None:
+    """Also in the middle of connecting, subscribing and flushing: nobody stays behind."""
+    random = Random(1)
+    async with contextlib.AsyncExitStack() as stack:
+        planes = [await stack.enter_async_context(plane_at(nats.url)) for _ in range(4)]
+        got: list[bytes] = []
+        for plane in planes:
+            await plane.subscribe("a", lambda _, payload: got.append(payload))
+        for _ in range(15):
+            await planes[0].publish("a", bytes(random.randrange(1000)))
+            kill(nats)
+            await nats.start()
+            for _ in range(random.randrange(600)):
+                await asyncio.sleep(0)
+        await until(lambda: all(p.state is PlaneState.CONNECTED for p in planes))
+        for plane in planes:
+            assert await plane.flush()
+            await plane.publish("a", b"last")
+        await until(lambda: got.count(b"last") == 16)
 
 
 async def test_a_server_killed_under_load(nats: EmbeddedNats) -> None:
