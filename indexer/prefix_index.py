@@ -13,9 +13,7 @@ from .source import SourceStatus
 class PrefixIndex(Protocol):
     """Who holds which prefix. Not thread-safe unless an implementation says so."""
 
-    def match(
-        self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]
-    ) -> int:
+    def match(self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]) -> int:
         """Write each bound worker's overlap, in blocks, under its number; return the longest."""
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:

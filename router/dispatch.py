@@ -25,7 +25,7 @@ from ..workers.trtllm_client import Metadata, TrtllmClient
 from .decision import Decision
 from .flight import DispatchObserver, Flight, NoObserver
 from .generate_request import read_generate, with_request_id
-from .status import DuplicateRequestError, RequestAbortedError, status_of
+from .status import RequestAbortedError, status_of
 
 ABORT_TIMEOUT_S = 2.0
 MAX_PENDING_ABORTS = 1024
@@ -53,7 +53,7 @@ class DecidingRouter(Protocol):
         *,
         lora_name: str | None = None,
         cache_namespace: str | None = None,
-        allowed_workers: Collection[int] | None = None,
+        excluded_workers: Collection[int] = (),
         pinned_worker: WorkerWithDpRank | None = None,
         expected_output_tokens: int | None = None,
     ) -> Decision: ...
@@ -188,7 +188,7 @@ class Dispatcher:
             request_id = next(self._ids)
             body = with_request_id(body, request_id)
         elif request_id in self._flights:
-            raise DuplicateRequestError(f"request id {request_id} is in flight already")
+            raise InvalidRequestError(f"request id {request_id!r} is in use", field="request_id")
         flight = Flight(request_id, body, facts, self._now(), pinned)
         self._flights[request_id] = flight
         return flight
@@ -220,16 +220,13 @@ class Dispatcher:
 
     def _decide(self, flight: Flight, failed: set[int]) -> Decision:
         """Choose a worker and book the request there."""
-        allowed = None
-        if failed:
-            allowed = {e.worker_id for e in self._router.registry.entries()} - failed
         facts, began = flight.facts, self._now()
         decision = self._router.decide(
             facts.token_ids,
             flight.request_id,
             lora_name=facts.lora_name,
             cache_namespace=facts.cache_namespace,
-            allowed_workers=allowed,
+            excluded_workers=failed,
             pinned_worker=flight.pinned,
             expected_output_tokens=facts.max_tokens or None,
         )
@@ -251,6 +248,7 @@ class Dispatcher:
         observer, router, now = self._observer, self._router, self._now
         worker_id, request_id = decision.worker.worker_id, flight.request_id
         call: aio.UnaryStreamCall[bytes, bytes] | None = None
+        running = False  # on the worker, as far as we know
         try:
             observer.on_routed(flight)
             client = flight.client = self._fleet.client(worker_id)
@@ -260,32 +258,38 @@ class Dispatcher:
             if entry is not None and entry.dp_size > 1:
                 metadata = (*metadata, (DP_RANK_KEY, str(decision.worker.dp_rank)))
             call = flight.call = client.generate(flight.body, timeout=timeout, metadata=metadata)
-            flight.silent, flight.waiting_since = False, now()
+            running, flight.silent, flight.waiting_since = True, False, now()
             # It is a generator, and must not outlive a failure of `respond`.
-            async with contextlib.aclosing(cast("AsyncGenerator[bytes, None]", aiter(call))) as answers:
+            async with contextlib.aclosing(
+                cast("AsyncGenerator[bytes, None]", aiter(call))
+            ) as answers:
                 async for message in answers:
                     at = now()
                     observer.on_message(flight, message, at)
                     if not flight.messages:
                         router.mark_prefill_complete(request_id)
                     flight.messages += 1
-                    flight.last_message_at, flight.waiting_since = at, math.inf
+                    flight.last_message, flight.last_message_at = message, at
+                    flight.waiting_since = math.inf
                     await respond(message)
                     flight.waiting_since = now()
+            running = False
             self._fleet.report_ok(worker_id)
             return None
         except grpc.RpcError as error:
+            running = False
             return self._judge(flight, worker_id, error.code(), error.details() or "", error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if call is None or task is None or task.cancelling():
                 raise  # by our client, or by our own shutdown
+            running = flight.silent
             details = "it was silent for too long" if flight.silent else "it cancelled the request"
             return self._judge(flight, worker_id, grpc.StatusCode.CANCELLED, details, error)
         finally:
             router.free(request_id)
             flight.waiting_since = math.inf
-            if call is not None and (not call.done() or flight.silent):
+            if call is not None and running:
                 call.cancel()
                 self._abort_later(client, request_id)
 

@@ -6,7 +6,7 @@ without I/O, safe to call from several threads. The one place where load is book
 
 import random
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..indexer.actor import EventIndex
-from ..indexer.approximate import PredictedIndex
+from ..indexer.approximate import ApproximateIndex
 from ..indexer.hashing import BlockMmInfos, Integers, block_hashes, sequence_hashes
 from ..indexer.prefix_index import PrefixIndex
 from ..indexer.source import SourceState
@@ -59,20 +59,10 @@ class KvRouter:
         self.config = config or KvRouterConfig()
         self.registry = registry if registry is not None else WorkerRegistry()
         self.block_size = self.config.block_size
-        self.index: PrefixIndex = (
-            EventIndex()
-            if self.config.use_kv_events
-            else PredictedIndex(
-                ttl_s=self.config.router_ttl_secs,
-                max_blocks=self.config.router_max_tree_size,
-                prune_target_ratio=self.config.router_prune_target_ratio,
-            )
-        )
+        self.index: PrefixIndex = _index_of(self.config)
         self._clock = clock or SystemClock()
         self._rng = random.Random(self.config.seed if seed is None else seed)
-        self._slots = SlotTable(
-            self.block_size, expiry_s=self.config.active_request_expiry_secs
-        )
+        self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
         self._strategy = self._strategy_of(self.config)
         self._overlaps = np.zeros(0, dtype=np.uint32)
         self._dropped: list[str] = []
@@ -178,7 +168,7 @@ class KvRouter:
         cache_namespace: str | None = None,
         block_mm_infos: BlockMmInfos | None = None,
         allowed_workers: Iterable[WorkerLike] | None = None,
-        excluded_workers: Iterable[WorkerLike] = (),
+        excluded_workers: Collection[WorkerLike] = (),
         pinned_worker: WorkerLike | None = None,
         expected_output_tokens: int | None = None,
         overrides: Mapping[str, Any] | None = None,
@@ -191,9 +181,7 @@ class KvRouter:
         where no worker may take the request now.
         """
         config, how = self._how(overrides)
-        prompt = self._prompt(
-            token_ids, how, config, block_mm_infos, lora_name, cache_namespace
-        )
+        prompt = self._prompt(token_ids, how, config, block_mm_infos, lora_name, cache_namespace)
         with self._lock:
             now = self._clock.now()
             self._expire(now)
@@ -203,13 +191,14 @@ class KvRouter:
                 )
             overlaps = self._match(prompt)
             eligible = self.registry.eligible(now)
-            excluded = self._mask(excluded_workers)
+            if excluded_workers:
+                eligible = eligible & ~self._mask(excluded_workers)
             number = choose(
                 how,
                 Candidates(
                     self._slots,
                     isl=prompt.isl,
-                    eligible=eligible & ~excluded if excluded.any() else eligible,
+                    eligible=eligible,
                     overlaps=overlaps,
                     seq_hashes=prompt.sequence,
                 ),
@@ -220,11 +209,9 @@ class KvRouter:
             overlap = 0 if overlaps is None else int(overlaps[number])
             worker = self.registry.worker(number)
             if request_id is not None:
-                self._book(
-                    request_id, number, prompt, overlap, now, expected_output_tokens, config
-                )
-                if prompt.local is not None and prompt.sequence is not None:
-                    self.index.record(worker, prompt.local, prompt.sequence, now)
+                self._book(request_id, number, prompt, overlap, now, expected_output_tokens, config)
+                if prompt.local is not None and not self.config.use_kv_events:
+                    self.index.record(worker, prompt.local, sequence_hashes(prompt.local), now)
         return Decision(
             worker=worker,
             number=number,
@@ -246,9 +233,7 @@ class KvRouter:
         """Every candidate's cost and what it is made of, whatever the mode. Books nothing."""
         config, _ = self._how(overrides)
         how = self._strategy_of(replace(config, mode="kv"))
-        prompt = self._prompt(
-            token_ids, how, config, block_mm_infos, lora_name, cache_namespace
-        )
+        prompt = self._prompt(token_ids, how, config, block_mm_infos, lora_name, cache_namespace)
         with self._lock:
             now = self._clock.now()
             self._expire(now)
@@ -299,16 +284,18 @@ class KvRouter:
             return self.index.scores(local)
 
     def potential_loads(
-        self, token_ids: Integers, *, lora_name: str | None = None, cache_namespace: str | None = None
+        self,
+        token_ids: Integers,
+        *,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
     ) -> list[PotentialLoad]:
         """What every registered rank's load would be with this prompt on it."""
         local = self._hash(token_ids, None, lora_name, cache_namespace)
         prompt = _Prompt(_length(token_ids), local, sequence_hashes(local))
         with self._lock:
             self._expire(self._clock.now())
-            blocks, tokens = self._slots.potential(
-                prompt.sequence, prompt.isl, self._match(prompt)
-            )
+            blocks, tokens = self._slots.potential(prompt.sequence, prompt.isl, self._match(prompt))
             return [
                 PotentialLoad(worker, int(blocks[number]), int(tokens[number]))
                 for number, worker in self.registry.numbered()
@@ -326,6 +313,11 @@ class KvRouter:
         if self.config.router_track_output_blocks:
             with self._lock:
                 self._slots.add_output_tokens(request_id, generated)
+
+    def touch(self, request_id: str) -> bool:
+        """The request is alive: it expires `active_request_expiry_secs` from now."""
+        with self._lock:
+            return self._slots.touch(request_id, self._clock.now())
 
     def free(self, request_id: str) -> bool:
         """The request ended, however it did. False if it is not booked, which is no error."""
@@ -398,7 +390,7 @@ class KvRouter:
                 cache_namespace=cache_namespace,
             )
         except (OverflowError, TypeError, ValueError) as error:
-            raise InvalidRequestError(str(error), field="token_ids") from error
+            raise InvalidRequestError(f"token_ids: {error}", field="token_ids") from error
 
     def _match(self, prompt: _Prompt) -> npt.NDArray[np.uint32] | None:
         if prompt.local is None:
@@ -458,6 +450,16 @@ class KvRouter:
         with self._lock:
             self._dropped += self._slots.remove_worker(number)
             self.index.unbind(worker)
+
+
+def _index_of(config: KvRouterConfig) -> PrefixIndex:
+    if config.use_kv_events:
+        return EventIndex()
+    return ApproximateIndex(
+        ttl_s=config.router_ttl_secs,
+        max_blocks=config.router_max_tree_size,
+        prune_target_ratio=config.router_prune_target_ratio,
+    )
 
 
 def _length(token_ids: Integers) -> int:

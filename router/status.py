@@ -7,10 +7,6 @@ import grpc
 from ..runtime.errors import InvalidRequestError, NoWorkersError, RouterError, WorkerError
 
 
-class DuplicateRequestError(InvalidRequestError):
-    """The request id belongs to a request that has not ended yet."""
-
-
 class RequestAbortedError(RouterError):
     """Somebody asked to abort the request, and so it was."""
 
@@ -19,9 +15,9 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     """The (code, text) a client is told. An engine's own status passes through unchanged."""
     if isinstance(error, grpc.RpcError):
         return error.code(), error.details() or ""
-    if isinstance(error, DuplicateRequestError):
-        return grpc.StatusCode.ALREADY_EXISTS, str(error)
     if isinstance(error, InvalidRequestError):
+        if error.field == "request_id":  # it belongs to a request that has not ended yet
+            return grpc.StatusCode.ALREADY_EXISTS, str(error)
         return grpc.StatusCode.INVALID_ARGUMENT, str(error)
     if isinstance(error, NoWorkersError | WorkerError):
         return grpc.StatusCode.UNAVAILABLE, str(error)

@@ -3,10 +3,9 @@
 Generate carries bytes from end to end. Everything else is rare, and typed.
 """
 
-import asyncio
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, Protocol, cast
 
 import grpc
 import structlog
@@ -40,7 +39,7 @@ class ReadyFleet(Protocol):
     def ready_clients(self) -> list[TrtllmClient]: ...
 
 
-class TrtllmService(grpc.GenericRpcHandler):
+class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in stubs only
     """Serves the fleet behind a dispatcher. `model_id` replaces the name the engines give."""
 
     def __init__(
@@ -57,7 +56,7 @@ class TrtllmService(grpc.GenericRpcHandler):
 
     async def _generate(self, request: bytes, context: Context) -> None:
         try:
-            forwarded, pinned = _read_metadata(context.invocation_metadata())
+            forwarded, pinned = _read_metadata(cast(Any, context.invocation_metadata()))
             worker = await self._dispatcher.generate(
                 request,
                 context.write,
@@ -136,7 +135,7 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
     code, details = status_of(error)
     trailing: Sequence[tuple[str, str | bytes]] = ()
     if isinstance(error, aio.AioRpcError):
-        trailing = tuple(error.trailing_metadata() or ())
+        trailing = tuple(cast(Any, error.trailing_metadata()) or ())
     elif code is grpc.StatusCode.INTERNAL:
         log.error("request failed", exc_info=error)
     await context.abort(code, details, trailing)
@@ -144,7 +143,7 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
 
 
 def _read_metadata(
-    metadata: Sequence[tuple[str, str | bytes]] | None,
+    metadata: Iterable[tuple[str, str | bytes]] | None,
 ) -> tuple[Sequence[tuple[str, str | bytes]], WorkerWithDpRank | None]:
     """What of a request's metadata goes on to the worker, and which worker it asks for."""
     forwarded: list[tuple[str, str | bytes]] = []

@@ -156,9 +156,7 @@ def test_a_forgotten_booking_expires(router: KvRouter, clock: ManualClock) -> No
         ([1.5], "token"),
     ],
 )
-def test_impossible_prompts_are_refused(
-    router: KvRouter, tokens: list[int], message: str
-) -> None:
+def test_impossible_prompts_are_refused(router: KvRouter, tokens: list[int], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         router.best_worker(tokens)
 
