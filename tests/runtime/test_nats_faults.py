@@ -6,10 +6,12 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
 
 import pytest
 import structlog
 import uvloop
+from nats.errors import Error as NatsError
 from polling import until
 
 from dynamo_router.runtime import nats_link
@@ -107,6 +109,55 @@ async def test_many_restarts_in_a_row(nats: EmbeddedNats) -> None:
             await nats.start()
             await until(lambda i=i: plane.stats.connects == i + 2)
         assert got == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_restarts_at_any_moment(nats: EmbeddedNats) -> None:
+    """Also in the middle of connecting, subscribing and flushing: nobody stays behind."""
+    random = Random(1)
+    async with contextlib.AsyncExitStack() as stack:
+        planes = [await stack.enter_async_context(plane_at(nats.url)) for _ in range(4)]
+        got: list[bytes] = []
+        for plane in planes:
+            await plane.subscribe("a", lambda _, payload: got.append(payload))
+        for _ in range(15):
+            await planes[0].publish("a", bytes(random.randrange(1000)))
+            kill(nats)
+            await nats.start()
+            for _ in range(random.randrange(60)):
+                await asyncio.sleep(0)
+        await until(lambda: all(p.state is PlaneState.CONNECTED for p in planes))
+        for plane in planes:
+            assert await plane.flush()
+            await plane.publish("a", b"last")
+        await until(lambda: got.count(b"last") == 16)
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+async def test_a_link_may_be_closed_at_any_step_of_its_loss(lossy: bool) -> None:
+    """nats-py may end a wait for the socket by cancelling it for us too, at one of these steps."""
+    connections: list[asyncio.StreamWriter] = []
+
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(INFO)
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+                connections.append(writer)
+
+    async with fake_server(welcome) as url:
+        for turns in range(40):
+            lost: list[None] = []
+            link = nats_link.NatsLink(lambda lost=lost: lost.append(None), lambda: None)
+            await link.open(url)
+            connections.pop().transport.abort()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+                if lossy:  # it then has messages that will never leave
+                    with contextlib.suppress(NatsError, OSError):
+                        await link.publish("a", b"x")
+            await link.close()
+            assert not link.alive
+            assert not await link.flush()
 
 
 async def test_a_server_killed_under_load(nats: EmbeddedNats) -> None:
