@@ -16,7 +16,15 @@ from ..runtime.errors import RouterError
 from ..runtime.settings import bad_setting
 from .contenders import Contender, available_contenders, dynamo_core
 from .environment import describe_environment, pin_to_core
-from .report import check_json_target, number, spread, table_console, write_json
+from .report import (
+    check_json_target,
+    new_table,
+    number,
+    percentiles,
+    spread,
+    table_console,
+    write_json,
+)
 from .sample import SampleShape, make_sample
 from .trace import TraceRequest, read_trace
 from .workload import Prompt, Removed, Stored, Workload, hash_prompts, plan_workload
@@ -209,14 +217,14 @@ def _digest(timings: Sequence[Timing]) -> dict[str, Any]:
         "blocks": timings[0].blocks,
         "operations_per_s": of(lambda timing: timing.operations / timing.seconds),
         "blocks_per_s": of(lambda timing: timing.blocks / timing.seconds),
-        "p50_us": of(lambda timing: float(np.percentile(timing.each_us, 50))),
-        "p99_us": of(lambda timing: float(np.percentile(timing.each_us, 99))),
+        "p50_us": of(lambda timing: percentiles(timing.each_us, 50)[0]),
+        "p99_us": of(lambda timing: percentiles(timing.each_us, 99)[0]),
     }
 
 
 def index_table(results: Sequence[dict[str, Any]]) -> Table:
     """The results, and each contender's throughput as a multiple of Dynamo's, if that ran."""
-    table = Table("block", "workers", "phase", "contender")
+    table = new_table("block", "workers", "phase", "contender")
     for column in ("blocks/s", "spread", "calls/s", "p50 us", "p99 us", "x dynamo"):
         table.add_column(column, justify="right")
     rates = {_row(result): result["blocks_per_s"]["median"] for result in results}
@@ -245,7 +253,7 @@ def _row(result: dict[str, Any]) -> tuple[int, int, str, str]:
 
 def hashing_table(results: Sequence[dict[str, Any]]) -> Table:
     """Hashing, in a table."""
-    table = Table("block", "contender", title=f"hashing {HASH_TOKENS} tokens", title_justify="left")
+    table = new_table("block", "contender", title=f"hashing {HASH_TOKENS} tokens")
     table.add_column("us", justify="right")
     table.add_column("tokens/s", justify="right")
     for result in results:

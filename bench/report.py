@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -27,16 +28,23 @@ class Summary:
     p99: float | None = None
 
 
-def summarise(samples: ArrayLike) -> Summary:
-    """The mean and the percentiles of `samples`.
+def percentiles(samples: ArrayLike, *wanted: float) -> list[float]:
+    """The wanted percentiles of at least one sample.
 
     Percentile q of n sorted samples stands at rank (n - 1) * q / 100, counted from 0; between two
     samples it is interpolated linearly. This is the only definition of a percentile in the project.
     """
     values = np.asarray(samples, np.float64)
+    found: list[float] = np.percentile(values, wanted, method="linear").tolist()
+    return found
+
+
+def summarise(samples: ArrayLike) -> Summary:
+    """The mean and the percentiles of `samples`."""
+    values = np.asarray(samples, np.float64)
     if values.size == 0:
         return Summary()
-    p50, p90, p99 = np.percentile(values, (50, 90, 99), method="linear").tolist()
+    p50, p90, p99 = percentiles(values, 50, 90, 99)
     return Summary(float(values.mean()), p50, p90, p99)
 
 
@@ -124,13 +132,20 @@ def check_json_target(target: str | None) -> None:
 
 def table_console(json_target: str | None) -> Console:
     """Where tables go: stdout, or stderr where stdout carries the JSON."""
-    return Console(stderr=json_target == "-", highlight=False)
+    console = Console(stderr=json_target == "-", highlight=False)
+    if not console.is_terminal:
+        console.width = 120  # a file has no width; rich would take 80 and break the cells
+    return console
+
+
+def new_table(*columns: str, title: str | None = None) -> Table:
+    """An empty table in the one look that all commands share."""
+    return Table(*columns, title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
 
 
 def runs_table(runs: Sequence[Run], title: str | None = None) -> Table:
     """The runs side by side, a column each: every latency beside its errors and rejections."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("")
+    table = new_table("", title=title)
     for run in runs:
         label = run.mode if run.policy in ("unknown", run.mode) else f"{run.mode} ({run.policy})"
         table.add_column(label, justify="right")

@@ -74,6 +74,14 @@ cdef uint64_t slow_item(object item, Py_ssize_t position, int width, str what) e
     return PyLong_AsUnsignedLongLong(number)
 
 
+cdef inline uint64_t hash_item(object item, Py_ssize_t position, str what) except? 0:
+    """An exact int for 8 bytes; it runs no Python code."""
+    try:
+        return PyLong_AsUnsignedLongLong(item)
+    except OverflowError:
+        raise out_of_range(item, position, 8, what) from None
+
+
 cdef object out_of_range(object number, Py_ssize_t position, int width, str what):
     return OverflowError(
         f"{what} {number} at position {position} is out of range (0 to 2**{8 * width} - 1)"
@@ -94,6 +102,8 @@ cdef int copy_items(UIntView view, object items, int width, str what) except -1:
             if small < 0:
                 raise out_of_range(small, i, width, what)
             value = <uint64_t>small  # one digit has 30 bits: it fits either width
+        elif width == 8 and DR_EXACT_INT(item[i]):
+            value = hash_item(<object>item[i], i, what)
         else:
             value = slow_item(<object>item[i], i, width, what)
             # __index__ may have run anything, even code that shortened the list.

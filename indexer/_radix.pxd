@@ -1,6 +1,7 @@
 # _radix.pxd: the index of cached prefixes, as other kernels use it. Whoever calls owns the tree.
 from libc.stdint cimport uint32_t, uint64_t
 
+from ._events cimport EventBatch
 from ._tree cimport (
     TREE_BLOCK_NOT_FOUND,
     TREE_INVALID_SEQUENCE,
@@ -53,8 +54,9 @@ cdef uint32_t tree_match_bound(
 
 cdef class RadixTree:
     cdef Tree* tree          # owned
+    cdef EventBatch batch    # of apply_event, reused
     cdef list names          # WorkerWithDpRank by the tree's number, as of names_version
-    cdef object roster       # the same as a numpy array of records
+    cdef object roster       # the same as a numpy array of objects
     cdef uint64_t names_version
 
     cdef int refresh_names(self) except -1

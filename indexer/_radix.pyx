@@ -7,15 +7,18 @@ removed from the middle hides those below it until it is stored again. The struc
 _tree.pxd; this is its door, from C and from Python.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint32_t, uint64_t
+from cpython.long cimport PyLong_AsUnsignedLongLong
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from ._aliases cimport aliases_close
 from ._arena cimport arena_close, arena_init
-from ._edge cimport edge_uncover_all
-from ._hashes cimport Hashes, PyLong_AsUnsignedLongLong, PyObject, hashes_close, hashes_open
+from ._edge cimport Edge, edge_uncover_all
+from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
+from ._integers cimport UIntView, view_integers
 from ._match cimport match_chain
+from ._memory cimport array_release
 from ._remove cimport clear_worker, remove_blocks
 from ._store cimport store_chain
 from ._table cimport NONE, table_free
@@ -26,17 +29,20 @@ from ._tree cimport (
     TREE_OK,
     TREE_PARENT_NOT_FOUND,
     Tree,
+    Worker,
     new_edge,
     reserve_edge,
 )
-from ._workers cimport find_worker, forget_worker, intern_worker
+from ._wire cimport batch_free, batch_init, decode_json_event
+from ._workers cimport find_worker, forget_worker, intern_worker, scratch_size
+
+from operator import index
 
 import numpy as np
 
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank, as_worker
-
-WORKER_DTYPE = np.dtype([("worker_id", np.uint64), ("dp_rank", np.uint32)])
+from .wire import describe_decode_error
 
 
 # The door for kernels ------------------------------------------------------------------------
@@ -61,11 +67,9 @@ cdef void tree_close(Tree* tree) noexcept nogil:
         return
     for e in range(tree.edges_used):
         edge_uncover_all(&tree.edges[e], &tree.memory)
-    free(tree.edges)
-    free(tree.workers)
-    free(tree.active)
-    free(tree.hit_worker)
-    free(tree.hit_blocks)
+    array_release(&tree.memory, tree.edges, tree.edges_room * sizeof(Edge))
+    array_release(&tree.memory, tree.workers, tree.workers_room * sizeof(Worker))
+    array_release(&tree.memory, tree.active, scratch_size(tree.workers_room))
     arena_close(&tree.blocks, &tree.memory)
     aliases_close(&tree.aliases, &tree.memory)
     table_free(&tree.by_ext, &tree.memory)
@@ -144,14 +148,28 @@ cdef struct Name:
 
 
 cdef inline int read_name(Name* name, worker) except -1:
-    if type(worker) is int and 0 <= worker <= 0xFFFFFFFFFFFFFFFF:
-        name.worker_id = PyLong_AsUnsignedLongLong(<PyObject*>worker)
+    if type(worker) is int and 0 <= worker < 1 << 63:
+        name.worker_id = PyLong_AsUnsignedLongLong(worker)
         name.dp_rank = 0
     else:
         worker = as_worker(worker)
         name.worker_id = worker[0]
         name.dp_rank = worker[1]
     return 0
+
+
+cdef inline UIntView view_hashes(hashes):
+    cdef UIntView view = view_integers(hashes, 8, "block hash")
+    if view.size > 0x7FFFFFFF:
+        raise ValueError(f"{view.size} hashes are more than an event or a prompt can have")
+    return view
+
+
+cdef uint64_t as_hash(number) except? 0:
+    number = index(number)
+    if not 0 <= number < 1 << 64:
+        raise OverflowError(f"block hash {number} is out of range (0 to 2**64 - 1)")
+    return number
 
 
 cdef int check(int status, uint64_t worker_id) except -1:
@@ -174,7 +192,7 @@ cdef class Match:
 
     @property
     def workers(self):
-        """The workers as an array of records (worker_id u64, dp_rank u32)."""
+        """The workers: an array of WorkerWithDpRank objects."""
         return self.roster[np.frombuffer(self.index, np.uint32)]
 
     @property
@@ -185,15 +203,15 @@ cdef class Match:
     @property
     def scores(self):
         """The same as a dict from WorkerWithDpRank to blocks."""
-        cdef const uint32_t* index
+        cdef const uint32_t* numbers
         cdef const uint32_t* blocks
         cdef uint32_t i
         if self.cached is None:
-            index = <const uint32_t*><const char*>self.index
+            numbers = <const uint32_t*><const char*>self.index
             blocks = <const uint32_t*><const char*>self.blocks
             self.cached = {}
             for i in range(self.count):
-                self.cached[self.names[index[i]]] = blocks[i]
+                self.cached[self.names[numbers[i]]] = blocks[i]
         return self.cached
 
     @property
@@ -219,17 +237,19 @@ cdef class RadixTree:
         self.tree = tree_open()
         if self.tree == NULL:
             raise MemoryError
+        batch_init(&self.batch)
         self.names = []
-        self.roster = np.empty(0, WORKER_DTYPE)
+        self.roster = np.empty(0, object)
 
     def __dealloc__(self):
         tree_close(self.tree)
+        batch_free(&self.batch)
 
     cdef int refresh_names(self) except -1:
         """Make `names` and `roster` those of the tree's present workers."""
         cdef uint32_t w
         names = []
-        roster = np.zeros(self.tree.workers_used, WORKER_DTYPE)
+        roster = np.empty(self.tree.workers_used, object)
         for w in range(self.tree.workers_used):
             name = WorkerWithDpRank(
                 self.tree.workers[w].worker_id, self.tree.workers[w].dp_rank
@@ -253,33 +273,28 @@ cdef class RadixTree:
         ValueError if the two differ in length, OverflowError or TypeError for no hashes.
         """
         cdef Name name
-        cdef Hashes ext, local
-        cdef uint64_t parent = 0
+        cdef UIntView ext = view_hashes(block_hashes)
+        cdef UIntView local = view_hashes(local_hashes)
+        cdef uint64_t parent = 0 if parent_hash is None else as_hash(parent_hash)
         cdef uint32_t w
-        cdef int status
         read_name(&name, worker)
-        if parent_hash is not None:
-            parent = parent_hash
-        hashes_open(&ext, block_hashes)
-        try:
-            hashes_open(&local, local_hashes)
-        except BaseException:
-            hashes_close(&ext)
-            raise
         if ext.size != local.size:
-            status = -1
-        else:
-            status = TREE_NO_MEMORY
-            w = intern_worker(self.tree, name.worker_id, name.dp_rank)
-            if w != NONE:
-                status = store_chain(
-                    self.tree, w, parent_hash is not None, parent, ext.data, local.data, ext.size
-                )
-        hashes_close(&ext)
-        hashes_close(&local)
-        if status == -1:
             raise ValueError(f"{ext.size} block hashes for {local.size} local hashes")
-        check(status, name.worker_id)
+        w = intern_worker(self.tree, name.worker_id, name.dp_rank)
+        if w == NONE:
+            raise MemoryError
+        check(
+            store_chain(
+                self.tree,
+                w,
+                parent_hash is not None,
+                parent,
+                <const uint64_t*>ext.data,
+                <const uint64_t*>local.data,
+                <uint32_t>ext.size,
+            ),
+            name.worker_id,
+        )
 
     def remove(self, worker, block_hashes):
         """The worker holds these blocks no more; what it holds below them stays held.
@@ -287,17 +302,58 @@ cdef class RadixTree:
         Raises EventError (block_not_found) if it did not hold one of them; the others are removed.
         """
         cdef Name name
-        cdef Hashes ext
+        cdef UIntView ext = view_hashes(block_hashes)
+        cdef uint32_t w, unknown
+        cdef int status = TREE_OK
+        read_name(&name, worker)
+        w = find_worker(self.tree, name.worker_id, name.dp_rank)
+        if w != NONE:
+            status = remove_blocks(
+                self.tree, w, <const uint64_t*>ext.data, <uint32_t>ext.size, &unknown
+            )
+        elif ext.size != 0:
+            status = TREE_BLOCK_NOT_FOUND
+        check(status, name.worker_id)
+
+    def apply_event(self, worker_id, const uint8_t[::1] event not None):
+        """Apply one cache event of this worker, Dynamo's JSON; event ids are not looked at.
+
+        The rank is the event's, unless `worker_id` is a tuple. Raises ValueError if it is no such
+        event, EventError as `store` and `remove` do.
+        """
+        cdef Name name
+        cdef const Event* parsed
+        cdef const uint64_t* ext
+        cdef size_t size = event.shape[0]
         cdef uint32_t w, unknown
         cdef int status
-        read_name(&name, worker)
-        hashes_open(&ext, block_hashes)
-        w = find_worker(self.tree, name.worker_id, name.dp_rank)
+        read_name(&name, worker_id)
+        status = decode_json_event(
+            &self.batch, name.worker_id, &event[0] if size else NULL, size
+        )
+        if status != 0:
+            raise ValueError(describe_decode_error(status))
+        parsed = self.batch.events
+        if not isinstance(worker_id, tuple):
+            name.dp_rank = parsed.dp_rank
+        w = intern_worker(self.tree, name.worker_id, name.dp_rank)
+        ext = self.batch.block_hashes + parsed.first
         if w == NONE:
-            status = TREE_BLOCK_NOT_FOUND if ext.size else TREE_OK
+            status = TREE_NO_MEMORY
+        elif parsed.kind == EVENT_STORED:
+            status = store_chain(
+                self.tree,
+                w,
+                parsed.has_parent,
+                parsed.parent_hash,
+                ext,
+                self.batch.local_hashes + parsed.first,
+                parsed.count,
+            )
+        elif parsed.kind == EVENT_REMOVED:
+            status = remove_blocks(self.tree, w, ext, parsed.count, &unknown)
         else:
-            status = remove_blocks(self.tree, w, ext.data, ext.size, &unknown)
-        hashes_close(&ext)
+            clear_worker(self.tree, w)
         check(status, name.worker_id)
 
     def match(self, local_hashes, bint early_exit=False):
@@ -306,11 +362,11 @@ cdef class RadixTree:
         With `early_exit` the walk may stop once a single worker is left, which then may be given
         less than it holds.
         """
-        cdef Hashes local
+        cdef UIntView local = view_hashes(local_hashes)
         cdef Match match = Match.__new__(Match)
-        hashes_open(&local, local_hashes)
-        match.count = match_chain(self.tree, local.data, local.size, early_exit)
-        hashes_close(&local)
+        match.count = match_chain(
+            self.tree, <const uint64_t*>local.data, <uint32_t>local.size, early_exit
+        )
         if self.names_version != self.tree.names:
             self.refresh_names()
         match.names = self.names
@@ -321,15 +377,13 @@ cdef class RadixTree:
 
     def match_bound(self, local_hashes, uint32_t[::1] out not None):
         """Zero `out`, write every bound worker's overlap to out[number]; return the longest."""
-        cdef Hashes local
+        cdef UIntView local = view_hashes(local_hashes)
         cdef uint32_t n = <uint32_t>out.shape[0]
-        cdef uint32_t longest
         if n == 0:
             return 0
-        hashes_open(&local, local_hashes)
-        longest = tree_match_bound(self.tree, local.data, local.size, &out[0], n)
-        hashes_close(&local)
-        return longest
+        return tree_match_bound(
+            self.tree, <const uint64_t*>local.data, <uint32_t>local.size, &out[0], n
+        )
 
     def bind(self, worker, number):
         """Write the worker's overlap to this place of match_bound's array; None: to none."""
@@ -369,6 +423,13 @@ cdef class RadixTree:
         """The same ranks hold nothing any more, but stay known."""
         for w in self.numbers_of(worker):
             clear_worker(self.tree, w)
+
+    def dump_tree_as_events(self):
+        """JSON router events that rebuild the tree; see dump.py."""
+        from .dump import dump_events
+        from .wire import encode_router_event
+
+        return [encode_router_event(event).decode() for event in dump_events(self)]
 
     def workers(self):
         """Every known worker, with blocks or without: a list of WorkerWithDpRank."""

@@ -56,6 +56,8 @@ class NatsPlane(PlaneBase):
         self._subscriptions: dict[NatsSubscription, None] = {}
         self._link: NatsLink | None = None
         self._wake = asyncio.Event()
+        self._closing = False
+        self._dropping_link = False
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"plane {url}")
 
     @property
@@ -71,7 +73,7 @@ class NatsPlane(PlaneBase):
                 return
             except (NatsError, OSError):
                 pass  # lost a moment ago: keep the message for the next connection
-        if self._task.done():
+        if self._closing:
             self._stats.publish_dropped += 1
             return
         self._stats.publish_dropped += self._buffer.push(subject, payload)
@@ -83,7 +85,7 @@ class NatsPlane(PlaneBase):
 
     async def subscribe(self, subject: str, handler: Handler) -> "NatsSubscription":
         check_subject(subject, wildcards=True)
-        if self._task.done():
+        if self._closing:
             raise RuntimeError("the event plane is closed")
         subscription = NatsSubscription(self, subject, handler)
         self._subscriptions[subscription] = None
@@ -108,8 +110,13 @@ class NatsPlane(PlaneBase):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self.flush()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self._closing = True
+        while not self._task.done():
+            # Again and again, because a cancellation can get lost: asyncio.wait_for of Python
+            # 3.11, deep in nats-py, swallows one that comes together with its result.
+            if not self._dropping_link:
+                self._task.cancel()
+            await asyncio.wait({self._task}, timeout=0.05)
         self._subscriptions.clear()
         self._stats.publish_dropped += self._buffer.clear()
         self._set_state(PlaneState.CLOSED)
@@ -118,27 +125,38 @@ class NatsPlane(PlaneBase):
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
+        me = asyncio.current_task()
+        assert me is not None
         attempt = 0
         told = False
-        while True:
+        while not me.cancelling():
             link = NatsLink(self._wake.set, self._on_slow)
             url = self._urls[attempt % len(self._urls)]
             attempt += 1
             since = loop.time()
+            error: BaseException | None
             try:
                 await link.open(url)
                 await self._attach_all(link)
+                if me.cancelling():
+                    break
                 since = loop.time()
                 log.info("the event plane is connected", url=url)
                 told = False
                 self._set_state(PlaneState.CONNECTED)
                 await self._serve(link)
                 error = link.error
-            except Exception as caught:  # whatever it was, trying again is all that can be done
+            except (Exception, asyncio.CancelledError) as caught:
+                # Whatever it was, trying again is all that can be done: also when something
+                # inside nats-py was cancelled, as long as it was not us.
+                if me.cancelling():
+                    raise
                 error = caught
             finally:
                 self._link = None
+                self._dropping_link = True
                 await link.close()
+                self._dropping_link = False
             if loop.time() - since > STABLE_AFTER_S:
                 self._backoff.reset()
             if not told:

@@ -23,13 +23,16 @@ SMALL = EngineConfig(block_size=4, num_gpu_blocks=12, max_num_seqs=3, max_num_ba
 def run(engine: MockEngine, now: float = 0.0) -> list[tuple[float, str, int, bool]]:
     """Step until idle: (time, request, token, finished) of every token."""
     emitted = []
-    while engine.has_work:
+    for _ in range(10_000):
+        if not engine.has_work:
+            break
         result = engine.step(now)
         now += result.duration_s
         emitted += [
             (now, s.request.request_id, s.output[s.generated - 1], s.finished)
             for s in result.outputs
         ]
+    assert not engine.has_work, "livelock"
     return emitted
 
 
@@ -147,6 +150,7 @@ def test_requests_that_preempt_each_other_all_finish_once_with_the_tokens_they_g
         result = engine.step(0.0)
         for sequence in before[len(before) - result.preempted :]:
             victims[sequence.request.request_id] += 1
+            assert sequence not in engine._scheduler.running, "back in the very same step"
         for s in result.outputs:
             tokens[s.request.request_id].append(s.output[s.generated - 1])
             order += [s.request.request_id] * s.finished
@@ -195,13 +199,13 @@ def test_blocks_carry_the_hashes_a_router_computes_also_those_of_generated_token
 
 def test_a_long_prompt_is_computed_in_chunks_beside_running_decodes():
     engine = MockEngine(EngineConfig(block_size=4, num_gpu_blocks=99, max_num_batched_tokens=10))
+    timing = PolynomialTiming(4 * 99)
     engine.submit(request("short", range(10, 14), 9), 0.0)
-    engine.step(0.0)
+    assert engine.step(0.0).duration_s * 1000 == timing.prefill_ms(4), "no decode in it"
     engine.submit(request("long", range(100, 125), 2), 0.0)
     steps = [engine.step(0.0) for _ in range(3)]
     assert [s.prefill_tokens for s in steps] == [9, 9, 7]
     assert [len(s.outputs) for s in steps] == [1, 1, 2]
-    timing = PolynomialTiming(4 * 99)
     # 9 of the long one's tokens are in 3 blocks, 5 of the short one's in 2.
     assert steps[0].duration_s * 1000 == timing.prefill_ms(9) + timing.decode_ms(4 * 5)
 

@@ -36,6 +36,12 @@ from dynamo_router.runtime.identity import WorkerWithDpRank
 
 TIERS: tuple[StorageTier, ...] = ("device", "host_pinned", "disk")
 
+WORDS = [
+    *("worker_id", "event", "event_id", "data", "stored", "removed", "cleared", "blocks", "topic"),
+    *("payload", "block_hashes", "block_hash", "tokens_hash", "parent_hash", "sequence", "dp_rank"),
+    "storage_tier",
+]
+
 
 class Refused(Exception):
     """The oracle's verdict: the message parses, and is no event message."""
@@ -49,12 +55,19 @@ class Unparsed(Exception):
 
 
 def parse(data: bytes) -> Any:
+    codec: Any = msgspec.json if is_json(data) else msgspec.msgpack
     try:
-        if data.lstrip(b" \n\r\t")[:1] in (b"{", b"["):
-            return msgspec.json.decode(data)
-        return msgspec.msgpack.decode(data)
-    except (msgspec.DecodeError, RecursionError, TypeError, UnicodeDecodeError) as error:
+        value = codec.decode(data)
+        written = codec.encode(value)
+    except (msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
         raise Unparsed from error
+    if any(data.count(word) > written.count(word) for word in map(str.encode, WORDS)):
+        raise Unparsed  # a key came twice: msgspec forgot a value that had to be right, too
+    return value
+
+
+def is_json(data: bytes) -> bool:
+    return data.lstrip(b" \n\r\t")[:1] in (b"{", b"[")
 
 
 def fields(value: Any, *names: str) -> dict[str, Any]:
@@ -151,10 +164,9 @@ def read_payload(value: Any) -> list[RouterEvent]:
 
 def read_message(data: bytes) -> list[RouterEvent]:
     value = parse(data)
-    is_json = data.lstrip(b" \n\r\t")[:1] in (b"{", b"[")
     positional = isinstance(value, list) and [type(each) for each in value[:2]] == [int, int]
     named = fields(value, "topic", "payload") if isinstance(value, dict) else {}
-    if is_json or not (positional or named):
+    if is_json(data) or not (positional or named):
         return read_payload(value)
     found = fields(value, "publisher_id", "sequence", "published_at", "topic", "payload")
     uint(need(found, "publisher_id"))
@@ -223,6 +235,24 @@ def damage(message: bytes, rng: random.Random) -> bytes:
         else:
             damaged[at:at] = damaged[rng.randrange(len(damaged) + 1) :][: rng.choice([1, 13, 57])]
     return bytes(damaged)
+
+
+ODD = [None, True, 0, -1, 2**32, -(2**63), 2**64 - 1, 1.5, "", "cleared", [], {}, [1, 2], {"a": 1}]
+
+
+def change(value: Any, rng: random.Random) -> Any:
+    """The same with one part, somewhere inside, gone or something else."""
+    if isinstance(value, dict | list) and value and rng.random() < 0.9:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key = rng.choice(keys)
+        if rng.random() < 0.1:
+            del value[key]
+        else:
+            value[key] = change(value[key], rng)
+        if isinstance(value, dict) and rng.random() < 0.2:
+            return list(value.values())
+        return value
+    return rng.choice(ODD)
 
 
 class Guarded:
@@ -317,10 +347,6 @@ def test_any_bytes(data: bytes, guarded: Guarded) -> None:
     native(guarded.put(data))
 
 
-WORDS = [
-    *("worker_id", "event", "event_id", "data", "stored", "removed", "cleared", "blocks", "topic"),
-    *("payload", "block_hashes", "block_hash", "tokens_hash", "parent_hash", "sequence", "dp_rank"),
-]
 SCALARS = st.none() | st.booleans() | U64 | st.floats() | st.text(max_size=9)
 
 
@@ -337,3 +363,19 @@ SCALARS = st.none() | st.booleans() | U64 | st.floats() | st.text(max_size=9)
 def test_any_structure_out_of_our_words(value: Any, guarded: Guarded) -> None:
     check(msgspec.msgpack.encode(value), guarded)
     check(msgspec.json.encode(value), guarded)
+
+
+@settings(max_examples=100, deadline=None)
+@given(events=EVENTS, seed=st.integers(0, 2**32))
+def test_a_message_with_one_part_changed(
+    events: list[RouterEvent], seed: int, guarded: Guarded
+) -> None:
+    rng = random.Random(seed)
+    texts = [encode_router_event(event) for event in events]
+    for _ in range(20):
+        value = change([msgspec.json.decode(text) for text in texts], rng)
+        check(msgspec.msgpack.encode(value), guarded)
+        check(msgspec.json.encode(value), guarded)
+        payload = msgspec.msgpack.encode(value)
+        sealed = {"publisher_id": 1, "sequence": 2, "topic": "kv-events", "payload": payload}
+        check(msgspec.msgpack.encode(change(sealed, rng)), guarded)

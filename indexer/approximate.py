@@ -1,0 +1,103 @@
+"""The approximate index: who probably holds which block, predicted from where requests were sent.
+
+Used by the router when engines publish no KV events (--no-kv-events).
+"""
+
+from math import ceil, floor, inf
+
+import numpy as np
+import numpy.typing as npt
+
+from ..runtime.identity import WorkerWithDpRank, as_worker
+from ._predictions import PredictionTree
+from .source import SourceState, SourceStatus
+
+TICKS_PER_SECOND = 10  # deadlines are rounded up to these, so that one expiry handles many
+
+
+class ApproximateIndex:
+    """A PrefixIndex without events. Pure: time is what the caller says it is. Not thread-safe.
+
+    A block is believed to be cached until `ttl_s` after the last request with it was sent to that
+    worker. More than `max_blocks` predictions, counted per worker, are pruned to
+    `prune_target_ratio` of that: earliest deadline first, deeper blocks before those above them.
+    `expired` and `pruned` count what was forgotten for either reason.
+    """
+
+    def __init__(
+        self,
+        *,
+        ttl_s: float = 120.0,
+        max_blocks: int = 2**20,
+        prune_target_ratio: float = 0.8,
+    ) -> None:
+        if not 0 <= ttl_s < inf:
+            raise ValueError(f"ttl_s {ttl_s} is negative or not finite")
+        if not 1 <= max_blocks < 2**31:
+            raise ValueError(f"max_blocks {max_blocks} is not in 1..2**31-1")
+        if not 0 <= prune_target_ratio <= 1:
+            raise ValueError(f"prune_target_ratio {prune_target_ratio} is not in 0..1")
+        self._ttl_s = ttl_s
+        self._max_blocks = max_blocks
+        self._keep = int(max_blocks * prune_target_ratio)
+        self._predictions = PredictionTree()
+        self.expired = 0
+        self.pruned = 0
+
+    def __len__(self) -> int:
+        """How many blocks are believed to be cached, each counted for every worker."""
+        return len(self._predictions)
+
+    def record(
+        self,
+        worker: WorkerWithDpRank | tuple[int, int] | int,
+        local_hashes: npt.NDArray[np.uint64],
+        sequence_hashes: npt.NDArray[np.uint64],
+        now: float,
+    ) -> None:
+        """A request with these blocks was sent to a worker: it will hold them from now on.
+
+        Raises ValueError if the hashes differ in number or a sequence hash comes twice.
+        """
+        self.expire(now)
+        if self._ttl_s == 0:
+            return
+        deadline = ceil((now + self._ttl_s) * TICKS_PER_SECOND)
+        self._predictions.record(as_worker(worker), local_hashes, sequence_hashes, deadline)
+        if len(self._predictions) > self._max_blocks:
+            self.pruned += self._predictions.prune(self._keep)
+
+    def expire(self, now: float) -> None:
+        """Forget what was not asked for again in time. Next to free while nothing is due."""
+        self.expired += self._predictions.expire(max(0, floor(now * TICKS_PER_SECOND)))
+
+    def match(self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]) -> int:
+        """Write each bound worker's overlap, in blocks, under its number; return the longest."""
+        return self._predictions.tree.match_bound(local_hashes, overlaps)
+
+    def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
+        """Overlap in blocks of every worker that is believed to hold any, bound or not."""
+        return self._predictions.tree.match(local_hashes).scores
+
+    def bind(self, worker: WorkerWithDpRank, number: int) -> None:
+        """Give a worker the number its overlap is written under."""
+        self._predictions.bind(worker, number)
+
+    def unbind(self, worker: WorkerWithDpRank) -> None:
+        """Forget a worker and what is believed of it: it left."""
+        self._predictions.remove_worker(worker)
+
+    def sources(self) -> list[SourceStatus]:
+        """Every worker that is bound or was sent a request."""
+        tree = self._predictions.tree
+        return [
+            SourceStatus(worker, SourceState.APPROXIMATE, tree.num_blocks(worker))
+            for worker in tree.workers()
+        ]
+
+    def memory_bytes(self) -> int:
+        """Bytes allocated, used or kept for use."""
+        return self._predictions.memory_bytes()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
