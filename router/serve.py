@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -43,6 +44,8 @@ log = structlog.get_logger(__name__)
 def run(config: ServeConfig) -> int:
     """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start."""
     _log_to_stderr(config.log_level)
+    # gRPC's core logs each fork and each peer that goes; we say what matters of that ourselves.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         uvloop.run(run_server(config))
     except ConfigError as error:
