@@ -179,8 +179,7 @@ class Dispatcher:
 
     def _admit(self, body: bytes, pinned: WorkerWithDpRank | None) -> Flight:
         facts = read_generate(body)
-        tokens = facts.token_ids
-        refusal = self._fleet.facts.check_prompt(len(tokens), int(tokens.max()))
+        refusal = self._fleet.facts.check_prompt(len(facts.token_ids), facts.largest_token)
         if refusal is not None:
             raise InvalidRequestError(refusal)
         request_id = facts.request_id
