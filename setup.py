@@ -47,6 +47,15 @@ def link_tree() -> str:
     return str(package.parent)
 
 
+def drop_stale_sources() -> None:
+    """Remove generated C that is older than any declaration: cythonize misses relative cimports."""
+    newest = max((path.stat().st_mtime for path in HERE.glob("*/_*.pxd")), default=0.0)
+    for name in KERNELS:
+        generated = HERE / (name.replace(".", "/") + ".c")
+        if generated.exists() and generated.stat().st_mtime < newest:
+            generated.unlink()
+
+
 def compile_args() -> list[str]:
     if SANITIZE:
         return ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
@@ -73,6 +82,7 @@ class BuildPy(build_py):
         return [module for module in found if module[1] != "setup"]
 
 
+drop_stale_sources()
 setup(
     cmdclass={"build_py": BuildPy},
     ext_modules=cythonize(

@@ -18,9 +18,9 @@ class Contender(Protocol):
     def ready_store(self, op: Stored) -> Any: ...
     def ready_match(self, op: Prompt) -> Any: ...
     def ready_remove(self, op: Removed) -> Any: ...
-    def store(self, ready: Any, /) -> object: ...
+    def store(self, ready: Any, /) -> None: ...
     def match(self, ready: Any, /) -> object: ...
-    def remove(self, ready: Any, /) -> object: ...
+    def remove(self, ready: Any, /) -> None: ...
 
     def scores(self, matched: Any) -> dict[int, int]:
         """Worker to overlap, of what `match` returned; not timed, to compare the contenders."""
@@ -41,14 +41,14 @@ class Arrays:
     def ready_remove(self, op: Removed) -> Any:
         return op.worker, op.sequence
 
-    def store(self, ready: Any, /) -> object:
-        return self._tree.store(*ready)
+    def store(self, ready: Any, /) -> None:
+        self._tree.store(*ready)
 
     def match(self, ready: Any, /) -> object:
         return self._tree.match(ready)
 
-    def remove(self, ready: Any, /) -> object:
-        return self._tree.remove(*ready)
+    def remove(self, ready: Any, /) -> None:
+        self._tree.remove(*ready)
 
     def scores(self, matched: Any) -> dict[int, int]:
         return _by_worker_id(matched.scores)
@@ -89,14 +89,14 @@ class Events(Arrays):
     def ready_remove(self, op: Removed) -> Any:
         return self._ready.remove(op)
 
-    def store(self, ready: Any, /) -> object:
-        return self._tree.apply_event(*ready)
+    def store(self, ready: Any, /) -> None:
+        self._tree.apply_event(*ready)
 
     def match(self, ready: Any, /) -> object:
         return self._tree.find_matches(ready).scores
 
-    def remove(self, ready: Any, /) -> object:
-        return self._tree.apply_event(*ready)
+    def remove(self, ready: Any, /) -> None:
+        self._tree.apply_event(*ready)
 
     def scores(self, matched: Any) -> dict[int, int]:
         return _by_worker_id(matched)
@@ -118,7 +118,7 @@ class Dicts:
     def ready_remove(self, op: Removed) -> Any:
         return op.worker, op.sequence.tolist()
 
-    def store(self, ready: Any, /) -> object:
+    def store(self, ready: Any, /) -> None:
         worker, parent, sequence, local = ready
         held = self._held.setdefault(worker, {})
         children = self._root if parent is None else held[parent][0]
@@ -129,7 +129,6 @@ class Dicts:
             node[1].add(worker)
             held[name] = node
             children = node[0]
-        return None
 
     def match(self, ready: Any, /) -> object:
         scores: dict[int, int] = {}
@@ -150,12 +149,11 @@ class Dicts:
         scores.update(dict.fromkeys(active or (), depth))
         return scores
 
-    def remove(self, ready: Any, /) -> object:
+    def remove(self, ready: Any, /) -> None:
         worker, sequence = ready
         held = self._held[worker]
         for name in sequence:
             held.pop(name)[1].discard(worker)
-        return None
 
     def scores(self, matched: Any) -> dict[int, int]:
         return dict(matched)
@@ -180,14 +178,14 @@ class Dynamo:
     def ready_remove(self, op: Removed) -> Any:
         return self._ready.remove(op)
 
-    def store(self, ready: Any, /) -> object:
-        return self._tree.apply_event(*ready)
+    def store(self, ready: Any, /) -> None:
+        self._tree.apply_event(*ready)
 
     def match(self, ready: Any, /) -> object:
         return self._tree.find_matches(ready).scores
 
-    def remove(self, ready: Any, /) -> object:
-        return self._tree.apply_event(*ready)
+    def remove(self, ready: Any, /) -> None:
+        self._tree.apply_event(*ready)
 
     def scores(self, matched: Any) -> dict[int, int]:
         return _by_worker_id(matched)

@@ -4,7 +4,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +20,15 @@ from ..runtime.identity import WorkerWithDpRank
 from ..runtime.settings import bad_setting
 from ..slots.table import SlotTable
 from .environment import describe_environment, pin_to_core
-from .report import check_json_target, new_table, number, spread, table_console, write_json
+from .report import (
+    check_json_target,
+    new_table,
+    number,
+    percentiles,
+    spread,
+    table_console,
+    write_json,
+)
 from .workload import CacheEvents, Stored
 
 Tokens = NDArray[np.uint32]
@@ -155,7 +163,7 @@ class StagesCell:
             self._book("request", worker, sequence, prompt)
             marks.append(perf_counter())
             slots.free("request")
-            for stage, before, after in zip(STAGES, marks, marks[1:], strict=True):
+            for stage, (before, after) in zip(STAGES, pairwise(marks), strict=True):
                 times[stage].append((after - before) * 1e6)
         return times
 
@@ -191,8 +199,9 @@ def measure_decisions(config: DecisionBenchConfig) -> list[dict[str, Any]]:
         for _ in range(config.rounds):
             for key, cell in cells.items():
                 for step, times in _without_gc(cell, config.decisions).items():
-                    medians[key, step].append(float(np.median(times)))
-                    tails[key, step].append(float(np.percentile(times, 99)))
+                    p50, p99 = percentiles(times, 50, 99)
+                    medians[key, step].append(p50)
+                    tails[key, step].append(p99)
     finally:
         for cell in cells.values():
             cell.close()

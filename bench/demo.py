@@ -33,14 +33,16 @@ class DemoConfig:
         flag="--mode",
         choices=MODES,
     )
-    trace: str = _option(str(SAMPLE_TRACE), "Requests to send; the trace that ships with us.")
+    trace: str | None = _option(None, "Requests to send; not given: the trace that ships with us.")
     requests: int | None = _option(None, "Send only the trace's first N requests.")
-    arrival_speedup: float = _option(1.2, "Send at the trace's times divided by this.")
+    arrival_speedup: float = _option(1.0, "Send at the trace's times divided by this.")
     workers: int = _option(4, "Mock engines.")
     block_size: int = _option(64, "Tokens in a KV-cache block.")
     num_gpu_blocks: int = _option(1024, "KV-cache blocks of each engine.")
     seed: int = _option(0, "Content of the prompts.")
-    start_timeout_s: float = _option(30.0, "Wait this long for the router and its engines.")
+    start_timeout_s: float = _option(
+        30.0, "Wait this long for the router and its engines.", flag="--start-timeout"
+    )
     progress: bool = _option(True, "Show a progress bar, if stderr is a terminal.")
     json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
@@ -57,7 +59,7 @@ class DemoConfig:
     def replay_config(self) -> ReplayConfig:
         """The load, the same for every mode."""
         return ReplayConfig(
-            trace=self.trace,
+            trace=self.trace or str(SAMPLE_TRACE),
             requests=self.requests,
             arrival_speedup=self.arrival_speedup,
             seed=self.seed,

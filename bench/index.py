@@ -16,7 +16,15 @@ from ..runtime.errors import RouterError
 from ..runtime.settings import bad_setting
 from .contenders import Contender, available_contenders, dynamo_core
 from .environment import describe_environment, pin_to_core
-from .report import check_json_target, new_table, number, spread, table_console, write_json
+from .report import (
+    check_json_target,
+    new_table,
+    number,
+    percentiles,
+    spread,
+    table_console,
+    write_json,
+)
 from .sample import SampleShape, make_sample
 from .trace import TraceRequest, read_trace
 from .workload import Prompt, Removed, Stored, Workload, hash_prompts, plan_workload
@@ -209,8 +217,8 @@ def _digest(timings: Sequence[Timing]) -> dict[str, Any]:
         "blocks": timings[0].blocks,
         "operations_per_s": of(lambda timing: timing.operations / timing.seconds),
         "blocks_per_s": of(lambda timing: timing.blocks / timing.seconds),
-        "p50_us": of(lambda timing: float(np.percentile(timing.each_us, 50))),
-        "p99_us": of(lambda timing: float(np.percentile(timing.each_us, 99))),
+        "p50_us": of(lambda timing: percentiles(timing.each_us, 50)[0]),
+        "p99_us": of(lambda timing: percentiles(timing.each_us, 99)[0]),
     }
 
 

@@ -14,12 +14,16 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from ..router.proto.router_pb2 import ListWorkersResponse
 from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting
 from ..workers.trtllm_client import MAX_MESSAGE_BYTES, WORKER_ID_KEY, parse_worker_url
 from ..workers.trtllm_proto import SERVICE, pb
 
-DP_RANK_KEY = "x-dynamo-dp-rank"  # as a router sends it beside the worker's id
+# What a router sends with its answers, beside the worker's id.
+DP_RANK_KEY = "x-dynamo-dp-rank"
+MODE_KEY, POLICY_KEY = "x-dynamo-router-mode", "x-dynamo-router-policy"
+LIST_WORKERS = "/dynamo_router.v1.RouterService/ListWorkers"
 aio: Any = grpc.aio  # its stubs know neither EOF nor that serialisers are optional
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -31,11 +35,14 @@ CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """What a target says of its model; 0 or empty where it does not know."""
+    """What a target says of itself. 0, empty or None where it does not, as engines do not route."""
 
     model_id: str = ""
     vocab_size: int = 0
     max_input_len: int = 0
+    mode: str = ""
+    policy: str = ""
+    workers: int | None = None  # that are ready
 
 
 @dataclass(slots=True)
@@ -78,6 +85,7 @@ class LoadClient:
         # Raw bytes both ways: requests are made ahead of their time, answers parsed once.
         self._generate = self._channel.unary_stream(f"/{SERVICE}/Generate")
         self._model_info = self._channel.unary_unary(f"/{SERVICE}/GetModelInfo")
+        self._list_workers = self._channel.unary_unary(LIST_WORKERS)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -85,22 +93,39 @@ class LoadClient:
             await self._channel.close(None)
 
     async def probe(self, timeout_s: float) -> TargetInfo:
-        """Wait for the target and ask for its model. ConfigError if it does not answer in time."""
-        empty = pb.GetModelInfoRequest().SerializeToString()
+        """Wait for the target and ask what it is. ConfigError if it does not answer in time."""
+        call = self._model_info(b"", timeout=timeout_s, wait_for_ready=True)
+        info, metadata = pb.GetModelInfoResponse(), {}
         try:
-            data = await self._model_info(empty, timeout=timeout_s, wait_for_ready=True)
-            info = pb.GetModelInfoResponse.FromString(data)
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                return TargetInfo()
-            text = f"{self._address}: {error.code().name}: {error.details()}"
+            info.ParseFromString(await call)
+            metadata = dict(await call.initial_metadata())
+        except aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 text = f"{self._address} does not answer within {timeout_s:g} s"
-            raise bad_setting("target", text) from None
+                raise bad_setting("target", text) from None
+            if error.code() != grpc.StatusCode.UNIMPLEMENTED:
+                text = f"{self._address}: {error.code().name}: {error.details()}"
+                raise bad_setting("target", text) from None
         except DecodeError:
             text = f"{self._address} does not speak {SERVICE}"
             raise bad_setting("target", text) from None
-        return TargetInfo(info.model_id, info.vocab_size, info.max_input_len)
+        return TargetInfo(
+            info.model_id,
+            info.vocab_size,
+            info.max_input_len,
+            metadata.get(MODE_KEY, ""),
+            metadata.get(POLICY_KEY, ""),
+            await self._count_workers(timeout_s),
+        )
+
+    async def _count_workers(self, timeout_s: float) -> int | None:
+        """How many workers a router has; None if this is an engine, or a router of another kind."""
+        try:
+            answer = await self._list_workers(b"", timeout=timeout_s)
+            workers = ListWorkersResponse.FromString(answer).workers
+        except (aio.AioRpcError, DecodeError):
+            return None
+        return sum(worker.state == "ready" for worker in workers) or None
 
     async def generate(self, request: bytes, expected: int, timeout_s: float | None) -> Outcome:
         """Send a serialised GenerateRequest and read its answer to the end; never raises for it.
@@ -120,7 +145,7 @@ class LoadClient:
             outcome.worker = _worker_of(await call.initial_metadata()) or _worker_of(
                 await call.trailing_metadata()
             )
-        except grpc.aio.AioRpcError as error:
+        except aio.AioRpcError as error:
             outcome.code = error.code().name
             outcome.reason = error.details() or ""
             outcome.rejected = _is_rejection(error.code(), outcome.reason)

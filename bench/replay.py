@@ -44,13 +44,15 @@ class ReplayConfig:
     trace_block_size: int = _option(512, "Tokens that one hash id of the trace stands for.")
     seed: int = _option(0, "Content of the prompts: another seed shares no prefix with this one.")
     timeout_s: float | None = _option(600.0, "Give a request up after this long.", "--timeout")
-    connect_timeout_s: float = _option(10.0, "Wait this long for the target to answer at all.")
+    connect_timeout_s: float = _option(
+        10.0, "Wait this long for the target to answer at all.", "--connect-timeout"
+    )
     max_in_flight: int = _option(
         4096, "Hold arrivals back while so many requests run; counted in the report."
     )
-    mode: str = _option("unknown", "Label of the result: how the target routes.")
-    policy: str = _option("unknown", "Label of the result: the target's cost policy.")
-    workers: int | None = _option(None, "Label of the result: how many workers the target has.")
+    mode: str | None = _option(None, "How the target routes; not given: what it says of itself.")
+    policy: str | None = _option(None, "Its cost policy; not given: what it says of itself.")
+    workers: int | None = _option(None, "How many workers it has; not given: what it says.")
     progress: bool = _option(True, "Show a progress bar, if stderr is a terminal.")
     json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
@@ -111,9 +113,9 @@ async def replay(config: ReplayConfig, on_start: OnStart | None = None) -> Run:
             await _send_in_turn(shots, send, config.concurrency)
         return tally.run(
             perf_counter() - started,
-            mode=config.mode,
-            policy=config.policy,
-            workers=config.workers,
+            mode=config.mode or info.mode or "unknown",
+            policy=config.policy or info.policy or "unknown",
+            workers=config.workers or info.workers,
             seed=config.seed,
             details={
                 "trace": config.trace,

@@ -28,16 +28,23 @@ class Summary:
     p99: float | None = None
 
 
-def summarise(samples: ArrayLike) -> Summary:
-    """The mean and the percentiles of `samples`.
+def percentiles(samples: ArrayLike, *wanted: float) -> list[float]:
+    """The wanted percentiles of at least one sample.
 
     Percentile q of n sorted samples stands at rank (n - 1) * q / 100, counted from 0; between two
     samples it is interpolated linearly. This is the only definition of a percentile in the project.
     """
     values = np.asarray(samples, np.float64)
+    found: list[float] = np.percentile(values, wanted, method="linear").tolist()
+    return found
+
+
+def summarise(samples: ArrayLike) -> Summary:
+    """The mean and the percentiles of `samples`."""
+    values = np.asarray(samples, np.float64)
     if values.size == 0:
         return Summary()
-    p50, p90, p99 = np.percentile(values, (50, 90, 99), method="linear").tolist()
+    p50, p90, p99 = percentiles(values, 50, 90, 99)
     return Summary(float(values.mean()), p50, p90, p99)
 
 

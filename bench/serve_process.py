@@ -42,7 +42,8 @@ class ServeProcess:
         self.http_address = ""
 
     async def __aenter__(self) -> Self:
-        command = [sys.executable, "-m", "dynamo_router", "serve", *self._arguments]
+        # -P: what lies in the current directory must not take a module's place.
+        command = [sys.executable, "-P", "-m", "dynamo_router", "serve", *self._arguments]
         # A session of its own: Ctrl-C in our terminal is ours alone to hear and to pass on, and
         # whatever the child leaves behind can be found by its group.
         self._process = await asyncio.create_subprocess_exec(

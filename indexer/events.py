@@ -1,8 +1,10 @@
 """KV events as Python values: what a worker says of its cache. Made by wire.py and the publishers.
 
-The index itself never builds these: it decodes into C arrays (_events.pxd).
+The index itself never builds these: it decodes into C arrays (_events.pxd). Decoding makes tuples
+of blocks and hashes; whoever makes an event to publish may give any sequence.
 """
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -23,13 +25,13 @@ class Stored(msgspec.Struct, frozen=True):
     """Consecutive blocks now cached behind `parent_hash` (an external hash; None: at the start)."""
 
     parent_hash: int | None
-    blocks: tuple[StoredBlock, ...]
+    blocks: Sequence[StoredBlock]
 
 
 class Removed(msgspec.Struct, frozen=True):
     """Blocks, by external hash, that are cached no more."""
 
-    block_hashes: tuple[int, ...]
+    block_hashes: Sequence[int]
 
 
 class Cleared(msgspec.Struct, frozen=True):

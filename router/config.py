@@ -165,6 +165,7 @@ class KvRouterConfig:
             credit_decay=self.overlap_score_credit_decay,
             prefill_load_scale=scale,
             decode_active_request_weight=self.decode_active_request_weight,
+            track_prefill_tokens=self.router_track_prefill_tokens,
         )
 
 

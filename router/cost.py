@@ -1,8 +1,14 @@
 """What a request would cost each worker, in blocks; the cheapest worker is the best one.
 
-Prefill still to be done there, less what its caches save, plus the decode load it would have: see
-docs/architecture.md for the formula. Called by selection.py for each decision, and by the router
-to explain one. Pure; arrays are aligned by worker number.
+    cost = prefill_load_scale * max(0, prefill - saved) + decode blocks
+           + decode_active_request_weight * active requests
+    prefill = (active prefill tokens + prompt tokens) / block size
+    saved = credit * overlap + the lower tiers' weights * their overlaps
+    credit = overlap_score_credit / (1 + credit_decay * prefill queued beyond the least busy
+             eligible worker's, in prompts)
+
+Called by selection.py for each decision, and by the router to explain one. Pure; arrays are
+aligned by worker number.
 """
 
 import math

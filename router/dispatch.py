@@ -53,7 +53,7 @@ class DecidingRouter(Protocol):
         *,
         lora_name: str | None = None,
         cache_namespace: str | None = None,
-        allowed_workers: Collection[int] | None = None,
+        excluded_workers: Collection[int] = (),
         pinned_worker: WorkerWithDpRank | None = None,
         expected_output_tokens: int | None = None,
     ) -> Decision: ...
@@ -220,16 +220,13 @@ class Dispatcher:
 
     def _decide(self, flight: Flight, failed: set[int]) -> Decision:
         """Choose a worker and book the request there."""
-        allowed = None
-        if failed:
-            allowed = {e.worker_id for e in self._router.registry.entries()} - failed
         facts, began = flight.facts, self._now()
         decision = self._router.decide(
             facts.token_ids,
             flight.request_id,
             lora_name=facts.lora_name,
             cache_namespace=facts.cache_namespace,
-            allowed_workers=allowed,
+            excluded_workers=failed,
             pinned_worker=flight.pinned,
             expected_output_tokens=facts.max_tokens or None,
         )
@@ -272,7 +269,8 @@ class Dispatcher:
                     if not flight.messages:
                         router.mark_prefill_complete(request_id)
                     flight.messages += 1
-                    flight.last_message_at, flight.waiting_since = at, math.inf
+                    flight.last_message, flight.last_message_at = message, at
+                    flight.waiting_since = math.inf
                     await respond(message)
                     flight.waiting_since = now()
             running = False

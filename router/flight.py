@@ -30,6 +30,7 @@ class Flight:
     call: "aio.UnaryStreamCall[bytes, bytes] | None" = None
     messages: int = 0
     """begun to be passed to the client; from the first one on there is no second attempt"""
+    last_message: bytes = b""
     last_message_at: float = 0.0
     waiting_since: float = math.inf
     """since when the worker owes us a message; infinite while it does not"""

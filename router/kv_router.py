@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..indexer.actor import EventIndex
+from ..indexer.approximate import ApproximateIndex
 from ..indexer.hashing import BlockMmInfos, Integers, block_hashes, sequence_hashes
 from ..indexer.prefix_index import PrefixIndex
 from ..indexer.source import SourceState
@@ -209,8 +210,8 @@ class KvRouter:
             worker = self.registry.worker(number)
             if request_id is not None:
                 self._book(request_id, number, prompt, overlap, now, expected_output_tokens, config)
-                if prompt.local is not None and prompt.sequence is not None:
-                    self.index.record(worker, prompt.local, prompt.sequence, now)
+                if prompt.local is not None and not self.config.use_kv_events:
+                    self.index.record(worker, prompt.local, sequence_hashes(prompt.local), now)
         return Decision(
             worker=worker,
             number=number,
@@ -312,6 +313,11 @@ class KvRouter:
         if self.config.router_track_output_blocks:
             with self._lock:
                 self._slots.add_output_tokens(request_id, generated)
+
+    def touch(self, request_id: str) -> bool:
+        """The request is alive: it expires `active_request_expiry_secs` from now."""
+        with self._lock:
+            return self._slots.touch(request_id, self._clock.now())
 
     def free(self, request_id: str) -> bool:
         """The request ended, however it did. False if it is not booked, which is no error."""
@@ -449,8 +455,6 @@ class KvRouter:
 def _index_of(config: KvRouterConfig) -> PrefixIndex:
     if config.use_kv_events:
         return EventIndex()
-    from ..indexer.approximate import ApproximateIndex
-
     return ApproximateIndex(
         ttl_s=config.router_ttl_secs,
         max_blocks=config.router_max_tree_size,

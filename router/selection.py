@@ -7,7 +7,6 @@ random comes out of the generator that is handed in.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -55,21 +54,31 @@ class Candidates:
         self.host_overlaps = host_overlaps
         self.disk_overlaps = disk_overlaps
         self.shared_blocks = shared_blocks
+        # Not cached_property: in Python 3.11 it takes a lock, which costs more than the arrays do.
+        self._potential_blocks: Floats | None = None
+        self._prefill_tokens: Counts | None = None
+        self._active_requests: Counts | None = None
 
-    @cached_property
+    @property
     def potential_blocks(self) -> Floats:
         """Decode blocks each worker would have with this request."""
-        return self.slots.potential(self.seq_hashes, self.isl, self.overlaps)[0]
+        if self._potential_blocks is None:
+            self._potential_blocks = self.slots.potential(self.seq_hashes, self.isl, None)[0]
+        return self._potential_blocks
 
-    @cached_property
+    @property
     def prefill_tokens(self) -> Counts:
         """Prompt tokens each worker has still to prefill, without this request."""
-        return self.slots.active_prefill_tokens()
+        if self._prefill_tokens is None:
+            self._prefill_tokens = self.slots.active_prefill_tokens()
+        return self._prefill_tokens
 
-    @cached_property
+    @property
     def active_requests(self) -> Counts:
         """Requests each worker has in flight, without this one."""
-        return self.slots.active_requests()
+        if self._active_requests is None:
+            self._active_requests = self.slots.active_requests()
+        return self._active_requests
 
 
 Filter = Callable[[Candidates], Mask]  # of the eligible workers, those that may be scored

@@ -125,25 +125,32 @@ class NatsPlane(PlaneBase):
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
+        me = asyncio.current_task()
+        assert me is not None
         attempt = 0
         told = False
-        while not self._closing:
+        while not me.cancelling():
             link = NatsLink(self._wake.set, self._on_slow)
             url = self._urls[attempt % len(self._urls)]
             attempt += 1
             since = loop.time()
+            error: BaseException | None
             try:
                 await link.open(url)
                 await self._attach_all(link)
-                if self._closing:
-                    continue
+                if me.cancelling():
+                    break
                 since = loop.time()
                 log.info("the event plane is connected", url=url)
                 told = False
                 self._set_state(PlaneState.CONNECTED)
                 await self._serve(link)
                 error = link.error
-            except Exception as caught:  # whatever it was, trying again is all that can be done
+            except (Exception, asyncio.CancelledError) as caught:
+                # Whatever it was, trying again is all that can be done: also when something
+                # inside nats-py was cancelled, as long as it was not us.
+                if me.cancelling():
+                    raise
                 error = caught
             finally:
                 self._link = None
@@ -183,7 +190,7 @@ class NatsPlane(PlaneBase):
 
     async def _serve(self, link: NatsLink) -> None:
         """Send what was buffered and keep an eye on the link, until it is lost."""
-        while link.alive and not self._closing:
+        while link.alive:
             self._wake.clear()
             await self._send_buffered(link)
             if self._buffer:

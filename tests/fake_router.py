@@ -23,7 +23,7 @@ class LedgerRouter:
         token_ids: Any,
         request_id: str | None = None,
         *,
-        allowed_workers: Collection[int] | None = None,
+        excluded_workers: Collection[int] = (),
         pinned_worker: WorkerWithDpRank | None = None,
         **more: Any,
     ) -> Decision:
@@ -32,7 +32,7 @@ class LedgerRouter:
             (number, worker)
             for number, worker in self.registry.numbered()
             if eligible[number]
-            and (allowed_workers is None or worker.worker_id in allowed_workers)
+            and worker.worker_id not in excluded_workers
             and pinned_worker in (None, worker)
         ]
         if not candidates:

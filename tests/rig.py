@@ -43,9 +43,7 @@ class Rig:
         stack, clock = self._stack, SystemClock()
         for engine in self.engines:
             await stack.enter_async_context(engine)
-        self.monitor = HealthMonitor(
-            self.registry, clock, block_size=BLOCK, policy=self._policy
-        )
+        self.monitor = HealthMonitor(self.registry, clock, block_size=BLOCK, policy=self._policy)
         stack.push_async_callback(self.monitor.close)
         self.dispatcher = Dispatcher(
             self.router, self.monitor, clock, observer=self._observer, **self._limits

@@ -1,36 +1,47 @@
-"""What a worker still has to tell about its cache: numbered, cut into messages. Pure; the
+"""What a worker still has to tell about its cache: numbered, and cut into messages. Pure; the
 KvEventPublisher drives it.
 
-Invariants: event ids grow by one over everything that leaves, with no hole; each message keeps
-its bounds; what leaves, applied in order, is always a past state of the cache or its present one.
+Invariants: event ids grow by one over everything that is written, without a hole; each message
+keeps its bounds; what was written, applied in order, is a past state of the cache or its present.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from ..indexer.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
+import numpy as np
+from numpy.typing import NDArray
+
+from ..indexer.wire import EventWriter
 from ..runtime.identity import WorkerWithDpRank
 
-Hashes = Sequence[int]
-"""u64 values: a list, or a uint64 array"""
+Hashes: TypeAlias = Sequence[int] | NDArray[np.uint64]
 
 
 class StoredRun(NamedTuple):
-    """Blocks that follow each other, cached behind `parent_hash` (None: from the start)."""
+    """Blocks that follow each other, cached behind `parent_hash` (None: from the start).
+
+    The arrays must not change once they were given away.
+    """
 
     parent_hash: int | None
     block_hashes: Hashes
-    """the engine's own block ids"""
+    """the engine's own block ids, u64"""
     local_hashes: Hashes
     """content hashes, aligned with block_hashes"""
 
 
-Change = Stored | Removed | Cleared
+class RemovedRun(NamedTuple):
+    """Blocks that are cached no more. None: all of them."""
+
+    block_hashes: Hashes | None
+
+
+Change: TypeAlias = StoredRun | RemovedRun
 
 
 class Outbox:
-    """Changes of one worker's cache, waiting to be sent."""
+    """Changes of one worker's cache that wait to be sent."""
 
     def __init__(
         self,
@@ -41,8 +52,8 @@ class Outbox:
         max_blocks: int = 8192,
         max_queued_blocks: int = 1 << 20,
     ) -> None:
-        """`max_events` and `max_blocks` bound one message, `max_queued_blocks` all that waits; a
-        change counts as at least one block.
+        """`max_events` and `max_blocks` bound one message, `max_queued_blocks` the changes that
+        wait (a clearing counts as one block). ValueError if a bound is none.
         """
         if min(max_events, max_blocks) < 1 or max_queued_blocks < max_blocks:
             raise ValueError("an outbox needs positive bounds, and room for one message")
@@ -53,132 +64,133 @@ class Outbox:
         self._max_queued = max_queued_blocks
         self._queue: deque[Change] = deque()
         self._queued = 0
-        self._announcement: Iterator[Change] | None = None
+        self._announcement: deque[Change] = deque()
         self._stale = False
+        self.given_up = 0
+        """times it became stale"""
 
     @property
     def stale(self) -> bool:
-        """Whether changes were given up, so that only an announcement tells the truth again."""
+        """Whether changes were given up: only an announcement tells the truth again, and until
+        then nothing is taken in.
+        """
         return self._stale
+
+    @property
+    def announcing(self) -> bool:
+        """Whether an announcement is under way."""
+        return bool(self._announcement)
 
     @property
     def next_event_id(self) -> int:
         return self._next_id
 
-    @property
-    def empty(self) -> bool:
-        return not self._queue and self._announcement is None
-
     def put_stored(self, run: StoredRun) -> None:
-        """ValueError if the two arrays of `run` differ in length."""
+        """ValueError if the arrays of `run` differ in length."""
         _check_run(run)
-        self._put(_cut_stored(run, self._max_blocks), len(run.block_hashes))
+        self._put(_cut(run, self._max_blocks))
 
     def put_removed(self, block_hashes: Hashes) -> None:
-        hashes = _integers(block_hashes)
-        step = self._max_blocks
-        cut = (Removed(hashes[i : i + step]) for i in range(0, len(hashes), step))
-        self._put(cut, len(hashes))
+        self._put(_cut(RemovedRun(block_hashes), self._max_blocks))
 
     def put_cleared(self) -> None:
-        # Whatever waits describes blocks that are gone now. What left before needs the event.
         if not self._stale:
+            # Whatever waits is about blocks that are gone now.
             self._forget()
-            self._put(iter([Cleared()]), 1)
+            self._put([RemovedRun(None)])
 
     def invalidate(self) -> None:
         """Give up what waits: it cannot be sent, or there is too much of it."""
         self._forget()
-        self._stale = True
+        if not self._stale:
+            self._stale = True
+            self.given_up += 1
 
     def announce(self, runs: Iterable[StoredRun]) -> None:
-        """Replace all that waits by the whole cache as it is now: `runs`, parents first.
+        """Replace what waits by the whole cache as it is now: `runs`, parents first.
 
-        `runs` is gone through before this returns, so it may be a generator over a living cache;
-        the arrays in it must not change afterwards.
+        `runs` is gone through before this returns, so it may be a generator over a living cache.
         """
-        taken = list(runs)
-        for run in taken:
+        cut: list[Change] = [RemovedRun(None)]
+        for run in runs:
             _check_run(run)
+            cut += _cut(run, self._max_blocks)
         self._forget()
         self._stale = False
-        self._announcement = self._announce(taken)
+        self._announcement.extend(cut)
 
-    def next_message(self) -> list[RouterEvent]:
-        """The events of the next message, now numbered; empty if nothing waits."""
-        events: list[RouterEvent] = []
-        blocks = 0
-        while len(events) < self._max_events and (change := self._pop()) is not None:
-            weight = _weight(change)
-            if events and blocks + weight > self._max_blocks:
-                self._queue_front(change)
+    def write_message(self, writer: EventWriter) -> int:
+        """Write the events of the next message; returns how many they are, 0 if nothing waits.
+
+        Raises ValueError, TypeError or OverflowError on a hash that is none. Then the outbox is
+        stale, but its numbering is whole.
+        """
+        while writer.events < self._max_events and (change := self._first()) is not None:
+            if writer.events and writer.blocks + _weight(change) > self._max_blocks:
                 break
-            blocks += weight
-            events.append(RouterEvent(self._worker, self._next_id, change))
+            try:
+                self._write(change, writer)
+            except Exception:
+                self.invalidate()
+                raise
             self._next_id += 1
-        return events
+            self._drop_first()
+        return writer.events
 
-    def _put(self, changes: Iterator[Change], blocks: int) -> None:
-        if self._stale or not blocks:
-            return
-        if self._queued + blocks > self._max_queued:
-            self.invalidate()
+    def _write(self, change: Change, writer: EventWriter) -> None:
+        worker_id, dp_rank = self._worker
+        if isinstance(change, StoredRun):
+            writer.stored(worker_id, dp_rank, self._next_id, *change)
+        elif change.block_hashes is None:
+            writer.cleared(worker_id, dp_rank, self._next_id)
+        else:
+            writer.removed(worker_id, dp_rank, self._next_id, change.block_hashes)
+
+    def _first(self) -> Change | None:
+        for queue in (self._announcement, self._queue):
+            if queue:
+                return queue[0]
+        return None
+
+    def _drop_first(self) -> None:
+        if self._announcement:
+            self._announcement.popleft()
+        else:
+            self._queued -= _weight(self._queue.popleft())
+
+    def _put(self, changes: Iterable[Change]) -> None:
+        if self._stale:
             return
         for change in changes:
             self._queue.append(change)
             self._queued += _weight(change)
-
-    def _pop(self) -> Change | None:
-        """The oldest change that waits; those of an announcement come before the queue's."""
-        if self._announcement is not None:
-            change = next(self._announcement, None)
-            if change is not None:
-                return change
-            self._announcement = None
-        if not self._queue:
-            return None
-        change = self._queue.popleft()
-        self._queued -= _weight(change)
-        return change
-
-    def _queue_front(self, change: Change) -> None:
-        """Undo a _pop."""
-        if self._announcement is not None:
-            self._announcement = _chain(change, self._announcement)
-        else:
-            self._queue.appendleft(change)
-            self._queued += _weight(change)
-
-    def _announce(self, runs: list[StoredRun]) -> Iterator[Change]:
-        yield Cleared()
-        for run in runs:
-            yield from _cut_stored(run, self._max_blocks)
+        if self._queued > self._max_queued:
+            self.invalidate()
 
     def _forget(self) -> None:
+        self._announcement.clear()
         self._queue.clear()
         self._queued = 0
-        self._announcement = None
 
 
 def _weight(change: Change) -> int:
-    if isinstance(change, Stored):
-        return len(change.blocks)
-    return len(change.block_hashes) if isinstance(change, Removed) else 1
+    return 1 if change.block_hashes is None else len(change.block_hashes)
 
 
-def _cut_stored(run: StoredRun, step: int) -> Iterator[Change]:
-    """One event per `step` blocks, each behind the last block of the one before."""
-    parent = None if run.parent_hash is None else int(run.parent_hash)
-    for i in range(0, len(run.block_hashes), step):
-        hashes = _integers(run.block_hashes[i : i + step])
-        local = _integers(run.local_hashes[i : i + step])
-        yield Stored(parent, list(map(StoredBlock, hashes, local)))
-        parent = hashes[-1]
-
-
-def _chain(first: Change, rest: Iterator[Change]) -> Iterator[Change]:
-    yield first
-    yield from rest
+def _cut(change: Change, step: int) -> Iterator[Change]:
+    """Pieces of at most `step` blocks; a stored one goes behind the last block of the one before.
+    No blocks, no piece.
+    """
+    if change.block_hashes is None or 0 < len(change.block_hashes) <= step:
+        yield change
+        return
+    for i in range(0, len(change.block_hashes), step):
+        hashes = change.block_hashes[i : i + step]
+        if isinstance(change, RemovedRun):
+            yield RemovedRun(hashes)
+        else:
+            parent = change.block_hashes[i - 1] if i else change.parent_hash
+            yield StoredRun(parent, hashes, change.local_hashes[i : i + step])
 
 
 def _check_run(run: StoredRun) -> None:
@@ -186,9 +198,3 @@ def _check_run(run: StoredRun) -> None:
         raise ValueError(
             f"{len(run.block_hashes)} block hashes but {len(run.local_hashes)} local hashes"
         )
-
-
-def _integers(hashes: Hashes) -> list[int]:
-    """Python integers, which is what the codec takes, out of a list or an array."""
-    tolist = getattr(hashes, "tolist", None)
-    return list(hashes) if tolist is None else tolist()

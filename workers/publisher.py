@@ -7,13 +7,13 @@ plane was away, too much waited, a router asks) the whole cache is announced ane
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import randbits
 
 import msgspec
 from structlog import get_logger
 
-from ..indexer.wire import encode_event_message
+from ..indexer.wire import EventWriter
 from ..runtime.clock import Clock
 from ..runtime.event_plane import (
     KV_EVENTS,
@@ -55,7 +55,7 @@ class PublisherStats:
     resync_requests: int = 0
     """requests for this worker"""
     given_up: int = 0
-    """times that waiting changes were given up for an announcement"""
+    """times that changes were given up, for an announcement to say it all"""
     errors: int = 0
     """requests that were junk, snapshots that failed"""
 
@@ -100,6 +100,7 @@ class KvEventPublisher:
         # Of this publisher, not of the process: (publisher_id, sequence) must name one message.
         self._publisher_id = randbits(53)
         self._sequence = 0
+        self._writer = EventWriter()
         self._heal_wanted = False
         self._last_heal = float("-inf")
         self._unflushed = 0
@@ -107,7 +108,11 @@ class KvEventPublisher:
         self._task: asyncio.Task[None] | None = None
         self._subscription: Subscription | None = None
         self._unwatch: Callable[[], None] | None = None
-        self.stats = PublisherStats()
+        self._stats = PublisherStats()
+
+    @property
+    def stats(self) -> PublisherStats:
+        return replace(self._stats, given_up=self._outbox.given_up)
 
     @property
     def next_event_id(self) -> int:
@@ -137,12 +142,12 @@ class KvEventPublisher:
         self._wake.set()
 
     async def start(self) -> None:
-        """Begin to send. What was told before is sent first."""
+        """Begin to send. What was told before is sent first. RuntimeError on a closed plane."""
         if self._task is not None:
             return
-        self._task = asyncio.create_task(self._run(), name=f"publisher {self._worker.worker_id}")
-        self._unwatch = self._plane.on_state(self._on_plane_state)
         self._subscription = await self._plane.subscribe(self._resync_subject, self._on_resync)
+        self._unwatch = self._plane.on_state(self._on_plane_state)
+        self._task = asyncio.create_task(self._run(), name=f"publisher {self._worker.worker_id}")
 
     async def close(self) -> None:
         """Hand what still waits to the plane, then stop. The plane stays open. Idempotent."""
@@ -164,29 +169,24 @@ class KvEventPublisher:
 
     def _check_plane(self) -> None:
         if self._plane.state is not PlaneState.CONNECTED:
-            self._give_up()
-
-    def _give_up(self) -> None:
-        if not self._outbox.stale:
             self._outbox.invalidate()
-            self.stats.given_up += 1
 
     def _on_plane_state(self, state: PlaneState) -> None:
         if state is PlaneState.CONNECTED:
             self._wake.set()
         else:
             # Also with nothing waiting: what had left may not have arrived.
-            self._give_up()
+            self._outbox.invalidate()
 
     def _on_resync(self, subject: str, payload: bytes) -> None:
         try:
             request = msgspec.msgpack.decode(payload, type=ResyncRequest)
         except msgspec.DecodeError as error:
-            self.stats.errors += 1
+            self._stats.errors += 1
             log.warning("not a resync request", subject=subject, error=str(error))
             return
         if request.names(*self._worker):
-            self.stats.resync_requests += 1
+            self._stats.resync_requests += 1
             self._heal_wanted = True
             self._wake.set()
 
@@ -195,21 +195,20 @@ class KvEventPublisher:
             self._wake.clear()
             wait = self._heal_when_due()
             if await self._send_message():
-                await asyncio.sleep(0)  # a long announcement shares the loop
                 self._wake.set()
+                await asyncio.sleep(0)  # a long announcement shares the loop
             elif wait is None:
                 await self._wake.wait()
             else:
                 # In short steps, because the clock may be one that somebody else moves.
                 await asyncio.sleep(min(wait, _POLL_S))
-                self._wake.set()
 
     def _heal_when_due(self) -> float | None:
         """Start the announcement that is wanted; if it has to wait, for how many seconds."""
         if not (self._heal_wanted or self._outbox.stale):
             return None
-        if self._plane.state is not PlaneState.CONNECTED:
-            return None  # the plane wakes us
+        if self._outbox.announcing or self._plane.state is not PlaneState.CONNECTED:
+            return None  # its end, or the plane, wakes us
         now = self._clock.now()
         wait = self._last_heal + MIN_HEAL_INTERVAL_S - now
         if wait > 0:
@@ -220,35 +219,30 @@ class KvEventPublisher:
             self._outbox.announce(self._snapshot())
         except Exception:
             # Silence until the next try is better than events on top of an unknown state.
-            self.stats.errors += 1
-            self._give_up()
+            self._stats.errors += 1
+            self._outbox.invalidate()
             log.exception("no snapshot of the cache to announce", worker=tuple(self._worker))
             return MIN_HEAL_INTERVAL_S
-        self.stats.announcements += 1
+        self._stats.announcements += 1
         return None
 
     async def _send_message(self) -> bool:
         """Send one message, if there is anything to send."""
-        events = self._outbox.next_message()
+        try:
+            events = self._outbox.write_message(self._writer)
+        except (ValueError, TypeError, OverflowError):
+            self._stats.errors += 1
+            log.exception("a cache event cannot be encoded", worker=tuple(self._worker))
+            self._wake.set()  # the outbox is stale now
+            events = self._writer.events
         if not events:
             return False
-        try:
-            message = encode_event_message(
-                events,
-                self._publisher_id,
-                self._sequence,
-                time.time_ns() // 1_000_000,
-                topic=KV_EVENTS,
-            )
-        except Exception:
-            # A hash that is none. Its ids are spent: the next announcement closes the hole.
-            self.stats.errors += 1
-            self._give_up()
-            log.exception("a cache event cannot be encoded", worker=tuple(self._worker))
-            return True
+        message = self._writer.message(
+            self._publisher_id, self._sequence, time.time_ns() // 1_000_000, KV_EVENTS
+        )
         self._sequence += 1
-        self.stats.messages += 1
-        self.stats.events += len(events)
+        self._stats.messages += 1
+        self._stats.events += events
         await self._plane.publish(self._subject, message)
         self._unflushed += len(message)
         if self._unflushed >= _BYTES_PER_FLUSH:

@@ -285,16 +285,24 @@ class PotentialLoadsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LORA_NAME_FIELD_NUMBER: _builtins.int
+    CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
+    lora_name: _builtins.str
+    cache_namespace: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        lora_name: _builtins.str = ...,
+        cache_namespace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "cache_namespace", b"cache_namespace", "lora_name", b"lora_name", "token_ids", b"token_ids"
+    ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -311,7 +319,7 @@ class PotentialLoadsResponse(_message.Message):
         WORKER_FIELD_NUMBER: _builtins.int
         DECODE_BLOCKS_FIELD_NUMBER: _builtins.int
         PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
-        decode_blocks: _builtins.float
+        decode_blocks: _builtins.int
         """Blocks of running requests with this one among them, shared blocks counted once."""
         prefill_tokens: _builtins.int
         """Prompt tokens still to be computed with this request's among them."""
@@ -321,7 +329,7 @@ class PotentialLoadsResponse(_message.Message):
             self,
             *,
             worker: Global___Worker | None = ...,
-            decode_blocks: _builtins.float = ...,
+            decode_blocks: _builtins.int = ...,
             prefill_tokens: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
@@ -443,20 +451,25 @@ class WorkerStatus(_message.Message):
     ACTIVE_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     ACTIVE_REQUESTS_FIELD_NUMBER: _builtins.int
     EVENT_SOURCE_STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """"host:port"; empty if the worker is known by its KV events only."""
     state: _builtins.str
-    """connecting, ready, unhealthy, draining or refused. Only ready workers are given requests."""
+    """connecting, ready, unhealthy, draining, refused, or unregistered (it only publishes events).
+    Only ready workers are given requests.
+    """
     indexed_blocks: _builtins.int
     """Blocks the index holds for it."""
-    active_blocks: _builtins.float
+    active_blocks: _builtins.int
     """Blocks of its running requests, shared ones counted once."""
     active_prefill_tokens: _builtins.int
     """Prompt tokens it was given and has not computed yet."""
     active_requests: _builtins.int
     """Running requests."""
     event_source_state: _builtins.str
-    """How far its index can be trusted: exact, rebuilding, degraded or approximate."""
+    """How far the index can be trusted about it: silent, exact, rebuilding, degraded, approximate."""
+    reason: _builtins.str
+    """Why it is in its state, where there is something to say."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     def __init__(
@@ -466,10 +479,11 @@ class WorkerStatus(_message.Message):
         address: _builtins.str = ...,
         state: _builtins.str = ...,
         indexed_blocks: _builtins.int = ...,
-        active_blocks: _builtins.float = ...,
+        active_blocks: _builtins.int = ...,
         active_prefill_tokens: _builtins.int = ...,
         active_requests: _builtins.int = ...,
         event_source_state: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -486,6 +500,8 @@ class WorkerStatus(_message.Message):
         b"event_source_state",
         "indexed_blocks",
         b"indexed_blocks",
+        "reason",
+        b"reason",
         "state",
         b"state",
         "worker",
@@ -497,44 +513,70 @@ class WorkerStatus(_message.Message):
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
 
 @_typing.final
+class ExplainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LORA_NAME_FIELD_NUMBER: _builtins.int
+    CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
+    lora_name: _builtins.str
+    cache_namespace: _builtins.str
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        lora_name: _builtins.str = ...,
+        cache_namespace: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "cache_namespace", b"cache_namespace", "lora_name", b"lora_name", "token_ids", b"token_ids"
+    ]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
 class ExplainResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    WORKER_FIELD_NUMBER: _builtins.int
+    CHEAPEST_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     JSON_FIELD_NUMBER: _builtins.int
     json: _builtins.str
     """The whole explanation as one JSON object, for people and logs. Its keys may grow."""
     @_builtins.property
-    def worker(self) -> Global___Worker:
-        """The worker that would be chosen; absent if none is eligible."""
+    def cheapest(self) -> _containers.RepeatedCompositeFieldContainer[Global___Worker]:
+        """The eligible workers that tie for the lowest cost; one of them would be chosen at
+        temperature 0 in mode kv. Empty if none is eligible.
+        """
 
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
     def __init__(
         self,
         *,
-        worker: Global___Worker | None = ...,
+        cheapest: _abc.Iterable[Global___Worker] | None = ...,
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
         json: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_worker", b"_worker", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "_worker", b"_worker", "candidates", b"candidates", "json", b"json", "worker", b"worker"
+        "candidates", b"candidates", "cheapest", b"cheapest", "json", b"json"
     ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__worker: _TypeAlias = _typing.Literal["worker"]  # noqa: Y015
-    _WhichOneofArgType__worker: _TypeAlias = _typing.Literal["_worker", b"_worker"]  # noqa: Y015
-    def WhichOneof(
-        self, oneof_group: _WhichOneofArgType__worker
-    ) -> _WhichOneofReturnType__worker | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
 
 @_typing.final
 class Candidate(_message.Message):
-    """One worker as the decision saw it."""
+    """One worker as the decision saw it. Lengths are in blocks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -542,16 +584,20 @@ class Candidate(_message.Message):
     COST_FIELD_NUMBER: _builtins.int
     OVERLAP_BLOCKS_FIELD_NUMBER: _builtins.int
     PREFILL_BLOCKS_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_OVERLAP_BLOCKS_FIELD_NUMBER: _builtins.int
     DECODE_BLOCKS_FIELD_NUMBER: _builtins.int
     ACTIVE_REQUESTS_FIELD_NUMBER: _builtins.int
     ELIGIBLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    EVENT_SOURCE_STATE_FIELD_NUMBER: _builtins.int
     cost: _builtins.float
-    """What is compared: the lowest wins. Infinity if the worker is not eligible."""
+    """What is compared: the lowest wins. Given whether or not the worker is eligible."""
     overlap_blocks: _builtins.int
     """Leading blocks of the prompt that it holds."""
     prefill_blocks: _builtins.float
-    """Blocks of prefill it would have queued, before credit for cached blocks."""
+    """Prefill it would have queued, this prompt's among it, as if nothing were cached."""
+    effective_overlap_blocks: _builtins.float
+    """What the overlap takes off that."""
     decode_blocks: _builtins.float
     """Blocks that would be active, this request's among them."""
     active_requests: _builtins.int
@@ -559,6 +605,8 @@ class Candidate(_message.Message):
     eligible: _builtins.bool
     reason: _builtins.str
     """Why it is not eligible; empty if it is."""
+    event_source_state: _builtins.str
+    """As in WorkerStatus."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     def __init__(
@@ -568,10 +616,12 @@ class Candidate(_message.Message):
         cost: _builtins.float = ...,
         overlap_blocks: _builtins.int = ...,
         prefill_blocks: _builtins.float = ...,
+        effective_overlap_blocks: _builtins.float = ...,
         decode_blocks: _builtins.float = ...,
         active_requests: _builtins.int = ...,
         eligible: _builtins.bool = ...,
         reason: _builtins.str = ...,
+        event_source_state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -582,8 +632,12 @@ class Candidate(_message.Message):
         b"cost",
         "decode_blocks",
         b"decode_blocks",
+        "effective_overlap_blocks",
+        b"effective_overlap_blocks",
         "eligible",
         b"eligible",
+        "event_source_state",
+        b"event_source_state",
         "overlap_blocks",
         b"overlap_blocks",
         "prefill_blocks",

@@ -66,7 +66,7 @@ class RouterServiceStub:
                 _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/dynamo_router.v1.RouterService/Explain',
-                request_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.SelectWorkerRequest.SerializeToString,
+                request_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainResponse.FromString,
                 _registered_method=True)
 
@@ -118,7 +118,7 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """The decision SelectWorker would take now, with every candidate's cost terms. Books nothing.
+        """Every candidate's cost for a prompt and what it is made of, whatever the mode. Books nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,7 +159,7 @@ def add_RouterServiceServicer_to_server(servicer, server):
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
-                    request_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.SelectWorkerRequest.FromString,
+                    request_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainRequest.FromString,
                     response_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainResponse.SerializeToString,
             ),
     }
@@ -350,7 +350,7 @@ class RouterService:
             request,
             target,
             '/dynamo_router.v1.RouterService/Explain',
-            dynamo__router_dot_router_dot_proto_dot_router__pb2.SelectWorkerRequest.SerializeToString,
+            dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainRequest.SerializeToString,
             dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,

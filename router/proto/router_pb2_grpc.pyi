@@ -65,10 +65,8 @@ class RouterServiceStub:
         _router_pb2.ListWorkersRequest, _router_pb2.ListWorkersResponse
     ]
     """Every worker with its state and load, one entry per data-parallel rank."""
-    Explain: _grpc.UnaryUnaryMultiCallable[
-        _router_pb2.SelectWorkerRequest, _router_pb2.ExplainResponse
-    ]
-    """The decision SelectWorker would take now, with every candidate's cost terms. Books nothing."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
+    """Every candidate's cost for a prompt and what it is made of, whatever the mode. Books nothing."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -97,10 +95,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
         _router_pb2.ListWorkersRequest, _router_pb2.ListWorkersResponse
     ]  # type: ignore[assignment]
     """Every worker with its state and load, one entry per data-parallel rank."""
-    Explain: _aio.UnaryUnaryMultiCallable[
-        _router_pb2.SelectWorkerRequest, _router_pb2.ExplainResponse
-    ]  # type: ignore[assignment]
-    """The decision SelectWorker would take now, with every candidate's cost terms. Books nothing."""
+    Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Every candidate's cost for a prompt and what it is made of, whatever the mode. Books nothing."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -162,10 +158,10 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Explain(
         self,
-        request: _router_pb2.SelectWorkerRequest,
+        request: _router_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ExplainResponse, _abc.Awaitable[_router_pb2.ExplainResponse]]:
-        """The decision SelectWorker would take now, with every candidate's cost terms. Books nothing."""
+        """Every candidate's cost for a prompt and what it is made of, whatever the mode. Books nothing."""
 
 def add_RouterServiceServicer_to_server(
     servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]

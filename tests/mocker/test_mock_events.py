@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import msgspec
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from dynamo_router.runtime.nats_plane import NatsPlane
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.mocker.server import MockServer
-from dynamo_router.workers.trtllm_proto import pb
+from dynamo_router.workers.trtllm_proto import common_pb, pb
 
 EVENTS = "namespace.dynamo.component.backend.endpoint.generate.kv-events"
 RESYNC = "namespace.dynamo.component.backend.endpoint.generate.kv-resync"
@@ -94,12 +95,7 @@ async def send_prompts(address: str, seed: int, count: int = 10) -> None:
         stub = TrtllmServiceStub(channel)
         for i in range(count):
             prompt = [*range(int(rng.integers(0, 40))), *rng.integers(0, 32000, 30).tolist()]
-            message = pb.GenerateRequest(
-                request_id=f"{seed} {i}",
-                tokenized=pb.TokenizedInput(input_token_ids=prompt),
-                max_tokens=6,
-            )
-            async for _ in stub.Generate(message):
+            async for _ in stub.Generate(generate_request(f"{seed} {i}", prompt)):
                 pass
 
 
@@ -184,6 +180,39 @@ async def test_the_command_serves_publishes_and_drains():
     finally:
         await plane.close()
         await nats.stop()
+
+
+async def test_a_second_signal_does_not_wait_for_what_still_runs():
+    flags = ["--port", "0", "--speedup-ratio", "1e-6", "--drain-timeout-s", "600"]
+    async with command(*flags) as process:
+        assert process.stdout is not None
+        lines = await read_until_ready(process.stdout)
+        async with aio.insecure_channel(lines[-2].split()[2].removeprefix("grpc://")) as channel:
+            stub = TrtllmServiceStub(channel)
+            call = stub.Generate(generate_request("a", range(8)))
+            async with asyncio.timeout(20):
+                while not await running_requests(stub):
+                    await asyncio.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            assert b"draining" in await asyncio.wait_for(process.stdout.readline(), 20)
+            process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(process.wait(), 20) == 0
+            with pytest.raises(grpc.RpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def generate_request(request_id: str, tokens: Any) -> Any:
+    tokenized = pb.TokenizedInput(input_token_ids=list(tokens))
+    return pb.GenerateRequest(request_id=request_id, tokenized=tokenized, max_tokens=6)
+
+
+async def running_requests(stub: Any) -> int:
+    """What the engine says of its load, to whoever subscribes to its events."""
+    call = stub.SubscribeKvEvents(common_pb.SubscribeKvEventsRequest())
+    batch = await call.read()
+    call.cancel()
+    return batch.load.running_requests
 
 
 async def test_the_command_names_a_port_that_is_in_use():

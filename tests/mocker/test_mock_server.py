@@ -113,6 +113,10 @@ async def test_log_probabilities_come_when_they_are_asked_for():
         ),
         (generate("a", range(8), sampling_config={"beam_width": 2}), "beam search"),
         (generate("a", range(8), multimodal_input={"image_data": [b"x"]}), "multimodal input"),
+        (
+            generate("a", range(8), prompt_tuning_config={"embedding_table": b"x"}),
+            "prompt tuning is not supported",
+        ),
         (generate("a", range(8), disaggregated_params={"request_type": 1}), "disaggregated"),
     ],
 )

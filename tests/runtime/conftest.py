@@ -1,30 +1,15 @@
-"""What the tests of the ground floor share: a real server, waiting by condition, leak checks."""
+"""What the tests of the ground floor share: a real server, and leak checks."""
 
 import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import uvloop
+from polling import until
 
 from dynamo_router.runtime.embedded_nats import EmbeddedNats
-
-Eventually = Callable[[Callable[[], object]], Awaitable[None]]
-
-
-async def _eventually(condition: Callable[[], object]) -> None:
-    """Until `condition` holds; fails after a time that only a hang can take."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.002)
-
-
-@pytest.fixture
-def eventually() -> Eventually:
-    return _eventually
 
 
 @pytest.fixture
@@ -56,9 +41,9 @@ def uvloop_has_run() -> None:
 
 
 @pytest.fixture
-async def leaves_nothing(eventually: Eventually) -> AsyncIterator[None]:
+async def leaves_nothing() -> AsyncIterator[None]:
     """Fails the test if it ends with more files, tasks or child processes than it began."""
     before = _held()
     yield
     # A closed socket leaves the event loop one turn later.
-    await eventually(lambda: all(now <= then for now, then in zip(_held(), before, strict=True)))
+    await until(lambda: all(now <= then for now, then in zip(_held(), before, strict=True)))

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from polling import until
 
 from dynamo_router.runtime import embedded_nats
 from dynamo_router.runtime.embedded_nats import EmbeddedNats, find_nats_server, probe
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.tether import tethered
-
-from .conftest import Eventually
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -68,11 +67,11 @@ async def test_a_port_in_use_is_said_so(nats: EmbeddedNats, second: EmbeddedNats
     assert await probe(nats.url)
 
 
-async def test_it_starts_again_where_it_died(nats: EmbeddedNats, eventually: Eventually) -> None:
+async def test_it_starts_again_where_it_died(nats: EmbeddedNats) -> None:
     url, pid = nats.url, nats.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    await eventually(lambda: not nats.running)
+    await until(lambda: not nats.running)
     await nats.start()
     assert nats.url == url and nats.pid != pid
 
@@ -158,7 +157,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
-async def test_it_dies_with_a_parent_that_is_killed(eventually: Eventually) -> None:
+async def test_it_dies_with_a_parent_that_is_killed() -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, stdout=subprocess.PIPE
     )
@@ -172,7 +171,7 @@ async def test_it_dies_with_a_parent_that_is_killed(eventually: Eventually) -> N
     assert await probe(url, timeout=5.0)
     parent.kill()
     await parent.wait()
-    await eventually(lambda: not exists(pid))
+    await until(lambda: not exists(pid))
     parent._transport.close()  # type: ignore[attr-defined]  # the pipe, before the leak check
 
 

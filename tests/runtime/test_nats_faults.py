@@ -6,10 +6,13 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
 
 import pytest
 import structlog
 import uvloop
+from nats.errors import Error as NatsError
+from polling import until
 
 from dynamo_router.runtime import nats_link
 from dynamo_router.runtime.backoff import Backoff
@@ -17,8 +20,6 @@ from dynamo_router.runtime.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.event_plane import PlaneState, PlaneStats
 from dynamo_router.runtime.nats_plane import NatsPlane, OutgoingBuffer
-
-from .conftest import Eventually
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -71,20 +72,18 @@ def kill(server: EmbeddedNats, what: int = signal.SIGKILL) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until it is gone, not reaped
 
 
-async def test_a_server_killed_and_restarted_on_its_port(
-    nats: EmbeddedNats, eventually: Eventually
-) -> None:
+async def test_a_server_killed_and_restarted_on_its_port(nats: EmbeddedNats) -> None:
     async with plane_at(nats.url) as plane:
         states: list[PlaneState] = []
         got: list[bytes] = []
         plane.on_state(states.append)
-        await eventually(lambda: plane.state is PlaneState.CONNECTED)
+        await until(lambda: plane.state is PlaneState.CONNECTED)
         await plane.subscribe("a.*", lambda _, payload: got.append(payload))
         await plane.publish("a.b", b"before")
-        await eventually(lambda: got == [b"before"])
+        await until(lambda: got == [b"before"])
 
         kill(nats)
-        await eventually(lambda: plane.state is PlaneState.CONNECTING)
+        await until(lambda: plane.state is PlaneState.CONNECTING)
         assert not await plane.flush()
         await plane.subscribe("x", lambda _, payload: got.append(payload))
         await plane.publish("a.b", b"meanwhile")
@@ -92,44 +91,93 @@ async def test_a_server_killed_and_restarted_on_its_port(
         assert plane.buffered_messages == 2
 
         await nats.start()
-        await eventually(lambda: len(got) == 3)
+        await until(lambda: len(got) == 3)
         assert got == [b"before", b"meanwhile", b"also"]
         assert states == [PlaneState.CONNECTED, PlaneState.CONNECTING, PlaneState.CONNECTED]
         assert plane.stats == PlaneStats(published=3, received=3, connects=2)
 
 
-async def test_many_restarts_in_a_row(nats: EmbeddedNats, eventually: Eventually) -> None:
+async def test_many_restarts_in_a_row(nats: EmbeddedNats) -> None:
     async with plane_at(nats.url) as plane:
         got: list[bytes] = []
         await plane.subscribe("a", lambda _, payload: got.append(payload))
         for i in range(5):
-            await eventually(lambda: plane.state is PlaneState.CONNECTED)
+            await until(lambda: plane.state is PlaneState.CONNECTED)
             await plane.publish("a", b"%d" % i)
-            await eventually(lambda i=i: len(got) == i + 1)
+            await until(lambda i=i: len(got) == i + 1)
             kill(nats)
             await nats.start()
-            await eventually(lambda i=i: plane.stats.connects == i + 2)
+            await until(lambda i=i: plane.stats.connects == i + 2)
         assert got == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_a_server_killed_under_load(nats: EmbeddedNats, eventually: Eventually) -> None:
+async def test_restarts_at_any_moment(nats: EmbeddedNats) -> None:
+    """Also in the middle of connecting, subscribing and flushing: nobody stays behind."""
+    random = Random(1)
+    async with contextlib.AsyncExitStack() as stack:
+        planes = [await stack.enter_async_context(plane_at(nats.url)) for _ in range(4)]
+        got: list[bytes] = []
+        for plane in planes:
+            await plane.subscribe("a", lambda _, payload: got.append(payload))
+        for _ in range(15):
+            await planes[0].publish("a", bytes(random.randrange(1000)))
+            kill(nats)
+            await nats.start()
+            for _ in range(random.randrange(60)):
+                await asyncio.sleep(0)
+        await until(lambda: all(p.state is PlaneState.CONNECTED for p in planes))
+        for plane in planes:
+            assert await plane.flush()
+            await plane.publish("a", b"last")
+        await until(lambda: got.count(b"last") == 16)
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+async def test_a_link_may_be_closed_at_any_step_of_its_loss(lossy: bool) -> None:
+    """nats-py may end a wait for the socket by cancelling it for us too, at one of these steps."""
+    connections: list[asyncio.StreamWriter] = []
+
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(INFO)
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+                connections.append(writer)
+
+    async with fake_server(welcome) as url:
+        for turns in range(40):
+            lost: list[None] = []
+            link = nats_link.NatsLink(lambda lost=lost: lost.append(None), lambda: None)
+            await link.open(url)
+            connections.pop().transport.abort()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+                if lossy:  # it then has messages that will never leave
+                    with contextlib.suppress(NatsError, OSError):
+                        await link.publish("a", b"x")
+            await link.close()
+            assert not link.alive
+            assert not await link.flush()
+
+
+async def test_a_server_killed_under_load(nats: EmbeddedNats) -> None:
     async with plane_at(nats.url) as plane:
         got: list[int] = []
         await plane.subscribe("a", lambda _, payload: got.append(int(payload[:8])))
-        await eventually(lambda: plane.state is PlaneState.CONNECTED)
+        await until(lambda: plane.state is PlaneState.CONNECTED)
         for i in range(20_000):
             await plane.publish("a", b"%08d" % i + bytes(500))
             if i == 10_000:
                 kill(nats)
                 await nats.start()
-        await eventually(lambda: plane.stats.connects == 2)
+        await until(lambda: plane.stats.connects == 2)
         await plane.publish("a", b"%08d" % 20_000)
-        await eventually(lambda: got and got[-1] == 20_000)
+        await until(lambda: got and got[-1] == 20_000)
         # At most once, and in order.
         assert got == sorted(set(got))
 
 
-async def test_a_server_that_comes_late(eventually: Eventually) -> None:
+async def test_a_server_that_comes_late() -> None:
     server = EmbeddedNats(free_port())
     async with plane_at(server.url) as plane:
         got: list[bytes] = []
@@ -138,13 +186,13 @@ async def test_a_server_that_comes_late(eventually: Eventually) -> None:
             await plane.publish("a", b"%d" % i)
         assert plane.state is PlaneState.CONNECTING
         await server.start()
-        await eventually(lambda: len(got) == 3)
+        await until(lambda: len(got) == 3)
         assert got == [b"0", b"1", b"2"]
         assert plane.state is PlaneState.CONNECTED
     await server.stop()
 
 
-async def test_the_buffer_is_bounded_and_drops_the_oldest(eventually: Eventually) -> None:
+async def test_the_buffer_is_bounded_and_drops_the_oldest() -> None:
     server = EmbeddedNats(free_port())
     async with plane_at(server.url, buffer_messages=10, buffer_bytes=100) as plane:
         got: list[bytes] = []
@@ -161,7 +209,7 @@ async def test_the_buffer_is_bounded_and_drops_the_oldest(eventually: Eventually
         assert plane.stats.publish_dropped > before
         await plane.publish("a", b"last")
         await server.start()
-        await eventually(lambda: got == [b"last"])
+        await until(lambda: got == [b"last"])
     await server.stop()
 
 
@@ -173,7 +221,7 @@ async def test_closing_without_a_server_counts_the_rest() -> None:
     assert plane.stats == PlaneStats(publish_dropped=3)
 
 
-async def test_the_log_speaks_once_per_change(nats: EmbeddedNats, eventually: Eventually) -> None:
+async def test_the_log_speaks_once_per_change(nats: EmbeddedNats) -> None:
     with structlog.testing.capture_logs() as lines:
         await nats.stop()
         async with plane_at(nats.url) as plane:
@@ -186,15 +234,15 @@ async def test_the_log_speaks_once_per_change(nats: EmbeddedNats, eventually: Ev
 
             port = int(nats.url.rpartition(":")[2])
             server = await asyncio.start_server(count, "127.0.0.1", port)
-            await eventually(lambda: attempts > 5)
+            await until(lambda: attempts > 5)
             server.close()
             await server.wait_closed()
             await nats.start()
-            await eventually(lambda: plane.state is PlaneState.CONNECTED)
+            await until(lambda: plane.state is PlaneState.CONNECTED)
             kill(nats)
-            await eventually(lambda: plane.state is PlaneState.CONNECTING)
+            await until(lambda: plane.state is PlaneState.CONNECTING)
             await nats.start()
-            await eventually(lambda: plane.state is PlaneState.CONNECTED)
+            await until(lambda: plane.state is PlaneState.CONNECTED)
     said = [line["event"] for line in lines if "plane" in line["event"]]
     away, there = (
         "the event plane is not reachable, will keep trying",
@@ -239,7 +287,7 @@ async def refuse_later(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 @pytest.mark.parametrize("talk", [hang_up, babble, bad_info, refuse, refuse_later])
-async def test_a_server_that_is_none(talk: Talk, eventually: Eventually) -> None:
+async def test_a_server_that_is_none(talk: Talk) -> None:
     attempts = 0
 
     async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -250,11 +298,11 @@ async def test_a_server_that_is_none(talk: Talk, eventually: Eventually) -> None
     async with fake_server(counted) as url, plane_at(url) as plane:
         await plane.subscribe("a", lambda *_: None)
         await plane.publish("a", b"x")
-        await eventually(lambda: attempts >= 3)
+        await until(lambda: attempts >= 3)
         assert plane.stats.received == plane.stats.handler_errors == 0
 
 
-async def test_closing_in_the_middle_of_connecting(eventually: Eventually) -> None:
+async def test_closing_in_the_middle_of_connecting() -> None:
     reached = asyncio.Event()
 
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -300,39 +348,37 @@ def test_the_same_on_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     uvloop.run(stall_and_recover())
 
 
-async def test_a_slow_consumer_loses_and_counts(nats: EmbeddedNats, eventually: Eventually) -> None:
+async def test_a_slow_consumer_loses_and_counts(nats: EmbeddedNats) -> None:
     async with plane_at(nats.url, pending_messages=10) as slow, plane_at(nats.url) as sender:
         got: list[bytes] = []
-        await eventually(lambda: slow.state is sender.state is PlaneState.CONNECTED)
+        await until(lambda: slow.state is sender.state is PlaneState.CONNECTED)
         await slow.subscribe("a", lambda _, payload: got.append(payload))
         for i in range(5000):
             await sender.publish("a", b"%d" % i)
         await sender.flush()
-        await eventually(lambda: len(got) + slow.stats.receive_dropped == 5000)
+        await until(lambda: len(got) + slow.stats.receive_dropped == 5000)
         assert slow.stats.receive_dropped > 0
         assert slow.stats.received == len(got)
         assert slow.stats.connects == 1
 
 
-async def test_a_message_beyond_the_servers_limit_is_dropped(
-    nats: EmbeddedNats, eventually: Eventually
-) -> None:
+async def test_a_message_beyond_the_servers_limit_is_dropped(nats: EmbeddedNats) -> None:
     async with plane_at(nats.url) as plane:
         got: list[bytes] = []
         await plane.subscribe("a", lambda _, payload: got.append(payload))
         await plane.publish("a", bytes(2 << 20))  # met in the buffer
-        await eventually(lambda: plane.stats.publish_dropped == 1)
+        await until(lambda: plane.stats.publish_dropped == 1)
         await plane.publish("a", bytes(2 << 20))  # met at once
         await plane.publish("a", b"small")
-        await eventually(lambda: got == [b"small"])
+        await until(lambda: got == [b"small"])
         assert plane.stats == PlaneStats(published=1, publish_dropped=2, received=1, connects=1)
 
 
-async def test_a_flush_may_be_cancelled(nats: EmbeddedNats, eventually: Eventually) -> None:
+async def test_a_flush_may_be_cancelled(nats: EmbeddedNats) -> None:
     async with plane_at(nats.url) as plane:
         got: list[bytes] = []
         await plane.subscribe("a", lambda _, payload: got.append(payload))
-        await eventually(lambda: plane.state is PlaneState.CONNECTED)
+        await until(lambda: plane.state is PlaneState.CONNECTED)
         for _ in range(3):
             task = asyncio.create_task(plane.flush())
             await asyncio.sleep(0)
@@ -341,15 +387,13 @@ async def test_a_flush_may_be_cancelled(nats: EmbeddedNats, eventually: Eventual
             await asyncio.gather(task, return_exceptions=True)
         assert await plane.flush()
         await plane.publish("a", b"x")
-        await eventually(lambda: got == [b"x"])
+        await until(lambda: got == [b"x"])
         assert plane.stats.connects == 1
 
 
-async def test_several_addresses_are_tried_in_turn(
-    nats: EmbeddedNats, eventually: Eventually
-) -> None:
+async def test_several_addresses_are_tried_in_turn(nats: EmbeddedNats) -> None:
     async with plane_at(f"127.0.0.1:{free_port()}, {nats.url}") as plane:
-        await eventually(lambda: plane.state is PlaneState.CONNECTED)
+        await until(lambda: plane.state is PlaneState.CONNECTED)
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from polling import until
 
 from dynamo_router.runtime.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.event_plane import EventPlane, PlaneState
 from dynamo_router.runtime.local_plane import LocalPlane
 from dynamo_router.runtime.nats_plane import NatsPlane
 
-from .conftest import Eventually
-
 Message = tuple[str, bytes]
 
 
 @pytest.fixture(params=["local", "nats"])
-async def plane(
-    request: pytest.FixtureRequest, leaves_nothing: None, eventually: Eventually
-) -> AsyncIterator[EventPlane]:
+async def plane(request: pytest.FixtureRequest, leaves_nothing: None) -> AsyncIterator[EventPlane]:
     if request.param == "local":
         local = LocalPlane()
         yield local
@@ -27,15 +24,13 @@ async def plane(
     server = EmbeddedNats()
     await server.start()
     plane = NatsPlane(server.url)
-    await eventually(lambda: plane.state is PlaneState.CONNECTED)
+    await until(lambda: plane.state is PlaneState.CONNECTED)
     yield plane
     await plane.close()
     await server.stop()
 
 
-async def test_messages_arrive_whole_and_in_order(
-    plane: EventPlane, eventually: Eventually
-) -> None:
+async def test_messages_arrive_whole_and_in_order(plane: EventPlane) -> None:
     got: list[Message] = []
     await plane.subscribe("a.b", lambda subject, payload: got.append((subject, payload)))
     payloads = [b"", b"\x00\r\n\xff", b"MSG a.b 1 0\r\n", bytes(100_000)]
@@ -43,14 +38,14 @@ async def test_messages_arrive_whole_and_in_order(
     for payload in payloads:
         await plane.publish("a.b", payload)
     await plane.flush()
-    await eventually(lambda: len(got) == len(payloads))
+    await until(lambda: len(got) == len(payloads))
     assert got == [("a.b", payload) for payload in payloads]
     assert all(type(payload) is bytes for _, payload in got)
     assert plane.stats.published == plane.stats.received == len(payloads)
     assert plane.stats.publish_dropped == plane.stats.receive_dropped == 0
 
 
-async def test_wildcards(plane: EventPlane, eventually: Eventually) -> None:
+async def test_wildcards(plane: EventPlane) -> None:
     got: dict[str, list[str]] = {}
     for pattern in ("a.*", "a.>", "*.b", ">", "a.b"):
         got[pattern] = []
@@ -58,8 +53,8 @@ async def test_wildcards(plane: EventPlane, eventually: Eventually) -> None:
     for subject in ("a", "a.b", "a.b.c", "x.b", "a%2Eb.c"):
         await plane.publish(subject, b"")
     await plane.flush()
-    await eventually(lambda: len(got[">"]) == 5)
-    await eventually(lambda: sum(map(len, got.values())) == 11)
+    await until(lambda: len(got[">"]) == 5)
+    await until(lambda: sum(map(len, got.values())) == 11)
     assert got == {
         "a.*": ["a.b"],
         "a.>": ["a.b", "a.b.c"],
@@ -69,46 +64,40 @@ async def test_wildcards(plane: EventPlane, eventually: Eventually) -> None:
     }
 
 
-async def test_two_handlers_on_one_subject_both_hear(
-    plane: EventPlane, eventually: Eventually
-) -> None:
+async def test_two_handlers_on_one_subject_both_hear(plane: EventPlane) -> None:
     one: list[bytes] = []
     other: list[bytes] = []
     await plane.subscribe("a", lambda _, payload: one.append(payload))
     await plane.subscribe("a", lambda _, payload: other.append(payload))
     await plane.publish("a", b"x")
-    await eventually(lambda: one == other == [b"x"])
+    await until(lambda: one == other == [b"x"])
 
 
-async def test_a_closed_subscription_is_silent(plane: EventPlane, eventually: Eventually) -> None:
+async def test_a_closed_subscription_is_silent(plane: EventPlane) -> None:
     kept: list[bytes] = []
     ended: list[bytes] = []
     subscription = await plane.subscribe("a", lambda _, payload: ended.append(payload))
     await plane.subscribe("a", lambda _, payload: kept.append(payload))
     await plane.publish("a", b"1")
-    await eventually(lambda: kept == ended == [b"1"])
+    await until(lambda: kept == ended == [b"1"])
     assert subscription.subject == "a"
     await subscription.close()
     await subscription.close()
     await plane.publish("a", b"2")
-    await eventually(lambda: kept == [b"1", b"2"])
+    await until(lambda: kept == [b"1", b"2"])
     assert ended == [b"1"]
 
 
-async def test_what_was_published_before_is_not_heard(
-    plane: EventPlane, eventually: Eventually
-) -> None:
+async def test_what_was_published_before_is_not_heard(plane: EventPlane) -> None:
     got: list[bytes] = []
     await plane.publish("a", b"early")
     await plane.subscribe("a", lambda _, payload: got.append(payload))
     await plane.publish("a", b"late")
-    await eventually(lambda: got)
+    await until(lambda: got)
     assert got == [b"late"]
 
 
-async def test_a_failing_handler_costs_one_message(
-    plane: EventPlane, eventually: Eventually
-) -> None:
+async def test_a_failing_handler_costs_one_message(plane: EventPlane) -> None:
     got: list[bytes] = []
 
     def handler(subject: str, payload: bytes) -> None:
@@ -119,7 +108,7 @@ async def test_a_failing_handler_costs_one_message(
     await plane.subscribe("a", handler)
     for payload in (b"1", b"bad", b"bad", b"2"):
         await plane.publish("a", payload)
-    await eventually(lambda: got == [b"1", b"2"])
+    await until(lambda: got == [b"1", b"2"])
     assert plane.stats.handler_errors == 2
     assert plane.stats.received == 4
 
@@ -169,15 +158,15 @@ async def test_a_state_callback_may_fail_and_may_be_taken_off(plane: EventPlane)
     assert plane.stats.handler_errors == 1
 
 
-async def test_closing_sends_what_was_published(plane: EventPlane, eventually: Eventually) -> None:
+async def test_closing_sends_what_was_published(plane: EventPlane) -> None:
     if isinstance(plane, LocalPlane):
         return  # one plane is all there is
     assert isinstance(plane, NatsPlane)
     other = NatsPlane(plane.url)
-    await eventually(lambda: other.state is PlaneState.CONNECTED)
+    await until(lambda: other.state is PlaneState.CONNECTED)
     got: list[bytes] = []
     await plane.subscribe("a", lambda _, payload: got.append(payload))
     for _ in range(3000):
         await other.publish("a", bytes(2000))
     await other.close()
-    await eventually(lambda: len(got) == 3000)
+    await until(lambda: len(got) == 3000)

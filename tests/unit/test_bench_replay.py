@@ -16,6 +16,7 @@ from dynamo_router.bench.progress import progress_bar
 from dynamo_router.bench.replay import ReplayConfig, make_shots, replay, run
 from dynamo_router.bench.tally import Tally
 from dynamo_router.bench.trace import TraceError, TraceRequest, encode_request, token_ids
+from dynamo_router.router.proto.router_pb2 import ListWorkersResponse, WorkerStatus
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
@@ -48,9 +49,14 @@ async def answer_well(request: Any, context: Any) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def engine(
-    script: Script, *, model_info: Any = None, received: list[Any] | None = None
+    script: Script,
+    *,
+    model_info: Any = None,
+    metadata: tuple[tuple[str, str], ...] = (),
+    workers: Any = None,
+    received: list[Any] | None = None,
 ) -> AsyncIterator[str]:
-    """A server whose Generate follows `script`; yields its address."""
+    """A server whose Generate follows `script`; yields its address. With `workers`, a router."""
 
     async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
         if received is not None:
@@ -59,7 +65,11 @@ async def engine(
             yield message if isinstance(message, bytes) else message.SerializeToString()
 
     async def get_model_info(request: Any, context: Any) -> Any:
+        await context.send_initial_metadata(metadata)
         return model_info
+
+    async def list_workers(request: Any, context: Any) -> Any:
+        return workers.SerializeToString()
 
     methods: dict[str, Any] = {
         "Generate": grpc.unary_stream_rpc_method_handler(
@@ -74,6 +84,10 @@ async def engine(
         )
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    if workers is not None:
+        listing = {"ListWorkers": grpc.unary_unary_rpc_method_handler(list_workers)}
+        router = grpc.method_handlers_generic_handler("dynamo_router.v1.RouterService", listing)
+        server.add_generic_rpc_handlers((router,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -135,6 +149,23 @@ async def test_the_target_says_how_large_its_vocabulary_is(trace: str) -> None:
         await replay(config(trace, target, requests=1, vocab_size=7))
     assert 40 < max(received[0].tokenized.input_token_ids) < 50
     assert max(received[1].tokenized.input_token_ids) == 6
+
+
+async def test_a_router_says_how_it_routes_unless_told(trace: str) -> None:
+    workers = ListWorkersResponse(
+        workers=[WorkerStatus(state=state) for state in ("ready", "unhealthy", "ready", "ready")]
+    )
+    said = (("x-dynamo-router-mode", "kv"), ("x-dynamo-router-policy", "dynamo:1"))
+    info = pb.GetModelInfoResponse()
+    async with engine(answer_well, model_info=info, metadata=said, workers=workers) as target:
+        read = await replay(config(trace, target))
+        told = await replay(config(trace, target, mode="x", policy="y", workers=7))
+    assert (read.mode, read.policy, read.workers) == ("kv", "dynamo:1", 3)
+    assert (told.mode, told.policy, told.workers) == ("x", "y", 7)
+    async with engine(answer_well, model_info=info) as target:
+        engine_only = await replay(config(trace, target))
+    assert (engine_only.mode, engine_only.policy) == ("unknown", "unknown")
+    assert engine_only.workers is None
 
 
 async def test_limits_on_requests_and_output(trace: str) -> None:

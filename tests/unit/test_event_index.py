@@ -13,8 +13,8 @@ from oracle_cursor import DUPLICATE, RESET, OracleCursor
 from polling import wait_until
 
 from dynamo_router.indexer.actor import EventIndex
-from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.indexer.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
+from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.indexer.wire import encode_event_message
 from dynamo_router.runtime.errors import EventError
 from dynamo_router.runtime.identity import WorkerWithDpRank

@@ -27,6 +27,8 @@ def engine_request(message: Any, request_id: str) -> EngineRequest:
         raise _unsupported("beam search", "beam_width")
     if message.multimodal_input.image_data:
         raise _unsupported("multimodal input", "multimodal_input")
+    if message.prompt_tuning_config.embedding_table:
+        raise _unsupported("prompt tuning", "prompt_tuning_config")
     if message.disaggregated_params.request_type:
         raise _unsupported("disaggregated serving", "disaggregated_params")
     if not message.HasField("tokenized"):

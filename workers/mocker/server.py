@@ -113,10 +113,10 @@ class MockServer:
             await publisher.close()
 
     async def _stop_serving(self, grace_s: float) -> None:
-        server, self._server = self._server, None
-        if server is not None:
+        if self._server is not None:
             self._feed.close()  # subscriptions never end by themselves
-            await server.stop(grace_s or None)
+            await self._server.stop(grace_s or None)
+            self._server = None  # not before: a stop that was cut short can be called again
         await self._live.stop()
 
     def _on_events(self, events: list[KvEvent]) -> None:

@@ -1,0 +1,122 @@
+"""What the router, its index and its event feed tell when Prometheus asks."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from ..indexer.actor import EventIndex
+from ..runtime.event_plane import EventPlane, PlaneState
+from ..workers.registry import WorkerState
+from .feed import EventFeed
+from .kv_router import KvRouter
+
+_WORKER = ["worker_id", "dp_rank"]
+
+# Counters of the index that stand for what was lost or could not be used.
+_EVENT_FAULTS = {
+    "undecodable": "Event messages that could not be decoded.",
+    "ignored": "Event messages on other topics.",
+    "dropped": "Event messages that found the mailbox full.",
+    "unknown": "Removals of blocks that were not held.",
+    "invalid": "Stored events that contradict themselves.",
+    "lower_tier": "Events of storage tiers that are not indexed.",
+    "refused": "Events refused because there are too many workers.",
+    "out_of_memory": "Events lost for want of memory.",
+}
+
+
+def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
+    """Load, state and event source of every worker."""
+
+    def collect() -> Iterable[Metric]:
+        def gauge(name: str, help: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(name, help, labels=[*_WORKER, *labels])
+
+        blocks = gauge(
+            "dynamo_frontend_worker_active_decode_blocks", "Blocks of requests in flight."
+        )
+        tokens = gauge(
+            "dynamo_frontend_worker_active_prefill_tokens", "Prompt tokens not computed yet."
+        )
+        requests = gauge("dynamo_router_worker_active_requests", "Requests in flight.")
+        indexed = gauge("dynamo_router_worker_indexed_blocks", "Blocks it is believed to hold.")
+        source = gauge("dynamo_router_event_source_state", "1 for its present state.", "state")
+        states = Counter({state.value: 0 for state in WorkerState})
+        for view in router.workers():
+            key = [str(view.worker.worker_id), str(view.worker.dp_rank)]
+            states[view.state] += 1
+            blocks.add_metric(key, view.active_blocks)
+            tokens.add_metric(key, view.active_prefill_tokens)
+            requests.add_metric(key, view.active_requests)
+            indexed.add_metric(key, view.indexed_blocks)
+            source.add_metric([*key, view.event_source_state], 1)
+        workers = GaugeMetricFamily("dynamo_router_workers", "Ranks by state.", labels=["state"])
+        for state, count in states.items():
+            workers.add_metric([state], count)
+        return (blocks, tokens, requests, indexed, source, workers)
+
+    return collect
+
+
+def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
+    """What became of the events that reached the index."""
+
+    def collect() -> Iterable[Metric]:
+        counters, sources = index.counters(), index.sources()
+        # Dynamo's name lacks the _total that a counter's would be given.
+        applied = UnknownMetricFamily(
+            "dynamo_component_kv_cache_events_applied",
+            "KV events by what became of them.",
+            labels=["event_type", "status"],
+        )
+        applied.add_metric(["all", "ok"], sum(each.applied for each in sources))
+        orphans = sum(each.orphans for each in sources)
+        applied.add_metric(["stored", "parent_block_not_found"], orphans)
+        applied.add_metric(["stored", "invalid_block"], counters["invalid"])
+        yield applied
+        blocks = CounterMetricFamily(
+            "dynamo_router_index_blocks", "Blocks that events changed.", labels=["change"]
+        )
+        blocks.add_metric(["stored"], counters["stored"])
+        blocks.add_metric(["removed"], counters["removed"])
+        yield blocks
+        for name, help in _EVENT_FAULTS.items():
+            yield CounterMetricFamily(f"dynamo_router_events_{name}", help, counters[name])
+        yield GaugeMetricFamily(
+            "dynamo_router_events_waiting", "Messages in the mailbox.", counters["waiting"]
+        )
+        for name, help in (
+            ("gaps", "Holes in a source's numbering."),
+            ("restarts", "Sources that began anew."),
+            ("duplicates", "Events that had been applied before."),
+        ):
+            total = sum(getattr(each, name) for each in sources)
+            yield CounterMetricFamily(f"dynamo_router_event_{name}", help, total)
+
+    return collect
+
+
+def plane_metrics(plane: EventPlane, feed: EventFeed) -> Callable[[], Iterable[Metric]]:
+    """The state and traffic of the event plane."""
+
+    def collect() -> Iterable[Metric]:
+        stats = plane.stats
+        yield GaugeMetricFamily(
+            "dynamo_router_event_plane_connected",
+            "Whether the event plane is there.",
+            plane.state is PlaneState.CONNECTED,
+        )
+        for name, help, value in (
+            ("received", "Messages handed to us.", stats.received),
+            ("receive_dropped", "Messages lost because we were slow.", stats.receive_dropped),
+            ("published", "Messages sent.", stats.published),
+            ("publish_dropped", "Messages that could not be sent.", stats.publish_dropped),
+            ("handler_errors", "Messages that made us fail.", stats.handler_errors),
+            ("connects", "Times it became reachable.", stats.connects),
+            ("refused", "Messages that the index's full mailbox did not take.", feed.refused),
+        ):
+            yield CounterMetricFamily(f"dynamo_router_event_plane_{name}", help, value)
+
+    return collect

@@ -1,0 +1,61 @@
+"""Settings of mock engines: bounds that hold by construction, and errors that name the key."""
+
+import pytest
+
+from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.settings import resolve
+from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "value"),
+    [
+        (EngineConfig, "block_size", 0),
+        (EngineConfig, "num_gpu_blocks", -1),
+        (EngineConfig, "max_num_seqs", 0),
+        (EngineConfig, "max_num_batched_tokens", 0),
+        (EngineConfig, "max_waiting", 0),
+        (EngineConfig, "max_model_len", 1),
+        (EngineConfig, "watermark", 1.0),
+        (EngineConfig, "watermark", float("nan")),
+        (EngineConfig, "vocab_size", 1),
+        (EngineConfig, "vocab_size", 2**32 + 1),
+        (EngineConfig, "eos_token_id", -1),
+        (EngineConfig, "decode_speedup_ratio", 0.0),
+        (MockerConfig, "workers", 0),
+        (MockerConfig, "port", 65536),
+        (MockerConfig, "speedup_ratio", 0.0),
+        (MockerConfig, "speedup_ratio", float("inf")),
+        (MockerConfig, "drain_timeout_s", -1.0),
+        (MockerConfig, "worker_id", 2**64),
+        (MockerConfig, "endpoint", ""),
+    ],
+)
+def test_a_value_out_of_range_names_its_key(cls, key, value):
+    with pytest.raises(ConfigError, match=f"^{key}: ") as caught:
+        cls(**{key: value})
+    assert caught.value.key == key
+
+
+def test_the_last_port_and_id_must_exist_too():
+    MockerConfig(port=65534, workers=2)
+    with pytest.raises(ConfigError, match="port"):
+        MockerConfig(port=65534, workers=3)
+    with pytest.raises(ConfigError, match="worker_id"):
+        MockerConfig(worker_id=2**64 - 1, workers=2)
+
+
+def test_the_longest_sequence_is_one_that_can_finish():
+    config = EngineConfig(block_size=4, num_gpu_blocks=10)
+    assert (config.max_seq_len, config.max_input_len) == (40, 39)
+    assert EngineConfig(block_size=4, num_gpu_blocks=10, max_model_len=20).max_seq_len == 20
+    assert EngineConfig(block_size=4, num_gpu_blocks=10, max_model_len=99).max_seq_len == 40
+    with pytest.raises(ConfigError, match="num_gpu_blocks: the cache must hold 2 tokens"):
+        EngineConfig(block_size=1, num_gpu_blocks=1)
+
+
+def test_settings_of_the_engine_are_a_section_of_the_mocker():
+    flags = {"workers": 3, "engine.block_size": "16"}
+    resolved = resolve(MockerConfig, flags, environ={"DYNAMO_ROUTER_SPEEDUP_RATIO": "8"})
+    config = resolved.config
+    assert (config.workers, config.engine.block_size, config.speedup_ratio) == (3, 16, 8.0)

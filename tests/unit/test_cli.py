@@ -1,0 +1,130 @@
+"""The command line: settings arrive with their origin, and every mistake is one clear line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynamo_router import cli
+from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.runtime.errors import ConfigError
+
+
+def call(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one command."""
+    monkeypatch.setattr("sys.argv", ["dynamo-router", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, err = capsys.readouterr()
+    code = end.value.code
+    assert isinstance(code, int)
+    return code, out, err
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    return lambda *words: call(capsys, monkeypatch, *words)
+
+
+def test_config_prints_every_value_with_its_origin(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text("http_port = 9999\n[router]\nrouter_temperature = 0.5\n")
+    monkeypatch.setenv("DYN_ROUTER_TTL_SECS", "7")
+    code, out, _ = run(
+        "config", "--json", "--config", str(file), "--port", "1", "--no-kv-events",
+        "--worker", "grpc://a:1", "--worker", "grpc://b:2",
+    )  # fmt: skip
+    told = json.loads(out)
+    assert code == 0
+    assert told["port"] == {"value": 1, "origin": "flag --port"}
+    assert told["http_port"] == {"value": 9999, "origin": f"file {file}"}
+    assert told["router.router_ttl_secs"]["value"] == 7.0
+    assert told["router.router_ttl_secs"]["origin"] == "environment DYN_ROUTER_TTL_SECS"
+    assert told["router.use_kv_events"] == {"value": False, "origin": "flag --kv-events"}
+    assert told["workers"]["value"] == ["grpc://a:1", "grpc://b:2"]
+    assert told["mockers"] == {"value": 0, "origin": "default"}
+    code, out, _ = run("config")
+    assert code == 0 and "router.overlap_score_credit" in out and "default" in out
+
+
+def test_both_vocabularies_of_the_cost_function_are_understood(run) -> None:
+    _, out, _ = run("config", "--json", "--kv-overlap-score-weight", "2.5")
+    assert json.loads(out)["router.overlap_score_weight"]["value"] == 2.5
+    params = KvRouterConfig(overlap_score_weight=2.5, overlap_score_credit=0.3).cost_params()
+    assert (params.prefill_load_scale, params.overlap_score_credit) == (2.5, 1.0)
+    params = KvRouterConfig(overlap_score_weight=0.0).cost_params()
+    assert (params.prefill_load_scale, params.overlap_score_credit) == (0.0, 0.0)
+    params = KvRouterConfig(prefill_load_scale=3.0, overlap_score_credit=0.3).cost_params()
+    assert (params.prefill_load_scale, params.overlap_score_credit) == (3.0, 0.3)
+
+
+@pytest.mark.parametrize("command", ["serve", "mocker", "replay", "demo", "config"])
+def test_every_command_explains_itself(run, command: str) -> None:
+    code, out, _ = run(command, "--help")
+    assert code == 0 and "--config" in out and "env: DYNAMO_ROUTER_" in out
+
+
+@pytest.mark.parametrize("bench", ["index", "decision", "proxy"])
+def test_every_bench_explains_itself(run, bench: str) -> None:
+    code, out, _ = run("bench", bench, "--help")
+    assert code == 0 and "--json" in out
+
+
+def test_the_list_of_commands_and_the_version(run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0 and all(name in out for name in ("serve", "mocker", "replay", "demo"))
+    assert run("--version")[1].startswith("dynamo-router")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", "--prot", "1"], "No such option '--prot'"),
+        (["serve", "--mode", "best"], "best"),
+        (["serve", "--port", "x"], "'x' is not a valid integer"),
+        (["serve", "--port", "70000"], "port: must be in 0..65535"),
+        (["serve", "--block-size", "0"], "block_size: 0 must be finite and at least 1"),
+        (["serve", "--router-temperature", "nan"], "router_temperature: nan must be finite"),
+        (["serve", "--config", "/nowhere/x.toml"], "config: cannot read /nowhere/x.toml: No such"),
+        (["nonsense"], "No such command 'nonsense'"),
+    ],
+)
+def test_mistakes_are_named(run, words: list[str], message: str) -> None:
+    code, _, err = run(*words)
+    assert code == 2 and message in err
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"mode": "best"}, "mode: 'best' is not one of kv, "),
+        ({"router_prune_target_ratio": 0.0}, "router_prune_target_ratio: must be in"),
+        ({"active_request_expiry_secs": 0.0}, "active_request_expiry_secs: must be greater"),
+        (
+            {"router_track_output_blocks": True, "router_track_active_blocks": False},
+            "router_track_output_blocks: needs router_track_active_blocks",
+        ),
+        ({"overlap_score_weight": -1.0}, "overlap_score_weight: -1.0 must be finite"),
+    ],
+)
+def test_impossible_router_settings_are_refused(bad: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KvRouterConfig(**bad)  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"mockers": -1}, "mockers: -1 must be"),
+        ({"speedup_ratio": 0.0}, "speedup_ratio: must be greater than 0"),
+        ({"request_timeout_s": 0.0}, "request_timeout_s: must be greater than 0"),
+        ({"max_attempts": 0}, "max_attempts: 0 must be"),
+    ],
+)
+def test_impossible_service_settings_are_refused(bad: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServeConfig(**bad)  # type: ignore[arg-type]  # that is the point
