@@ -12,10 +12,10 @@ import grpc
 import uvloop
 from grpc import aio
 
-from ..workers.trtllm_client import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES
+from ..workers.trtllm_client import MAX_MESSAGE_BYTES
 from ..workers.trtllm_proto import SERVICE, pb
 
-SERVER_OPTIONS: tuple[tuple[str, Any], ...] = (
+OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
@@ -55,7 +55,7 @@ def engine() -> dict[str, Any]:
 
 def bare_proxy(target: str) -> dict[str, Any]:
     """Bytes in, bytes out, and nothing else: the least that a proxy on grpc.aio can do."""
-    call = aio.insecure_channel(target, options=CHANNEL_OPTIONS).unary_stream(GENERATE, None, None)
+    call = aio.insecure_channel(target, options=OPTIONS).unary_stream(GENERATE, None, None)
 
     async def generate(request: bytes, context: Any) -> None:
         async for message in call(request):
@@ -67,7 +67,7 @@ def bare_proxy(target: str) -> dict[str, Any]:
 async def main(role: str, argument: str) -> None:
     methods = engine() if role == "engine" else bare_proxy(argument)
     ports = int(argument) if role == "engine" else 1
-    server = aio.server(options=SERVER_OPTIONS)
+    server = aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((_Methods(methods),))
     bound = [server.add_insecure_port("127.0.0.1:0") for _ in range(ports)]
     await server.start()

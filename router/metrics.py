@@ -68,10 +68,10 @@ class Histogram:
 
 
 class RequestMetrics(Collector):
-    """What happens to requests: a DispatchObserver."""
+    """What happens to requests: a DispatchObserver. `in_flight` tells how many there are now."""
 
-    def __init__(self) -> None:
-        self._started = 0
+    def __init__(self, in_flight: Callable[[], int]) -> None:
+        self._in_flight = in_flight
         self._ended: Counter[grpc.StatusCode] = Counter()
         self._retries: Counter[grpc.StatusCode] = Counter()
         self._last_messages: list[bytes] = []
@@ -111,16 +111,6 @@ class RequestMetrics(Collector):
 
     # What the dispatcher tells
 
-    def on_arrival(self) -> None:
-        self._started += 1
-
-    def on_routed(self, flight: Flight) -> None:
-        decision = flight.decision
-        assert decision is not None
-        self._input.observe(len(flight.facts.token_ids))
-        self._hit_rate.observe(decision.overlap_blocks / decision.request_blocks)
-        self._overhead.observe(flight.decision_s * 1e3)
-
     def on_message(self, flight: Flight, message: bytes, now: float) -> None:
         if flight.messages:
             self._itl.observe(now - flight.last_message_at)
@@ -134,16 +124,24 @@ class RequestMetrics(Collector):
 
     def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
         self._ended[code] += 1
-        if flight is not None and flight.messages and flight.facts.sequences == 1:
+        if flight is None or flight.decision is None:
+            return
+        decision = flight.decision
+        self._input.observe(len(flight.facts.token_ids))
+        self._hit_rate.observe(decision.overlap_blocks / decision.request_blocks)
+        self._overhead.observe(flight.decision_s * 1e3)
+        if flight.messages and flight.facts.sequences == 1:
             self._keep(flight.last_message)
 
     # What Prometheus is told
 
     def collect(self) -> Iterable[Metric]:
         self._read_usage()
-        in_flight = self._started - self._ended.total()
+        in_flight = self._in_flight()
         yield CounterMetricFamily(
-            "dynamo_component_router_requests_started", "Requests that arrived.", self._started
+            "dynamo_component_router_requests_started",
+            "Requests that arrived.",
+            self._ended.total() + in_flight,
         )
         yield _by_code("dynamo_component_router_requests", "Requests that ended.", self._ended)
         yield GaugeMetricFamily(
