@@ -126,6 +126,12 @@ class Fleet:
         told: dict[str, int] = await http_json(self.http, "/overlaps", {"token_ids": prompt})
         return told
 
+    def kill_nats(self) -> None:
+        pid = self.nats.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until it is gone, not reaped
+
     async def all_exact(self) -> bool:
         rows = (await self.workers()).values()
         return {row["event_source_state"] for row in rows} == {"exact"}
@@ -208,7 +214,7 @@ async def test_an_engine_killed_in_mid_stream_fails_one_request_and_comes_back(
 
 async def test_requests_flow_without_nats_and_the_index_heals_after_it(fleet: Fleet) -> None:
     await fleet.ask(PROMPT)
-    os.kill(fleet.nats.pid, signal.SIGKILL)
+    fleet.kill_nats()
     other = [7] * (4 * BLOCK)
     assert len((await fleet.ask(other))[0]) == 3  # published into the void, or buffered
     health = await http_json(fleet.http, "/health")
