@@ -23,7 +23,7 @@ from ..workers.registry import WorkerState
 from .config import ServeConfig
 from .dispatch import Dispatcher
 from .feed import EventFeed
-from .fleet_metrics import event_metrics, plane_metrics, worker_metrics
+from .fleet_metrics import dispatch_metrics, event_metrics, plane_metrics, worker_metrics
 from .flight import DispatchObserver
 from .grpc_door import GrpcDoor
 from .http import HttpDoor
@@ -116,7 +116,7 @@ class Server:
             silence_s=config.request_timeout_s,
             observer=observer,
         )
-        self._gauges = Gauges(worker_metrics(self.router))
+        self._gauges = Gauges(worker_metrics(self.router), dispatch_metrics(self.dispatcher))
         self._http = HttpDoor(self.router, registry_of(metrics, self._gauges), self._health)
         self._grpc = GrpcDoor(
             TrtllmService(self.dispatcher, self.monitor, model_id=config.model_id),
