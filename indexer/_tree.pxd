@@ -35,7 +35,7 @@ from ._table cimport (
 
 cdef enum:
     ROOT = 0
-    AHEAD = 12           # table slots fetched ahead of their use
+    AHEAD = 24           # table slots fetched ahead of their use
     FEW_CHILDREN = 8     # that are cheaper to move than blocks to renumber
 
 cdef enum TreeStatus:

@@ -59,8 +59,16 @@ class Fleet:
         workers = [f"grpc://127.0.0.1:{self.ports + i}" for i in range(2)]
         self.router = await stack.enter_async_context(
             command(
-                self.folder / "serve", "serve", "--port", "0", "--http-port", "0",
-                "--block-size", str(BLOCK), "--nats", self.nats.url,
+                self.folder / "serve",
+                "serve",
+                "--port",
+                "0",
+                "--http-port",
+                "0",
+                "--block-size",
+                str(BLOCK),
+                "--nats",
+                self.nats.url,
                 *(word for url in workers for word in ("--worker", url)),
             )  # fmt: skip
         )
@@ -83,9 +91,17 @@ class Fleet:
     async def start_engine(self, number: int, *more: str) -> Command:
         engine = await self._stack.enter_async_context(
             command(
-                self.folder / f"engine{number}", "mocker", "--port", str(self.ports + number),
-                "--block-size", str(BLOCK), "--num-gpu-blocks", "256",
-                "--nats", self.nats.url, *(more or ("--speedup-ratio", "20")),
+                self.folder / f"engine{number}",
+                "mocker",
+                "--port",
+                str(self.ports + number),
+                "--block-size",
+                str(BLOCK),
+                "--num-gpu-blocks",
+                "256",
+                "--nats",
+                self.nats.url,
+                *(more or ("--speedup-ratio", "20")),
             )  # fmt: skip
         )
         await engine.says("ready")
