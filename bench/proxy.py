@@ -48,7 +48,7 @@ class ProxyBenchConfig:
     rounds: int = _option(11, "Rounds, after one to warm up; medians of them are reported.")
     concurrency: int = _option(1, "Requests at a time; above 1 latency is mostly queueing.")
     workers: int = _option(8, "Engines the router chooses from.")
-    tokens: int = _option(1180, "Tokens of a prompt; 1180 make a request of 3 KB.")
+    tokens: int = _option(1220, "Tokens of a prompt; 1220 make a request of 3 KB.")
     pin: bool = _option(True, "Give the proxies a CPU core of their own.")
     json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
 

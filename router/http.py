@@ -14,7 +14,7 @@ from ..runtime.identity import WorkerWithDpRank
 from .kv_router import KvRouter
 from .views import WorkerView
 
-MAX_BODY_BYTES = 32 << 20
+MAX_BODY_BYTES = 16 << 20
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Health = Callable[[], tuple[bool, dict[str, Any]]]

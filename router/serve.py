@@ -24,11 +24,13 @@ from .config import ServeConfig
 from .dispatch import Dispatcher
 from .feed import EventFeed
 from .fleet_metrics import event_metrics, plane_metrics, worker_metrics
+from .flight import DispatchObserver
 from .grpc_door import GrpcDoor
 from .http import HttpDoor
 from .kv_router import KvRouter
 from .metrics import Gauges, RequestMetrics, registry_of
 from .mock_process import MockProcess
+from .output_tracking import OutputTracking
 from .router_service import RouterService
 from .trtllm_service import TrtllmService
 
@@ -103,13 +105,16 @@ class Server:
             self.router.registry, self._clock, block_size=config.router.block_size
         )
         metrics = RequestMetrics(lambda: self.dispatcher.in_flight)
+        observer: DispatchObserver = metrics
+        if config.router.router_track_output_blocks:
+            observer = OutputTracking(self.router, metrics)
         self.dispatcher = Dispatcher(
             self.router,
             self.monitor,
             self._clock,
             max_attempts=config.max_attempts,
             silence_s=config.request_timeout_s,
-            observer=metrics,
+            observer=observer,
         )
         self._gauges = Gauges(worker_metrics(self.router))
         self._http = HttpDoor(self.router, registry_of(metrics, self._gauges), self._health)

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_engine import FakeEngine, fail, prompt, stall
+from fake_engine import FakeEngine, chunk, fail, prompt, stall
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -125,7 +125,7 @@ async def test_http_errors_are_json() -> None:
     async with serving() as doors:
         assert (await doors.http("GET", "/nowhere"))[0] == 404
         assert (await doors.http("GET", "/overlaps"))[0] == 405
-        status, answer = await doors.http("POST", "/overlaps", data=io.BytesIO(bytes(33 << 20)))
+        status, answer = await doors.http("POST", "/overlaps", data=io.BytesIO(bytes(17 << 20)))
         assert status == 413 and answer["error"]
 
 
@@ -163,6 +163,32 @@ async def test_metrics_tell_of_events_and_their_plane() -> None:
         assert metrics['dynamo_router_index_blocks_total{change="stored"}'] == 4
         assert metrics["dynamo_router_event_plane_connected"] == 1
         assert metrics["dynamo_router_events_undecodable_total"] == 0
+
+
+async def test_output_blocks_count_where_they_are_tracked() -> None:
+    async def long_answer(engine, request, context):  # type: ignore[no-untyped-def]
+        for n in range(1, 3 * BLOCK + 1):
+            message = chunk(request, n)
+            message.chunk.completion_tokens = n
+            yield message
+        await engine.go.wait()
+
+    engine = FakeEngine(long_answer, worker_id=7)
+    config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, router_track_output_blocks=True)
+    async with serving(engine, router=config) as doors:
+        request = prompt(tokens=BLOCK)
+        request.max_tokens = 10**6  # its end is far, so its blocks weigh all but fully
+        call = asyncio.create_task(doors.answers(request))
+
+        async def active_blocks() -> int:
+            return (await doors.http("GET", "/workers"))[1]["workers"][0]["active_blocks"]
+
+        async with asyncio.timeout(15):
+            while await active_blocks() < 4:
+                await asyncio.sleep(0.01)
+        engine.go.set()
+        await call
+        assert await active_blocks() == 0
 
 
 # RouterService
