@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from free_port import free_port
 from polling import until
 from processes import Command, alive, children_of, command, http_json
 
@@ -22,31 +23,12 @@ BLOCK = 16
 PROMPT = list(range(100, 100 + 6 * BLOCK))
 
 
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on."""
-    while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            if port + count < 65536 and all(_is_free(port + i) for i in range(1, count)):
-                return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
 class Fleet:
     """A router, two mocker processes of one engine each, and a nats-server of the test's."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.nats = folder, EmbeddedNats()
-        self.ports = free_ports(2)
+        self.folder, self.nats = folder, EmbeddedNats(free_port())
+        self.ports = [free_port(), free_port()]
         self._stack = AsyncExitStack()
         self.engines: list[Command] = []
 
@@ -56,7 +38,7 @@ class Fleet:
         stack.push_async_callback(self.nats.stop)
         for number in range(2):
             self.engines.append(await self.start_engine(number))
-        workers = [f"grpc://127.0.0.1:{self.ports + i}" for i in range(2)]
+        workers = [f"grpc://127.0.0.1:{port}" for port in self.ports]
         self.router = await stack.enter_async_context(
             command(
                 self.folder / "serve",
@@ -94,7 +76,7 @@ class Fleet:
                 self.folder / f"engine{number}",
                 "mocker",
                 "--port",
-                str(self.ports + number),
+                str(self.ports[number]),
                 "--block-size",
                 str(BLOCK),
                 "--num-gpu-blocks",
@@ -120,7 +102,7 @@ class Fleet:
 
     async def workers(self) -> dict[int, dict[str, Any]]:
         rows = (await http_json(self.http, "/workers"))["workers"]
-        return {int(row["address"].rpartition(":")[2]) - self.ports: row for row in rows}
+        return {self.ports.index(int(row["address"].rpartition(":")[2])): row for row in rows}
 
     async def overlaps(self, prompt: list[int]) -> dict[str, int]:
         told: dict[str, int] = await http_json(self.http, "/overlaps", {"token_ids": prompt})
