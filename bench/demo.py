@@ -134,9 +134,8 @@ def run(config: DemoConfig) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     console = table_console(config.json)
-    console.print(
-        runs_table(runs, title=f"{config.workers} mock engines, {runs[0].requests} requests")
-    )
+    console.print(f"{config.workers} mock engines, the same {runs[0].requests} requests each time")
+    console.print(runs_table(runs))
     console.print(verdict(runs))
     if config.json is not None:
         write_json(config.json, document(runs))

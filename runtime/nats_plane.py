@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 from nats.errors import Error as NatsError
@@ -11,6 +10,7 @@ from structlog import get_logger
 from .backoff import Backoff
 from .event_plane import Handler, PlaneState, check_subject
 from .nats_link import MAX_UNSENT_BYTES, NatsLink, split_nats_url
+from .outgoing_buffer import OutgoingBuffer
 from .plane_base import PlaneBase
 
 log = get_logger(__name__)
@@ -147,10 +147,10 @@ class NatsPlane(PlaneBase):
                 await self._serve(link)
                 error = link.error
             except (Exception, asyncio.CancelledError) as caught:
-                # Whatever it was, trying again is all that can be done: also when something
-                # inside nats-py was cancelled, as long as it was not us.
                 if me.cancelling():
-                    raise
+                    break
+                # Whatever it was, trying again is all that can be done: also when it was
+                # something inside nats-py that was cancelled.
                 error = caught
             finally:
                 self._link = None
@@ -258,42 +258,3 @@ class NatsSubscription:
         if not self._closed:
             self._closed = True
             await self._plane._remove(self)
-
-
-class OutgoingBuffer:
-    """A queue of (subject, payload) bounded in messages and bytes; the oldest give way."""
-
-    def __init__(self, max_messages: int, max_bytes: int) -> None:
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
-        self._messages: deque[tuple[str, bytes]] = deque()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def push(self, subject: str, payload: bytes) -> int:
-        """Append; returns how many messages were dropped for it, itself included."""
-        self._messages.append((subject, payload))
-        self._bytes += len(payload)
-        dropped = 0
-        while len(self._messages) > self._max_messages or self._bytes > self._max_bytes:
-            self.pop()
-            dropped += 1
-        return dropped
-
-    def pop(self) -> tuple[str, bytes]:
-        subject, payload = self._messages.popleft()
-        self._bytes -= len(payload)
-        return subject, payload
-
-    def put_back(self, subject: str, payload: bytes) -> None:
-        """Undo a pop."""
-        self._messages.appendleft((subject, payload))
-        self._bytes += len(payload)
-
-    def clear(self) -> int:
-        dropped = len(self._messages)
-        self._messages.clear()
-        self._bytes = 0
-        return dropped

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from free_port import free_port
 from polling import until
 from processes import Command, alive, children_of, command, http_json
 
@@ -22,31 +23,12 @@ BLOCK = 16
 PROMPT = list(range(100, 100 + 6 * BLOCK))
 
 
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on."""
-    while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            if port + count < 65536 and all(_is_free(port + i) for i in range(1, count)):
-                return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
 class Fleet:
     """A router, two mocker processes of one engine each, and a nats-server of the test's."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.nats = folder, EmbeddedNats()
-        self.ports = free_ports(2)
+        self.folder, self.nats = folder, EmbeddedNats(free_port())
+        self.ports = [free_port(), free_port()]
         self._stack = AsyncExitStack()
         self.engines: list[Command] = []
 
@@ -56,11 +38,19 @@ class Fleet:
         stack.push_async_callback(self.nats.stop)
         for number in range(2):
             self.engines.append(await self.start_engine(number))
-        workers = [f"grpc://127.0.0.1:{self.ports + i}" for i in range(2)]
+        workers = [f"grpc://127.0.0.1:{port}" for port in self.ports]
         self.router = await stack.enter_async_context(
             command(
-                self.folder / "serve", "serve", "--port", "0", "--http-port", "0",
-                "--block-size", str(BLOCK), "--nats", self.nats.url,
+                self.folder / "serve",
+                "serve",
+                "--port",
+                "0",
+                "--http-port",
+                "0",
+                "--block-size",
+                str(BLOCK),
+                "--nats",
+                self.nats.url,
                 *(word for url in workers for word in ("--worker", url)),
             )  # fmt: skip
         )
@@ -83,9 +73,17 @@ class Fleet:
     async def start_engine(self, number: int, *more: str) -> Command:
         engine = await self._stack.enter_async_context(
             command(
-                self.folder / f"engine{number}", "mocker", "--port", str(self.ports + number),
-                "--block-size", str(BLOCK), "--num-gpu-blocks", "256",
-                "--nats", self.nats.url, *(more or ("--speedup-ratio", "20")),
+                self.folder / f"engine{number}",
+                "mocker",
+                "--port",
+                str(self.ports[number]),
+                "--block-size",
+                str(BLOCK),
+                "--num-gpu-blocks",
+                "256",
+                "--nats",
+                self.nats.url,
+                *(more or ("--speedup-ratio", "20")),
             )  # fmt: skip
         )
         await engine.says("ready")
@@ -104,11 +102,17 @@ class Fleet:
 
     async def workers(self) -> dict[int, dict[str, Any]]:
         rows = (await http_json(self.http, "/workers"))["workers"]
-        return {int(row["address"].rpartition(":")[2]) - self.ports: row for row in rows}
+        return {self.ports.index(int(row["address"].rpartition(":")[2])): row for row in rows}
 
     async def overlaps(self, prompt: list[int]) -> dict[str, int]:
         told: dict[str, int] = await http_json(self.http, "/overlaps", {"token_ids": prompt})
         return told
+
+    def kill_nats(self) -> None:
+        pid = self.nats.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until it is gone, not reaped
 
     async def all_exact(self) -> bool:
         rows = (await self.workers()).values()
@@ -192,7 +196,7 @@ async def test_an_engine_killed_in_mid_stream_fails_one_request_and_comes_back(
 
 async def test_requests_flow_without_nats_and_the_index_heals_after_it(fleet: Fleet) -> None:
     await fleet.ask(PROMPT)
-    os.kill(fleet.nats.pid, signal.SIGKILL)
+    fleet.kill_nats()
     other = [7] * (4 * BLOCK)
     assert len((await fleet.ask(other))[0]) == 3  # published into the void, or buffered
     health = await http_json(fleet.http, "/health")
