@@ -66,7 +66,10 @@ class _Clock:
 
 
 class Simulation:
-    """One run. `new_router` makes the router under test from the clock it must use."""
+    """One run. `new_router` makes the router under test from the clock it must use.
+
+    `router` and `fleet` are there to be looked at while it runs.
+    """
 
     def __init__(
         self,
@@ -78,10 +81,10 @@ class Simulation:
     ) -> None:
         self._trace = trace
         self._clock = _Clock()
-        self._router = new_router(self._clock)
-        self._index = self._router.index if self._router.uses_caches else None
+        self.router = new_router(self._clock)
+        self._index = self.router.index if self.router.uses_caches else None
         self._told = isinstance(self._index, EventIndex)
-        self._fleet = VirtualFleet(
+        self.fleet = VirtualFleet(
             fleet.engine,
             fleet.workers,
             record_events=self._told,
@@ -90,7 +93,7 @@ class Simulation:
         )
         self._delay = fleet.event_delay_s
         for worker in range(fleet.workers):
-            self._router.add_worker(
+            self.router.add_worker(
                 worker,
                 total_kv_blocks=fleet.engine.num_gpu_blocks,
                 max_num_batched_tokens=fleet.engine.max_num_batched_tokens,
@@ -109,14 +112,14 @@ class Simulation:
     def run(self, on_request: Callable[[int], None] | None = None) -> Trail:
         """Route the whole trace and wait for its end. `on_request` hears how many were routed."""
         arrivals = self._trace.arrivals_s.tolist()
-        with self._router:
+        with self.router:
             for place, now in enumerate(arrivals):
                 if place == 0 or now != arrivals[place - 1]:
                     self._pass_time(now)
                 self._route(place, now)
                 if on_request is not None:
                     on_request(place + 1)
-            self._fleet.advance(math.inf)
+            self.fleet.advance(math.inf)
             self._settle()
         return Trail(
             status=self._status,
@@ -125,10 +128,10 @@ class Simulation:
             last_s=self._last,
             cached_tokens=self._cached,
             preemptions=self._preemptions,
-            gaps=self._fleet.gaps(),
-            engines=self._fleet.stats(),
+            gaps=self.fleet.gaps(),
+            engines=self.fleet.stats(),
             end_s=float(np.nanmax(self._last, initial=arrivals[-1])),
-            lost_messages=self._fleet.lost_messages,
+            lost_messages=self.fleet.lost_messages,
             announcements=self._healing.announcements if self._healing else 0,
             first_failure=self._first_failure,
         )
@@ -137,22 +140,22 @@ class Simulation:
         if self._healing is not None:
             while (due := self._healing.next_time) < now:
                 self._move(due)
-                self._healing.act(due, self._router, self._fleet)
+                self._healing.act(due, self.router, self.fleet)
         self._move(now)
 
     def _move(self, now: float) -> None:
-        self._fleet.advance(now)
+        self.fleet.advance(now)
         self._settle()
         self._clock.time = now
         if self._told:
-            message = self._fleet.collect(now - self._delay)
+            message = self.fleet.collect(now - self._delay)
             if message is not None:
-                self._router.apply_event(message)
+                self.router.apply_event(message)
 
     def _settle(self) -> None:
         """Tell the router what the engines have answered."""
-        router, clock = self._router, self._clock
-        emissions = self._fleet.take_emissions()
+        router, clock = self.router, self._clock
+        emissions = self.fleet.take_emissions()
         for time, place, kind in zip(
             emissions.times.tolist(),
             emissions.requests.tolist(),
@@ -175,11 +178,11 @@ class Simulation:
         request = trace.requests[place]
         output_tokens = trace.output_tokens(place)
         try:
-            decision = self._router.decide(
+            decision = self.router.decide(
                 trace.prompt(place), request_id, expected_output_tokens=output_tokens
             )
             local, sequence = trace.hashes(place)
-            self._fleet.submit(
+            self.fleet.submit(
                 decision.worker.worker_id,
                 place,
                 prompt_tokens=request.input_length,
@@ -192,7 +195,7 @@ class Simulation:
         except (NoWorkersError, InvalidRequestError) as error:
             self._status[place] = REJECTED if isinstance(error, NoWorkersError) else FAILED
             self._first_failure = self._first_failure or f"request {place}: {error}"
-            self._router.free(request_id)
+            self.router.free(request_id)
 
 
 class _Healing:

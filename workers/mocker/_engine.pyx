@@ -1,6 +1,6 @@
 """An engine in virtual time, natively: scheduler.py and engine.py without tokens.
 
-Held against those two, step for step, by tests/unit/test_virtual_fleet.py. Owned by _virtual.pyx.
+Held against those two, step for step, by tests/mocker/test_virtual_fleet.py. Owned by _virtual.pyx.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t

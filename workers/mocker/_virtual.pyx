@@ -229,6 +229,9 @@ cdef class Fleet:
         """(active, inactive) blocks."""
         return self.engine(engine).pool.active, self.engine(engine).pool.inactive
 
+    def collected(self, uint32_t engine):
+        return self.engine(engine).next_event - 1
+
     def is_busy(self):
         cdef uint32_t i
         for i in range(self.size):

@@ -112,6 +112,10 @@ class VirtualFleet:
         """First and last tokens since the last call."""
         return Emissions(*self._fleet.take_emissions())
 
+    def collected_events(self, engine: int) -> int:
+        """Number of the engine's last event that was collected, lost or not."""
+        return self._fleet.collected(engine)
+
     @property
     def lost_messages(self) -> int:
         """Of those that were collected."""
