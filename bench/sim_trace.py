@@ -18,8 +18,8 @@ _OUTPUT_ID = 2**63
 class SimulatedTrace:
     """The requests of a trace, of which there is at least one, with content drawn by `seed`.
 
-    Prompts share what their ids share; outputs share nothing. Hashes are computed once, prompts
-    each time they are asked for, because a long trace of them would not fit the memory.
+    Prompts share what their ids share; outputs share nothing. Hashes are computed once, tokens
+    each time they are asked for, because those of a long trace would not fit the memory.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class SimulatedTrace:
         self._max_output = max_output
         times = np.array([request.timestamp_ms for request in requests], np.float64)
         self.arrivals_s = (times - times[0]) / 1e3 / arrival_speedup
-        self._hashes = [self._hash(place) for place in range(len(requests))]
+        self._hashes: list[tuple[Hashes, Hashes] | None] = [None] * len(requests)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -51,25 +51,25 @@ class SimulatedTrace:
 
     def prompt(self, place: int) -> NDArray[np.uint32]:
         """The prompt's token ids."""
-        request = self.requests[place]
-        tokens = np.empty(request.input_length, np.uint32)
-        self._fill_prompt(tokens, request)
-        return tokens
+        tokens = self._tokens(place)
+        if self._hashes[place] is None:  # while its output is at hand too
+            self._hashes[place] = self._hash(tokens)
+        return tokens[: self.requests[place].input_length]
 
     def hashes(self, place: int) -> tuple[Hashes, Hashes]:
         """Local and sequence hashes of every full block of prompt and output."""
-        return self._hashes[place]
+        return self._hashes[place] or self._hash(self._tokens(place))
 
-    def _fill_prompt(self, tokens: NDArray[np.uint32], request: TraceRequest) -> None:
-        ids = np.array(request.hash_ids, np.uint64)
-        fill(tokens, ids, self._seed, VOCAB_SIZE, self.trace_block_size)
-
-    def _hash(self, place: int) -> tuple[Hashes, Hashes]:
-        request = self.requests[place]
-        output_tokens = self.output_tokens(place)
+    def _tokens(self, place: int) -> NDArray[np.uint32]:
+        """Prompt and output."""
+        request, output_tokens = self.requests[place], self.output_tokens(place)
         tokens = np.empty(request.input_length + output_tokens, np.uint32)
-        self._fill_prompt(tokens[: request.input_length], request)
+        ids = np.array(request.hash_ids, np.uint64)
+        fill(tokens[: request.input_length], ids, self._seed, VOCAB_SIZE, self.trace_block_size)
         output_id = np.array([_OUTPUT_ID + place], np.uint64)
         fill(tokens[request.input_length :], output_id, self._seed, VOCAB_SIZE, output_tokens)
+        return tokens
+
+    def _hash(self, tokens: NDArray[np.uint32]) -> tuple[Hashes, Hashes]:
         local = block_hashes(tokens, self.block_size)
         return local, sequence_hashes(local)

@@ -15,20 +15,19 @@ cdef struct Limits:
     uint32_t admission     # most active blocks after an admission
     uint8_t chunked
 
-cdef struct Sequence:
+cdef struct Sequence:      # what every step touches comes first: half a cache line
+    double last_token      # when its last token came
+    uint32_t known         # tokens that exist: prompt and generated ones
+    uint32_t computed      # tokens whose keys and values are in the cache
+    uint32_t generated
+    uint32_t output        # tokens it will generate
+    uint32_t slack         # tokens the partial block takes before it is full, less the last one
+    uint32_t held          # full blocks held, from the first one on
     uint64_t* names        # sequence hashes of every block it may fill
     uint64_t* contents     # local hashes, aligned; one allocation with names and ids
     uint32_t* ids          # the blocks it holds
     Sequence* next         # in the waiting queue
-    double last_token      # when its last token came
     uint32_t request
-    uint32_t prompt        # tokens
-    uint32_t output        # tokens it will generate
-    uint32_t known         # tokens that exist: prompt and generated ones
-    uint32_t computed      # tokens whose keys and values are in the cache
-    uint32_t generated
-    uint32_t held          # full blocks held, from the first one on
-    uint32_t slack         # tokens the partial block takes before it is full, less the last one
     int32_t cached         # prompt tokens found in the cache when it first ran; -1 before
     uint32_t preemptions
     uint8_t partial        # whether it holds a partial block behind the full ones

@@ -85,7 +85,7 @@ cdef Sequence* sequence_new(
         memcpy(sequence.names, names, column)
         memcpy(sequence.contents, contents, column)
     sequence.request = request
-    sequence.prompt = sequence.known = prompt
+    sequence.known = prompt
     sequence.output = output
     sequence.cached = -1
     return sequence
