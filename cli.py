@@ -5,6 +5,7 @@ environment variables are read off the dataclass.
 """
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -147,6 +148,8 @@ def _build_root() -> click.Group:
 
 def main() -> None:
     """Run the command line; a refused setting or a port in use is one line, not a trace."""
+    # Children are started by exec only; gRPC's remarks on fork would be noise.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         _build_root().main(prog_name="dynamo-router")
     except RouterError as error:

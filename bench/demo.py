@@ -35,7 +35,7 @@ class DemoConfig:
     )
     trace: str | None = _option(None, "Requests to send; not given: the trace that ships with us.")
     requests: int | None = _option(None, "Send only the trace's first N requests.")
-    arrival_speedup: float = _option(1.2, "Send at the trace's times divided by this.")
+    arrival_speedup: float = _option(1.0, "Send at the trace's times divided by this.")
     workers: int = _option(4, "Mock engines.")
     block_size: int = _option(64, "Tokens in a KV-cache block.")
     num_gpu_blocks: int = _option(1024, "KV-cache blocks of each engine.")
@@ -134,9 +134,8 @@ def run(config: DemoConfig) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     console = table_console(config.json)
-    console.print(
-        runs_table(runs, title=f"{config.workers} mock engines, {runs[0].requests} requests")
-    )
+    console.print(f"{config.workers} mock engines, the same {runs[0].requests} requests each time")
+    console.print(runs_table(runs))
     console.print(verdict(runs))
     if config.json is not None:
         write_json(config.json, document(runs))

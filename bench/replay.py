@@ -228,7 +228,8 @@ def run(config: ReplayConfig) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     console = table_console(config.json)
-    console.print(runs_table([result], title=f"{config.trace} -> {config.target}"))
+    console.print(f"{config.trace} -> {config.target}")
+    console.print(runs_table([result]))
     if result.details["first_failure"]:
         console.print(f"first failure: {result.details['first_failure']}")
     if config.json is not None:

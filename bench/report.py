@@ -163,9 +163,9 @@ def new_table(*columns: str, title: str | None = None) -> Table:
     return Table(*columns, title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
 
 
-def runs_table(runs: Sequence[Run], title: str | None = None) -> Table:
+def runs_table(runs: Sequence[Run]) -> Table:
     """The runs side by side, a column each: every latency beside its errors and rejections."""
-    table = new_table("", title=title)
+    table = new_table("")
     for run in runs:
         label = run.mode if run.policy in ("unknown", run.mode) else f"{run.mode} ({run.policy})"
         table.add_column(label, justify="right")

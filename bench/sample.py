@@ -20,18 +20,18 @@ class SampleShape:
     """The traffic to invent. Lengths are in tokens, times in ms; "mean" is exponential's."""
 
     seed: int = 22
-    span_ms: int = 18_000  # sessions start within it, and end with it
-    tenants: int = 32
+    span_ms: int = 15_000  # sessions start within it, and end with it
+    tenants: int = 28
     tenant_skew: float = 0.5  # tenant k is drawn with weight 1 / (k + 1) ** skew
     system_prompt: tuple[int, int] = (800, 4_500)  # each tenant's own, shared by its sessions
-    sessions: int = 100
+    sessions: int = 84
     turns_mean: float = 5.0  # geometric
     think_mean_ms: float = 1_200.0  # between a turn's arrival and the next: agents, not people
     user_mean: float = 900.0  # new tokens a turn, beside the history: tool results, documents
     context_limit: int = 16_000  # a session whose next prompt would be longer is over
     output_mean: float = 36.0
     output_max: int = 160
-    cold: int = 30  # requests of no tenant, that share nothing
+    cold: int = 25  # requests of no tenant, that share nothing
     cold_prompt: tuple[int, int] = (500, 6_000)
 
 

@@ -4,11 +4,11 @@
 A native thread takes messages from a bounded mailbox, decodes them and applies them to the tree,
 never touching the interpreter. Who holds `owner` owns the tree: the thread while it applies one
 message, a reader for one match, a flushing caller until the mailbox is empty. Lock order: owner
-before mail. Messages are applied in the order they were posted.
+before the mailbox's. Messages are applied in the order they were posted.
 """
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
 
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
@@ -24,6 +24,17 @@ from ._cursor cimport (
     cursor_orphan,
 )
 from ._events cimport EVENT_CLEARED, EVENT_REMOVED, EVENT_STORED, Event, EventBatch
+from ._mailbox cimport (
+    Mailbox,
+    Message,
+    mailbox_close,
+    mailbox_destroy,
+    mailbox_length,
+    mailbox_open,
+    mailbox_put,
+    mailbox_take,
+    mailbox_wait,
+)
 from ._radix cimport (
     TREE_BLOCK_NOT_FOUND,
     TREE_INVALID_SEQUENCE,
@@ -41,45 +52,24 @@ from ._radix cimport (
     tree_store,
     tree_worker,
 )
+from ._threads cimport (
+    dr_add,
+    dr_load,
+    pthread_create,
+    pthread_join,
+    pthread_mutex_destroy,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_t,
+    pthread_mutex_trylock,
+    pthread_mutex_unlock,
+    pthread_t,
+    sched_yield,
+)
 from ._wire cimport batch_free, batch_init, decode_nats_message
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_t:
-        pass
-    ctypedef struct pthread_mutex_t:
-        pass
-    ctypedef struct pthread_cond_t:
-        pass
-    int pthread_create(pthread_t*, void*, void* (*)(void*) noexcept nogil, void*)
-    int pthread_join(pthread_t, void**)
-    int pthread_mutex_init(pthread_mutex_t*, void*)
-    int pthread_mutex_destroy(pthread_mutex_t*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_trylock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
-    int pthread_cond_init(pthread_cond_t*, void*)
-    int pthread_cond_destroy(pthread_cond_t*)
-    int pthread_cond_signal(pthread_cond_t*)
-    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
-
-cdef extern from * nogil:
-    """
-    #define dr_add(p, n) __atomic_add_fetch((p), (n), __ATOMIC_SEQ_CST)
-    #define dr_load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
-    """
-    int dr_add(int* p, int n)
-    int dr_load(int* p)
 
 # How often the thread offers the tree to waiting readers before it goes on.
 cdef int YIELDS = 1000
-
-
-cdef struct Message:
-    uint8_t* data
-    size_t size
 
 
 cdef struct Counters:
@@ -97,16 +87,8 @@ cdef struct Counters:
 
 
 cdef struct Core:
-    pthread_mutex_t owner      # guards tree, batch, cursors, counters
-    pthread_mutex_t mail       # guards the ring and stop
-    pthread_cond_t posted
-    Message* ring
-    uint32_t capacity          # of the ring, in messages
-    uint32_t head
-    uint32_t length
-    size_t bytes               # waiting in the ring
-    size_t max_bytes
-    int stop
+    pthread_mutex_t owner      # guards all below but the mailbox, which guards itself
+    Mailbox mailbox
     int readers                # waiting for owner; atomic
     Tree* tree
     EventBatch batch
@@ -114,17 +96,6 @@ cdef struct Core:
     uint32_t n_cursors
     uint32_t max_workers
     Counters counters
-
-
-cdef bint take_message(Core* core, Message* message) noexcept nogil:
-    """The oldest waiting message; false if there is none. Called with mail held."""
-    if core.length == 0:
-        return False
-    message[0] = core.ring[core.head]
-    core.head = (core.head + 1) % core.capacity
-    core.length -= 1
-    core.bytes -= message.size
-    return True
 
 
 cdef Cursor* cursor_of(Core* core, uint32_t worker) noexcept nogil:
@@ -226,14 +197,8 @@ cdef void drain(Core* core, bint yielding) noexcept nogil:
     A yielding drain lets waiting readers in between two messages.
     """
     cdef Message message
-    cdef bint taken
     cdef int turn
-    while True:
-        pthread_mutex_lock(&core.mail)
-        taken = take_message(core, &message)
-        pthread_mutex_unlock(&core.mail)
-        if not taken:
-            return
+    while mailbox_take(&core.mailbox, &message):
         apply_message(core, message.data, message.size)
         free(message.data)
         if yielding and dr_load(&core.readers) > 0:
@@ -248,18 +213,11 @@ cdef void drain(Core* core, bint yielding) noexcept nogil:
 cdef void* run(void* argument) noexcept nogil:
     """The thread: sleep until something is posted, then apply it."""
     cdef Core* core = <Core*>argument
-    cdef bint stop
-    while True:
-        pthread_mutex_lock(&core.mail)
-        while core.length == 0 and not core.stop:
-            pthread_cond_wait(&core.posted, &core.mail)
-        stop = core.stop
-        pthread_mutex_unlock(&core.mail)
-        if stop:
-            return NULL
+    while mailbox_wait(&core.mailbox):
         pthread_mutex_lock(&core.owner)
         drain(core, True)
         pthread_mutex_unlock(&core.owner)
+    return NULL
 
 
 cdef class IndexActor:
@@ -280,32 +238,22 @@ cdef class IndexActor:
         if self.core == NULL:
             raise MemoryError
         pthread_mutex_init(&self.core.owner, NULL)
-        pthread_mutex_init(&self.core.mail, NULL)
-        pthread_cond_init(&self.core.posted, NULL)
         batch_init(&self.core.batch)
         self.core.tree = self.tree.tree
-        self.core.capacity = max_messages
-        self.core.max_bytes = max_bytes
         self.core.max_workers = max_workers
-        self.core.ring = <Message*>malloc(max_messages * sizeof(Message))
-        if self.core.ring == NULL:
+        if not mailbox_open(&self.core.mailbox, max_messages, max_bytes):
             raise MemoryError
         if pthread_create(&self.thread, NULL, run, self.core) != 0:
             raise RuntimeError("cannot start the index thread")
         self.running = True
 
     def __dealloc__(self):
-        cdef Message message
         if self.core == NULL:
             return
         self.stop_thread()
-        while self.core.ring != NULL and take_message(self.core, &message):
-            free(message.data)
+        mailbox_destroy(&self.core.mailbox)
         batch_free(&self.core.batch)
-        free(self.core.ring)
         free(self.core.cursors)
-        pthread_cond_destroy(&self.core.posted)
-        pthread_mutex_destroy(&self.core.mail)
         pthread_mutex_destroy(&self.core.owner)
         free(self.core)
 
@@ -314,10 +262,7 @@ cdef class IndexActor:
             return
         self.running = False
         with nogil:
-            pthread_mutex_lock(&self.core.mail)
-            self.core.stop = 1
-            pthread_cond_signal(&self.core.posted)
-            pthread_mutex_unlock(&self.core.mail)
+            mailbox_close(&self.core.mailbox)
             pthread_join(self.thread, NULL)
 
     cdef void own(self) noexcept:
@@ -336,33 +281,13 @@ cdef class IndexActor:
         self.stop_thread()
 
     def post(self, bytes message not None):
-        cdef const uint8_t* source = message
-        cdef size_t size = len(message)
-        cdef Message copy
-        cdef bint accepted
-        copy.size = size
-        copy.data = <uint8_t*>malloc(size if size else 1)
-        if copy.data == NULL:
-            raise MemoryError
-        memcpy(copy.data, source, size)
-        pthread_mutex_lock(&self.core.mail)
-        accepted = (
-            self.running
-            and self.core.length < self.core.capacity
-            and (self.core.length == 0 or self.core.bytes + size <= self.core.max_bytes)
-        )
-        if accepted:
-            self.core.ring[(self.core.head + self.core.length) % self.core.capacity] = copy
-            self.core.length += 1
-            self.core.bytes += size
-            pthread_cond_signal(&self.core.posted)
-        pthread_mutex_unlock(&self.core.mail)
-        if not accepted:
-            free(copy.data)
-            self.own()
-            self.core.counters.dropped += 1
-            self.disown()
-        return accepted
+        cdef const uint8_t* data = message
+        if mailbox_put(&self.core.mailbox, data, len(message)):
+            return True
+        self.own()
+        self.core.counters.dropped += 1
+        self.disown()
+        return False
 
     def apply(self, bytes message not None):
         cdef const uint8_t* data = message
@@ -465,7 +390,5 @@ cdef class IndexActor:
         self.own()
         values = dict(self.core.counters)
         self.disown()
-        pthread_mutex_lock(&self.core.mail)
-        values["waiting"] = self.core.length
-        pthread_mutex_unlock(&self.core.mail)
+        values["waiting"] = mailbox_length(&self.core.mailbox)
         return values

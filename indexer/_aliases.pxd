@@ -5,7 +5,7 @@
 # with an alias for a block covers that block, and the alias is then its only key for it.
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._memory cimport Memory, memory_release, memory_resize
+from ._memory cimport Memory, array_grow, array_release
 from ._table cimport (
     NONE,
     Table,
@@ -66,7 +66,7 @@ cdef inline bint aliases_reserve(Aliases* aliases, Memory* memory) noexcept nogi
     if aliases.vacant != NONE or aliases.used < aliases.capacity:
         return True
     room = aliases.capacity + aliases.capacity // 2 + 16
-    grown = <Alias*>memory_resize(
+    grown = <Alias*>array_grow(
         memory, aliases.all, aliases.capacity * sizeof(Alias), room * sizeof(Alias)
     )
     if grown == NULL:
@@ -103,6 +103,6 @@ cdef inline void alias_drop(Aliases* aliases, uint32_t i) noexcept nogil:
 
 
 cdef inline void aliases_close(Aliases* aliases, Memory* memory) noexcept nogil:
-    memory_release(memory, aliases.all, aliases.capacity * sizeof(Alias))
+    array_release(memory, aliases.all, aliases.capacity * sizeof(Alias))
     table_free(&aliases.by_key, memory)
     table_free(&aliases.by_block, memory)

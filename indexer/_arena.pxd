@@ -5,7 +5,7 @@
 # neighbours in constant time, and no byte is spent outside. Only the two ends are meaningful.
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._memory cimport Memory, memory_release, memory_resize
+from ._memory cimport Memory, array_grow, array_release
 from ._table cimport NONE
 
 cdef extern from * nogil:
@@ -21,7 +21,8 @@ cdef struct Arena:
     uint64_t* ext            # its canonical external hash
     uint32_t* owner          # its edge; NONE at the ends of a free range
     uint32_t used            # positions in use or in free lists; the rest was never touched
-    uint32_t capacity
+    uint32_t capacity        # positions that all three arrays have
+    uint32_t rooms[3]        # positions of each: more than capacity after a failure in between
     uint32_t free_blocks     # positions in free lists
     uint64_t filled[2]       # bit b: bins[b] is not empty
     uint32_t bins[128]       # first free range of each size class
@@ -33,14 +34,15 @@ cdef inline void arena_init(Arena* arena) noexcept nogil:
     arena.owner = NULL
     arena.used = arena.capacity = arena.free_blocks = 0
     arena.filled[0] = arena.filled[1] = 0
+    arena.rooms[0] = arena.rooms[1] = arena.rooms[2] = 0
     for b in range(ARENA_BINS):
         arena.bins[b] = NONE
 
 
 cdef inline void arena_close(Arena* arena, Memory* memory) noexcept nogil:
-    memory_release(memory, arena.local, <size_t>arena.capacity * 8)
-    memory_release(memory, arena.ext, <size_t>arena.capacity * 8)
-    memory_release(memory, arena.owner, <size_t>arena.capacity * 4)
+    array_release(memory, arena.local, <size_t>arena.rooms[0] * 8)
+    array_release(memory, arena.ext, <size_t>arena.rooms[1] * 8)
+    array_release(memory, arena.owner, <size_t>arena.rooms[2] * 4)
 
 
 cdef inline uint32_t arena_bin(uint32_t size) noexcept nogil:
@@ -102,38 +104,43 @@ cdef inline void arena_release(Arena* arena, uint32_t start, uint32_t size) noex
         arena_link(arena, start, size)
 
 
+cdef inline void* arena_array(
+    Memory* memory, void* old, uint32_t* room, uint32_t wanted, size_t item
+) noexcept nogil:
+    """One array with room for as many items; NULL leaves it as it was."""
+    cdef void* new
+    if room[0] >= wanted:
+        return old
+    new = array_grow(memory, old, room[0] * item, wanted * item)
+    if new != NULL:
+        room[0] = wanted
+    return new
+
+
 cdef inline bint arena_reserve(Arena* arena, Memory* memory, uint32_t more) noexcept nogil:
     """Room for one allocation of `more` blocks at the end; false if there is no memory."""
     cdef uint64_t wanted = <uint64_t>arena.used + more
-    cdef size_t old = arena.capacity
-    cdef size_t new
+    cdef uint64_t room
     cdef void* grown
     if wanted <= arena.capacity:
         return True
     if wanted >= NONE:
         return False
-    new = old + old // 2 + 64
-    if new < wanted:
-        new = wanted
-    if new >= NONE:
-        new = NONE - 1
-    # Three arrays of one length: a failure in between leaves the first ones longer than counted,
-    # so `capacity` is what all of them have, and their accounts follow it.
-    grown = memory_resize(memory, arena.local, old * 8, new * 8)
+    room = max(wanted, <uint64_t>arena.capacity + arena.capacity // 2 + 64)
+    room = min(room, <uint64_t>NONE - 1)
+    grown = arena_array(memory, arena.local, &arena.rooms[0], <uint32_t>room, 8)
     if grown == NULL:
         return False
     arena.local = <uint64_t*>grown
-    grown = memory_resize(memory, arena.ext, old * 8, new * 8)
+    grown = arena_array(memory, arena.ext, &arena.rooms[1], <uint32_t>room, 8)
     if grown == NULL:
-        memory.bytes -= (new - old) * 8
         return False
     arena.ext = <uint64_t*>grown
-    grown = memory_resize(memory, arena.owner, old * 4, new * 4)
+    grown = arena_array(memory, arena.owner, &arena.rooms[2], <uint32_t>room, 4)
     if grown == NULL:
-        memory.bytes -= (new - old) * 16
         return False
     arena.owner = <uint32_t*>grown
-    arena.capacity = <uint32_t>new
+    arena.capacity = <uint32_t>room
     return True
 
 

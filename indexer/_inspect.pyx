@@ -12,7 +12,7 @@ from ._keys cimport find_held
 from ._radix cimport RadixTree
 from ._table cimport NONE, Table, hash_key, hash_pair, table_seek
 from ._tree cimport ROOT, Tree, Worker, find_canonical, find_child
-from ._workers cimport find_worker
+from ._workers cimport find_worker, scratch_size
 
 from ..runtime.identity import WorkerWithDpRank
 
@@ -90,10 +90,11 @@ def check_integrity(RadixTree tree not None):
     if t.memory.fuse < 0:
         held = (
             coverage_bytes
-            + t.blocks.capacity * 20
+            + (t.blocks.rooms[0] + t.blocks.rooms[1]) * 8
+            + t.blocks.rooms[2] * 4
             + t.edges_room * sizeof(Edge)
-            + t.workers_room * (sizeof(Worker) + 8)
-            + t.workers_room // 8
+            + t.workers_room * sizeof(Worker)
+            + scratch_size(t.workers_room)
             + t.aliases.capacity * sizeof(Alias)
         )
         for table_bytes in (

@@ -24,7 +24,30 @@ cdef extern from *:
     #define DR_SMALL(o) (Py_SIZE(o) * (Py_ssize_t)((PyLongObject*)(o))->ob_digit[0])
     #endif
     #define DR_EXACT_INT(o) PyLong_CheckExact(o)
+    /* So is one of two or three digits: a chain of hashes is hundreds of these. 0: it is another. */
+    static inline int dr_as_hash(PyObject *o, uint64_t *out) {
+    #if PYLONG_BITS_IN_DIGIT == 30
+    #if PY_VERSION_HEX >= 0x030C0000
+        const digit *d = ((PyLongObject *)o)->long_value.ob_digit;
+        uintptr_t tag = ((PyLongObject *)o)->long_value.lv_tag;
+        Py_ssize_t n = (tag & 3) ? 0 : (Py_ssize_t)(tag >> 3);
+    #else
+        const digit *d = ((PyLongObject *)o)->ob_digit;
+        Py_ssize_t n = Py_SIZE(o);
+    #endif
+        if (n == 3 && d[2] < 16) {
+            *out = (uint64_t)d[0] | (uint64_t)d[1] << 30 | (uint64_t)d[2] << 60;
+            return 1;
+        }
+        if (n == 2) {
+            *out = (uint64_t)d[0] | (uint64_t)d[1] << 30;
+            return 1;
+        }
+    #endif
+        return 0;
+    }
     """
+    bint dr_as_hash(PyObject*, uint64_t*) noexcept nogil
     bint DR_EXACT_INT(PyObject*) noexcept nogil
     bint DR_IS_SMALL(PyObject*) noexcept nogil
     Py_ssize_t DR_SMALL(PyObject*) noexcept nogil
@@ -74,14 +97,6 @@ cdef uint64_t slow_item(object item, Py_ssize_t position, int width, str what) e
     return PyLong_AsUnsignedLongLong(number)
 
 
-cdef inline uint64_t hash_item(object item, Py_ssize_t position, str what) except? 0:
-    """An exact int for 8 bytes; it runs no Python code."""
-    try:
-        return PyLong_AsUnsignedLongLong(item)
-    except OverflowError:
-        raise out_of_range(item, position, 8, what) from None
-
-
 cdef object out_of_range(object number, Py_ssize_t position, int width, str what):
     return OverflowError(
         f"{what} {number} at position {position} is out of range (0 to 2**{8 * width} - 1)"
@@ -102,8 +117,8 @@ cdef int copy_items(UIntView view, object items, int width, str what) except -1:
             if small < 0:
                 raise out_of_range(small, i, width, what)
             value = <uint64_t>small  # one digit has 30 bits: it fits either width
-        elif width == 8 and DR_EXACT_INT(item[i]):
-            value = hash_item(<object>item[i], i, what)
+        elif width == 8 and DR_EXACT_INT(item[i]) and dr_as_hash(item[i], &value):
+            pass
         else:
             value = slow_item(<object>item[i], i, width, what)
             # __index__ may have run anything, even code that shortened the list.

@@ -1,6 +1,43 @@
 # _memory.pxd: allocation of the tree's arrays, counted, and able to fail on purpose.
+#
+# Large arrays are mapped, in huge pages where the kernel has them: an index is read and written at
+# random, and with small pages finding the page costs more than the access. Growing such an array
+# moves its pages, not its bytes.
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy
+
+cdef extern from * nogil:
+    """
+    #if defined(__linux__)
+    #include <sys/mman.h>
+    #define DR_LARGE ((size_t)2 << 20)  /* a huge page; sizes are rounded up to it */
+    #define DR_ROUND(size) (((size) + DR_LARGE - 1) & ~(DR_LARGE - 1))
+    static inline void *dr_map(size_t size) {
+        void *at = mmap(NULL, DR_ROUND(size), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (at == MAP_FAILED) return NULL;
+        madvise(at, DR_ROUND(size), MADV_HUGEPAGE);  /* a wish: failure costs speed only */
+        return at;
+    }
+    static inline void *dr_remap(void *old, size_t old_size, size_t size) {
+        void *at = mremap(old, DR_ROUND(old_size), DR_ROUND(size), MREMAP_MAYMOVE);
+        return at == MAP_FAILED ? NULL : at;
+    }
+    static inline void dr_unmap(void *old, size_t size) { munmap(old, DR_ROUND(size)); }
+    #else
+    #define DR_LARGE SIZE_MAX
+    static inline void *dr_map(size_t size) { return calloc(size, 1); }
+    static inline void *dr_remap(void *old, size_t old_size, size_t size) {
+        return realloc(old, size);
+    }
+    static inline void dr_unmap(void *old, size_t size) { free(old); }
+    #endif
+    """
+    const size_t LARGE "DR_LARGE"
+    void* map_pages "dr_map" (size_t size)
+    void* remap_pages "dr_remap" (void* old, size_t old_size, size_t size)
+    void unmap_pages "dr_unmap" (void* old, size_t size)
 
 cdef struct Memory:
     size_t bytes   # held now
@@ -14,6 +51,8 @@ cdef inline bint memory_blown(Memory* memory) noexcept nogil:
         return False
     return memory.fuse == 0
 
+
+# Pieces: coverage and other small things.
 
 cdef inline void* memory_resize(
     Memory* memory, void* old, size_t old_size, size_t new_size
@@ -50,4 +89,48 @@ cdef inline void* memory_zeroed(Memory* memory, size_t size) noexcept nogil:
 cdef inline void memory_release(Memory* memory, void* old, size_t size) noexcept nogil:
     if old != NULL:
         free(old)
+        memory.bytes -= size
+
+
+# Arrays: what grows with the tree. Where one lives follows from its size, so every size handed
+# back must be the very one it was made with.
+
+cdef inline void* array_grow(
+    Memory* memory, void* old, size_t old_size, size_t new_size
+) noexcept nogil:
+    """`old`, or NULL of size 0, at its new, larger size; NULL leaves it as it was."""
+    cdef void* new
+    if new_size < LARGE:
+        return memory_resize(memory, old, old_size, new_size)
+    if memory_blown(memory):
+        return NULL
+    if old_size >= LARGE:
+        new = remap_pages(old, old_size, new_size)
+    else:
+        new = map_pages(new_size)
+        if new != NULL and old != NULL:
+            memcpy(new, old, old_size)
+            free(old)
+    if new != NULL:
+        memory.bytes += new_size - old_size
+    return new
+
+
+cdef inline void* array_zeroed(Memory* memory, size_t size) noexcept nogil:
+    cdef void* new
+    if size < LARGE:
+        return memory_zeroed(memory, size)
+    if memory_blown(memory):
+        return NULL
+    new = map_pages(size)
+    if new != NULL:
+        memory.bytes += size
+    return new
+
+
+cdef inline void array_release(Memory* memory, void* old, size_t size) noexcept nogil:
+    if size < LARGE:
+        memory_release(memory, old, size)
+    else:
+        unmap_pages(old, size)
         memory.bytes -= size

@@ -9,7 +9,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from ._integers cimport UIntView, view_integers
-from ._memory cimport Memory, memory_release, memory_resize
+from ._memory cimport Memory, array_grow, array_release
 from ._radix cimport (
     RadixTree,
     tree_bind,
@@ -96,7 +96,7 @@ cdef bint reserve(Predictions* p, uint32_t more) noexcept nogil:
         return True
     if room >= NONE:
         return False
-    grown = memory_resize(
+    grown = array_grow(
         &p.memory, p.all, p.room * sizeof(Prediction), <size_t>room * sizeof(Prediction)
     )
     if grown == NULL:
@@ -149,7 +149,7 @@ cdef class PredictionTree:
         self.tree = RadixTree()
 
     def __dealloc__(self):
-        memory_release(
+        array_release(
             &self.books.memory, self.books.all, self.books.room * sizeof(Prediction)
         )
         table_free(&self.books.by_key, &self.books.memory)

@@ -14,10 +14,11 @@ from libc.string cimport memset
 
 from ._aliases cimport aliases_close
 from ._arena cimport arena_close, arena_init
-from ._edge cimport edge_uncover_all
+from ._edge cimport Edge, edge_uncover_all
 from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
 from ._integers cimport UIntView, view_integers
 from ._match cimport match_chain
+from ._memory cimport array_release
 from ._remove cimport clear_worker, remove_blocks
 from ._store cimport store_chain
 from ._table cimport NONE, table_free
@@ -28,11 +29,12 @@ from ._tree cimport (
     TREE_OK,
     TREE_PARENT_NOT_FOUND,
     Tree,
+    Worker,
     new_edge,
     reserve_edge,
 )
 from ._wire cimport batch_free, batch_init, decode_json_event
-from ._workers cimport find_worker, forget_worker, intern_worker
+from ._workers cimport find_worker, forget_worker, intern_worker, scratch_size
 
 from operator import index
 
@@ -65,11 +67,9 @@ cdef void tree_close(Tree* tree) noexcept nogil:
         return
     for e in range(tree.edges_used):
         edge_uncover_all(&tree.edges[e], &tree.memory)
-    free(tree.edges)
-    free(tree.workers)
-    free(tree.active)
-    free(tree.hit_worker)
-    free(tree.hit_blocks)
+    array_release(&tree.memory, tree.edges, tree.edges_room * sizeof(Edge))
+    array_release(&tree.memory, tree.workers, tree.workers_room * sizeof(Worker))
+    array_release(&tree.memory, tree.active, scratch_size(tree.workers_room))
     arena_close(&tree.blocks, &tree.memory)
     aliases_close(&tree.aliases, &tree.memory)
     table_free(&tree.by_ext, &tree.memory)

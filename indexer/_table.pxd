@@ -6,7 +6,7 @@
 # a hash with table_seek.
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._memory cimport Memory, memory_release, memory_zeroed
+from ._memory cimport Memory, array_release, array_zeroed
 
 cdef extern from "<stdint.h>" nogil:
     const uint32_t NONE "UINT32_MAX"  # no id
@@ -35,7 +35,7 @@ cdef inline uint32_t hash_pair(uint64_t key, uint32_t other) noexcept nogil:
 cdef inline bint table_resize(Table* table, Memory* memory, uint32_t bits) noexcept nogil:
     cdef Table new
     cdef uint64_t i, at
-    new.slots = <uint64_t*>memory_zeroed(memory, (<size_t>1 << bits) * sizeof(uint64_t))
+    new.slots = <uint64_t*>array_zeroed(memory, (<size_t>1 << bits) * sizeof(uint64_t))
     if new.slots == NULL:
         return False
     new.mask = (<uint64_t>1 << bits) - 1
@@ -48,7 +48,7 @@ cdef inline bint table_resize(Table* table, Memory* memory, uint32_t bits) noexc
                 while new.slots[at] != 0:
                     at = (at + 1) & new.mask
                 new.slots[at] = table.slots[i]
-        memory_release(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
+        array_release(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
     table[0] = new
     return True
 
@@ -134,6 +134,6 @@ cdef inline void table_prefetch(const Table* table, uint32_t hashed) noexcept no
 
 cdef inline void table_free(Table* table, Memory* memory) noexcept nogil:
     if table.slots != NULL:
-        memory_release(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
+        array_release(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
         table.slots = NULL
     table.count = 0

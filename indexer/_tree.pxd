@@ -19,7 +19,7 @@ from ._edge cimport (
     edge_truncate,
     edge_uncover_all,
 )
-from ._memory cimport Memory, memory_resize
+from ._memory cimport Memory, array_grow
 from ._table cimport (
     NONE,
     Table,
@@ -35,7 +35,7 @@ from ._table cimport (
 
 cdef enum:
     ROOT = 0
-    AHEAD = 12           # table slots fetched ahead of their use
+    AHEAD = 24           # table slots fetched ahead of their use
     FEW_CHILDREN = 8     # that are cheaper to move than blocks to renumber
 
 cdef enum TreeStatus:
@@ -74,8 +74,8 @@ cdef struct Tree:
     uint32_t n_workers
     uint64_t names       # grows when a worker comes or goes
     Table by_name        # (worker id, rank) -> worker
-    uint64_t* active     # scratch of a match: workers still matching, a bitset
-    uint32_t* hit_worker # scratch of a match: its result
+    uint64_t* active     # scratch of a match, with the next two: workers still matching, a bitset
+    uint32_t* hit_worker # its result
     uint32_t* hit_blocks
 
 
@@ -143,7 +143,7 @@ cdef inline bint reserve_edge(Tree* tree) noexcept nogil:
     if tree.edges_free != NONE or tree.edges_used < tree.edges_room:
         return True
     room = tree.edges_room + tree.edges_room // 2 + 16
-    grown = <Edge*>memory_resize(
+    grown = <Edge*>array_grow(
         &tree.memory, tree.edges, tree.edges_room * sizeof(Edge), room * sizeof(Edge)
     )
     if grown == NULL:

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from ._memory cimport memory_resize
+from ._memory cimport array_grow, array_release, array_zeroed
 from ._table cimport NONE, hash_pair, table_add, table_remove, table_reserve, table_seek
 from ._tree cimport Tree, Worker
 
@@ -21,39 +21,36 @@ cdef inline uint32_t find_worker(
             return w
 
 
+cdef inline size_t scratch_size(uint32_t room) noexcept nogil:
+    """Bytes of a match's scratch for so many workers, a multiple of 64."""
+    return room // 8 + 2 * <size_t>room * sizeof(uint32_t)
+
+
 cdef inline bint reserve_worker(Tree* tree) noexcept nogil:
     """Room for one more worker, in a match's scratch too; false without memory."""
-    cdef size_t old = tree.workers_room
-    cdef size_t new = old * 2 + 64  # a multiple of 64: whole words of `active`
+    cdef uint32_t old = tree.workers_room
+    cdef uint32_t new = old * 2 + 64
+    cdef void* scratch
     cdef void* grown
     if not table_reserve(&tree.by_name, &tree.memory, 1):
         return False
     if tree.workers_free != NONE or tree.workers_used < old:
         return True
-    # After a failure in between some arrays are longer than workers_room says; their accounts are
-    # not, so that the next attempt counts right.
-    grown = memory_resize(&tree.memory, tree.active, old // 8, new // 8)
-    if grown == NULL:
+    if old >= NONE // 4:
         return False
-    tree.active = <uint64_t*>grown
-    grown = memory_resize(&tree.memory, tree.hit_worker, old * 4, new * 4)
-    if grown == NULL:
-        tree.memory.bytes -= (new - old) // 8
+    scratch = array_zeroed(&tree.memory, scratch_size(new))
+    if scratch == NULL:
         return False
-    tree.hit_worker = <uint32_t*>grown
-    grown = memory_resize(&tree.memory, tree.hit_blocks, old * 4, new * 4)
+    grown = array_grow(&tree.memory, tree.workers, old * sizeof(Worker), new * sizeof(Worker))
     if grown == NULL:
-        tree.memory.bytes -= (new - old) // 8 + (new - old) * 4
+        array_release(&tree.memory, scratch, scratch_size(new))
         return False
-    tree.hit_blocks = <uint32_t*>grown
-    grown = memory_resize(
-        &tree.memory, tree.workers, old * sizeof(Worker), new * sizeof(Worker)
-    )
-    if grown == NULL:
-        tree.memory.bytes -= (new - old) // 8 + (new - old) * 8
-        return False
+    array_release(&tree.memory, tree.active, scratch_size(old))
+    tree.active = <uint64_t*>scratch
+    tree.hit_worker = <uint32_t*>(tree.active + new // 64)
+    tree.hit_blocks = tree.hit_worker + new
     tree.workers = <Worker*>grown
-    tree.workers_room = <uint32_t>new
+    tree.workers_room = new
     return True
 
 

@@ -130,8 +130,7 @@ class Dispatcher:
         An id that is in flight already is refused: an abort or a release under it could hit the
         wrong one of the two. A request without an id is given one, which the answers carry.
         """
-        observer, flight = self._observer, None
-        observer.on_arrival()
+        flight = None
         code = grpc.StatusCode.OK
         try:
             flight = self._admit(request, pinned)
@@ -143,7 +142,7 @@ class Dispatcher:
         finally:
             if flight is not None:
                 del self._flights[flight.request_id]
-            observer.on_end(flight, code)
+            self._observer.on_end(flight, code)
 
     async def abort(self, request_id: str) -> tuple[bool, str]:
         """Stop a request in flight: (whether there was one, a word on it). Never raises."""
@@ -179,8 +178,7 @@ class Dispatcher:
 
     def _admit(self, body: bytes, pinned: WorkerWithDpRank | None) -> Flight:
         facts = read_generate(body)
-        tokens = facts.token_ids
-        refusal = self._fleet.facts.check_prompt(len(tokens), int(tokens.max()))
+        refusal = self._fleet.facts.check_prompt(len(facts.token_ids), facts.largest_token)
         if refusal is not None:
             raise InvalidRequestError(refusal)
         request_id = facts.request_id
@@ -248,9 +246,9 @@ class Dispatcher:
         observer, router, now = self._observer, self._router, self._now
         worker_id, request_id = decision.worker.worker_id, flight.request_id
         call: aio.UnaryStreamCall[bytes, bytes] | None = None
+        answers: AsyncGenerator[bytes, None] | None = None
         running = False  # on the worker, as far as we know
         try:
-            observer.on_routed(flight)
             client = flight.client = self._fleet.client(worker_id)
             if client is None:
                 return WorkerError(f"worker {worker_id} has no address", worker_id=worker_id)
@@ -259,20 +257,17 @@ class Dispatcher:
                 metadata = (*metadata, (DP_RANK_KEY, str(decision.worker.dp_rank)))
             call = flight.call = client.generate(flight.body, timeout=timeout, metadata=metadata)
             running, flight.silent, flight.waiting_since = True, False, now()
-            # It is a generator, and must not outlive a failure of `respond`.
-            async with contextlib.aclosing(
-                cast("AsyncGenerator[bytes, None]", aiter(call))
-            ) as answers:
-                async for message in answers:
-                    at = now()
-                    observer.on_message(flight, message, at)
-                    if not flight.messages:
-                        router.mark_prefill_complete(request_id)
-                    flight.messages += 1
-                    flight.last_message, flight.last_message_at = message, at
-                    flight.waiting_since = math.inf
-                    await respond(message)
-                    flight.waiting_since = now()
+            answers = cast("AsyncGenerator[bytes, None]", aiter(call))
+            async for message in answers:
+                at = now()
+                observer.on_message(flight, message, at)
+                if not flight.messages:
+                    router.mark_prefill_complete(request_id)
+                flight.messages += 1
+                flight.last_message, flight.last_message_at = message, at
+                flight.waiting_since = math.inf
+                await respond(message)
+                flight.waiting_since = now()
             running = False
             self._fleet.report_ok(worker_id)
             return None
@@ -291,6 +286,8 @@ class Dispatcher:
             flight.waiting_since = math.inf
             if call is not None and running:
                 call.cancel()
+                if answers is not None:  # a generator, which must not be left to the collector
+                    await answers.aclose()
                 self._abort_later(client, request_id)
 
     def _judge(

@@ -22,6 +22,7 @@ from ..runtime.event_plane import (
     endpoint_subject,
 )
 from ..runtime.identity import WorkerWithDpRank
+from ..workers.publisher import ResyncRequest
 from ..workers.registry import WorkerRegistry
 from .resync import ResyncPlanner
 
@@ -96,7 +97,7 @@ class EventFeed:
             self._index.mark_degraded(worker)
             log.warning("event source does not announce itself", worker=tuple(worker))
         for worker in plan.ask:
-            request = {"worker_id": worker.worker_id, "dp_rank": worker.dp_rank}
+            request = ResyncRequest(worker.worker_id, worker.dp_rank)
             await self._plane.publish(self._resync, msgspec.msgpack.encode(request))
 
     def _forget_strangers(self, strangers: set[WorkerWithDpRank], now: float) -> None:

@@ -43,15 +43,11 @@ class Flight:
 class DispatchObserver(Protocol):
     """Hears what happens to requests, on the event loop, for each of them: be quick."""
 
-    def on_arrival(self) -> None: ...
-
-    def on_routed(self, flight: Flight) -> None:
-        """A worker was chosen and booked; again for every further attempt."""
-
     def on_message(self, flight: Flight, message: bytes, now: float) -> None:
         """A message came from the worker. `flight` still shows the state before it."""
 
-    def on_retry(self, flight: Flight, error: BaseException) -> None: ...
+    def on_retry(self, flight: Flight, error: BaseException) -> None:
+        """Another worker is tried, because the one before failed with this error."""
 
     def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
         """The request ended; None if it was refused before it became a flight."""
@@ -59,10 +55,6 @@ class DispatchObserver(Protocol):
 
 class NoObserver:
     """Hears nothing."""
-
-    def on_arrival(self) -> None: ...
-
-    def on_routed(self, flight: Flight) -> None: ...
 
     def on_message(self, flight: Flight, message: bytes, now: float) -> None: ...
 

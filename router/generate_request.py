@@ -1,7 +1,6 @@
 """What routing needs to know of a trtllm.GenerateRequest, which itself travels on as bytes."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +9,14 @@ from xxhash import xxh3_64_hexdigest
 
 from ..runtime.errors import InvalidRequestError
 from ..workers.trtllm_proto import pb
+from ._generate_request import parse_generate
 
 # Field 1, length-delimited: request_id.
 _REQUEST_ID_TAG = b"\x0a"
+_NO_REQUEST = "the request is no trtllm.GenerateRequest"
 
 
-@dataclass(slots=True)
-class GenerateFacts:
+class GenerateFacts(NamedTuple):
     """The parts of a request that decide where it goes.
 
     `lora_name` and `cache_namespace` select the hash space of its blocks, as in block hashing.
@@ -25,6 +25,7 @@ class GenerateFacts:
 
     request_id: str
     token_ids: npt.NDArray[np.uint32]
+    largest_token: int
     max_tokens: int
     lora_name: str | None
     cache_namespace: str | None
@@ -34,21 +35,20 @@ class GenerateFacts:
 def read_generate(body: bytes) -> GenerateFacts:
     """Read a serialized GenerateRequest; InvalidRequestError if it is none or has no prompt."""
     try:
-        message = pb.GenerateRequest.FromString(body)
-    except DecodeError:
-        raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
-    # numpy reads the message's own memory: no Python int is made per token.
-    token_ids = np.array(message.tokenized.input_token_ids, dtype=np.uint32)
-    if not token_ids.size:
+        request_id, tokens, largest, max_tokens, sequences, task, salt, media = parse_generate(body)
+    except ValueError:
+        raise InvalidRequestError(_NO_REQUEST) from None
+    if not len(tokens):
         raise InvalidRequestError("empty prompt: tokenized.input_token_ids has no token id")
-    lora = message.HasField("lora_config")
+    namespace = None if salt is None else str(salt)
     return GenerateFacts(
-        request_id=message.request_id,
-        token_ids=token_ids,
-        max_tokens=message.max_tokens,
-        lora_name=str(message.lora_config.task_id) if lora else None,
-        cache_namespace=_namespace(message),
-        sequences=message.sampling_config.num_return_sequences or 1,
+        request_id,
+        tokens,
+        largest,
+        max_tokens,
+        None if task is None else str(task),
+        _media_namespace(body, namespace) if media else namespace,
+        sequences or 1,
     )
 
 
@@ -61,16 +61,19 @@ def with_request_id(body: bytes, request_id: str) -> bytes:
     return b"".join((body, _REQUEST_ID_TAG, _varint(len(encoded)), encoded))
 
 
-def _namespace(message: Any) -> str | None:
-    """What else the content of this prompt's KV blocks depends on, beside tokens and LoRA."""
-    salt = str(message.cache_salt_id) if message.HasField("cache_salt_id") else None
+def _media_namespace(body: bytes, salt: str | None) -> str | None:
+    """The namespace of a prompt whose blocks depend on more than its tokens."""
+    try:
+        message = pb.GenerateRequest.FromString(body)
+    except DecodeError:
+        raise InvalidRequestError(_NO_REQUEST) from None
     images = message.multimodal_input.image_data
     table = message.prompt_tuning_config.embedding_table
     if not images and not table:
         return salt
     # Where in the prompt an image stands is the engine's knowledge, so the whole prompt is kept
     # apart: overlap with prompts of other images is missed, never invented.
-    content = xxh3_64_hexdigest(b"".join((table, *map(_framed, images))))
+    content = xxh3_64_hexdigest(b"".join((_framed(table), *map(_framed, images))))
     return f"{salt or ''}/{content}"
 
 

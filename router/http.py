@@ -14,7 +14,7 @@ from ..runtime.identity import WorkerWithDpRank
 from .kv_router import KvRouter
 from .views import WorkerView
 
-MAX_BODY_BYTES = 32 << 20
+MAX_BODY_BYTES = 16 << 20
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Health = Callable[[], tuple[bool, dict[str, Any]]]
@@ -52,9 +52,9 @@ class HttpDoor:
                 web.post("/overlaps", self._on_overlaps),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, shutdown_timeout=1.0)
+        site = web.TCPSite(self._runner, host, port)
         try:
             await site.start()
         except OSError as error:

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..indexer.actor import EventIndex
 from ..indexer.approximate import ApproximateIndex
-from ..indexer.hashing import BlockMmInfos, Integers, block_hashes, sequence_hashes
+from ..indexer.hashing import BlockMmInfos, Integers, sequence_hashes
 from ..indexer.prefix_index import PrefixIndex
 from ..indexer.source import SourceState
 from ..runtime.clock import Clock, SystemClock
@@ -27,18 +27,11 @@ from ..workers.registry import WorkerEntry, WorkerRegistry
 from .config import KvRouterConfig
 from .cost import terms
 from .decision import Decision, Explanation
+from .prompt import Content, Prompt, hash_prompt, prompt_length
 from .selection import Candidates, Strategy, choose, strategy
-from .views import PotentialLoad, WorkerView
+from .views import PotentialLoad, WorkerView, worker_views
 
 WorkerLike = int | tuple[int, int]
-
-
-class _Prompt(NamedTuple):
-    """A prompt as the index and the slots know it; hashes are None where no one asks for them."""
-
-    isl: int
-    local: npt.NDArray[np.uint64] | None
-    sequence: npt.NDArray[np.uint64] | None
 
 
 class KvRouter:
@@ -112,34 +105,7 @@ class KvRouter:
     def workers(self) -> list[WorkerView]:
         """Every registered rank, then those that only publish events."""
         with self._lock:
-            sources = {source.worker: source for source in self.index.sources()}
-            blocks, tokens, requests = (
-                self._slots.active_blocks().tolist(),
-                self._slots.active_prefill_tokens().tolist(),
-                self._slots.active_requests().tolist(),
-            )
-            views = []
-            for number, worker in self.registry.numbered():
-                entry, source = self.registry.entry(worker.worker_id), sources.pop(worker, None)
-                views.append(
-                    WorkerView(
-                        worker=worker,
-                        address=entry.address if entry else None,
-                        state=entry.state.value if entry else "unregistered",
-                        reason=entry.reason if entry else "",
-                        indexed_blocks=source.blocks if source else 0,
-                        active_blocks=blocks[number],
-                        active_prefill_tokens=tokens[number],
-                        active_requests=requests[number],
-                        event_source_state=(source.state if source else SourceState.SILENT).value,
-                    )
-                )
-            for worker, source in sources.items():
-                state = source.state.value
-                views.append(
-                    WorkerView(worker, None, "unregistered", "", source.blocks, 0, 0, 0, state)
-                )
-            return views
+            return worker_views(self.registry, self._slots, self.index.sources())
 
     # Events
 
@@ -188,7 +154,8 @@ class KvRouter:
         where no worker may take the request now.
         """
         config, how = self._how(overrides)
-        prompt = self._prompt(token_ids, how, config, block_mm_infos, lora_name, cache_namespace)
+        content = Content(block_mm_infos, lora_name, cache_namespace)
+        prompt = self._prompt(token_ids, content, how, config)
         with self._lock:
             now = self._clock.now()
             self._expire(now)
@@ -240,7 +207,8 @@ class KvRouter:
         """Every candidate's cost and what it is made of, whatever the mode. Books nothing."""
         config, _ = self._how(overrides)
         how = self._strategy_of(replace(config, mode="kv"))
-        prompt = self._prompt(token_ids, how, config, block_mm_infos, lora_name, cache_namespace)
+        content = Content(block_mm_infos, lora_name, cache_namespace)
+        prompt = self._prompt(token_ids, content, how, config)
         with self._lock:
             now = self._clock.now()
             self._expire(now)
@@ -285,7 +253,8 @@ class KvRouter:
         block_mm_infos: BlockMmInfos | None = None,
     ) -> dict[WorkerWithDpRank, int]:
         """Leading blocks of the prompt that each worker holds, registered or not."""
-        local = self._hash(token_ids, block_mm_infos, lora_name, cache_namespace)
+        content = Content(block_mm_infos, lora_name, cache_namespace)
+        local = hash_prompt(token_ids, self.block_size, content)
         with self._lock:
             self.index.expire(self._clock.now())
             return self.index.scores(local)
@@ -298,8 +267,9 @@ class KvRouter:
         cache_namespace: str | None = None,
     ) -> list[PotentialLoad]:
         """What every registered rank's load would be with this prompt on it."""
-        local = self._hash(token_ids, None, lora_name, cache_namespace)
-        prompt = _Prompt(_length(token_ids), local, sequence_hashes(local))
+        content = Content(None, lora_name, cache_namespace)
+        local = hash_prompt(token_ids, self.block_size, content)
+        prompt = Prompt(prompt_length(token_ids), local, sequence_hashes(local))
         with self._lock:
             self._expire(self._clock.now())
             blocks, tokens = self._slots.potential(prompt.sequence, prompt.isl, self._match(prompt))
@@ -365,41 +335,19 @@ class KvRouter:
         return strategy(config.mode, config.cost_params(), config.router_temperature)
 
     def _prompt(
-        self,
-        token_ids: Integers,
-        how: Strategy,
-        config: KvRouterConfig,
-        *content: Any,
-    ) -> _Prompt:
-        isl = _length(token_ids)
+        self, token_ids: Integers, content: Content, how: Strategy, config: KvRouterConfig
+    ) -> Prompt:
+        isl = prompt_length(token_ids)
         if not how.needs_overlaps:
-            return _Prompt(isl, None, None)
-        local = self._hash(token_ids, *content)
+            return Prompt(isl, None, None)
+        local = hash_prompt(token_ids, self.block_size, content)
         if not config.router_track_active_blocks:
-            return _Prompt(isl, local, None)
+            return Prompt(isl, local, None)
         if not config.router_assume_kv_reuse:
-            return _Prompt(isl, local, self._slots.private_hashes(len(local)))
-        return _Prompt(isl, local, sequence_hashes(local))
+            return Prompt(isl, local, self._slots.private_hashes(len(local)))
+        return Prompt(isl, local, sequence_hashes(local))
 
-    def _hash(
-        self,
-        token_ids: Integers,
-        block_mm_infos: BlockMmInfos | None,
-        lora_name: str | None,
-        cache_namespace: str | None,
-    ) -> npt.NDArray[np.uint64]:
-        try:
-            return block_hashes(
-                token_ids,
-                self.block_size,
-                block_mm_infos=block_mm_infos,
-                lora_name=lora_name,
-                cache_namespace=cache_namespace,
-            )
-        except (OverflowError, TypeError, ValueError) as error:
-            raise InvalidRequestError(f"token_ids: {error}", field="token_ids") from error
-
-    def _match(self, prompt: _Prompt) -> npt.NDArray[np.uint32] | None:
+    def _match(self, prompt: Prompt) -> npt.NDArray[np.uint32] | None:
         if prompt.local is None:
             return None
         if len(self._overlaps) != self.registry.capacity:
@@ -411,7 +359,7 @@ class KvRouter:
         self,
         request_id: str,
         number: int,
-        prompt: _Prompt,
+        prompt: Prompt,
         overlap: int,
         now: float,
         expected_output_tokens: int | None,
@@ -467,13 +415,3 @@ def _index_of(config: KvRouterConfig) -> PrefixIndex:
         max_blocks=config.router_max_tree_size,
         prune_target_ratio=config.router_prune_target_ratio,
     )
-
-
-def _length(token_ids: Integers) -> int:
-    try:
-        isl = len(token_ids)  # type: ignore[arg-type]  # anything sized will do
-    except TypeError:
-        raise InvalidRequestError("token_ids has no length", field="token_ids") from None
-    if isl == 0:
-        raise InvalidRequestError("empty prompt", field="token_ids")
-    return isl

@@ -4,12 +4,11 @@ Names are Dynamo's where Dynamo has the same number. What happens per request or
 counted in plain integers here; families and labels are made at the scrape.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 
 import grpc
+import numpy as np
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -24,6 +23,11 @@ from ..workers.trtllm_proto import pb
 from .flight import Flight
 from .status import status_of
 
+FOLD_AT = 1024
+"""How many observations may wait to be sorted into buckets."""
+KEPT_MESSAGES = 64
+"""How many last messages may wait to be read."""
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _MILLISECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 _TOKENS = tuple(2**n for n in range(4, 21))
@@ -31,34 +35,46 @@ _RATIO = tuple(n / 10 for n in range(1, 11))
 
 
 class Histogram:
-    """Counts by bucket. A fraction of the cost of prometheus_client's, which locks; this one lives
-    on the event loop.
+    """Counts by bucket, on the event loop.
+
+    Observing is an append; sorting into buckets waits until there are many or somebody asks. A
+    request spends its time in gRPC, so whatever runs once for it runs with cold caches, and a
+    loop over a thousand values costs less than a thousand times that.
     """
 
     def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
         self._name, self._help, self._bounds = name, help, bounds
-        self._counts = [0] * (len(bounds) + 1)
+        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
         self._sum = 0.0
+        self._new: list[float] = []
 
     def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self._new.append(value)
+        if len(self._new) >= FOLD_AT:
+            self._fold()
 
     def family(self) -> HistogramMetricFamily:
+        self._fold()
         names = [*map(str, map(float, self._bounds)), "+Inf"]
-        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        buckets = list(zip(names, self._counts.cumsum().tolist(), strict=True))
         return HistogramMetricFamily(self._name, self._help, buckets, self._sum)
+
+    def _fold(self) -> None:
+        values = np.array(self._new, dtype=np.float64)
+        self._new.clear()
+        found = np.searchsorted(self._bounds, values)  # a bound belongs to the bucket below it
+        self._counts += np.bincount(found, minlength=len(self._counts))
+        self._sum += float(values.sum())
 
 
 class RequestMetrics(Collector):
-    """What happens to requests: a DispatchObserver."""
+    """What happens to requests: a DispatchObserver. `in_flight` tells how many there are now."""
 
-    def __init__(self) -> None:
-        self.started = 0
-        self.ended: Counter[str] = Counter()
-        self.retries: Counter[str] = Counter()
-        self._in_flight = 0
-        self._disconnects = 0
+    def __init__(self, in_flight: Callable[[], int]) -> None:
+        self._in_flight = in_flight
+        self._ended: Counter[grpc.StatusCode] = Counter()
+        self._retries: Counter[grpc.StatusCode] = Counter()
+        self._last_messages: list[bytes] = []
         self._ttft = Histogram(
             "dynamo_component_router_time_to_first_token_seconds",
             "From a request's arrival to its first message.",
@@ -95,55 +111,43 @@ class RequestMetrics(Collector):
 
     # What the dispatcher tells
 
-    def on_arrival(self) -> None:
-        self.started += 1
-        self._in_flight += 1
-
-    def on_routed(self, flight: Flight) -> None:
-        decision = flight.decision
-        assert decision is not None
-        self._input.observe(len(flight.facts.token_ids))
-        self._hit_rate.observe(decision.overlap_blocks / decision.request_blocks)
-        self._overhead.observe(flight.decision_s * 1e3)
-
     def on_message(self, flight: Flight, message: bytes, now: float) -> None:
         if flight.messages:
             self._itl.observe(now - flight.last_message_at)
         else:
             self._ttft.observe(now - flight.arrived)
         if flight.facts.sequences > 1:  # each of them has a last message of its own
-            self._read_usage(message)
+            self._keep(message)
 
     def on_retry(self, flight: Flight, error: BaseException) -> None:
-        self.retries[status_of(error)[0].name] += 1
+        self._retries[status_of(error)[0]] += 1
 
     def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
-        self._in_flight -= 1
-        self.ended[code.name] += 1
-        if flight is not None and flight.facts.sequences == 1:
-            self._read_usage(flight.last_message)
+        self._ended[code] += 1
+        if flight is None or flight.decision is None:
+            return
+        decision = flight.decision
+        self._input.observe(len(flight.facts.token_ids))
+        self._hit_rate.observe(decision.overlap_blocks / decision.request_blocks)
+        self._overhead.observe(flight.decision_s * 1e3)
+        if flight.messages and flight.facts.sequences == 1:
+            self._keep(flight.last_message)
 
     # What Prometheus is told
 
     def collect(self) -> Iterable[Metric]:
+        self._read_usage()
+        in_flight = self._in_flight()
         yield CounterMetricFamily(
-            "dynamo_component_router_requests_started", "Requests that arrived.", self.started
+            "dynamo_component_router_requests_started",
+            "Requests that arrived.",
+            self._ended.total() + in_flight,
         )
-        ended = CounterMetricFamily(
-            "dynamo_component_router_requests", "Requests that ended.", labels=["status"]
-        )
-        for code, count in self.ended.items():
-            ended.add_metric([code.lower()], count)
-        yield ended
+        yield _by_code("dynamo_component_router_requests", "Requests that ended.", self._ended)
         yield GaugeMetricFamily(
-            "dynamo_component_inflight_requests", "Requests in flight.", self._in_flight
+            "dynamo_component_inflight_requests", "Requests in flight.", in_flight
         )
-        retries = CounterMetricFamily(
-            "dynamo_router_retries", "Attempts after the first one.", labels=["reason"]
-        )
-        for code, count in self.retries.items():
-            retries.add_metric([code.lower()], count)
-        yield retries
+        yield _by_code("dynamo_router_retries", "Attempts after the first one.", self._retries)
         for histogram in (
             self._ttft,
             self._itl,
@@ -155,14 +159,29 @@ class RequestMetrics(Collector):
         ):
             yield histogram.family()
 
-    def _read_usage(self, message: bytes) -> None:
-        try:
-            response = pb.GenerateResponse.FromString(message)
-        except DecodeError:  # the engine's affair and its client's; not ours to judge
-            return
-        if response.HasField("complete"):
-            self._output.observe(response.complete.completion_tokens)
-            self._cached.observe(response.complete.cached_tokens)
+    def _keep(self, message: bytes) -> None:
+        self._last_messages.append(message)
+        if len(self._last_messages) >= KEPT_MESSAGES:
+            self._read_usage()
+
+    def _read_usage(self) -> None:
+        """Read what workers say at the end of an answer."""
+        messages, self._last_messages = self._last_messages, []
+        for message in messages:
+            try:
+                response = pb.GenerateResponse.FromString(message)
+            except DecodeError:  # an affair of the engine and its client
+                continue
+            if response.HasField("complete"):
+                self._output.observe(response.complete.completion_tokens)
+                self._cached.observe(response.complete.cached_tokens)
+
+
+def _by_code(name: str, help: str, counts: Counter[grpc.StatusCode]) -> Metric:
+    family = CounterMetricFamily(name, help, labels=["status"])
+    for code, count in counts.items():
+        family.add_metric([code.name.lower()], count)
+    return family
 
 
 class Gauges(Collector):

@@ -1,7 +1,9 @@
 """dynamo-router serve: puts the router together, runs it, and takes it apart again."""
 
 import asyncio
+import gc
 import logging
+import os
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -22,16 +24,20 @@ from .config import ServeConfig
 from .dispatch import Dispatcher
 from .feed import EventFeed
 from .fleet_metrics import event_metrics, plane_metrics, worker_metrics
+from .flight import DispatchObserver
 from .grpc_door import GrpcDoor
 from .http import HttpDoor
 from .kv_router import KvRouter
 from .metrics import Gauges, RequestMetrics, registry_of
 from .mock_process import MockProcess
+from .output_tracking import OutputTracking
 from .router_service import RouterService
 from .trtllm_service import TrtllmService
 
 GREET_S = 2.0
 """How long the ready line waits for the first word of every worker."""
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Requests make no cycles; looking for some after every 700 objects is wasted on them."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 log = structlog.get_logger(__name__)
@@ -40,6 +46,8 @@ log = structlog.get_logger(__name__)
 def run(config: ServeConfig) -> int:
     """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start."""
     _log_to_stderr(config.log_level)
+    # gRPC's core logs each fork and each peer that goes; we say what matters of that ourselves.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         uvloop.run(run_server(config))
     except ConfigError as error:
@@ -66,6 +74,10 @@ async def run_server(config: ServeConfig) -> None:
         starting = asyncio.create_task(server.start())
         await _first_of(starting, stop.wait())
         if not stop.is_set():
+            # What is here now stays: the collector need not look at it again and again.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*GC_THRESHOLDS)
             print(server.ready_line, flush=True)
             await stop.wait()
             print(f"draining for at most {config.drain_timeout_s:g} s", flush=True)
@@ -92,14 +104,17 @@ class Server:
         self.monitor = HealthMonitor(
             self.router.registry, self._clock, block_size=config.router.block_size
         )
-        metrics = RequestMetrics()
+        metrics = RequestMetrics(lambda: self.dispatcher.in_flight)
+        observer: DispatchObserver = metrics
+        if config.router.router_track_output_blocks:
+            observer = OutputTracking(self.router, metrics)
         self.dispatcher = Dispatcher(
             self.router,
             self.monitor,
             self._clock,
             max_attempts=config.max_attempts,
             silence_s=config.request_timeout_s,
-            observer=metrics,
+            observer=observer,
         )
         self._gauges = Gauges(worker_metrics(self.router))
         self._http = HttpDoor(self.router, registry_of(metrics, self._gauges), self._health)

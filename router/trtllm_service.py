@@ -66,9 +66,10 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
             )
         except Exception as error:
             await abort_with(context, error)
-        context.set_trailing_metadata(
-            ((WORKER_ID_KEY, str(worker.worker_id)), (DP_RANK_KEY, str(worker.dp_rank)))
-        )
+        trailing: tuple[tuple[str, str], ...] = ((WORKER_ID_KEY, str(worker.worker_id)),)
+        if worker.dp_rank:
+            trailing += ((DP_RANK_KEY, str(worker.dp_rank)),)
+        context.set_trailing_metadata(trailing)
 
     async def _health_check(self, request: Any, context: Context) -> Any:
         ready = bool(self._fleet.ready_clients())

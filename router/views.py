@@ -1,8 +1,12 @@
 """What KvRouter tells of the fleet: plain records for doors and frontends."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..indexer.source import SourceState, SourceStatus
 from ..runtime.identity import WorkerWithDpRank
+from ..slots.table import SlotTable
+from ..workers.registry import WorkerRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +31,35 @@ class PotentialLoad:
     worker: WorkerWithDpRank
     potential_decode_blocks: int
     potential_prefill_tokens: int
+
+
+def worker_views(
+    registry: WorkerRegistry, slots: SlotTable, sources: Iterable[SourceStatus]
+) -> list[WorkerView]:
+    """Every registered rank by number, then those that only publish events."""
+    heard = {source.worker: source for source in sources}
+    blocks = slots.active_blocks().tolist()
+    tokens = slots.active_prefill_tokens().tolist()
+    requests = slots.active_requests().tolist()
+    views = []
+    for number, worker in registry.numbered():
+        entry = registry.entry(worker.worker_id)
+        assert entry is not None  # a numbered rank belongs to an entry
+        source = heard.pop(worker, None)
+        views.append(
+            WorkerView(
+                worker=worker,
+                address=entry.address,
+                state=entry.state.value,
+                reason=entry.reason,
+                indexed_blocks=source.blocks if source else 0,
+                active_blocks=blocks[number],
+                active_prefill_tokens=tokens[number],
+                active_requests=requests[number],
+                event_source_state=(source.state if source else SourceState.SILENT).value,
+            )
+        )
+    for worker, source in heard.items():
+        state = source.state.value
+        views.append(WorkerView(worker, None, "unregistered", "", source.blocks, 0, 0, 0, state))
+    return views

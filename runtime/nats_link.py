@@ -140,10 +140,12 @@ class NatsLink:
         for subscription in self._subscriptions:
             _stop(subscription)
         self._subscriptions.clear()
-        try:
-            await self._client.close()
-        except Exception as error:  # its backlog has lost its socket; it is closed all the same
-            self.error = self.error or error
+        # A task of its own: nats-py's close may raise, for its backlog has lost its socket, or end
+        # cancelled, because it shares the future that it waits for with a task that it cancels.
+        closing = asyncio.create_task(self._client.close())
+        await asyncio.wait({closing})
+        failure = None if closing.cancelled() else closing.exception()
+        self.error = self.error or failure
         self._cut()  # the socket may be newer than the first cut, if we were still connecting
         await asyncio.sleep(0)  # nats-py cancels its tasks without waiting for their end
 
@@ -151,8 +153,11 @@ class NatsLink:
         try:
             # nats-py writes a ping ahead of the messages it still holds. Once the first has
             # come back they are written, so that the second is behind them.
-            await self._client.flush(timeout=FLUSH_TIMEOUT_S)
-            await self._client.flush(timeout=FLUSH_TIMEOUT_S)
+            for _ in range(2):
+                reader = self._client._reading_task
+                if reader is None or reader.done():  # then nats-py's flush asks nobody
+                    raise ConnectionError("the reader of the connection has ended")
+                await self._client.flush(timeout=FLUSH_TIMEOUT_S)
         except Exception as error:  # no answer, for whatever reason
             self._lose(error)
 

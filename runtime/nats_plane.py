@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 from nats.errors import Error as NatsError
@@ -11,6 +10,7 @@ from structlog import get_logger
 from .backoff import Backoff
 from .event_plane import Handler, PlaneState, check_subject
 from .nats_link import MAX_UNSENT_BYTES, NatsLink, split_nats_url
+from .outgoing_buffer import OutgoingBuffer
 from .plane_base import PlaneBase
 
 log = get_logger(__name__)
@@ -125,25 +125,32 @@ class NatsPlane(PlaneBase):
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
+        me = asyncio.current_task()
+        assert me is not None
         attempt = 0
         told = False
-        while not self._closing:
+        while not me.cancelling():
             link = NatsLink(self._wake.set, self._on_slow)
             url = self._urls[attempt % len(self._urls)]
             attempt += 1
             since = loop.time()
+            error: BaseException | None
             try:
                 await link.open(url)
                 await self._attach_all(link)
-                if self._closing:
-                    continue
+                if me.cancelling():
+                    break
                 since = loop.time()
                 log.info("the event plane is connected", url=url)
                 told = False
                 self._set_state(PlaneState.CONNECTED)
                 await self._serve(link)
                 error = link.error
-            except Exception as caught:  # whatever it was, trying again is all that can be done
+            except (Exception, asyncio.CancelledError) as caught:
+                if me.cancelling():
+                    break
+                # Whatever it was, trying again is all that can be done: also when it was
+                # something inside nats-py that was cancelled.
                 error = caught
             finally:
                 self._link = None
@@ -183,7 +190,7 @@ class NatsPlane(PlaneBase):
 
     async def _serve(self, link: NatsLink) -> None:
         """Send what was buffered and keep an eye on the link, until it is lost."""
-        while link.alive and not self._closing:
+        while link.alive:
             self._wake.clear()
             await self._send_buffered(link)
             if self._buffer:
@@ -251,42 +258,3 @@ class NatsSubscription:
         if not self._closed:
             self._closed = True
             await self._plane._remove(self)
-
-
-class OutgoingBuffer:
-    """A queue of (subject, payload) bounded in messages and bytes; the oldest give way."""
-
-    def __init__(self, max_messages: int, max_bytes: int) -> None:
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
-        self._messages: deque[tuple[str, bytes]] = deque()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def push(self, subject: str, payload: bytes) -> int:
-        """Append; returns how many messages were dropped for it, itself included."""
-        self._messages.append((subject, payload))
-        self._bytes += len(payload)
-        dropped = 0
-        while len(self._messages) > self._max_messages or self._bytes > self._max_bytes:
-            self.pop()
-            dropped += 1
-        return dropped
-
-    def pop(self) -> tuple[str, bytes]:
-        subject, payload = self._messages.popleft()
-        self._bytes -= len(payload)
-        return subject, payload
-
-    def put_back(self, subject: str, payload: bytes) -> None:
-        """Undo a pop."""
-        self._messages.appendleft((subject, payload))
-        self._bytes += len(payload)
-
-    def clear(self) -> int:
-        dropped = len(self._messages)
-        self._messages.clear()
-        self._bytes = 0
-        return dropped

@@ -75,6 +75,9 @@ class FakeEngine:
         self.model = pb.GetModelInfoResponse(model_id="fake", vocab_size=1000, max_input_len=100)
         self.server_info = pb.GetServerInfoResponse(version="1", world_size=1)
         self.go = asyncio.Event()
+        self.deaf: asyncio.Event | None = None  # health checks wait for it
+        self.unimplemented: set[str] = set()
+        self.probes = 0
         self.requests: list[Any] = []
         self.metadata: list[dict[str, Any]] = []
         self.aborted: list[str] = []
@@ -129,6 +132,9 @@ class FakeEngine:
         return pb.AbortResponse(success=found, message="" if found else "not found")
 
     async def health_check(self, request: Any, context: Any) -> Any:
+        self.probes += 1
+        if self.deaf is not None:
+            await self.deaf.wait()
         await self._introduce(context)
         return pb.HealthCheckResponse(status=self.status)
 
@@ -149,6 +155,7 @@ class FakeEngine:
 
 class _Handler(grpc.GenericRpcHandler):
     def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
         unary = {
             "Abort": (engine.abort, pb.AbortRequest),
             "HealthCheck": (engine.health_check, pb.HealthCheckRequest),
@@ -168,4 +175,7 @@ class _Handler(grpc.GenericRpcHandler):
         )
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return self._methods.get(handler_call_details.method)
+        method = handler_call_details.method
+        if method.rpartition("/")[2] in self._engine.unimplemented:
+            return None
+        return self._methods.get(method)

@@ -32,6 +32,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Whether a request is tried again is the dispatcher's decision, and nobody else's.
+    ("grpc.enable_retries", 0),
     # Two clients of one address are two connections: closing one leaves the other alone.
     ("grpc.use_local_subchannel_pool", 1),
 )

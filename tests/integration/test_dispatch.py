@@ -291,6 +291,15 @@ async def test_trace_context_goes_on_to_the_worker_and_other_metadata_does_not()
         assert seen["traceparent"] == "00-1-2-01" and "secret" not in seen
 
 
+async def test_a_worker_of_several_ranks_is_told_which_one_was_meant() -> None:
+    engine = FakeEngine()
+    engine.dp_size = 2
+    async with Rig(engine) as rig:
+        for number in range(4):
+            await rig.answers(prompt(f"r{number}"))
+        assert [seen["x-dynamo-dp-rank"] for seen in engine.metadata] == ["0", "1", "0", "1"]
+
+
 async def test_shutdown_drains_and_then_cuts_off() -> None:
     async def one_of_them_ends(engine, request, context):  # type: ignore[no-untyped-def]
         yield chunk(request, 11)

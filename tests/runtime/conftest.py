@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from free_port import free_port
 from polling import until
 
 from dynamo_router.runtime.embedded_nats import EmbeddedNats
@@ -14,8 +15,8 @@ from dynamo_router.runtime.embedded_nats import EmbeddedNats
 
 @pytest.fixture
 async def nats() -> AsyncIterator[EmbeddedNats]:
-    """A nats-server on a free port; a test may kill it and start it again."""
-    server = EmbeddedNats()
+    """A nats-server; a test may kill it and start it again."""
+    server = EmbeddedNats(free_port())
     await server.start()
     yield server
     await server.stop()

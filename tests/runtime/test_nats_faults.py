@@ -1,15 +1,16 @@
-"""The NATS plane under faults: no server, a killed one, a stalled one, one that is none."""
+"""The NATS plane under faults: no server, a killed one, a late one, a stalled one."""
 
 import asyncio
 import contextlib
 import os
 import signal
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from random import Random
 
 import pytest
 import structlog
 import uvloop
+from free_port import free_port
 from polling import until
 
 from dynamo_router.runtime import nats_link
@@ -17,19 +18,10 @@ from dynamo_router.runtime.backoff import Backoff
 from dynamo_router.runtime.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.event_plane import PlaneState, PlaneStats
-from dynamo_router.runtime.nats_plane import NatsPlane, OutgoingBuffer
+from dynamo_router.runtime.nats_plane import NatsPlane
+from dynamo_router.runtime.outgoing_buffer import OutgoingBuffer
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
-
-Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-INFO = b'INFO {"server_id":"x","version":"2.10.0","max_payload":1048576,"proto":1}\r\n'
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def impatient() -> Backoff:
@@ -43,23 +35,6 @@ async def plane_at(url: str, **options: object) -> AsyncIterator[NatsPlane]:
         yield plane
     finally:
         await plane.close()
-
-
-@contextlib.asynccontextmanager
-async def fake_server(talk: Talk) -> AsyncIterator[str]:
-    """Something that listens but is no healthy nats-server."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            await talk(reader, writer)
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        await server.wait_closed()
 
 
 def kill(server: EmbeddedNats, what: int = signal.SIGKILL) -> None:
@@ -107,6 +82,27 @@ async def test_many_restarts_in_a_row(nats: EmbeddedNats) -> None:
             await nats.start()
             await until(lambda i=i: plane.stats.connects == i + 2)
         assert got == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_restarts_at_any_moment(nats: EmbeddedNats) -> None:
+    """Also in the middle of connecting, subscribing and flushing: nobody stays behind."""
+    random = Random(1)
+    async with contextlib.AsyncExitStack() as stack:
+        planes = [await stack.enter_async_context(plane_at(nats.url)) for _ in range(4)]
+        got: list[bytes] = []
+        for plane in planes:
+            await plane.subscribe("a", lambda _, payload: got.append(payload))
+        for _ in range(15):
+            await planes[0].publish("a", bytes(random.randrange(1000)))
+            kill(nats)
+            await nats.start()
+            for _ in range(random.randrange(60)):
+                await asyncio.sleep(0)
+        await until(lambda: all(p.state is PlaneState.CONNECTED for p in planes))
+        for plane in planes:
+            assert await plane.flush()
+            await plane.publish("a", b"last")
+        await until(lambda: got.count(b"last") == 16)
 
 
 async def test_a_server_killed_under_load(nats: EmbeddedNats) -> None:
@@ -198,70 +194,6 @@ async def test_the_log_speaks_once_per_change(nats: EmbeddedNats) -> None:
         "the event plane is connected",
     )
     assert said == [away, there, away, there]
-
-
-async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read()
-
-
-async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    pass
-
-
-async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    await writer.drain()
-
-
-async def bad_info(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"INFO {\r\n")
-    await writer.drain()
-    await reader.read()
-
-
-async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(INFO)
-    await reader.readline()
-    writer.write(b"-ERR 'Authorization Violation'\r\n")
-    await writer.drain()
-    await reader.read()
-
-
-async def refuse_later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(INFO)
-    await reader.readline()
-    await reader.readline()
-    writer.write(b"PONG\r\n-ERR 'maximum connections exceeded'\r\n")
-    await writer.drain()
-
-
-@pytest.mark.parametrize("talk", [hang_up, babble, bad_info, refuse, refuse_later])
-async def test_a_server_that_is_none(talk: Talk) -> None:
-    attempts = 0
-
-    async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal attempts
-        attempts += 1
-        await talk(reader, writer)
-
-    async with fake_server(counted) as url, plane_at(url) as plane:
-        await plane.subscribe("a", lambda *_: None)
-        await plane.publish("a", b"x")
-        await until(lambda: attempts >= 3)
-        assert plane.stats.received == plane.stats.handler_errors == 0
-
-
-async def test_closing_in_the_middle_of_connecting() -> None:
-    reached = asyncio.Event()
-
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reached.set()
-        await silent(reader, writer)
-
-    async with fake_server(mute) as url, plane_at(url) as plane:
-        await reached.wait()
-        assert plane.state is PlaneState.CONNECTING
-    assert plane.state is PlaneState.CLOSED
 
 
 async def stall_and_recover() -> None:

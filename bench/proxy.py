@@ -1,0 +1,219 @@
+"""dynamo-router bench proxy: what a request through `serve` costs, beside a bare copying proxy.
+
+Three ways to one engine, measured in turn within each round: straight, through a proxy that only
+copies bytes, through the router. CPU is that of the proxy's whole process, by the kernel's clock.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import uvloop
+from grpc import aio
+from rich.table import Table
+
+from ..runtime.errors import RouterError
+from ..runtime.settings import bad_setting
+from ..runtime.tether import tethered
+from ..workers.trtllm_client import CHANNEL_OPTIONS
+from ..workers.trtllm_proto import pb
+from .environment import describe_environment, pin_to_core
+from .proxy_peers import GENERATE
+from .report import check_json_target, table_console, write_json
+from .serve_process import READY
+
+WAYS = ("direct", "bare", "router")
+START_TIMEOUT_S = 60.0
+VOCABULARY = 32000
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxyBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    requests: int = _option(400, "Requests per way and round.")
+    rounds: int = _option(11, "Rounds, after one to warm up; medians of them are reported.")
+    concurrency: int = _option(1, "Requests at a time; above 1 latency is mostly queueing.")
+    workers: int = _option(8, "Engines the router chooses from.")
+    tokens: int = _option(1220, "Tokens of a prompt; 1220 make a request of 3 KB.")
+    pin: bool = _option(True, "Give the proxies a CPU core of their own.")
+    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        for key in ("requests", "rounds", "concurrency", "workers", "tokens"):
+            if getattr(self, key) < 1:
+                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+
+
+@dataclass
+class Way:
+    """One way to the engine: where it starts, whose CPU counts, and what each round showed."""
+
+    address: str
+    pid: int
+    cpu_us: list[float] = field(default_factory=list)
+    p50_us: list[float] = field(default_factory=list)
+
+
+def run(config: ProxyBenchConfig) -> int:
+    """The command: measure, print a table, write JSON if asked."""
+    check_json_target(config.json)
+    with contextlib.ExitStack() as stack:
+        ways = _start(config, stack)
+        uvloop.run(_measure(config, ways))
+    result = _result(config, ways)
+    table_console(config.json).print(_table(result))
+    if config.json is not None:
+        write_json(config.json, result)
+    return 0
+
+
+def _start(config: ProxyBenchConfig, stack: contextlib.ExitStack) -> dict[str, Way]:
+    cores = sorted(os.sched_getaffinity(0))
+    pin = config.pin and len(cores) > 1
+    if pin:
+        stack.callback(os.sched_setaffinity, 0, cores)
+        pin_to_core(cores[1])  # and with us the engine
+    peers = [sys.executable, "-m", "dynamo_router.bench.proxy_peers"]
+    engine, line = _child([*peers, "engine", str(config.workers)], stack)
+    addresses = line.split()
+    if pin:
+        pin_to_core(cores[0])
+    bare, bare_address = _child([*peers, "bare", addresses[0]], stack)
+    serve = [sys.executable, "-m", "dynamo_router", "serve", "--port", "0", "--http-port", "0"]
+    serve += [part for address in addresses for part in ("--worker", f"grpc://{address}")]
+    router, ready = _child([*serve, "--log-level", "error"], stack)
+    match = READY.search(ready)
+    if match is None:
+        raise RouterError(f"serve did not say that it is ready, but: {ready}")
+    if pin:
+        pin_to_core(cores[1])
+    return {
+        "direct": Way(addresses[0], engine),
+        "bare": Way(bare_address, bare),
+        "router": Way(match[1], router),
+    }
+
+
+def _child(command: list[str], stack: contextlib.ExitStack) -> tuple[int, str]:
+    """Start a process; its pid and the first line it prints."""
+    child = subprocess.Popen(tethered(command), stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    stack.callback(child.stdout.close)
+    stack.callback(child.wait)
+    stack.callback(child.terminate)
+    line = child.stdout.readline().strip()
+    if not line:
+        raise RouterError(f"{' '.join(command[1:4])} ended before it was ready")
+    return child.pid, line
+
+
+async def _measure(config: ProxyBenchConfig, ways: dict[str, Way]) -> None:
+    bodies = _bodies(config)
+    async with contextlib.AsyncExitStack() as stack:
+        calls = {}
+        for name, way in ways.items():
+            channel = aio.insecure_channel(way.address, options=CHANNEL_OPTIONS)
+            stack.push_async_callback(channel.close, None)
+            calls[name] = channel.unary_stream(GENERATE, None, None)
+        for number in range(config.rounds + 1):
+            for name, way in ways.items():
+                before = _cpu_us(way.pid)
+                latencies = await _load(calls[name], bodies, config)
+                if number:  # the first round warms up
+                    way.cpu_us.append((_cpu_us(way.pid) - before) / config.requests)
+                    way.p50_us.append(median(latencies))
+
+
+async def _load(call: Any, bodies: Iterator[bytes], config: ProxyBenchConfig) -> list[float]:
+    latencies: list[float] = []
+
+    async def client(count: int) -> None:
+        for _ in range(count):
+            body, began = next(bodies), time.perf_counter_ns()
+            messages = 0
+            async for _ in call(body):
+                messages += 1
+            assert messages == 2, messages
+            latencies.append((time.perf_counter_ns() - began) / 1e3)
+
+    shares = [
+        config.requests // config.concurrency + (n < config.requests % config.concurrency)
+        for n in range(config.concurrency)
+    ]
+    await asyncio.gather(*map(client, shares))
+    return latencies
+
+
+def _bodies(config: ProxyBenchConfig) -> Iterator[bytes]:
+    """Requests without end, no two alike: made as they are asked for, outside the clock."""
+    rng, request = random.Random(1), pb.GenerateRequest(max_tokens=1, streaming=True)
+    number = 0
+    while True:
+        number += 1
+        request.request_id = f"request-{number}"
+        del request.tokenized.input_token_ids[:]
+        request.tokenized.input_token_ids.extend(rng.choices(range(VOCABULARY), k=config.tokens))
+        yield request.SerializeToString()
+
+
+def _cpu_us(pid: int) -> float:
+    """CPU time of all threads of a process so far, in microseconds."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e3
+
+
+def _result(config: ProxyBenchConfig, ways: dict[str, Way]) -> dict[str, Any]:
+    direct = ways["direct"]
+    rows: dict[str, Any] = {}
+    for name, way in ways.items():
+        added = [p50 - base for p50, base in zip(way.p50_us, direct.p50_us, strict=True)]
+        rows[name] = {
+            "cpu_us": median(way.cpu_us),
+            "cpu_us_rounds": way.cpu_us,
+            "p50_us": median(way.p50_us),
+            "added_p50_us": median(added),
+            "added_p50_us_rounds": added,
+        }
+    bare, router = rows["bare"], rows["router"]
+    return {
+        "benchmark": "proxy",
+        "config": {key: value for key, value in vars(config).items() if key != "json"},
+        "request_bytes": len(next(_bodies(config))),
+        "ways": rows,
+        "cpu_ratio": _ratio(router["cpu_us_rounds"], bare["cpu_us_rounds"]),
+        "added_p50_ratio": _ratio(router["added_p50_us_rounds"], bare["added_p50_us_rounds"]),
+        "environment": describe_environment(),
+    }
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median over rounds of the ratio within a round, where the machine's mood is the same."""
+    return median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def _table(result: dict[str, Any]) -> Table:
+    table = Table("way", "CPU us", "p50 us", "added p50 us", title="one request, two messages out")
+    for name, row in result["ways"].items():
+        numbers = (row["cpu_us"], row["p50_us"], row["added_p50_us"])
+        table.add_row(name, *(f"{number:.0f}" for number in numbers))
+    table.caption = (
+        f"router / bare: CPU {result['cpu_ratio']:.2f}, added p50 {result['added_p50_ratio']:.2f}"
+    )
+    return table

@@ -1,0 +1,120 @@
+# _mailbox.pxd: a bounded queue of messages between threads, oldest first. Owned by the actor.
+from libc.stdint cimport uint8_t, uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from ._threads cimport (
+    pthread_cond_destroy,
+    pthread_cond_init,
+    pthread_cond_signal,
+    pthread_cond_t,
+    pthread_cond_wait,
+    pthread_mutex_destroy,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_t,
+    pthread_mutex_unlock,
+)
+
+
+cdef struct Message:
+    uint8_t* data              # owned by whoever took the message out
+    size_t size
+
+
+cdef struct Mailbox:
+    pthread_mutex_t lock       # guards all below
+    pthread_cond_t filled
+    Message* ring
+    uint32_t capacity          # in messages
+    uint32_t head
+    uint32_t length
+    size_t bytes               # waiting
+    size_t max_bytes           # a single message may be larger
+    bint closed                # takes nothing in any more; what waits may be taken out
+
+
+cdef inline bint mailbox_open(Mailbox* box, uint32_t capacity, size_t max_bytes) noexcept nogil:
+    """False: no memory. The struct is zeroed before, so that mailbox_destroy is safe either way."""
+    pthread_mutex_init(&box.lock, NULL)
+    pthread_cond_init(&box.filled, NULL)
+    box.capacity = capacity
+    box.max_bytes = max_bytes
+    box.ring = <Message*>malloc(capacity * sizeof(Message))
+    return box.ring != NULL
+
+
+cdef inline bint mailbox_put(Mailbox* box, const uint8_t* data, size_t size) noexcept nogil:
+    """Copy a message in; false if it is closed, full, or there is no memory."""
+    cdef Message message
+    cdef bint accepted
+    message.size = size
+    message.data = <uint8_t*>malloc(size if size else 1)
+    if message.data == NULL:
+        return False
+    memcpy(message.data, data, size)
+    pthread_mutex_lock(&box.lock)
+    accepted = (
+        not box.closed
+        and box.length < box.capacity
+        and (box.length == 0 or box.bytes + size <= box.max_bytes)
+    )
+    if accepted:
+        box.ring[(box.head + box.length) % box.capacity] = message
+        box.length += 1
+        box.bytes += size
+        pthread_cond_signal(&box.filled)
+    pthread_mutex_unlock(&box.lock)
+    if not accepted:
+        free(message.data)
+    return accepted
+
+
+cdef inline bint mailbox_take(Mailbox* box, Message* message) noexcept nogil:
+    """The oldest message; false if there is none."""
+    cdef bint found
+    pthread_mutex_lock(&box.lock)
+    found = box.length > 0
+    if found:
+        message[0] = box.ring[box.head]
+        box.head = (box.head + 1) % box.capacity
+        box.length -= 1
+        box.bytes -= message.size
+    pthread_mutex_unlock(&box.lock)
+    return found
+
+
+cdef inline bint mailbox_wait(Mailbox* box) noexcept nogil:
+    """Sleep until there is a message; false once the mailbox is closed."""
+    cdef bint closed
+    pthread_mutex_lock(&box.lock)
+    while box.length == 0 and not box.closed:
+        pthread_cond_wait(&box.filled, &box.lock)
+    closed = box.closed
+    pthread_mutex_unlock(&box.lock)
+    return not closed
+
+
+cdef inline uint32_t mailbox_length(Mailbox* box) noexcept nogil:
+    cdef uint32_t length
+    pthread_mutex_lock(&box.lock)
+    length = box.length
+    pthread_mutex_unlock(&box.lock)
+    return length
+
+
+cdef inline void mailbox_close(Mailbox* box) noexcept nogil:
+    pthread_mutex_lock(&box.lock)
+    box.closed = True
+    pthread_cond_signal(&box.filled)
+    pthread_mutex_unlock(&box.lock)
+
+
+cdef inline void mailbox_destroy(Mailbox* box) noexcept nogil:
+    """Nobody may use it any more."""
+    cdef Message message
+    while box.ring != NULL and mailbox_take(box, &message):
+        free(message.data)
+    free(box.ring)
+    pthread_cond_destroy(&box.filled)
+    pthread_mutex_destroy(&box.lock)

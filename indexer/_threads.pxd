@@ -1,0 +1,30 @@
+# _threads.pxd: the few calls of POSIX threads and of the compiler that the actor needs.
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_t:
+        pass
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_create(pthread_t*, void*, void* (*)(void*) noexcept nogil, void*)
+    int pthread_join(pthread_t, void**)
+    int pthread_mutex_init(pthread_mutex_t*, void*)
+    int pthread_mutex_destroy(pthread_mutex_t*)
+    int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_trylock(pthread_mutex_t*)
+    int pthread_mutex_unlock(pthread_mutex_t*)
+    int pthread_cond_init(pthread_cond_t*, void*)
+    int pthread_cond_destroy(pthread_cond_t*)
+    int pthread_cond_signal(pthread_cond_t*)
+    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef extern from * nogil:
+    """
+    #define dr_add(p, n) __atomic_add_fetch((p), (n), __ATOMIC_SEQ_CST)
+    #define dr_load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
+    """
+    int dr_add(int* p, int n)
+    int dr_load(int* p)

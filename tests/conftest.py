@@ -1,0 +1,21 @@
+"""What all tests share."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_collection_in_state_machines(request: pytest.FixtureRequest) -> Iterator[None]:
+    """CPython 3.11 fails ("AST constructor recursion depth mismatch") if a garbage collection
+    lets Python code in while ast.parse converts a tree, which Hypothesis asks for through
+    inspect.getsource before it runs a state machine.
+    """
+    if request.node.name != "runTest":
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -1,0 +1,131 @@
+"""The demo for real: its router, engines and event plane are processes, and none outlives it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dynamo_router.bench.demo import DemoConfig, run, run_demo
+
+START_S = 40.0  # generous: the machine may be busy with other things
+
+
+def family_of(ancestor: int) -> set[tuple[int, str]]:
+    """(pid, start time) of every living process that descends from `ancestor`, zombies aside."""
+    parents: dict[int, list[tuple[int, str]]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            parents.setdefault(int(fields[1]), []).append((int(stat.parent.name), fields[19]))
+    found: set[tuple[int, str]] = set()
+    waiting = [ancestor]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found.update(children)
+        waiting += [pid for pid, _ in children]
+    return found
+
+
+def alive(family: set[tuple[int, str]]) -> list[int]:
+    """Those of the processes that still run; the start time tells a reused pid apart."""
+    found = []
+    for pid, started in family:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[19] == started and fields[0] != "Z":
+            found.append(pid)
+    return found
+
+
+async def whole_family_of(ancestor: int) -> set[tuple[int, str]]:
+    """Waits for `serve`, its mock engines and its nats-server to be there below `ancestor`."""
+
+    def names() -> str:
+        texts = []
+        for pid, _ in family_of(ancestor):
+            with contextlib.suppress(OSError):
+                texts.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+        return "\n".join(texts)
+
+    await until(
+        lambda: all(part in names() for part in (" serve ", " mocker ", "nats-server -c")),
+        "router, engines and event plane",
+    )
+    return family_of(ancestor)
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    try:
+        async with asyncio.timeout(START_S):
+            while not condition():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        pytest.fail(f"{what} did not come about within {START_S:g} s")
+
+
+def small(**more: object) -> DemoConfig:
+    settings = {
+        "modes": ("kv",),
+        "workers": 2,
+        "requests": 12,
+        "arrival_speedup": 10.0,
+        "start_timeout_s": START_S,
+    }
+    return DemoConfig(**{**settings, **more})  # type: ignore[arg-type]
+
+
+def test_it_runs_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo.json"
+    assert run(small(json=str(out))) == 0
+    shown = capsys.readouterr()
+    assert "kv: starting 2 engines and a router" in shown.err
+    assert "kv: 12 requests, all answered." in shown.out
+    [result] = json.loads(out.read_text())["runs"]
+    assert (result["mode"], result["policy"], result["workers"]) == ("kv", "dynamo:1", 2)
+    assert (result["requests"], result["errors"], result["rejected"]) == (12, 0, 0)
+    assert 0 < result["cached_token_share"] < 1
+    assert 1 <= result["balance_max_over_mean"] <= 2
+    assert result["details"]["workers_seen"] in (1, 2)
+
+
+async def test_cancelled_in_mid_run_it_leaves_no_process() -> None:
+    # Slowed down so much that its requests cannot all have been sent.
+    running = asyncio.create_task(run_demo(small(arrival_speedup=0.001)))
+    family = await whole_family_of(os.getpid())
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert alive(family) == []
+
+
+async def test_ctrl_c_in_a_terminal(tmp_path: Path) -> None:
+    """SIGINT to the whole foreground group, as a terminal sends it."""
+    demo = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dynamo_router", "demo", "--arrival-speedup", "0.001"),
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        family = await whole_family_of(demo.pid)
+        os.killpg(demo.pid, signal.SIGINT)
+        async with asyncio.timeout(START_S):
+            _, said = await demo.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            demo.kill()
+    assert demo.returncode == 130
+    assert said.decode().endswith("interrupted\n")
+    assert alive(family) == []

@@ -1,0 +1,368 @@
+"""The service from outside: HTTP, RouterService, the fleet as one engine, health, reflection."""
+
+import asyncio
+import io
+from typing import Any
+
+import grpc
+import pytest
+from fake_engine import FakeEngine, chunk, fail, prompt, stall
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from polling import until
+from serving import BLOCK, serving
+
+from dynamo_router.indexer.events import RouterEvent, Stored, StoredBlock
+from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
+from dynamo_router.indexer.wire import encode_event_message
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.proto import router_pb2 as rpb
+from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.workers.registry import WorkerState
+from dynamo_router.workers.trtllm_proto import SERVICE, common_pb, pb
+
+PROMPT = list(range(1, 1 + 4 * BLOCK))
+EVENTS = KvRouterConfig(block_size=BLOCK, seed=1)
+
+
+def stored(worker: WorkerWithDpRank, tokens: list[int]) -> bytes:
+    """The message by which a worker says that it cached a prompt."""
+    local = compute_block_hash_for_seq(tokens, BLOCK)
+    pairs = zip(compute_seq_hash_for_block(local), local, strict=True)
+    event = RouterEvent(worker, 1, Stored(None, tuple(StoredBlock(s, t) for s, t in pairs)))
+    return encode_event_message([event], 1, 0, 0)
+
+
+# HTTP
+
+
+async def test_health_follows_the_workers() -> None:
+    async with serving(FakeEngine()) as doors:
+        status, body = await doors.http("GET", "/health")
+        assert (status, body["status"], body["workers"]) == (200, "ready", {"ready": 1})
+        assert body["event_plane"] == {"state": "off", "server": "off"}
+        (entry,) = doors.server.router.registry.entries()
+        doors.server.router.registry.set_state(entry.worker_id, WorkerState.UNHEALTHY)
+        status, body = await doors.http("GET", "/health")
+        assert (status, body["status"]) == (503, "not ready")
+        assert await doors.http("GET", "/live") == (200, {"status": "live"})
+
+
+async def test_without_workers_it_is_live_and_not_ready() -> None:
+    async with serving() as doors:
+        assert (await doors.http("GET", "/health"))[0] == 503
+        assert (await doors.http("GET", "/live"))[0] == 200
+        assert await doors.http("GET", "/workers") == (200, {"workers": []})
+
+
+async def test_workers_show_their_load_while_it_lasts() -> None:
+    async with serving(FakeEngine(stall, worker_id=7)) as doors:
+        call = asyncio.create_task(doors.answers(prompt(tokens=2 * BLOCK)))
+        await until(lambda: doors.server.dispatcher.in_flight == 1)
+
+        async def row() -> Any:
+            return (await doors.http("GET", "/workers"))[1]["workers"][0]
+
+        while (busy := await row())["active_prefill_tokens"]:  # until its first token is out
+            await asyncio.sleep(0.01)
+        assert set(busy) >= {
+            "worker_id", "dp_rank", "address", "state", "indexed_blocks", "active_blocks",
+            "active_prefill_tokens", "event_source_state",
+        }  # fmt: skip
+        assert (busy["worker_id"], busy["dp_rank"], busy["state"]) == (7, 0, "ready")
+        assert (busy["active_requests"], busy["active_blocks"]) == (1, 2)
+        assert busy["event_source_state"] == "approximate"
+        call.cancel()
+        await until(lambda: doors.server.dispatcher.in_flight == 0)
+        assert (await row())["active_requests"] == 0
+
+
+async def test_overlaps_tell_of_workers_that_only_publish_too() -> None:
+    async with serving(FakeEngine(worker_id=7), router=EVENTS) as doors:
+        router = doors.server.router
+        router.apply_event(stored(WorkerWithDpRank(7), PROMPT))
+        router.apply_event(stored(WorkerWithDpRank(2**64 - 1, 3), PROMPT[: 2 * BLOCK]))
+        assert await doors.http("POST", "/overlaps", json={"token_ids": PROMPT}) == (
+            200,
+            {"7": 4, f"{2**64 - 1}/3": 2},
+        )
+        salted = {"token_ids": PROMPT, "cache_namespace": "tenant"}
+        assert await doors.http("POST", "/overlaps", json=salted) == (200, {})
+        scores = await doors.select.GetOverlapScores(rpb.OverlapRequest(token_ids=PROMPT))
+        assert {(o.worker.worker_id, o.worker.dp_rank): o.blocks for o in scores.overlaps} == {
+            (7, 0): 4,
+            (2**64 - 1, 3): 2,
+        }
+        listed = await doors.select.ListWorkers(rpb.ListWorkersRequest())
+        states = {w.worker.worker_id: (w.state, w.indexed_blocks) for w in listed.workers}
+        assert states == {7: ("ready", 4), 2**64 - 1: ("unregistered", 2)}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "bad body"),
+        (b"{", "bad body"),
+        (b"[1, 2]", "bad body"),
+        (b"{}", "token_ids"),
+        (b'{"token_ids": "abc"}', "token_ids"),
+        (b'{"token_ids": [1.5]}', "token_ids"),
+        (b'{"token_ids": [1], "tokens": [2]}', "tokens"),
+        (b'{"token_ids": [-1]}', "out of range"),
+        (b'{"token_ids": [4294967296]}', "out of range"),
+        (b'{"token_ids": [99999999999999999999]}', "range"),
+        (b"\xff\xfe", "bad body"),
+    ],
+)
+async def test_bad_bodies_are_told_what_is_wrong(body: bytes, text: str) -> None:
+    async with serving() as doors:
+        status, answer = await doors.http("POST", "/overlaps", data=body)
+        assert status == 400 and text in answer["error"], answer
+
+
+async def test_http_errors_are_json() -> None:
+    async with serving() as doors:
+        assert (await doors.http("GET", "/nowhere"))[0] == 404
+        assert (await doors.http("GET", "/overlaps"))[0] == 405
+        status, answer = await doors.http("POST", "/overlaps", data=io.BytesIO(bytes(17 << 20)))
+        assert status == 413 and answer["error"]
+
+
+async def test_metrics_count_what_happened() -> None:
+    async with serving(FakeEngine(worker_id=7)) as doors:
+        for number in range(3):
+            await doors.answers(prompt(f"r{number}", 2 * BLOCK))
+        with pytest.raises(aio.AioRpcError):
+            await doors.answers(prompt("r9", tokens=0))
+        metrics = await doors.metrics()
+        router = "dynamo_component_router"
+        assert metrics[f"{router}_requests_started_total"] == 4
+        assert metrics[f'{router}_requests_total{{status="ok"}}'] == 3
+        assert metrics[f'{router}_requests_total{{status="invalid_argument"}}'] == 1
+        assert metrics["dynamo_component_inflight_requests"] == 0
+        assert metrics[f"{router}_time_to_first_token_seconds_count"] == 3
+        assert metrics[f"{router}_inter_token_latency_seconds_count"] == 6
+        assert metrics[f"{router}_input_sequence_tokens_sum"] == 6 * BLOCK
+        assert metrics[f"{router}_output_sequence_tokens_sum"] == 6
+        assert metrics[f'{router}_kv_hit_rate_bucket{{le="+Inf"}}'] == 3
+        assert metrics[f"{router}_kv_hit_rate_sum"] == 2  # all but the first were expected to hit
+        assert metrics["dynamo_router_overhead_total_ms_count"] == 3
+        worker = '{dp_rank="0",worker_id="7"}'
+        assert metrics["dynamo_frontend_worker_active_decode_blocks" + worker] == 0
+        assert metrics['dynamo_router_workers{state="ready"}'] == 1
+
+
+async def test_metrics_tell_of_events_and_their_plane() -> None:
+    async with serving(FakeEngine(worker_id=7), router=EVENTS) as doors:
+        doors.server.router.apply_event(stored(WorkerWithDpRank(7), PROMPT))
+        await until(lambda: doors.server._plane.state.value == "connected")  # type: ignore[union-attr]
+        metrics = await doors.metrics()
+        applied = 'dynamo_component_kv_cache_events_applied{event_type="all",status="ok"}'
+        assert metrics[applied] == 1
+        assert metrics['dynamo_router_index_blocks_total{change="stored"}'] == 4
+        assert metrics["dynamo_router_event_plane_connected"] == 1
+        assert metrics["dynamo_router_events_undecodable_total"] == 0
+
+
+async def test_output_blocks_count_where_they_are_tracked() -> None:
+    async def long_answer(engine, request, context):  # type: ignore[no-untyped-def]
+        for n in range(1, 3 * BLOCK + 1):
+            message = chunk(request, n)
+            message.chunk.completion_tokens = n
+            yield message
+        await engine.go.wait()
+
+    engine = FakeEngine(long_answer, worker_id=7)
+    config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, router_track_output_blocks=True)
+    async with serving(engine, router=config) as doors:
+        request = prompt(tokens=BLOCK)
+        request.max_tokens = 10**6  # its end is far, so its blocks weigh all but fully
+        call = asyncio.create_task(doors.answers(request))
+
+        async def active_blocks() -> int:
+            return (await doors.http("GET", "/workers"))[1]["workers"][0]["active_blocks"]
+
+        async with asyncio.timeout(15):
+            while await active_blocks() < 4:
+                await asyncio.sleep(0.01)
+        engine.go.set()
+        await call
+        assert await active_blocks() == 0
+
+
+# RouterService
+
+
+async def test_select_books_when_it_is_given_an_id() -> None:
+    async with serving(FakeEngine(worker_id=7)) as doors:
+        request = rpb.SelectWorkerRequest(token_ids=PROMPT)
+        named = await doors.select.SelectWorker(request)
+        (entry,) = doors.server.router.registry.entries()
+        assert (named.worker.worker_id, named.address) == (7, entry.address)
+        assert (named.request_blocks, named.overlap_blocks, named.booked) == (4, 0, False)
+        request.request_id = "mine"
+        assert (await doors.select.SelectWorker(request)).booked
+        loads = await doors.select.GetPotentialLoads(rpb.PotentialLoadsRequest(token_ids=PROMPT))
+        assert loads.loads[0].decode_blocks == 4
+        with pytest.raises(aio.AioRpcError) as caught:
+            await doors.select.SelectWorker(request)
+        assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        mine = rpb.BookedRequest(request_id="mine")
+        assert (await doors.select.MarkPrefillComplete(mine)).known
+        assert (await doors.select.Free(mine)).known
+        assert not (await doors.select.Free(mine)).known
+        assert not (await doors.select.MarkPrefillComplete(mine)).known
+
+
+async def test_select_keeps_to_what_it_is_told() -> None:
+    async with serving(FakeEngine(worker_id=7), FakeEngine(worker_id=8)) as doors:
+        for wanted in (7, 8):
+            for _ in range(3):
+                allowed = rpb.SelectWorkerRequest(token_ids=PROMPT, allowed_worker_ids=[wanted])
+                pinned = rpb.SelectWorkerRequest(
+                    token_ids=PROMPT, pinned_worker={"worker_id": wanted}
+                )
+                for request in (allowed, pinned):
+                    chosen = await doors.select.SelectWorker(request)
+                    assert chosen.worker.worker_id == wanted
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "text"),
+    [
+        (rpb.SelectWorkerRequest(), "INVALID_ARGUMENT", "empty prompt"),
+        (
+            rpb.SelectWorkerRequest(token_ids=PROMPT, pinned_worker={"worker_id": 99}),
+            "INVALID_ARGUMENT",
+            "not registered",
+        ),
+        (
+            rpb.SelectWorkerRequest(token_ids=PROMPT, allowed_worker_ids=[99]),
+            "UNAVAILABLE",
+            "takes requests now",
+        ),
+    ],
+)
+async def test_select_says_why_not(request_: Any, code: str, text: str) -> None:
+    async with serving(FakeEngine(worker_id=7)) as doors:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await doors.select.SelectWorker(request_)
+        assert caught.value.code().name == code and text in caught.value.details()
+
+
+async def test_explain_shows_every_candidate() -> None:
+    async with serving(FakeEngine(worker_id=7), FakeEngine(worker_id=8), router=EVENTS) as doors:
+        doors.server.router.apply_event(stored(WorkerWithDpRank(8), PROMPT))
+        told = await doors.select.Explain(rpb.ExplainRequest(token_ids=PROMPT))
+        assert [worker.worker_id for worker in told.cheapest] == [8]
+        by_id = {c.worker.worker_id: c for c in told.candidates}
+        assert by_id[8].overlap_blocks == 4 and by_id[8].cost < by_id[7].cost
+        assert '"cheapest"' in told.json
+
+
+# The fleet as one engine
+
+
+async def test_the_fleet_describes_itself_as_one_engine() -> None:
+    small = FakeEngine()
+    small.model.max_input_len = 50
+    async with serving(FakeEngine(), small) as doors:
+        healthy = await doors.trtllm("HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse)
+        assert healthy.status == "OK"
+        info = await doors.trtllm("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
+        assert (info.model_id, info.max_input_len, info.vocab_size) == ("fake", 50, 1000)
+        server = await doors.trtllm(
+            "GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse
+        )
+        assert server.world_size == 2
+
+
+async def test_no_engine_no_description() -> None:
+    async with serving() as doors:
+        said = await doors.trtllm("HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse)
+        assert said.status == "no workers ready"
+        with pytest.raises(aio.AioRpcError) as caught:
+            await doors.trtllm("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_name_given_by_the_operator_wins() -> None:
+    async with serving(FakeEngine(), model_id="ours") as doors:
+        info = await doors.trtllm("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
+        assert info.model_id == "ours"
+
+
+async def test_what_is_not_offered_says_so() -> None:
+    async with serving(FakeEngine()) as doors:
+        events = doors.channel.unary_stream(f"/{SERVICE}/SubscribeKvEvents", None, None)
+        with pytest.raises(aio.AioRpcError) as caught:
+            async for _ in events(common_pb.SubscribeKvEventsRequest().SerializeToString()):
+                pass
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "subscribe to its workers" in caught.value.details()
+        # The engines do not implement these two, and that is what comes through.
+        with pytest.raises(aio.AioRpcError) as caught:
+            await doors.trtllm("Embed", pb.EmbedRequest(), pb.EmbedResponse)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        tokenizer = doors.channel.unary_stream(f"/{SERVICE}/GetTokenizer", None, None)
+        with pytest.raises(aio.AioRpcError) as caught:
+            async for _ in tokenizer(b""):
+                pass
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_routers_can_be_stacked() -> None:
+    async with serving(FakeEngine(), FakeEngine()) as inner:
+        address = inner.server.grpc_address
+        async with serving() as outer:
+            outer.server.monitor.add(f"grpc://{address}")
+            await until(outer.server.monitor.ready_clients)
+            assert len(await outer.answers(prompt("through"))) == 3
+            assert outer.server.monitor.facts.max_input_len == 100
+
+
+async def test_grpc_health_follows_the_workers() -> None:
+    async with serving(FakeEngine()) as doors:
+        stub = health_pb2_grpc.HealthStub(doors.channel)
+        serving_, not_serving = 1, 2
+
+        async def status(service: str) -> int:
+            return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+        async def until_status(wanted: int) -> None:
+            async with asyncio.timeout(15):
+                while {await status(""), await status(SERVICE)} != {wanted}:
+                    await asyncio.sleep(0.01)
+
+        await until_status(serving_)
+        assert await status("dynamo_router.v1.RouterService") == serving_
+        (entry,) = doors.server.router.registry.entries()
+        await doors.server.monitor.remove(f"grpc://{entry.address}")
+        await until_status(not_serving)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await status("nonsense")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with serving() as doors:
+        stub = reflection_pb2_grpc.ServerReflectionStub(doors.channel)
+        call = stub.ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+        async for answer in call:
+            names = {service.name for service in answer.list_services_response.service}
+            assert names >= {SERVICE, "dynamo_router.v1.RouterService", "grpc.health.v1.Health"}
+            break
+        call.cancel()
+
+
+async def test_an_engine_that_fails_reaches_the_client_as_it_is() -> None:
+    async with serving(FakeEngine(fail(grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"))) as doors:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await doors.answers(prompt())
+        assert (caught.value.code().name, caught.value.details()) == (
+            "INVALID_ARGUMENT",
+            "max_tokens",
+        )

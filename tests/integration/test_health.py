@@ -1,0 +1,199 @@
+"""The health monitor against engines that come, go, lie and hang."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from polling import until
+
+from dynamo_router.runtime.clock import SystemClock
+from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.identity import WorkerWithDpRank, address_worker_id
+from dynamo_router.workers.health import HealthMonitor
+from dynamo_router.workers.health_tracker import HealthPolicy
+from dynamo_router.workers.registry import WorkerEntry, WorkerRegistry, WorkerState
+
+EAGER = HealthPolicy(
+    probe_interval_s=0.02, probe_timeout_s=0.3, retry_first_s=0.02, retry_most_s=0.05
+)
+
+
+@asynccontextmanager
+async def monitoring(*urls: str, **more: Any) -> AsyncIterator[HealthMonitor]:
+    monitor = HealthMonitor(
+        WorkerRegistry(), SystemClock(), block_size=64, policy=more.get("policy", EAGER)
+    )
+    for url in urls:
+        monitor.add(url)
+    try:
+        yield monitor
+    finally:
+        await monitor.close()
+
+
+def entry(monitor: HealthMonitor) -> WorkerEntry:
+    (only,) = monitor._registry.entries()
+    return only
+
+
+async def until_state(monitor: HealthMonitor, state: WorkerState) -> WorkerEntry:
+    await until(lambda: len(monitor._registry) == 1 and entry(monitor).state is state)
+    return entry(monitor)
+
+
+async def test_an_engine_gets_its_announced_id_ranks_and_facts() -> None:
+    engine = FakeEngine(worker_id=2**64 - 1)
+    engine.dp_size = 4
+    engine.model.supported_features.extend(
+        ["kv_block_size=64", "total_kv_blocks=100", "max_num_batched_tokens=2048"]
+    )
+    async with engine, monitoring(engine.url) as monitor:
+        found = await until_state(monitor, WorkerState.READY)
+        assert (found.worker_id, found.dp_size, found.address) == (2**64 - 1, 4, engine.address)
+        assert (found.total_kv_blocks, found.max_num_batched_tokens) == (100, 2048)
+        assert len(monitor._registry.numbered()) == 4
+        assert monitor.facts.model_id == "fake"
+        assert monitor.client(2**64 - 1) is not None
+
+
+async def test_without_an_announced_id_the_url_decides_and_then_the_address() -> None:
+    async with FakeEngine() as engine:
+        async with monitoring(f"{engine.url}?id=5") as monitor:
+            assert (await until_state(monitor, WorkerState.READY)).worker_id == 5
+        async with monitoring(engine.url) as monitor:
+            found = await until_state(monitor, WorkerState.READY)
+            assert found.worker_id == address_worker_id(engine.address)
+
+
+async def test_an_engine_that_describes_nothing_is_welcome() -> None:
+    engine = FakeEngine()
+    engine.unimplemented = {"GetModelInfo", "GetServerInfo"}
+    async with engine, monitoring(engine.url) as monitor:
+        await until_state(monitor, WorkerState.READY)
+        assert monitor.facts.model_id == "" and monitor.facts.check_prompt(10**6, 10**6) is None
+
+
+async def test_an_engine_that_is_not_there_yet_is_connecting_until_it_is() -> None:
+    engine = await FakeEngine().start()
+    await engine.stop()
+    async with monitoring(engine.url) as monitor:
+        await until(lambda: "UNAVAILABLE" in entry(monitor).reason)
+        assert entry(monitor).state is WorkerState.CONNECTING
+        async with engine:
+            await until_state(monitor, WorkerState.READY)
+        await until_state(monitor, WorkerState.UNHEALTHY)
+        assert monitor.ready_clients() == [] and monitor.facts.model_id == ""
+
+
+@pytest.mark.parametrize("status", ["ok", " OK\n", "Ok"])
+async def test_ok_is_ok_in_any_case(status: str) -> None:
+    engine = FakeEngine()
+    engine.status = status
+    async with engine, monitoring(engine.url) as monitor:
+        await until_state(monitor, WorkerState.READY)
+
+
+async def test_an_engine_that_says_it_is_ill_is_believed() -> None:
+    engine = FakeEngine()
+    async with engine, monitoring(engine.url) as monitor:
+        await until_state(monitor, WorkerState.READY)
+        engine.status = "out of memory"
+        found = await until_state(monitor, WorkerState.UNHEALTHY)
+        assert "'out of memory'" in found.reason
+        engine.status = "OK"
+        await until_state(monitor, WorkerState.READY)
+
+
+async def test_an_engine_that_hangs_is_unhealthy() -> None:
+    engine = FakeEngine()
+    async with engine, monitoring(engine.url) as monitor:
+        await until_state(monitor, WorkerState.READY)
+        engine.deaf = asyncio.Event()
+        found = await until_state(monitor, WorkerState.UNHEALTHY)
+        assert "DEADLINE_EXCEEDED" in found.reason
+        engine.deaf.set()
+        await until_state(monitor, WorkerState.READY)
+
+
+async def test_another_block_size_is_refused_until_it_is_mended() -> None:
+    engine = FakeEngine()
+    engine.model.supported_features.append("kv_block_size=32")
+    async with engine, monitoring(engine.url) as monitor:
+        found = await until_state(monitor, WorkerState.REFUSED)
+        assert found.reason == "its KV block size is 32, the router's is 64"
+        assert monitor.ready_clients() == []
+        engine.model.supported_features[0] = "kv_block_size=64"
+        await until_state(monitor, WorkerState.READY)
+
+
+async def test_two_engines_of_one_id_are_not_mixed_up() -> None:
+    async with FakeEngine(worker_id=5) as one, FakeEngine(worker_id=5) as two:
+        async with monitoring(one.url) as monitor:
+            await until_state(monitor, WorkerState.READY)
+            monitor.add(two.url)
+            registry = monitor._registry
+            two_id = address_worker_id(two.address)
+            await until(lambda: registry.entry(two_id).state is WorkerState.REFUSED)  # type: ignore[union-attr]
+            refused = registry.entry(two_id)
+            assert refused is not None and f"held by {one.address}" in refused.reason
+            assert registry.entry(5).address == one.address  # type: ignore[union-attr]
+            # Once the first is taken away, the second may have the id.
+            await monitor.remove(one.url)
+            found = await until_state(monitor, WorkerState.READY)
+            assert (found.worker_id, found.address) == (5, two.address)
+
+
+async def test_an_engine_that_comes_back_as_another_is_taken_as_that() -> None:
+    engine = FakeEngine(worker_id=5)
+    async with engine, monitoring(engine.url) as monitor:
+        await until_state(monitor, WorkerState.READY)
+        engine.worker_id = 6
+        await until(lambda: entry(monitor).worker_id == 6)
+        await until_state(monitor, WorkerState.READY)
+        assert monitor.client(5) is None and monitor.client(6) is not None
+        assert [worker for _, worker in monitor._registry.numbered()] == [WorkerWithDpRank(6)]
+
+
+async def test_a_nonsensical_id_is_not_taken() -> None:
+    engine = FakeEngine()
+    engine.worker_id = "-3"  # type: ignore[assignment]
+    async with engine, monitoring(engine.url) as monitor:
+        await until(lambda: "which is no number" in entry(monitor).reason)
+        assert entry(monitor).state is WorkerState.CONNECTING
+
+
+async def test_listeners_hear_of_changes_only() -> None:
+    engine = FakeEngine()
+    async with engine, monitoring() as monitor:
+        heard: list[WorkerState] = []
+        monitor.listeners.append(lambda: heard.append(entry(monitor).state))
+        monitor.add(engine.url)
+        await until_state(monitor, WorkerState.READY)
+        before = len(heard)
+        probes = engine.probes
+        await until(lambda: engine.probes > probes + 20)
+        assert len(heard) == before
+
+
+async def test_the_same_address_twice_is_an_error() -> None:
+    async with monitoring("grpc://127.0.0.1:1") as monitor:
+        with pytest.raises(ConfigError, match="twice"):
+            monitor.add("127.0.0.1:1?id=4")
+
+
+async def test_reports_about_strangers_are_ignored() -> None:
+    async with monitoring() as monitor:
+        for report in (monitor.report_ok, monitor.report_failed, monitor.report_lost):
+            report(404)
+        assert monitor.client(404) is None
+
+
+async def test_closing_leaves_no_task() -> None:
+    async with FakeEngine() as engine:
+        async with monitoring(engine.url, "grpc://127.0.0.1:1") as monitor:
+            await until(monitor.ready_clients)
+        left = {task.get_name() for task in asyncio.all_tasks()}
+        assert not [name for name in left if name.startswith("health")]

@@ -1,0 +1,131 @@
+"""A server comes and goes in one loop, and nothing of it stays behind."""
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, prompt, stall
+from grpc import aio
+from polling import until
+from processes import own_children
+from serving import BLOCK, serving
+
+from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.serve import Server
+from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.workers.registry import WorkerState
+
+EVENTS = KvRouterConfig(block_size=BLOCK)
+QUIET = KvRouterConfig(block_size=BLOCK, use_kv_events=False)
+
+
+def own_tasks() -> list[str]:
+    """What runs on the loop, but for this test and gRPC's own servers."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    return [repr(task) for task in others if "AioServer" not in repr(task) and not task.done()]
+
+
+def open_files() -> int:
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def taken_port() -> "object":
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+async def test_it_leaves_nothing_behind() -> None:
+    files: list[int] = []
+    for _ in range(3):
+        async with serving(FakeEngine(), router=EVENTS) as doors:
+            await doors.answers(prompt())
+            assert (await doors.http("GET", "/health"))[0] == 200
+            assert len(own_children()) == 1  # the nats-server
+        assert own_children() == []
+        await until(lambda: not own_tasks())
+        files.append(open_files())
+    # gRPC opens some once, for the life of the process.
+    await until(lambda: open_files() <= files[0])
+    assert not [t.name for t in threading.enumerate() if "index" in t.name]
+
+
+async def test_mock_engines_are_one_child_that_goes_with_it() -> None:
+    server = Server(ServeConfig(port=0, http_port=0, mockers=2, router=QUIET))
+    try:
+        await server.start()
+        assert len(own_children()) == 1
+        assert "workers 2 events off" in server.ready_line
+        await until(lambda: len(server.monitor.ready_clients()) == 2)
+        (child,) = own_children()
+        assert os.getpgid(child) == os.getpgid(0)
+        # If it dies, we say so and go on.
+        os.kill(child, 9)
+        for entry in server.router.registry.entries():
+            server.monitor.report_lost(entry.worker_id)  # as a request would; else probes tell
+        await until(lambda: not server.monitor.ready_clients())
+        states = {entry.state for entry in server.router.registry.entries()}
+        assert states == {WorkerState.UNHEALTHY}
+    finally:
+        await server.close()
+    assert own_children() == []
+    await until(lambda: not own_tasks())
+
+
+@pytest.mark.parametrize("door", ["port", "http_port"])
+async def test_a_taken_port_is_named_and_nothing_is_left(door: str, taken_port: int) -> None:
+    ports = {"port": 0, "http_port": 0, door: taken_port}
+    server = Server(ServeConfig(**ports, mockers=1, router=QUIET))
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{taken_port}") as caught:
+        await server.start()
+    await server.close()
+    assert caught.value.key == door
+    assert own_children() == []
+    await until(lambda: not own_tasks())
+
+
+async def test_an_address_that_is_none_is_named() -> None:
+    server = Server(ServeConfig(port=0, http_port=0, workers=("grpc://nowhere",), router=QUIET))
+    with pytest.raises(ConfigError, match="grpc://nowhere"):
+        await server.start()
+    await server.close()
+
+
+async def test_a_nats_address_where_nobody_answers_does_not_stop_requests() -> None:
+    async with serving(FakeEngine(), router=EVENTS, nats="nats://127.0.0.1:1") as doors:
+        status, body = await doors.http("GET", "/health")
+        assert status == 200
+        assert body["event_plane"] == {"state": "connecting", "server": "nats://127.0.0.1:1"}
+        assert len(await doors.answers(prompt())) == 3
+        assert (await doors.metrics())["dynamo_router_event_plane_connected"] == 0
+
+
+async def test_closing_what_never_started_and_closing_twice() -> None:
+    server = Server(ServeConfig(router=QUIET))
+    await server.close()
+    await server.close()
+    async with serving() as doors:
+        await doors.server.close()
+
+
+async def test_draining_takes_no_more_and_lets_the_rest_end() -> None:
+    engine = FakeEngine(stall)
+    async with serving(engine) as doors:
+        last = asyncio.create_task(doors.answers(prompt("last")))
+        await until(lambda: doors.server.dispatcher.in_flight == 1)
+        draining = asyncio.create_task(doors.server.drain(30.0))
+        await until(lambda: doors.server._draining)
+        status, body = await doors.http("GET", "/health")
+        assert (status, body["draining"], body["in_flight"]) == (503, True, 1)
+        engine.go.set()
+        assert len(await last) == 2
+        await draining
+        with pytest.raises(aio.AioRpcError):
+            await doors.answers(prompt("late"))

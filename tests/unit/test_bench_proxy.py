@@ -1,0 +1,28 @@
+"""The proxy benchmark: it runs from end to end, and its numbers are what they claim."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynamo_router.bench.proxy import ProxyBenchConfig, run
+from dynamo_router.runtime.errors import ConfigError
+
+
+def test_a_short_run(tmp_path: Path) -> None:
+    target = tmp_path / "proxy.json"
+    config = ProxyBenchConfig(requests=4, rounds=2, workers=2, concurrency=2, json=str(target))
+    assert run(config) == 0
+    result = json.loads(target.read_text())
+    assert set(result["ways"]) == {"direct", "bare", "router"}
+    for way in result["ways"].values():
+        assert way["cpu_us"] > 0 and way["p50_us"] > 0
+    assert 3000 < result["request_bytes"] < 3200
+    assert result["cpu_ratio"] > 0 and "machine" in result["environment"]
+
+
+@pytest.mark.parametrize("key", ["requests", "rounds", "workers", "tokens", "concurrency"])
+def test_nonsense_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ProxyBenchConfig(**{key: 0})
+    assert caught.value.key == key
