@@ -14,10 +14,15 @@ PACKAGES = ("dynamo-router", "grpcio", "msgspec", "nats-py", "numpy", "protobuf"
 HOME = Path(__file__).resolve().parent.parent
 
 
-def describe_environment() -> dict[str, Any]:
-    """A JSON-ready description of this machine and program, now. Never fails: unknown is null."""
+def describe_environment(*, timeless: bool = False) -> dict[str, Any]:
+    """A JSON-ready description of this machine and program, now. Never fails: unknown is null.
+
+    `timeless` leaves out what changes from one moment to the next: the date and the load.
+    """
+    now = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
+    load = {"load_average": _load_average()}
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({} if timeless else now),
         "machine": {
             "cpu": _cpu_model(),
             "cores": os.cpu_count(),
@@ -26,7 +31,7 @@ def describe_environment() -> dict[str, Any]:
             else None,
             "memory_gib": _memory_gib(),
             "system": platform.platform(),
-            "load_average": _load_average(),
+            **({} if timeless else load),
         },
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "versions": {name: _version(name) for name in PACKAGES},

@@ -1,4 +1,7 @@
-"""dynamo-router replay: sends a trace's requests to a live target and reports how they fared."""
+"""dynamo-router replay: sends a trace's requests to a live target and reports how they fared.
+
+Without a target the engines are simulated, and the router runs in here: see compare.py.
+"""
 
 import asyncio
 import sys
@@ -9,9 +12,11 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from ..runtime.settings import bad_setting
+from . import compare
 from .load_client import LoadClient, encode_generate
 from .progress import OnStart, progress_bar
 from .report import Run, check_json_target, document, runs_table, table_console, write_json
+from .sim_config import DEFAULT_WORKERS, SimulationConfig
 from .tally import Tally
 from .trace import TraceRequest, read_trace, token_ids
 
@@ -30,7 +35,9 @@ class ReplayConfig:
     """What to send where. Raises ConfigError, naming the key, on a bad value."""
 
     trace: str = field(metadata={"help": "The trace, a JSON lines file.", "positional": True})
-    target: str | None = _option(None, "Router or engine to send to, HOST:PORT.")
+    target: str | None = _option(
+        None, "Router or engine to send to, HOST:PORT. Not given: simulate engines and routers."
+    )
     requests: int | None = _option(None, "Send only the trace's first N requests.")
     arrival_speedup: float = _option(1.0, "Send at the trace's times divided by this.")
     concurrency: int | None = _option(
@@ -52,9 +59,14 @@ class ReplayConfig:
     )
     mode: str | None = _option(None, "How the target routes; not given: what it says of itself.")
     policy: str | None = _option(None, "Its cost policy; not given: what it says of itself.")
-    workers: int | None = _option(None, "How many workers it has; not given: what it says.")
+    workers: int | None = _option(
+        None,
+        "How many workers it has; not given: what it says. "
+        f"Simulated: how many engines there are; not given: {DEFAULT_WORKERS}.",
+    )
     progress: bool = _option(True, "Show a progress bar, if stderr is a terminal.")
     json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     def __post_init__(self) -> None:
         for key in ("requests", "concurrency", "max_output", "max_in_flight", "workers"):
@@ -71,6 +83,10 @@ class ReplayConfig:
             raise bad_setting(
                 "trace_block_size", f"{self.trace_block_size} must be from 1 to 2**20"
             )
+        if self.target is not None and self.simulation != SimulationConfig():
+            raise bad_setting("target", "a live target cannot be given settings of a simulation")
+        if self.target is None and self.concurrency is not None:
+            raise bad_setting("concurrency", "needs a target: a simulation keeps the trace's times")
 
 
 class Shot(NamedTuple):
@@ -197,6 +213,8 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 def run(config: ReplayConfig) -> int:
     """The command: 0, or 1 if no request succeeded, or 130 on Ctrl-C."""
+    if config.target is None:
+        return _simulate(config)
     check_json_target(config.json)
 
     async def measure() -> Run:
@@ -217,3 +235,17 @@ def run(config: ReplayConfig) -> int:
     if config.json is not None:
         write_json(config.json, document([result]))
     return 0 if result.errors + result.rejected < result.requests else 1
+
+
+def _simulate(config: ReplayConfig) -> int:
+    load = compare.Load(
+        trace=config.trace,
+        requests=config.requests,
+        arrival_speedup=config.arrival_speedup,
+        max_output=config.max_output,
+        trace_block_size=config.trace_block_size,
+        seed=config.seed,
+    )
+    return compare.run(
+        config.simulation, load, workers=config.workers, mode=config.mode, json=config.json
+    )

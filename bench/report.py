@@ -48,6 +48,23 @@ def summarise(samples: ArrayLike) -> Summary:
     return Summary(float(values.mean()), p50, p90, p99)
 
 
+def summarise_weighted(samples: ArrayLike, counts: ArrayLike) -> Summary:
+    """As `summarise`, of samples that each occur as often as `counts` says."""
+    values, weights = np.asarray(samples, np.float64), np.asarray(counts, np.int64)
+    total = int(weights.sum())
+    if total == 0:
+        return Summary()
+    order = np.argsort(values)
+    ordered, ends = values[order], np.cumsum(weights[order])
+    # Each percentile's rank, and its two neighbours among the samples as if they were spelt out.
+    ranks = (total - 1) * np.array([50.0, 90.0, 99.0]) / 100
+    below = np.floor(ranks).astype(np.int64)
+    low = ordered[np.searchsorted(ends, below, side="right")]
+    high = ordered[np.searchsorted(ends, np.ceil(ranks).astype(np.int64), side="right")]
+    p50, p90, p99 = (low + (high - low) * (ranks - below)).tolist()
+    return Summary(float(values @ weights) / total, p50, p90, p99)
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Of some rounds of a benchmark, at least one: their median, and how far they lie apart."""
     return {"median": median(values), "min": min(values), "max": max(values)}
@@ -80,12 +97,15 @@ class Run:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-def document(runs: Iterable[Run], **extra: Any) -> dict[str, Any]:
-    """The object that `--json` writes: `runs`, `environment`, and whatever a command adds."""
+def document(runs: Iterable[Run], *, timeless: bool = False, **extra: Any) -> dict[str, Any]:
+    """The object that `--json` writes: `runs`, `environment`, and whatever a command adds.
+
+    `timeless`: without what differs from one moment to the next, for results that do not.
+    """
     return {
         "runs": [asdict(run) for run in runs],
         **extra,
-        "environment": describe_environment(),
+        "environment": describe_environment(timeless=timeless),
     }
 
 

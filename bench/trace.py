@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.errors import ConfigError
+from ._tokens import fill
 
 TRACE_BLOCK_SIZE = 512
 # A prompt of a million tokens is 2000 ids, so a longer line is no trace but some other file.
@@ -89,24 +90,10 @@ def token_ids(
     """
     if not 2 <= vocab_size <= 2**32:
         raise ValueError(f"vocab_size must be from 2 to 2**32, not {vocab_size}")
+    tokens = np.empty(request.input_length, np.uint32)
     ids = np.array(request.hash_ids, np.uint64)
-    # Mixed before the position is added: neighbouring ids would otherwise share shifted runs.
-    keys = _mix(ids ^ _mix(np.array([seed & (2**64 - 1)], np.uint64)))
-    places = np.arange(trace_block_size, dtype=np.uint64)
-    mixed = _mix(keys[:, None] + places).ravel()[: request.input_length]
-    # The upper 32 bits, scaled: cheaper than a remainder, and as even.
-    return ((mixed >> np.uint64(32)) * np.uint64(vocab_size) >> np.uint64(32)).astype(np.uint32)
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finaliser: a bijection under which neighbours look independent."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+    fill(tokens, ids, seed & (2**64 - 1), vocab_size, trace_block_size)
+    return tokens
 
 
 def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[TraceRequest]:

@@ -25,12 +25,6 @@ cdef enum:
 cdef class EventWriter:
     """The events of one message, written one by one; `message` ends it and starts the next."""
 
-    cdef uint8_t* data       # the events, encoded
-    cdef size_t size
-    cdef size_t capacity
-    cdef readonly uint32_t events
-    cdef readonly uint32_t blocks
-
     def __cinit__(self):
         self.data = NULL
         self.size = self.capacity = 0
@@ -79,6 +73,32 @@ cdef class EventWriter:
         self.blocks += <uint32_t>n_blocks
         return 0
 
+    cdef int put_stored(
+        self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, bint has_parent,
+        uint64_t parent, const uint64_t* blocks, const uint64_t* tokens, size_t n_blocks, str tier,
+    ) except -1:
+        cdef uint8_t* at = self.begin(
+            worker_id, event_id, tier, n_blocks, b"\x81\xa6stored\x83\xabparent_hash"
+        )
+        at = put_uint(at, parent) if has_parent else put(at, b"\xc0")
+        at = put(at, b"\xaestart_position\xc0\xa6blocks")
+        at = put_array(at, n_blocks)
+        at = put_blocks(at, blocks, tokens, n_blocks)
+        return self.end(at, dp_rank, n_blocks)
+
+    cdef int put_removed(
+        self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, const uint64_t* blocks,
+        size_t n_blocks, str tier,
+    ) except -1:
+        cdef size_t i
+        cdef uint8_t* at = self.begin(
+            worker_id, event_id, tier, n_blocks, b"\x81\xa7removed\x81\xacblock_hashes"
+        )
+        at = put_array(at, n_blocks)
+        for i in range(n_blocks):
+            at = put_uint(at, blocks[i])
+        return self.end(at, dp_rank, n_blocks)
+
     def stored(
         self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, parent_hash, block_hashes,
         tokens_hashes, str tier="device",
@@ -89,31 +109,19 @@ cdef class EventWriter:
             raise ValueError(f"{blocks.size} block hashes for {tokens.size} tokens hashes")
         cdef bint has_parent = parent_hash is not None
         cdef uint64_t parent = parent_hash if has_parent else 0
-        cdef uint8_t* at = self.begin(
-            worker_id, event_id, tier, blocks.size, b"\x81\xa6stored\x83\xabparent_hash"
+        self.put_stored(
+            worker_id, dp_rank, event_id, has_parent, parent, <const uint64_t*>blocks.data,
+            <const uint64_t*>tokens.data, blocks.size, tier,
         )
-        at = put_uint(at, parent) if has_parent else put(at, b"\xc0")
-        at = put(at, b"\xaestart_position\xc0\xa6blocks")
-        at = put_array(at, blocks.size)
-        at = put_blocks(
-            at, <const uint64_t*>blocks.data, <const uint64_t*>tokens.data, blocks.size
-        )
-        self.end(at, dp_rank, blocks.size)
 
     def removed(
         self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, block_hashes,
         str tier="device",
     ):
         cdef UIntView blocks = view_integers(block_hashes, 8, "block hash")
-        cdef const uint64_t* hashes = <const uint64_t*>blocks.data
-        cdef Py_ssize_t i
-        cdef uint8_t* at = self.begin(
-            worker_id, event_id, tier, blocks.size, b"\x81\xa7removed\x81\xacblock_hashes"
+        self.put_removed(
+            worker_id, dp_rank, event_id, <const uint64_t*>blocks.data, blocks.size, tier
         )
-        at = put_array(at, blocks.size)
-        for i in range(blocks.size):
-            at = put_uint(at, hashes[i])
-        self.end(at, dp_rank, blocks.size)
 
     def cleared(
         self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, str tier="device"

@@ -38,7 +38,8 @@ class KvRouter:
     """Routes prompts to workers by their caches and their load.
 
     `registry` may be shared with whoever discovers workers; `clock` and `seed` make a run
-    repeatable. Close it when done: the event index has a thread.
+    repeatable; a `strategy` decides in place of the mode's. Close it when done: the event index
+    has a thread.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class KvRouter:
         registry: WorkerRegistry | None = None,
         clock: Clock | None = None,
         seed: int | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         self.config = config or KvRouterConfig()
         self.registry = registry if registry is not None else WorkerRegistry()
@@ -56,7 +58,7 @@ class KvRouter:
         self._clock = clock or SystemClock()
         self._rng = random.Random(self.config.seed if seed is None else seed)
         self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
-        self._strategy = self._strategy_of(self.config)
+        self._strategy = strategy or self._strategy_of(self.config)
         self._overlaps = np.zeros(0, dtype=np.uint32)
         self._dropped: list[str] = []
         self._lock = threading.RLock()
@@ -64,6 +66,11 @@ class KvRouter:
         self.registry.on_remove.append(self._on_remove)
         for number, worker in self.registry.numbered():
             self._on_add(worker, number)
+
+    @property
+    def uses_caches(self) -> bool:
+        """Whether decisions look at the workers' caches, and at the slots' blocks, at all."""
+        return self._strategy.needs_overlaps
 
     # Workers
 

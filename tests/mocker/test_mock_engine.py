@@ -206,8 +206,8 @@ def test_a_long_prompt_is_computed_in_chunks_beside_running_decodes():
     steps = [engine.step(0.0) for _ in range(3)]
     assert [s.prefill_tokens for s in steps] == [9, 9, 7]
     assert [len(s.outputs) for s in steps] == [1, 1, 2]
-    # 9 of the long one's tokens are in 3 blocks, 5 of the short one's in 2.
-    assert steps[0].duration_s * 1000 == timing.prefill_ms(9) + timing.decode_ms(4 * 5)
+    assert steps[0].duration_s * 1000 == timing.prefill_ms(9) + timing.decode_ms(5)
+    assert steps[1].duration_s * 1000 == timing.prefill_ms(9) + timing.decode_ms(6)
 
 
 def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole():

@@ -29,7 +29,7 @@ class EngineConfig:
     max_num_batched_tokens: int = _knob(8192, "Tokens computed in one step, all requests together.")
     enable_chunked_prefill: bool = _knob(True, "Spread a long prompt over several steps.")
     watermark: float = _knob(
-        0.01, "Share of the cache that is kept free when a waiting request is admitted."
+        0.0, "Share of the cache that is kept free when a waiting request is admitted."
     )
     max_model_len: int | None = _knob(
         None, "Longest prompt and output together, in tokens; not given: what the cache holds."

@@ -93,8 +93,7 @@ class MockEngine:
         plan = self._scheduler.schedule()
         milliseconds = self._timing.prefill_ms(plan.prefill_tokens)
         if plan.decodes:
-            active_tokens = self.kv.active_blocks * self.config.block_size
-            milliseconds += self._timing.decode_ms(active_tokens)
+            milliseconds += self._timing.decode_ms(plan.decode_tokens)
         finished = []
         for sequence in plan.ready:
             sequence.generated += 1

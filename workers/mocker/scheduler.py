@@ -23,6 +23,7 @@ class Schedule:
 
     prefill_tokens: int  # computed again after a preemption included
     decodes: int  # requests that compute one token and had a token before
+    decode_tokens: int  # how long those are together, a shared prefix counting for each
     ready: list[Sequence]  # requests that have all their tokens computed: each gets its next token
     preempted: list[Sequence]
 
@@ -60,7 +61,7 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Plan a step and move the counters of the requests in it."""
-        plan = Schedule(0, 0, [], [])
+        plan = Schedule(0, 0, 0, [], [])
         budget = self._run_running(plan, self._budget)
         if not plan.preempted:
             self._admit(plan, budget)
@@ -83,6 +84,7 @@ class Scheduler:
                     break  # it was the youngest itself, and is preempted
             if wanted == 1 and sequence.generated:
                 plan.decodes += 1
+                plan.decode_tokens += sequence.known
             else:
                 plan.prefill_tokens += wanted
             budget -= wanted
@@ -114,10 +116,11 @@ class Scheduler:
                 return
             wanted = min(wanted, budget)
             limit = self._admission_limit if self.running else self._kv.capacity
-            sequence.computed = cached
-            if not self._grow(sequence, wanted, limit):
-                sequence.computed = 0
+            if not self._fits(sequence, limit):
                 return
+            sequence.computed = cached
+            grown = self._grow(sequence, wanted, limit)
+            assert grown, "a part of what fits does not fit"
             self.waiting.popleft()
             self.running.append(sequence)
             if sequence.cached_tokens is None:
@@ -126,6 +129,15 @@ class Scheduler:
             budget -= wanted
             if sequence.computed == sequence.known:
                 plan.ready.append(sequence)
+
+    def _fits(self, sequence: Sequence, limit: int) -> bool:
+        """Whether all known tokens of a waiting request have room, not its first chunk alone.
+
+        An engine that admits by the chunk overcommits, and then preempts what it has begun.
+        """
+        full, rest = divmod(sequence.known, self._block_size)
+        needed = self._kv.inactive_among(sequence.hashes, 0, full) + (rest > 0)
+        return self._kv.active_blocks + needed <= limit
 
     def _grow(self, sequence: Sequence, tokens: int, limit: int) -> bool:
         """Get the blocks for `tokens` more; False, nothing done, if above `limit` active ones."""

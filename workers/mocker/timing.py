@@ -10,7 +10,10 @@ class StepTiming(Protocol):
         """Time to compute `new_tokens` prompt tokens of one step, all requests together."""
 
     def decode_ms(self, active_tokens: int) -> float:
-        """Time to compute one token for each decoding request, `active_tokens` being in use."""
+        """Time to compute one token for each decoding request; they are `active_tokens` long.
+
+        A prefix they share counts for each of them: each reads all that it attends to.
+        """
 
 
 class PolynomialTiming:

@@ -1,0 +1,11 @@
+import numpy as np
+from numpy.typing import NDArray
+
+def fill(
+    tokens: NDArray[np.uint32],
+    ids: NDArray[np.uint64],
+    seed: int,
+    vocab_size: int,
+    block_size: int,
+) -> None:
+    """Write the tokens of the blocks `ids`; ValueError if they do not make up the length."""

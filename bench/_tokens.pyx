@@ -1,0 +1,34 @@
+"""The tokens that a trace's hash ids stand for, natively. The face is trace.py."""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+
+
+cdef inline uint64_t mix(uint64_t value) noexcept nogil:
+    """splitmix64's finaliser: a bijection under which neighbours look independent."""
+    value += 0x9E3779B97F4A7C15ULL
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBULL
+    return value ^ (value >> 31)
+
+
+@cython.boundscheck(False)  # the lengths are compared first
+@cython.wraparound(False)
+def fill(
+    uint32_t[::1] tokens, const uint64_t[::1] ids, uint64_t seed, uint64_t vocab_size,
+    Py_ssize_t block_size,
+):
+    cdef Py_ssize_t n = tokens.shape[0], block, place, first, last
+    cdef uint64_t key
+    if block_size < 1 or ids.shape[0] != (n + block_size - 1) // block_size:
+        raise ValueError("the ids do not fit the length")
+    seed = mix(seed)
+    with nogil:
+        for block in range(ids.shape[0]):
+            # Mixed before the place is added: else neighbouring ids would share shifted runs.
+            key = mix(ids[block] ^ seed)
+            first = block * block_size
+            last = first + block_size if first + block_size < n else n
+            for place in range(last - first):
+                # The upper 32 bits, scaled: cheaper than a remainder, and as even.
+                tokens[first + place] = <uint32_t>((mix(key + place) >> 32) * vocab_size >> 32)

@@ -1,0 +1,60 @@
+"""Settings of a simulated replay: fleet, policies, targets. A section of ReplayConfig."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..runtime.settings import bad_setting
+from ..workers.mocker.config import EngineConfig
+
+DEFAULT_COMPARE = "kv,round-robin"
+DEFAULT_WORKERS = 8
+ENGINES = ("vllm",)
+
+
+def _option(default: Any, help: str, flag: str | None = None, **more: Any) -> Any:
+    metadata = {"help": f"Simulated: {help}", **more}
+    if flag is not None:
+        metadata["flag"] = flag
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationConfig:
+    """What to simulate. Raises ConfigError, naming the key, on a bad value."""
+
+    compare: str | None = _option(
+        None, f"policies, with commas; not given: {DEFAULT_COMPARE}, or the one of --mode."
+    )
+    seeds: int = _option(1, "run each policy with so many seeds.")
+    engine: str = _option("vllm", "profile of the engines' scheduler.", choices=ENGINES)
+    block_size: int = _option(64, "tokens in a KV-cache block.")
+    num_gpu_blocks: int = _option(16384, "KV-cache blocks of an engine.")
+    max_num_seqs: int = _option(256, "most requests running at once on an engine.")
+    max_num_batched_tokens: int = _option(8192, "tokens computed in one step of an engine.")
+    event_delay_ms: float = _option(0.0, "how long a KV event is under way.")
+    event_loss: float = _option(0.0, "share of KV event messages that get lost.")
+    slo_ttft_ms: float = _option(1000.0, "TTFT that a good answer stays within.")
+    slo_itl_ms: float = _option(50.0, "mean ITL that a good answer stays within.")
+    plot: str | None = _option(None, "write plots into this folder.")
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise bad_setting("seeds", f"{self.seeds} must be at least 1")
+        if self.engine not in ENGINES:
+            raise bad_setting("engine", f"{self.engine!r} is not one of {', '.join(ENGINES)}")
+        if not 0 <= self.event_delay_ms < float("inf"):
+            raise bad_setting("event_delay_ms", f"{self.event_delay_ms} must be finite, at least 0")
+        if not 0 <= self.event_loss <= 1:
+            raise bad_setting("event_loss", f"{self.event_loss} must be from 0 to 1")
+        for key in ("slo_ttft_ms", "slo_itl_ms"):
+            if not getattr(self, key) > 0:
+                raise bad_setting(key, f"{getattr(self, key)} must be greater than 0")
+        self.engine_config()  # which checks the rest
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(
+            block_size=self.block_size,
+            num_gpu_blocks=self.num_gpu_blocks,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )

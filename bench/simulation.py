@@ -1,0 +1,242 @@
+"""A trace against simulated engines: the router that serves, in virtual time. Called by compare.py.
+
+The router is a KvRouter with a clock of ours; the engines are a VirtualFleet. KV events reach the
+router as messages of the event plane, as late and as incomplete as asked for, and a source that
+lost some announces itself anew as it would over NATS. The same inputs give the same run.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..indexer.actor import EventIndex
+from ..router.feed import TICK_S
+from ..router.kv_router import KvRouter
+from ..router.resync import ResyncPlanner
+from ..runtime.errors import InvalidRequestError, NoWorkersError
+from ..workers.mocker.config import EngineConfig
+from ..workers.mocker.virtual import EngineStats, VirtualFleet
+from ..workers.publisher import MIN_HEAL_INTERVAL_S
+from .sim_trace import SimulatedTrace
+
+SERVED, REJECTED, FAILED = 0, 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """The engines, and how their events travel."""
+
+    workers: int
+    engine: EngineConfig
+    event_delay_s: float = 0.0
+    event_loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trail:
+    """What became of every request: arrays by its place in the trace, times in seconds."""
+
+    status: NDArray[np.uint8]  # SERVED, REJECTED (overload) or FAILED (cannot run)
+    worker: NDArray[np.int32]  # -1 if it got to none
+    first_s: NDArray[np.float64]  # when its first token came; nan if none did
+    last_s: NDArray[np.float64]
+    cached_tokens: NDArray[np.int64]  # of its prompt, found in the engine's cache
+    preemptions: NDArray[np.int64]
+    gaps: tuple[NDArray[np.float64], NDArray[np.uint32]]  # seconds between tokens, how many saw it
+    engines: list[EngineStats]
+    end_s: float
+    lost_messages: int
+    announcements: int
+    first_failure: str
+
+
+class _Clock:
+    """A clock that somebody sets."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class Simulation:
+    """One run. `new_router` makes the router under test from the clock it must use.
+
+    `router` and `fleet` are there to be looked at while it runs.
+    """
+
+    def __init__(
+        self,
+        trace: SimulatedTrace,
+        fleet: Fleet,
+        new_router: Callable[[_Clock], KvRouter],
+        *,
+        seed: int = 0,
+    ) -> None:
+        self._trace = trace
+        self._clock = _Clock()
+        self.router = new_router(self._clock)
+        self._index = self.router.index if self.router.uses_caches else None
+        self._told = isinstance(self._index, EventIndex)
+        self.fleet = VirtualFleet(
+            fleet.engine,
+            fleet.workers,
+            record_events=self._told,
+            event_loss=fleet.event_loss,
+            seed=seed,
+        )
+        self._delay = fleet.event_delay_s
+        for worker in range(fleet.workers):
+            self.router.add_worker(
+                worker,
+                total_kv_blocks=fleet.engine.num_gpu_blocks,
+                max_num_batched_tokens=fleet.engine.max_num_batched_tokens,
+            )
+        lossy = self._told and fleet.event_loss > 0
+        self._healing = _Healing(fleet.event_loss, self._delay, seed) if lossy else None
+        size = len(trace)
+        self._status = np.zeros(size, np.uint8)
+        self._worker = np.full(size, -1, np.int32)
+        self._first = np.full(size, np.nan)
+        self._last = np.full(size, np.nan)
+        self._cached = np.zeros(size, np.int64)
+        self._preemptions = np.zeros(size, np.int64)
+        self._first_failure = ""
+
+    def run(self, on_request: Callable[[int], None] | None = None) -> Trail:
+        """Route the whole trace and wait for its end. `on_request` hears how many were routed."""
+        arrivals = self._trace.arrivals_s.tolist()
+        with self.router:
+            for place, now in enumerate(arrivals):
+                if place == 0 or now != arrivals[place - 1]:
+                    self._pass_time(now)
+                self._route(place, now)
+                if on_request is not None:
+                    on_request(place + 1)
+            self.fleet.advance(math.inf)
+            self._settle()
+        return Trail(
+            status=self._status,
+            worker=self._worker,
+            first_s=self._first,
+            last_s=self._last,
+            cached_tokens=self._cached,
+            preemptions=self._preemptions,
+            gaps=self.fleet.gaps(),
+            engines=self.fleet.stats(),
+            end_s=float(np.nanmax(self._last, initial=arrivals[-1])),
+            lost_messages=self.fleet.lost_messages,
+            announcements=self._healing.announcements if self._healing else 0,
+            first_failure=self._first_failure,
+        )
+
+    def _pass_time(self, now: float) -> None:
+        if self._healing is not None:
+            while (due := self._healing.next_time) < now:
+                self._move(due)
+                self._healing.act(due, self.router, self.fleet)
+        self._move(now)
+
+    def _move(self, now: float) -> None:
+        self.fleet.advance(now)
+        self._settle()
+        self._clock.time = now
+        if self._told:
+            message = self.fleet.collect(now - self._delay)
+            if message is not None:
+                self.router.apply_event(message)
+
+    def _settle(self) -> None:
+        """Tell the router what the engines have answered."""
+        router, clock = self.router, self._clock
+        emissions = self.fleet.take_emissions()
+        for time, place, kind in zip(
+            emissions.times.tolist(),
+            emissions.requests.tolist(),
+            emissions.kinds.tolist(),
+            strict=True,
+        ):
+            clock.time = time
+            if kind & 1:
+                router.mark_prefill_complete(str(place))
+            if kind & 2:
+                router.free(str(place))
+        firsts, lasts = (emissions.kinds & 1).astype(bool), (emissions.kinds & 2).astype(bool)
+        self._first[emissions.requests[firsts]] = emissions.times[firsts]
+        self._last[emissions.requests[lasts]] = emissions.times[lasts]
+        self._cached[emissions.requests[lasts]] = emissions.cached_tokens[lasts]
+        self._preemptions[emissions.requests[lasts]] = emissions.preemptions[lasts]
+
+    def _route(self, place: int, now: float) -> None:
+        trace, request_id = self._trace, str(place)
+        request = trace.requests[place]
+        output_tokens = trace.output_tokens(place)
+        try:
+            decision = self.router.decide(
+                trace.prompt(place), request_id, expected_output_tokens=output_tokens
+            )
+            local, sequence = trace.hashes(place)
+            self.fleet.submit(
+                decision.worker.worker_id,
+                place,
+                prompt_tokens=request.input_length,
+                output_tokens=output_tokens,
+                local_hashes=local,
+                sequence_hashes=sequence,
+                now=now,
+            )
+            self._worker[place] = decision.worker.worker_id
+        except (NoWorkersError, InvalidRequestError) as error:
+            self._status[place] = REJECTED if isinstance(error, NoWorkersError) else FAILED
+            self._first_failure = self._first_failure or f"request {place}: {error}"
+            self.router.free(request_id)
+
+
+class _Healing:
+    """The feed's ticks and the publishers' answers, at the times they would happen."""
+
+    def __init__(self, loss: float, delay_s: float, seed: int) -> None:
+        self._loss = loss
+        self._delay = delay_s
+        self._rng = Random(f"resync {seed}")
+        self._planner = ResyncPlanner()
+        self._ticks = 0
+        self._due: list[tuple[float, int]] = []  # announcements
+        self._wanted: set[int] = set()
+        self._last: dict[int, float] = {}
+        self.announcements = 0
+
+    @property
+    def next_time(self) -> float:
+        tick = self._ticks * TICK_S
+        return min(tick, self._due[0][0]) if self._due else tick
+
+    def act(self, now: float, router: KvRouter, fleet: VirtualFleet) -> None:
+        """Do what is due now; the events published until now have arrived as far as they have."""
+        if self._due and self._due[0][0] <= now:
+            _, worker = heapq.heappop(self._due)
+            self._wanted.discard(worker)
+            self._last[worker] = now
+            self.announcements += 1
+            fleet.announce(worker, now)
+            return
+        self._ticks += 1
+        index = router.index
+        assert isinstance(index, EventIndex)
+        workers = [worker for _, worker in router.registry.numbered()]
+        plan = self._planner.plan(index.sources(), workers, now)
+        for each in plan.degraded:
+            index.mark_degraded(each)
+        for each in plan.ask:
+            worker = each.worker_id
+            if self._rng.random() < self._loss or worker in self._wanted:
+                continue
+            self._wanted.add(worker)
+            earliest = self._last.get(worker, -math.inf) + MIN_HEAL_INTERVAL_S
+            heapq.heappush(self._due, (max(now + self._delay, earliest), worker))

@@ -1,0 +1,98 @@
+# _journal.pxd: what happened in a virtual engine's cache, until somebody collects it.
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memmove
+
+cdef enum EntryKind:
+    ENTRY_STORED = 0
+    ENTRY_REMOVED = 1
+    ENTRY_CLEARED = 2
+
+cdef struct Entry:
+    double time          # when it was published
+    uint64_t parent      # stored: the block before the first one, if has_parent
+    uint64_t first       # of its blocks in the journal's columns
+    uint32_t count
+    uint32_t message     # entries of one message are lost together
+    uint8_t kind
+    uint8_t has_parent
+
+cdef struct Journal:
+    Entry* entries
+    size_t head          # the first one not collected
+    size_t length        # entries, collected ones included
+    size_t room
+    uint64_t* names
+    uint64_t* contents   # aligned with names; of no meaning for removed blocks
+    size_t blocks
+    size_t blocks_room
+    uint32_t messages    # numbers given out
+    bint on              # off: nothing is kept
+
+
+cdef inline void journal_free(Journal* journal) noexcept nogil:
+    free(journal.entries)
+    free(journal.names)
+    free(journal.contents)
+    journal.entries = NULL
+    journal.names = journal.contents = NULL
+
+
+cdef inline Entry* journal_open(Journal* journal, EntryKind kind, uint32_t room) noexcept nogil:
+    """A new entry without blocks, with room for some; NULL if there is no memory."""
+    cdef size_t size
+    cdef void* grown
+    if journal.length == journal.room:
+        size = journal.room * 2 + 16
+        grown = realloc(journal.entries, size * sizeof(Entry))
+        if grown == NULL:
+            return NULL
+        journal.entries = <Entry*>grown
+        journal.room = size
+    if journal.blocks + room > journal.blocks_room:
+        size = (journal.blocks + room) * 2
+        grown = realloc(journal.names, size * sizeof(uint64_t))
+        if grown == NULL:
+            return NULL
+        journal.names = <uint64_t*>grown
+        grown = realloc(journal.contents, size * sizeof(uint64_t))
+        if grown == NULL:
+            return NULL
+        journal.contents = <uint64_t*>grown
+        journal.blocks_room = size
+    cdef Entry* entry = &journal.entries[journal.length]
+    journal.length += 1
+    entry.first = journal.blocks
+    entry.count = 0
+    entry.kind = kind
+    entry.has_parent = 0
+    entry.parent = 0
+    entry.message = journal.messages
+    return entry
+
+
+cdef inline void journal_put(
+    Journal* journal, Entry* entry, uint64_t name, uint64_t content
+) noexcept nogil:
+    """Append a block to the entry that was opened last, for which there is room."""
+    journal.names[journal.blocks] = name
+    journal.contents[journal.blocks] = content
+    journal.blocks += 1
+    entry.count += 1
+
+
+cdef inline void journal_compact(Journal* journal) noexcept nogil:
+    """Forget what was collected, if it is most of what is here."""
+    cdef size_t i, shift
+    if journal.head == journal.length:
+        journal.head = journal.length = journal.blocks = 0
+    elif journal.head * 2 > journal.length:
+        shift = journal.entries[journal.head].first
+        journal.blocks -= shift
+        journal.length -= journal.head
+        memmove(journal.names, journal.names + shift, journal.blocks * sizeof(uint64_t))
+        memmove(journal.contents, journal.contents + shift, journal.blocks * sizeof(uint64_t))
+        memmove(journal.entries, journal.entries + journal.head, journal.length * sizeof(Entry))
+        for i in range(journal.length):
+            journal.entries[i].first -= shift
+        journal.head = 0

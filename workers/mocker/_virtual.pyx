@@ -1,0 +1,240 @@
+"""Owns the engines of a simulation and what they say. The face is virtual.py."""
+
+cimport cython
+from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+import numpy as np
+
+from ...indexer._table cimport NONE
+from ...indexer._writer cimport EventWriter
+from ._engine cimport (
+    Engine,
+    Limits,
+    Record,
+    Sequence,
+    Timing,
+    engine_advance,
+    engine_announce,
+    engine_free,
+    engine_init,
+    engine_submit,
+    sequence_new,
+)
+from ._journal cimport ENTRY_CLEARED, ENTRY_STORED, Entry, Journal, journal_compact
+from ._pool cimport Pool, pool_find
+
+cdef enum:
+    MAX_EVENTS_PER_MESSAGE = 128
+    MAX_BLOCKS_PER_MESSAGE = 8192
+
+
+cdef inline uint64_t mix(uint64_t value) noexcept nogil:
+    """splitmix64's finaliser."""
+    value += 0x9E3779B97F4A7C15ULL
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBULL
+    return value ^ (value >> 31)
+
+
+@cython.final
+cdef class Fleet:
+    """See virtual.py."""
+
+    cdef Engine* engines
+    cdef readonly uint32_t size
+    cdef Limits limits
+    cdef Timing timing
+    cdef Record record
+    cdef EventWriter writer
+    cdef uint64_t messages     # sent
+    cdef uint64_t seed         # of what gets lost
+    cdef uint64_t threshold    # a message whose number mixes to less is lost
+    cdef readonly uint64_t lost
+
+    def __cinit__(self, config, uint32_t size, *, bint record_events, double loss, uint64_t seed):
+        cdef uint32_t i
+        if size == 0:
+            raise ValueError("a fleet needs an engine")
+        self.engines = <Engine*>calloc(size, sizeof(Engine))
+        if self.engines == NULL:
+            raise MemoryError
+        self.size = size
+        for i in range(size):
+            engine_init(&self.engines[i], config.num_gpu_blocks, record_events)
+        self.limits.block_size = config.block_size
+        self.limits.max_num_seqs = config.max_num_seqs
+        self.limits.budget = config.max_num_batched_tokens
+        self.limits.admission = int((1 - config.watermark) * config.num_gpu_blocks)
+        self.limits.chunked = config.enable_chunked_prefill
+        self.timing.total_tokens = config.capacity_tokens
+        self.timing.decode_speedup = config.decode_speedup_ratio
+        self.writer = EventWriter()
+        self.seed = mix(seed)
+        self.threshold = UINT64_MAX if loss >= 1 else int(loss * 2.0**64)
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        if self.engines != NULL:
+            for i in range(self.size):
+                engine_free(&self.engines[i])
+        free(self.engines)
+        free(self.record.emissions)
+        free(self.record.gaps)
+
+    cdef Engine* engine(self, uint32_t number) except NULL:
+        if number >= self.size:
+            raise IndexError(f"there is no engine {number}")
+        return &self.engines[number]
+
+    def submit(
+        self, uint32_t engine, uint32_t request, uint32_t prompt, uint32_t output,
+        const uint64_t[::1] names, const uint64_t[::1] contents, double now,
+    ):
+        cdef uint32_t n = <uint32_t>names.shape[0]
+        cdef Sequence* sequence
+        if contents.shape[0] != names.shape[0]:
+            raise ValueError("names and contents differ in length")
+        if n < (<uint64_t>prompt + output) // self.limits.block_size:
+            raise ValueError("there are more full blocks than hashes")
+        sequence = sequence_new(
+            request, prompt, output, &names[0] if n else NULL, &contents[0] if n else NULL, n
+        )
+        if sequence == NULL:
+            raise MemoryError
+        engine_submit(self.engine(engine), sequence, now)
+
+    def waiting(self, uint32_t engine):
+        return self.engine(engine).n_waiting
+
+    def advance(self, double until):
+        cdef uint32_t i
+        cdef int status = 0
+        with nogil:
+            for i in range(self.size):
+                status = engine_advance(
+                    &self.engines[i], &self.limits, &self.timing, &self.record, until
+                )
+                if status < 0:
+                    break
+        if status < 0:
+            raise MemoryError
+
+    def announce(self, uint32_t engine, double now):
+        if engine_announce(
+            self.engine(engine), now, MAX_EVENTS_PER_MESSAGE, MAX_BLOCKS_PER_MESSAGE
+        ) < 0:
+            raise MemoryError
+
+    def collect(self, double until):
+        """The surviving events published until then as one message; None if there are none."""
+        cdef uint32_t i
+        cdef Journal* journal
+        for i in range(self.size):
+            journal = &self.engines[i].journal
+            if journal.head < journal.length and journal.entries[journal.head].time <= until:
+                self.write(i, until)
+                journal_compact(journal)
+        if self.writer.events == 0:
+            return None
+        self.messages += 1
+        return self.writer.message(1, self.messages, 0)
+
+    cdef int write(self, uint32_t number, double until) except -1:
+        cdef Engine* engine = &self.engines[number]
+        cdef Journal* journal = &engine.journal
+        cdef Entry* entry
+        cdef uint64_t event_id, last = UINT64_MAX
+        cdef bint lost = False
+        while journal.head < journal.length:
+            entry = &journal.entries[journal.head]
+            if entry.time > until:
+                break
+            journal.head += 1
+            event_id = engine.next_event
+            engine.next_event += 1
+            if self.threshold and entry.message != last:
+                last = entry.message
+                lost = mix(mix(self.seed + number) + last) < self.threshold
+                self.lost += lost
+            if lost:
+                continue
+            if entry.kind == ENTRY_STORED:
+                self.writer.put_stored(
+                    number, 0, event_id, entry.has_parent, entry.parent,
+                    journal.names + entry.first, journal.contents + entry.first, entry.count,
+                    "device",
+                )
+            elif entry.kind == ENTRY_CLEARED:
+                self.writer.cleared(number, 0, event_id)
+            else:
+                self.writer.put_removed(
+                    number, 0, event_id, journal.names + entry.first, entry.count, "device"
+                )
+        return 0
+
+    def take_emissions(self):
+        """(times, requests, kinds, cached, preemptions) since the last call, by time."""
+        cdef size_t n = self.record.n_emissions, i
+        times = np.empty(n, np.float64)
+        numbers = np.empty((4, n), np.int64)
+        cdef double[::1] at = times
+        cdef long long[:, ::1] what = numbers
+        for i in range(n):
+            at[i] = self.record.emissions[i].time
+            what[0, i] = self.record.emissions[i].request
+            what[1, i] = self.record.emissions[i].kind
+            what[2, i] = self.record.emissions[i].cached
+            what[3, i] = self.record.emissions[i].preemptions
+        self.record.n_emissions = 0
+        order = np.argsort(times, kind="stable")
+        return (times[order], *numbers[:, order])
+
+    def gaps(self):
+        cdef size_t n = self.record.n_gaps, i
+        seconds = np.empty(n, np.float64)
+        counts = np.empty(n, np.uint32)
+        cdef double[::1] gap = seconds
+        cdef uint32_t[::1] count = counts
+        for i in range(n):
+            gap[i] = self.record.gaps[i].seconds
+            count[i] = self.record.gaps[i].count
+        return seconds, counts
+
+    def stats(self):
+        """(steps, busy seconds, waited request-seconds, most waiting) of every engine."""
+        return [
+            (
+                self.engines[i].steps,
+                self.engines[i].busy,
+                self.engines[i].waited,
+                self.engines[i].most_waiting,
+            )
+            for i in range(self.size)
+        ]
+
+    def cache(self, uint32_t engine):
+        """((name, parent or None, content, holders), ...) in the order they came; for tests."""
+        cdef Pool* pool = &self.engine(engine).pool
+        cdef uint32_t i
+        found = []
+        for i in range(pool.used):
+            if pool_find(pool, pool.blocks[i].name) == i:
+                block = pool.blocks[i]
+                parent = None if block.parent == NONE else pool.blocks[block.parent].name
+                found.append((block.serial, block.name, parent, block.content, block.holders))
+        return [row[1:] for row in sorted(found)]
+
+    def pools(self, uint32_t engine):
+        """(active, inactive) blocks."""
+        return self.engine(engine).pool.active, self.engine(engine).pool.inactive
+
+    def collected(self, uint32_t engine):
+        return self.engine(engine).next_event - 1
+
+    def is_busy(self):
+        cdef uint32_t i
+        for i in range(self.size):
+            if self.engines[i].n_running or self.engines[i].n_waiting or self.engines[i].stepping:
+                return True
+        return False

@@ -1,0 +1,142 @@
+"""VirtualFleet: many engines in virtual time, as one native machine. Driven by the simulator.
+
+Each engine takes the very steps that a MockEngine takes, for the same requests at the same times;
+tokens have no content here, only hashes. What the event plane does to the engines' events is
+decided by a seed: a message is what one step says, and a lost one leaves a gap in the numbering.
+"""
+
+from enum import IntFlag
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ._virtual import Fleet
+from .config import EngineConfig
+
+Hashes = npt.NDArray[np.uint64]
+
+
+class Emitted(IntFlag):
+    """Which of a request's tokens a step brought."""
+
+    FIRST = 1
+    LAST = 2
+
+
+class Emissions(NamedTuple):
+    """First and last tokens, in the order of time. Arrays of one length."""
+
+    times: npt.NDArray[np.float64]  # seconds: the end of the step
+    requests: npt.NDArray[np.int64]
+    kinds: npt.NDArray[np.int64]  # Emitted
+    cached_tokens: npt.NDArray[np.int64]  # of the prompt, when the request first ran
+    preemptions: npt.NDArray[np.int64]  # so far
+
+
+class EngineStats(NamedTuple):
+    """Totals of one engine."""
+
+    steps: int
+    busy_s: float
+    waited_s: float  # requests that waited, integrated over its steps
+    most_waiting: int
+
+
+class VirtualFleet:
+    """`size` equal engines, numbered from 0; an engine's number is the worker id in its events.
+
+    Time only moves on: no call takes a time before that of the call before. After `advance(t)`,
+    steps that end by t have ended, and those that begin before t have begun: a request submitted
+    at t is in the step that begins at t.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        size: int,
+        *,
+        record_events: bool = True,
+        event_loss: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """`event_loss`: the share of messages that get lost. Off, `record_events` saves time."""
+        self.config = config
+        self._fleet = Fleet(config, size, record_events=record_events, loss=event_loss, seed=seed)
+
+    def submit(
+        self,
+        engine: int,
+        request: int,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        local_hashes: Hashes,
+        sequence_hashes: Hashes,
+        now: float,
+    ) -> None:
+        """Queue a request; the hashes are those of every full block of prompt and output.
+
+        Raises InvalidRequestError if it can never run here, NoWorkersError if the queue is full.
+        """
+        config = self.config
+        if not 1 <= prompt_tokens <= config.max_input_len:
+            raise InvalidRequestError(
+                f"the prompt has {prompt_tokens} tokens, the limit is {config.max_input_len}"
+            )
+        if output_tokens < 1 or prompt_tokens + output_tokens > config.max_seq_len:
+            raise InvalidRequestError(
+                f"{prompt_tokens} prompt tokens and {output_tokens} more: the limit is "
+                f"{config.max_seq_len}"
+            )
+        if self._fleet.waiting(engine) >= config.max_waiting:
+            raise NoWorkersError(f"engine {engine} has {config.max_waiting} requests waiting")
+        self._fleet.submit(
+            engine, request, prompt_tokens, output_tokens, sequence_hashes, local_hashes, now
+        )
+
+    def advance(self, until: float) -> None:
+        """Let time pass; `inf` until every request is done."""
+        self._fleet.advance(until)
+
+    def announce(self, engine: int, now: float) -> None:
+        """The engine publishes its whole cache anew, as one `cleared` and its blocks."""
+        self._fleet.announce(engine, now)
+
+    def collect(self, published_until: float) -> bytes | None:
+        """What was published until then and not lost, as a message of the event plane."""
+        return self._fleet.collect(published_until)
+
+    def take_emissions(self) -> Emissions:
+        """First and last tokens since the last call."""
+        return Emissions(*self._fleet.take_emissions())
+
+    def collected_events(self, engine: int) -> int:
+        """Number of the engine's last event that was collected, lost or not."""
+        return self._fleet.collected(engine)
+
+    @property
+    def lost_messages(self) -> int:
+        """Of those that were collected."""
+        return self._fleet.lost
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any request is not done."""
+        return self._fleet.is_busy()
+
+    def gaps(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint32]]:
+        """Seconds between neighbouring tokens of a request, and how many requests saw each."""
+        return self._fleet.gaps()
+
+    def stats(self) -> list[EngineStats]:
+        return [EngineStats(*row) for row in self._fleet.stats()]
+
+    def cached_blocks(self, engine: int) -> list[tuple[int, int | None, int, int]]:
+        """(hash, parent's hash, local hash, holders) of each cached block, parents first."""
+        return self._fleet.cache(engine)
+
+    def pools(self, engine: int) -> tuple[int, int]:
+        """Blocks held, and blocks cached that nobody holds."""
+        return self._fleet.pools(engine)
