@@ -28,6 +28,8 @@ from .kv_router import KvRouter
 from .status import RequestAbortedError, status_of
 
 DP_RANK_KEY = "x-dynamo-dp-rank"
+TOUCH_EVERY_S = 1.0
+"""How often bookings in flight are renewed; far below any sensible expiry."""
 
 # The worker is gone, or going: another one can do the work. CANCELLED is what a server that
 # shuts down says; a call that we cancel ourselves does not end up here.
@@ -118,9 +120,8 @@ class Dispatcher:
             return True, f"cancelled; its worker did not answer: {error.details()}"
 
     def start(self) -> None:
-        """Begin to watch for silent workers, if they are to be watched."""
-        if self._silence is not None:
-            self._watch = asyncio.create_task(self._watch_silence(self._silence), name="silence")
+        """Begin to look after what is in flight."""
+        self._watch = asyncio.create_task(self._look_after_flights(), name="flights")
 
     async def close(self) -> None:
         """Stop watching, and wait for aborts on their way."""
@@ -273,11 +274,18 @@ class Dispatcher:
             worker_id=worker_id,
         )
 
-    async def _watch_silence(self, limit: float) -> None:
+    async def _look_after_flights(self) -> None:
+        """Cancel what is silent for too long, and keep the bookings of the rest from expiring."""
+        limit = math.inf if self._silence is None else self._silence
+        touched = self._now()
         while True:
-            await asyncio.sleep(min(1.0, limit / 4))
-            oldest = self._now() - limit
+            await asyncio.sleep(min(TOUCH_EVERY_S, limit / 4))
+            now = self._now()
             for flight in self._flights.values():
-                if flight.waiting_since < oldest and flight.call is not None:
+                if flight.waiting_since < now - limit and flight.call is not None:
                     flight.silent, flight.waiting_since = True, math.inf
                     flight.call.cancel()
+            if now - touched >= TOUCH_EVERY_S:
+                touched = now
+                for request_id in self._flights:
+                    self._router.touch(request_id)
