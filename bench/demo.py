@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..router.config import MODES, KvRouterConfig
+from ..router.config import MODES
 from ..runtime.settings import bad_setting
 from .progress import progress_bar
 from .replay import ReplayConfig, new_loop, replay
@@ -90,16 +90,9 @@ async def run_demo(config: DemoConfig) -> list[Run]:
             load = replace(
                 config.replay_config(),
                 target=serving.grpc_address,
-                mode=mode,
-                policy=policy_of(mode),
             )
             runs.append(await replay(load, on_start))
     return runs
-
-
-def policy_of(mode: str) -> str:
-    """What a run's `policy` is called where the router runs with default settings."""
-    return f"dynamo:{KvRouterConfig().prefill_load_scale:g}" if mode == "kv" else mode
 
 
 def verdict(runs: Sequence[Run]) -> str:

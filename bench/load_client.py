@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from ..router.proto.router_pb2 import ListWorkersResponse
+from ..router.trtllm_service import MODE_KEY, POLICY_KEY
 from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting
 from ..workers.trtllm_client import MAX_MESSAGE_BYTES, WORKER_ID_KEY, parse_worker_url
@@ -22,7 +23,6 @@ from ..workers.trtllm_proto import SERVICE, pb
 
 # What a router sends with its answers, beside the worker's id.
 DP_RANK_KEY = "x-dynamo-dp-rank"
-MODE_KEY, POLICY_KEY = "x-dynamo-router-mode", "x-dynamo-router-policy"
 LIST_WORKERS = "/dynamo_router.v1.RouterService/ListWorkers"
 aio: Any = grpc.aio  # its stubs know neither EOF nor that serialisers are optional
 CHANNEL_OPTIONS = [

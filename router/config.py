@@ -155,6 +155,13 @@ class KvRouterConfig:
         if self.router_track_output_blocks and not self.router_track_active_blocks:
             raise bad_setting("router_track_output_blocks", "needs router_track_active_blocks")
 
+    @property
+    def policy_name(self) -> str:
+        """What a report calls this way of choosing: dynamo:SCALE for the cost function."""
+        if self.mode != "kv":
+            return self.mode
+        return f"dynamo:{self.cost_params().prefill_load_scale:g}"
+
     def cost_params(self) -> CostParams:
         """The cost function's parameters, from whichever of the two vocabularies was used."""
         scale, credit = self.prefill_load_scale, self.overlap_score_credit

@@ -121,7 +121,13 @@ class Server:
         self._gauges = Gauges(worker_metrics(self.router), dispatch_metrics(self.dispatcher))
         self._http = HttpDoor(self.router, registry_of(metrics, self._gauges), self._health)
         self._grpc = GrpcDoor(
-            TrtllmService(self.dispatcher, self.monitor, model_id=config.model_id),
+            TrtllmService(
+                self.dispatcher,
+                self.monitor,
+                model_id=config.model_id,
+                mode=config.router.mode,
+                policy=config.router.policy_name,
+            ),
             RouterService(self.router),
         )
         self.monitor.listeners.append(self._on_workers)

@@ -22,6 +22,9 @@ from .status import status_of
 PINNED_WORKER_KEY = "x-dynamo-worker-instance-id"
 """Request metadata: the worker that must take it. With x-dynamo-dp-rank, that rank of it."""
 
+MODE_KEY, POLICY_KEY = "x-dynamo-router-mode", "x-dynamo-router-policy"
+"""Metadata of the answer to GetModelInfo: how requests find their worker."""
+
 # Trace context goes on to the worker; other metadata concerns this hop only.
 _FORWARDED = frozenset(("traceparent", "tracestate", "baggage"))
 
@@ -34,11 +37,18 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
     """Serves the fleet behind a dispatcher. `model_id` replaces the name the engines give."""
 
     def __init__(
-        self, dispatcher: Dispatcher, fleet: HealthMonitor, *, model_id: str | None = None
+        self,
+        dispatcher: Dispatcher,
+        fleet: HealthMonitor,
+        *,
+        model_id: str | None = None,
+        mode: str = "",
+        policy: str = "",
     ) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._model_id = model_id
+        self._about = tuple((k, v) for k, v in ((MODE_KEY, mode), (POLICY_KEY, policy)) if v)
         self._turn = itertools.count()
         self._methods = {f"/{SERVICE}/{name}": method for name, method in self._handlers().items()}
 
@@ -72,6 +82,7 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
 
     async def _get_model_info(self, request: Any, context: Context) -> Any:
         await self._next_client(context)
+        await context.send_initial_metadata(self._about)
         info = self._fleet.facts.model_info()
         if self._model_id is not None:
             info.model_id = self._model_id

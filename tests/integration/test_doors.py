@@ -366,3 +366,11 @@ async def test_an_engine_that_fails_reaches_the_client_as_it_is() -> None:
             "INVALID_ARGUMENT",
             "max_tokens",
         )
+
+
+async def test_it_says_how_requests_find_their_worker() -> None:
+    async with serving(FakeEngine()) as doors:
+        call = doors.channel.unary_unary(f"/{SERVICE}/GetModelInfo", None, None)(b"")
+        told = dict(await call.initial_metadata())
+        await call
+    assert (told["x-dynamo-router-mode"], told["x-dynamo-router-policy"]) == ("kv", "dynamo:1")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_router.bench.demo import DemoConfig, policy_of, run, verdict
+from dynamo_router.bench.demo import DemoConfig, run, verdict
 from dynamo_router.bench.report import Run, Summary
 from dynamo_router.bench.serve_process import ServeProcess
 from dynamo_router.runtime.errors import ConfigError, RouterError
@@ -52,11 +52,6 @@ def test_no_verdict_where_requests_failed(lost: dict[str, int]) -> None:
 
 def test_the_verdict_on_a_single_run() -> None:
     assert verdict([KV]) == "kv: 100 requests, all answered."
-
-
-def test_policies_have_names() -> None:
-    assert policy_of("kv") == "dynamo:1"
-    assert policy_of("random") == "random"
 
 
 @pytest.mark.parametrize(

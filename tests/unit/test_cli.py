@@ -62,6 +62,12 @@ def test_both_vocabularies_of_the_cost_function_are_understood(run) -> None:
     assert (params.prefill_load_scale, params.overlap_score_credit) == (3.0, 0.3)
 
 
+def test_a_policy_has_the_name_that_reports_use() -> None:
+    assert KvRouterConfig().policy_name == "dynamo:1"
+    assert KvRouterConfig(overlap_score_weight=16.0).policy_name == "dynamo:16"
+    assert KvRouterConfig(mode="random").policy_name == "random"
+
+
 @pytest.mark.parametrize("command", ["serve", "mocker", "replay", "demo", "config"])
 def test_every_command_explains_itself(run, command: str) -> None:
     code, out, _ = run(command, "--help")
