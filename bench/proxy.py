@@ -47,7 +47,7 @@ class ProxyBenchConfig:
     requests: int = _option(400, "Requests per way and round.")
     rounds: int = _option(11, "Rounds, after one to warm up; medians of them are reported.")
     concurrency: int = _option(1, "Requests at a time; above 1 latency is mostly queueing.")
-    workers: int = _option(8, "Engines the router chooses from.")
+    workers: int = _option(8, "Engines that the proxies have connections to.")
     tokens: int = _option(1220, "Tokens of a prompt; 1220 make a request of 3 KB.")
     pin: bool = _option(True, "Give the proxies a CPU core of their own.")
     json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
@@ -92,7 +92,7 @@ def _start(config: ProxyBenchConfig, stack: contextlib.ExitStack) -> dict[str, W
     addresses = line.split()
     if pin:
         pin_to_core(cores[0])
-    bare, bare_address = _child([*peers, "bare", addresses[0]], stack)
+    bare, bare_address = _child([*peers, "bare", ",".join(addresses)], stack)
     serve = [sys.executable, "-m", "dynamo_router", "serve", "--port", "0", "--http-port", "0"]
     serve += [part for address in addresses for part in ("--worker", f"grpc://{address}")]
     router, ready = _child([*serve, "--log-level", "error"], stack)

@@ -1,10 +1,11 @@
 """The other processes of the proxy benchmark: an engine that answers at once, and a bare proxy.
 
-Run as `python -m dynamo_router.bench.proxy_peers engine PORTS` or `... bare ENGINE_ADDRESS`; each
-prints the addresses it listens on, then serves until it is killed.
+Run as `python -m dynamo_router.bench.proxy_peers engine PORTS` or `... bare ADDRESS,ADDRESS,...`;
+each prints the addresses it listens on, then serves until it is killed.
 """
 
 import asyncio
+import itertools
 import sys
 from typing import Any
 
@@ -53,12 +54,13 @@ def engine() -> dict[str, Any]:
     }
 
 
-def bare_proxy(target: str) -> dict[str, Any]:
-    """Bytes in, bytes out, and nothing else: the least that a proxy on grpc.aio can do."""
-    call = aio.insecure_channel(target, options=OPTIONS).unary_stream(GENERATE, None, None)
+def bare_proxy(targets: str) -> dict[str, Any]:
+    """Bytes in, bytes out, engines in turn: the least that a proxy on grpc.aio can do."""
+    channels = [aio.insecure_channel(target, options=OPTIONS) for target in targets.split(",")]
+    turns = itertools.cycle([channel.unary_stream(GENERATE, None, None) for channel in channels])
 
     async def generate(request: bytes, context: Any) -> None:
-        async for message in call(request):
+        async for message in next(turns)(request):
             await context.write(message)
 
     return {GENERATE: grpc.unary_stream_rpc_method_handler(generate)}

@@ -14,13 +14,13 @@ cdef inline bint is_canonical(const Tree* tree, uint32_t block) noexcept nogil:
 cdef inline bint is_key(
     const Tree* tree, uint32_t worker, uint32_t block, uint64_t ext
 ) noexcept nogil:
-    """Whether a worker that covers the block calls it so."""
+    """Whether a worker that covers the block calls it so. Without an alias its key is canonical."""
     cdef uint32_t alias
     if tree.workers[worker].aliases != 0:
         alias = alias_by_block(&tree.aliases, worker, block)
         if alias != NONE:
             return tree.aliases.all[alias].ext == ext
-    return tree.blocks.ext[block] == ext and is_canonical(tree, block)
+    return tree.blocks.ext[block] == ext
 
 
 cdef inline uint32_t find_held(const Tree* tree, uint32_t worker, uint64_t ext) noexcept nogil:

@@ -6,12 +6,11 @@ with its worker: nothing is silently repeated.
 """
 
 import asyncio
-import contextlib
 import itertools
 import math
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
-from typing import Any, Protocol, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import cast
 
 import grpc
 from grpc import aio
@@ -19,17 +18,18 @@ from grpc import aio
 from ..runtime.clock import Clock
 from ..runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
 from ..runtime.identity import WorkerWithDpRank
-from ..workers.engine_facts import EngineFacts
-from ..workers.registry import WorkerRegistry
-from ..workers.trtllm_client import Metadata, TrtllmClient
+from ..workers.health import HealthMonitor
+from ..workers.trtllm_client import Metadata
+from .aborts import TIMEOUT_S, Aborts
 from .decision import Decision
 from .flight import DispatchObserver, Flight, NoObserver
 from .generate_request import read_generate, with_request_id
+from .kv_router import KvRouter
 from .status import RequestAbortedError, status_of
 
-ABORT_TIMEOUT_S = 2.0
-MAX_PENDING_ABORTS = 1024
 DP_RANK_KEY = "x-dynamo-dp-rank"
+TOUCH_EVERY_S = 1.0
+"""How often bookings in flight are renewed; far below any sensible expiry."""
 
 # The worker is gone, or going: another one can do the work. CANCELLED is what a server that
 # shuts down says; a call that we cancel ourselves does not end up here.
@@ -38,44 +38,6 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _FAULT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 
 Respond = Callable[[bytes], Awaitable[None]]
-
-
-class DecidingRouter(Protocol):
-    """What the dispatcher needs of a KvRouter."""
-
-    @property
-    def registry(self) -> WorkerRegistry: ...
-
-    def decide(
-        self,
-        token_ids: Any,
-        request_id: str | None = None,
-        *,
-        lora_name: str | None = None,
-        cache_namespace: str | None = None,
-        excluded_workers: Collection[int] = (),
-        pinned_worker: WorkerWithDpRank | None = None,
-        expected_output_tokens: int | None = None,
-    ) -> Decision: ...
-
-    def mark_prefill_complete(self, request_id: str) -> bool: ...
-
-    def free(self, request_id: str) -> bool: ...
-
-
-class Fleet(Protocol):
-    """What the dispatcher needs of a HealthMonitor."""
-
-    @property
-    def facts(self) -> EngineFacts: ...
-
-    def client(self, worker_id: int) -> TrtllmClient | None: ...
-
-    def report_ok(self, worker_id: int) -> None: ...
-
-    def report_failed(self, worker_id: int) -> None: ...
-
-    def report_lost(self, worker_id: int) -> None: ...
 
 
 class Dispatcher:
@@ -87,8 +49,8 @@ class Dispatcher:
 
     def __init__(
         self,
-        router: DecidingRouter,
-        fleet: Fleet,
+        router: KvRouter,
+        fleet: HealthMonitor,
         clock: Clock,
         *,
         max_attempts: int = 3,
@@ -102,11 +64,9 @@ class Dispatcher:
         self._silence = silence_s
         self._observer = observer or NoObserver()
         self._flights: dict[str, Flight] = {}
-        self._aborts: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
-        self.aborts_dropped = 0
-        """aborts not sent because too many were on their way already"""
+        self.aborts = Aborts()
 
     @property
     def in_flight(self) -> int:
@@ -153,28 +113,22 @@ class Dispatcher:
         if flight.client is None or flight.call is None:
             return True, "not started yet"
         try:
-            return await flight.client.abort(request_id, timeout=ABORT_TIMEOUT_S)
+            return await flight.client.abort(request_id, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             # The worker does not answer: at least let go of it.
             flight.call.cancel()
             return True, f"cancelled; its worker did not answer: {error.details()}"
 
     def start(self) -> None:
-        """Begin to watch for silent workers, if they are to be watched."""
-        if self._silence is not None:
-            self._watch = asyncio.create_task(self._watch_silence(self._silence), name="silence")
+        """Begin to look after what is in flight."""
+        self._watch = asyncio.create_task(self._look_after_flights(), name="flights")
 
     async def close(self) -> None:
-        """Stop watching; wait for aborts on their way, which is bounded by their timeout."""
+        """Stop watching, and wait for aborts on their way."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
-        if self._aborts:
-            await asyncio.wait(self._aborts, timeout=ABORT_TIMEOUT_S)
-        for task in list(self._aborts):
-            task.cancel()
-        if self._aborts:
-            await asyncio.wait(self._aborts)
+        await self.aborts.close()
 
     def _admit(self, body: bytes, pinned: WorkerWithDpRank | None) -> Flight:
         facts = read_generate(body)
@@ -198,14 +152,14 @@ class Dispatcher:
         failure: Exception | None = None
         failed: set[int] = set()
         for _ in range(self._max_attempts):
-            if failure is not None:
-                self._observer.on_retry(flight, failure)
             try:
                 decision = self._decide(flight, failed)
             except NoWorkersError:
                 if failure is None:
                     raise
                 break
+            if failure is not None:
+                self._observer.on_retry(flight, failure)
             left = None if timeout is None else flight.arrived + timeout - self._now()
             failure = await self._attempt(flight, decision, respond, left, metadata)
             if failure is None:
@@ -284,11 +238,11 @@ class Dispatcher:
         finally:
             router.free(request_id)
             flight.waiting_since = math.inf
-            if call is not None and running:
+            if running and client is not None and call is not None:
                 call.cancel()
                 if answers is not None:  # a generator, which must not be left to the collector
                     await answers.aclose()
-                self._abort_later(client, request_id)
+                self.aborts.send(client, request_id)
 
     def _judge(
         self,
@@ -320,26 +274,18 @@ class Dispatcher:
             worker_id=worker_id,
         )
 
-    def _abort_later(self, client: TrtllmClient | None, request_id: str) -> None:
-        """Tell a worker, in the background, to stop what nobody waits for any more."""
-        if client is None or len(self._aborts) >= MAX_PENDING_ABORTS:
-            self.aborts_dropped += 1
-            return
-        task = asyncio.create_task(_send_abort(client, request_id), name=f"abort-{request_id}")
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
-
-    async def _watch_silence(self, limit: float) -> None:
+    async def _look_after_flights(self) -> None:
+        """Cancel what is silent for too long, and keep the bookings of the rest from expiring."""
+        limit = math.inf if self._silence is None else self._silence
+        touched = self._now()
         while True:
-            await asyncio.sleep(min(1.0, limit / 4))
-            oldest = self._now() - limit
+            await asyncio.sleep(min(TOUCH_EVERY_S, limit / 4))
+            now = self._now()
             for flight in self._flights.values():
-                if flight.waiting_since < oldest and flight.call is not None:
+                if flight.waiting_since < now - limit and flight.call is not None:
                     flight.silent, flight.waiting_since = True, math.inf
                     flight.call.cancel()
-
-
-async def _send_abort(client: TrtllmClient, request_id: str) -> None:
-    # The stream was cancelled already, so a worker that cannot be told knows, or is gone.
-    with contextlib.suppress(grpc.RpcError):
-        await client.abort(request_id, timeout=ABORT_TIMEOUT_S)
+            if now - touched >= TOUCH_EVERY_S:
+                touched = now
+                for request_id in self._flights:
+                    self._router.touch(request_id)

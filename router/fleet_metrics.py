@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from ..indexer.actor import EventIndex
 from ..runtime.event_plane import EventPlane, PlaneState
 from ..workers.registry import WorkerState
+from .dispatch import Dispatcher
 from .feed import EventFeed
 from .kv_router import KvRouter
 
@@ -94,6 +95,22 @@ def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
         ):
             total = sum(getattr(each, name) for each in sources)
             yield CounterMetricFamily(f"dynamo_router_event_{name}", help, total)
+
+    return collect
+
+
+def dispatch_metrics(dispatcher: Dispatcher) -> Callable[[], Iterable[Metric]]:
+    """Requests and aborts on their way."""
+
+    def collect() -> Iterable[Metric]:
+        aborts = dispatcher.aborts
+        return (
+            GaugeMetricFamily(
+                "dynamo_component_inflight_requests", "Requests in flight.", dispatcher.in_flight
+            ),
+            GaugeMetricFamily("dynamo_router_aborts_pending", "Aborts sent.", aborts.pending),
+            CounterMetricFamily("dynamo_router_aborts_dropped", "Aborts not sent.", aborts.dropped),
+        )
 
     return collect
 

@@ -8,7 +8,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ..runtime.errors import ConfigError
-from ..workers.trtllm_client import MAX_MESSAGE_BYTES
+from ..workers.trtllm_client import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ..workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from .proto import router_pb2_grpc
 from .router_service import SERVICE as ROUTER_SERVICE
@@ -18,6 +18,8 @@ from .trtllm_service import TrtllmService
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.bdp_probe", 0),  # as towards the workers
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     # A port that is in use is an error, not half of the requests.
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 30_000),

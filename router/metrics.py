@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
 )
 from prometheus_client.metrics_core import Metric
@@ -137,16 +136,12 @@ class RequestMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         self._read_usage()
-        in_flight = self._in_flight()
         yield CounterMetricFamily(
             "dynamo_component_router_requests_started",
             "Requests that arrived.",
-            self._ended.total() + in_flight,
+            self._ended.total() + self._in_flight(),
         )
         yield _by_code("dynamo_component_router_requests", "Requests that ended.", self._ended)
-        yield GaugeMetricFamily(
-            "dynamo_component_inflight_requests", "Requests in flight.", in_flight
-        )
         yield _by_code("dynamo_router_retries", "Attempts after the first one.", self._retries)
         for histogram in (
             self._ttft,

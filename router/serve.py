@@ -23,7 +23,7 @@ from ..workers.registry import WorkerState
 from .config import ServeConfig
 from .dispatch import Dispatcher
 from .feed import EventFeed
-from .fleet_metrics import event_metrics, plane_metrics, worker_metrics
+from .fleet_metrics import dispatch_metrics, event_metrics, plane_metrics, worker_metrics
 from .flight import DispatchObserver
 from .grpc_door import GrpcDoor
 from .http import HttpDoor
@@ -38,6 +38,8 @@ GREET_S = 2.0
 """How long the ready line waits for the first word of every worker."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """Requests make no cycles; looking for some after every 700 objects is wasted on them."""
+KEEP_S = 0.5
+"""How often we look whether the nats-server of our own still runs."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 log = structlog.get_logger(__name__)
@@ -116,7 +118,7 @@ class Server:
             silence_s=config.request_timeout_s,
             observer=observer,
         )
-        self._gauges = Gauges(worker_metrics(self.router))
+        self._gauges = Gauges(worker_metrics(self.router), dispatch_metrics(self.dispatcher))
         self._http = HttpDoor(self.router, registry_of(metrics, self._gauges), self._health)
         self._grpc = GrpcDoor(
             TrtllmService(self.dispatcher, self.monitor, model_id=config.model_id),
@@ -152,15 +154,16 @@ class Server:
         await self._http.start(config.host, config.http_port)
         stack.push_async_callback(self._http.close)
         nats_url = await self._start_events()
-        stack.push_async_callback(self.monitor.close)
-        for url in config.workers:
-            self.monitor.add(url)
+        urls = list(config.workers)
         if config.mockers:
             mocks = MockProcess(config, nats_url=nats_url)
             stack.push_async_callback(mocks.stop)
             await mocks.start()
-            for url in mocks.urls:
-                self.monitor.add(url)
+            urls += mocks.urls
+        # Closed before the engines stop: it would only report that they did.
+        stack.push_async_callback(self.monitor.close)
+        for url in urls:
+            self.monitor.add(url)
         self.dispatcher.start()
         stack.push_async_callback(self.dispatcher.close)
         await self._grpc.start()
@@ -213,6 +216,8 @@ class Server:
         embedded = EmbeddedNats()
         self._stack.push_async_callback(embedded.stop)
         await embedded.start()
+        keeper = asyncio.create_task(_keep_running(embedded), name="nats keeper")
+        self._stack.push_async_callback(_cancel, keeper)
         return embedded.url, " (embedded)"
 
     async def _greet(self) -> None:
@@ -251,6 +256,22 @@ class Server:
             "in_flight": self.dispatcher.in_flight,
         }
         return bool(states.get("ready")) and not self._draining, more
+
+
+async def _keep_running(server: EmbeddedNats) -> None:
+    """Start the server of our own again, on its port, whenever it is gone."""
+    while True:
+        await asyncio.sleep(KEEP_S)
+        if not server.running:
+            try:
+                await server.start()
+            except ConfigError as error:
+                log.warning("nats-server does not come back, will keep trying", error=str(error))
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def _first_of(task: "asyncio.Task[None]", event: Any) -> None:

@@ -5,7 +5,7 @@ Generate carries bytes from end to end. Everything else is rare, and typed.
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 import grpc
 import structlog
@@ -13,7 +13,7 @@ from grpc import aio
 
 from ..runtime.errors import InvalidRequestError, NoWorkersError
 from ..runtime.identity import WorkerWithDpRank, as_worker
-from ..workers.engine_facts import EngineFacts
+from ..workers.health import HealthMonitor
 from ..workers.trtllm_client import WORKER_ID_KEY, TrtllmClient
 from ..workers.trtllm_proto import SERVICE, pb
 from .dispatch import DP_RANK_KEY, Dispatcher
@@ -30,20 +30,11 @@ Context = aio.ServicerContext[Any, Any]
 log = structlog.get_logger(__name__)
 
 
-class ReadyFleet(Protocol):
-    """What the service needs of a HealthMonitor."""
-
-    @property
-    def facts(self) -> EngineFacts: ...
-
-    def ready_clients(self) -> list[TrtllmClient]: ...
-
-
 class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in stubs only
     """Serves the fleet behind a dispatcher. `model_id` replaces the name the engines give."""
 
     def __init__(
-        self, dispatcher: Dispatcher, fleet: ReadyFleet, *, model_id: str | None = None
+        self, dispatcher: Dispatcher, fleet: HealthMonitor, *, model_id: str | None = None
     ) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet

@@ -16,6 +16,7 @@ class LedgerRouter:
         self.registry = registry
         self.booked: dict[str, int] = {}
         self.prefilled: list[str] = []
+        self.touched: list[str] = []
         self.decisions: list[dict[str, Any]] = []
 
     def decide(
@@ -55,6 +56,10 @@ class LedgerRouter:
         assert request_id in self.booked
         self.prefilled.append(request_id)
         return True
+
+    def touch(self, request_id: str) -> bool:
+        self.touched.append(request_id)
+        return request_id in self.booked
 
     def free(self, request_id: str) -> bool:
         del self.booked[request_id]

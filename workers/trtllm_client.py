@@ -18,6 +18,8 @@ from .engine_facts import EngineFacts, facts_of
 from .trtllm_proto import SERVICE, pb
 
 MAX_MESSAGE_BYTES = 32 << 20
+WINDOW_BYTES = 256 << 10
+"""How much of a stream may be under way unread."""
 WORKER_ID_KEY = "x-dynamo-worker-id"
 DP_SIZE_KEY = "x-dynamo-dp-size"
 
@@ -34,6 +36,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Whether a request is tried again is the dispatcher's decision, and nobody else's.
     ("grpc.enable_retries", 0),
+    # A fixed window: probing for the best one costs a ping with nearly every message.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     # Two clients of one address are two connections: closing one leaves the other alone.
     ("grpc.use_local_subchannel_pool", 1),
 )

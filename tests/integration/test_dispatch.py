@@ -10,6 +10,7 @@ from grpc import aio
 from polling import until
 from rig import Rig, first
 
+from dynamo_router.router import dispatch
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.trtllm_proto import pb
 
@@ -175,6 +176,16 @@ async def test_a_client_that_leaves_in_mid_stream_frees_its_slot_and_stops_its_w
         await first(call)
         call.cancel()
         await until(lambda: engine.cancelled == ["gone"] and engine.aborted == ["gone"])
+        await rig.settled()
+
+
+async def test_a_long_answer_keeps_its_booking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "TOUCH_EVERY_S", 0.01)
+    async with Rig(FakeEngine(stall)) as rig:
+        call = rig.call(prompt("long"))
+        await first(call)
+        await until(lambda: rig.router.touched.count("long") > 2)
+        call.cancel()
         await rig.settled()
 
 

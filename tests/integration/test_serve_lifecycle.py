@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -55,6 +56,23 @@ async def test_it_leaves_nothing_behind() -> None:
     # gRPC opens some once, for the life of the process.
     await until(lambda: open_files() <= files[0])
     assert not [t.name for t in threading.enumerate() if "index" in t.name]
+
+
+async def test_its_own_nats_server_is_started_again() -> None:
+    async with serving(FakeEngine(), router=EVENTS) as doors:
+        (server,) = own_children()
+        os.kill(server, signal.SIGKILL)
+        await until(lambda: own_children() not in ([server], []))
+
+        async def connected() -> bool:
+            health = (await doors.http("GET", "/health"))[1]
+            return bool(health["event_plane"]["state"] == "connected")
+
+        async with asyncio.timeout(20):
+            while not await connected():
+                await asyncio.sleep(0.05)
+        await doors.answers(prompt())
+    assert own_children() == []
 
 
 async def test_mock_engines_are_one_child_that_goes_with_it() -> None:

@@ -49,6 +49,7 @@ class RadixTreeMachine(RuleBasedStateMachine):
         self.tree = RadixTree()
         self.oracle = OracleTree()
         self.chains = [[]]  # that were stored, to be matched
+        self.wild = [(None, [], [])]  # events with keys that collide, for others to repeat
 
     def both(self, act):
         """Do it to both; they must refuse alike."""
@@ -95,6 +96,20 @@ class RadixTreeMachine(RuleBasedStateMachine):
         exts, locals_ = [b[0] for b in blocks], [b[1] for b in blocks]
         self.both(lambda tree: tree.store(worker, parent, exts, locals_))
         self.chains.append(locals_)
+        self.wild.append((parent, exts, locals_))
+
+    @rule(workers=st.lists(st.sampled_from(WORKERS), max_size=4), data=st.data())
+    def repeat_wildly(self, workers, data):
+        event = data.draw(st.sampled_from(self.wild[-4:]))
+        for worker in workers:
+            self.both(lambda tree, w=worker: tree.store(w, *event))
+
+    @rule(workers=st.lists(st.sampled_from(WORKERS), max_size=6), ext=WILD, data=st.data())
+    def collide(self, workers, ext, data):
+        """Several workers, one hash, two blocks."""
+        for worker in workers:
+            local = data.draw(st.sampled_from([0, 1]))
+            self.both(lambda tree, w=worker, lo=local: tree.store(w, None, [ext], [lo]))
 
     @rule(worker=A_WORKER, data=st.data())
     def remove_run(self, worker, data):
@@ -178,6 +193,8 @@ class RadixTreeMachine(RuleBasedStateMachine):
         check_integrity(self.tree)
         assert holdings(self.tree) == self.oracle.holdings()
         assert len(self.tree) == self.oracle.size()
+        for path in self.chains[-4:]:
+            assert self.tree.match(path).scores == self.oracle.match(path)
 
 
 TestRadixTreeMachine = RadixTreeMachine.TestCase

@@ -187,6 +187,19 @@ def test_workers_may_use_one_hash_for_different_blocks(tree):
         assert tree.match([worker, 2]).scores == {(worker, 0): 1}
 
 
+def test_a_hash_that_names_two_blocks_names_the_right_one_for_each_worker(tree):
+    tree.store(1, None, [7], [1])
+    tree.store(2, None, [7], [2])  # 7 is the first block's already
+    tree.store(3, None, [7], [2])
+    check_integrity(tree)
+    tree.store(3, 7, [8], [3])
+    assert tree.match([2, 3]).scores == {(2, 0): 1, (3, 0): 2}
+    assert refusal(tree.remove, 1, [8]) == "block_not_found"
+    tree.remove(1, [7])
+    tree.store(4, None, [7], [2])
+    assert tree.match([2]).scores == {(2, 0): 1, (3, 0): 1, (4, 0): 1}
+
+
 def test_workers_may_call_one_block_differently(tree):
     for worker in range(100):
         tree.store(worker, None, [2 * worker, 2 * worker + 1], [1, 2])
