@@ -8,4 +8,4 @@ def fill(
     vocab_size: int,
     block_size: int,
 ) -> None:
-    """Write the tokens of the blocks `ids`; ValueError if they do not make up the length."""
+    """Write the tokens of the blocks `ids`; ValueError if they are too few."""

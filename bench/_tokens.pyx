@@ -18,13 +18,16 @@ def fill(
     uint32_t[::1] tokens, const uint64_t[::1] ids, uint64_t seed, uint64_t vocab_size,
     Py_ssize_t block_size,
 ):
-    cdef Py_ssize_t n = tokens.shape[0], block, place, first, last
+    cdef Py_ssize_t n = tokens.shape[0], blocks, block, place, first, last
     cdef uint64_t key
-    if block_size < 1 or ids.shape[0] != (n + block_size - 1) // block_size:
-        raise ValueError("the ids do not fit the length")
+    if block_size < 1:
+        raise ValueError("block_size must be at least 1")
+    blocks = (n + block_size - 1) // block_size
+    if ids.shape[0] < blocks:
+        raise ValueError(f"{ids.shape[0]} ids are too few for {n} tokens")
     seed = mix(seed)
     with nogil:
-        for block in range(ids.shape[0]):
+        for block in range(blocks):
             # Mixed before the place is added: else neighbouring ids would share shifted runs.
             key = mix(ids[block] ^ seed)
             first = block * block_size

@@ -18,7 +18,7 @@ from .report import check_json_target, document, new_table, number, table_consol
 from .sim_config import DEFAULT_COMPARE, DEFAULT_WORKERS, SimulationConfig
 from .sim_trace import SimulatedTrace
 from .simulation import Fleet, Simulation, Trail
-from .trace import read_trace
+from .turn_trace import read_turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +61,10 @@ def compare(
     contestants = parse_contestants(
         names, block_size=config.block_size, trace_block_size=load.trace_block_size, base=base
     )
-    requests = list(
-        read_trace(load.trace, trace_block_size=load.trace_block_size, limit=load.requests)
-    )
+    turns = read_turns(load.trace, trace_block_size=load.trace_block_size, limit=load.requests)
     pooled, infinite = (
         pooled_hit_rate(
-            requests,
+            [turn.request for turn in turns],
             block_size=config.block_size,
             capacity_blocks=capacity,
             trace_block_size=load.trace_block_size,
@@ -76,7 +74,7 @@ def compare(
     runs: dict[tuple[str, int], SimulatedRun] = {}
     for seed in range(load.seed, load.seed + config.seeds):
         trace = SimulatedTrace(
-            requests,
+            turns,
             block_size=config.block_size,
             arrival_speedup=load.arrival_speedup,
             max_output=load.max_output,

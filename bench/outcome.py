@@ -57,8 +57,8 @@ def summarise_run(
     served = trail.status == SERVED
     prompt = np.array([request.input_length for request in trace.requests], np.int64)
     output = np.array([trace.output_tokens(place) for place in range(len(trace))], np.int64)
-    ttft = (trail.first_s - trace.arrivals_s)[served] * 1e3
-    e2e = (trail.last_s - trace.arrivals_s)[served] * 1e3
+    ttft = (trail.first_s - trail.arrival_s)[served] * 1e3
+    e2e = (trail.last_s - trail.arrival_s)[served] * 1e3
     between = np.maximum(1, output[served] - 1)
     own_itl = (trail.last_s - trail.first_s)[served] * 1e3 / between
     good = int(((ttft <= config.slo_ttft_ms) & (own_itl <= config.slo_itl_ms)).sum())

@@ -64,8 +64,8 @@ def _style(place: int) -> dict[str, object]:
 
 
 def _draw_ttft(axes: Axes, drawn: Sequence[Drawn]) -> None:
-    for place, (run, trail, trace) in enumerate(drawn):
-        ttft = np.sort((trail.first_s - trace.arrivals_s)[trail.status == SERVED]) * 1e3
+    for place, (run, trail, _) in enumerate(drawn):
+        ttft = np.sort((trail.first_s - trail.arrival_s)[trail.status == SERVED]) * 1e3
         if len(ttft):
             share = np.arange(1, len(ttft) + 1) / len(ttft)
             axes.plot(ttft, share, label=run.policy, **_style(place))  # type: ignore[arg-type]
@@ -80,9 +80,9 @@ def _draw_ttft(axes: Axes, drawn: Sequence[Drawn]) -> None:
 def _draw_hit_rate(axes: Axes, drawn: Sequence[Drawn]) -> None:
     for place, (run, trail, trace) in enumerate(drawn):
         served = trail.status == SERVED
-        times = trace.arrivals_s[served]
+        times = trail.arrival_s[served]
         prompt = np.array([request.input_length for request in trace.requests])[served]
-        edges = np.linspace(0, trace.arrivals_s[-1] or 1.0, WINDOWS + 1)
+        edges = np.linspace(0, float(trail.arrival_s.max()) or 1.0, WINDOWS + 1)
         total, _ = np.histogram(times, edges, weights=prompt)
         hits, _ = np.histogram(times, edges, weights=trail.cached_tokens[served])
         rate = np.divide(hits, total, out=np.full(WINDOWS, np.nan), where=total > 0)

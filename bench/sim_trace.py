@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ..indexer.hashing import block_hashes, sequence_hashes
 from ._tokens import fill
 from .trace import TRACE_BLOCK_SIZE, TraceRequest
+from .turn_trace import Turn
 
 Hashes = NDArray[np.uint64]
 VOCAB_SIZE = 32_000
@@ -18,13 +19,16 @@ _OUTPUT_ID = 2**63
 class SimulatedTrace:
     """The requests of a trace, of which there is at least one, with content drawn by `seed`.
 
+    `arrivals_s` are seconds after the first one, nan for a request that follows another one. The
+    speed-up shortens the pauses between turns as well.
+
     Prompts share what their ids share; outputs share nothing. Hashes are computed once, tokens
     each time they are asked for, because those of a long trace would not fit the memory.
     """
 
     def __init__(
         self,
-        requests: Sequence[TraceRequest],
+        requests: Sequence[TraceRequest | Turn],
         *,
         block_size: int,
         arrival_speedup: float = 1.0,
@@ -32,13 +36,19 @@ class SimulatedTrace:
         seed: int = 0,
         trace_block_size: int = TRACE_BLOCK_SIZE,
     ) -> None:
-        self.requests = requests
+        turns = [each if isinstance(each, Turn) else Turn(each) for each in requests]
+        self.requests = [turn.request for turn in turns]
         self.block_size = block_size
         self.trace_block_size = trace_block_size
         self._seed = seed
         self._max_output = max_output
-        times = np.array([request.timestamp_ms for request in requests], np.float64)
+        times = np.array([request.timestamp_ms for request in self.requests], np.float64)
         self.arrivals_s = (times - times[0]) / 1e3 / arrival_speedup
+        self.followers: dict[int, tuple[int, float]] = {}  # who comes when one is done: s after it
+        for place, turn in enumerate(turns):
+            if turn.previous is not None:
+                self.arrivals_s[place] = np.nan
+                self.followers[turn.previous] = (place, turn.delay_ms / 1e3 / arrival_speedup)
         self._hashes: list[tuple[Hashes, Hashes] | None] = [None] * len(requests)
 
     def __len__(self) -> int:

@@ -41,6 +41,7 @@ class Fleet:
 class Trail:
     """What became of every request: arrays by its place in the trace, times in seconds."""
 
+    arrival_s: NDArray[np.float64]
     status: NDArray[np.uint8]  # SERVED, REJECTED (overload) or FAILED (cannot run)
     worker: NDArray[np.int32]  # -1 if it got to none
     first_s: NDArray[np.float64]  # when its first token came; nan if none did
@@ -101,6 +102,12 @@ class Simulation:
         lossy = self._told and fleet.event_loss > 0
         self._healing = _Healing(fleet.event_loss, self._delay, seed) if lossy else None
         size = len(trace)
+        self._arrival = trace.arrivals_s.copy()
+        self._due = [
+            (time, place)
+            for place, time in enumerate(self._arrival.tolist())
+            if not math.isnan(time)
+        ]  # sorted, and so a heap
         self._status = np.zeros(size, np.uint8)
         self._worker = np.full(size, -1, np.int32)
         self._first = np.full(size, np.nan)
@@ -111,17 +118,19 @@ class Simulation:
 
     def run(self, on_request: Callable[[int], None] | None = None) -> Trail:
         """Route the whole trace and wait for its end. `on_request` hears how many were routed."""
-        arrivals = self._trace.arrivals_s.tolist()
+        routed = 0
         with self.router:
-            for place, now in enumerate(arrivals):
-                if place == 0 or now != arrivals[place - 1]:
-                    self._pass_time(now)
-                self._route(place, now)
-                if on_request is not None:
-                    on_request(place + 1)
-            self.fleet.advance(math.inf)
-            self._settle()
+            while self._due or self.fleet.is_busy:
+                self._pass_time(self._due[0][0] if self._due else math.inf)
+                # Not what we waited for, perhaps: an answer can call for the next turn before.
+                now = self._due[0][0] if self._due else math.inf
+                while self._due and self._due[0][0] == now:
+                    self._route(heapq.heappop(self._due)[1], now)
+                    routed += 1
+                    if on_request is not None:
+                        on_request(routed)
         return Trail(
+            arrival_s=self._arrival,
             status=self._status,
             worker=self._worker,
             first_s=self._first,
@@ -130,21 +139,26 @@ class Simulation:
             preemptions=self._preemptions,
             gaps=self.fleet.gaps(),
             engines=self.fleet.stats(),
-            end_s=float(np.nanmax(self._last, initial=arrivals[-1])),
+            end_s=float(np.nanmax(self._last, initial=self._arrival.max())),
             lost_messages=self.fleet.lost_messages,
             announcements=self._healing.announcements if self._healing else 0,
             first_failure=self._first_failure,
         )
 
-    def _pass_time(self, now: float) -> None:
+    def _pass_time(self, until: float) -> None:
+        """Move to `until`, or to the arrival of a turn that is called for on the way."""
         if self._healing is not None:
-            while (due := self._healing.next_time) < now:
+            while (due := self._healing.next_time) < until:
+                if until == math.inf and not self.fleet.is_busy:
+                    return
                 self._move(due)
+                if self._due and self._due[0][0] <= due:
+                    return
                 self._healing.act(due, self.router, self.fleet)
-        self._move(now)
+        self._move(until)
 
-    def _move(self, now: float) -> None:
-        self.fleet.advance(now)
+    def _move(self, until: float) -> None:
+        now = self.fleet.advance(until)
         self._settle()
         self._clock.time = now
         if self._told:
@@ -167,6 +181,7 @@ class Simulation:
                 router.mark_prefill_complete(str(place))
             if kind & 2:
                 router.free(str(place))
+                self._call_follower(place, time)
         firsts, lasts = (emissions.kinds & 1).astype(bool), (emissions.kinds & 2).astype(bool)
         self._first[emissions.requests[firsts]] = emissions.times[firsts]
         self._last[emissions.requests[lasts]] = emissions.times[lasts]
@@ -190,12 +205,21 @@ class Simulation:
                 local_hashes=local,
                 sequence_hashes=sequence,
                 now=now,
+                followed_after_s=trace.followers[place][1] if place in trace.followers else None,
             )
             self._worker[place] = decision.worker.worker_id
         except (NoWorkersError, InvalidRequestError) as error:
             self._status[place] = REJECTED if isinstance(error, NoWorkersError) else FAILED
             self._first_failure = self._first_failure or f"request {place}: {error}"
             self.router.free(request_id)
+            self._call_follower(place, now)
+
+    def _call_follower(self, place: int, now: float) -> None:
+        """The request at `place` is over, however: the next turn of its session will come."""
+        if place in self._trace.followers:
+            follower, delay = self._trace.followers[place]
+            self._arrival[follower] = now + delay
+            heapq.heappush(self._due, (now + delay, follower))
 
 
 class _Healing:

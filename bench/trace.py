@@ -109,7 +109,7 @@ def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[TraceReques
             request = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TraceError(path, number, str(error)) from error
-        reason = _lengths_fault(request, block_size) or _parent_fault(request, parents)
+        reason = lengths_fault(request, block_size) or parent_fault(request, parents)
         if request.timestamp_ms < latest:
             reason = f"timestamp {request.timestamp_ms} is before the previous one, {latest}"
         if reason:
@@ -122,7 +122,8 @@ def _lines(file: BinaryIO) -> Iterable[bytes]:
     return iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
 
 
-def _lengths_fault(request: TraceRequest, block_size: int) -> str | None:
+def lengths_fault(request: TraceRequest, block_size: int) -> str | None:
+    """What is wrong with the request's lengths, if anything is."""
     if request.input_length == 0:
         return "input_length is 0: a prompt needs a token"
     expected = -(-request.input_length // block_size)
@@ -134,7 +135,7 @@ def _lengths_fault(request: TraceRequest, block_size: int) -> str | None:
     return None
 
 
-def _parent_fault(request: TraceRequest, parents: dict[int, int]) -> str | None:
+def parent_fault(request: TraceRequest, parents: dict[int, int]) -> str | None:
     """What breaks the tree property, if anything does; `parents` learns the request's chain."""
     parent = -1
     for block in request.hash_ids:

@@ -91,7 +91,7 @@ configs = st.builds(
 
 
 @given(config=configs, requests=requests)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_every_step_is_that_of_the_live_mockers_engine(config, requests):
     fleet = VirtualFleet(config, 2)
     oracles = [OracleEngine(config), OracleEngine(config)]
@@ -241,8 +241,8 @@ def test_what_can_never_run_is_refused_and_so_is_what_the_queue_cannot_hold():
     with pytest.raises(IndexError):
         fleet.cached_blocks(1)
     with pytest.raises(ValueError):
-        fleet._fleet.submit(0, 0, 40, 1, hashes, hashes, 0.0)
+        fleet._fleet.submit(0, 0, 40, 1, hashes, hashes, 0.0, -1.0)
     with pytest.raises(ValueError):
-        fleet._fleet.submit(0, 0, 4, 1, hashes, hashes[1:], 0.0)
+        fleet._fleet.submit(0, 0, 4, 1, hashes, hashes[1:], 0.0, -1.0)
     with pytest.raises(ValueError):
         VirtualFleet(SMALL, 0)

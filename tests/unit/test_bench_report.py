@@ -19,6 +19,7 @@ from dynamo_router.bench.report import (
     merge_documents,
     runs_table,
     summarise,
+    summarise_weighted,
     table_console,
     write_json,
 )
@@ -49,6 +50,14 @@ def percentile_by_hand(samples: list[float], q: float) -> float:
     low = math.floor(rank)
     high = math.ceil(rank)
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 5)), max_size=60))
+def test_weighted_samples_are_as_if_they_were_spelt_out(samples: list[tuple[float, int]]) -> None:
+    spelt = summarise([value for value, count in samples for _ in range(count)])
+    weighted = summarise_weighted([v for v, _ in samples], [count for _, count in samples])
+    for one, other in zip(vars(weighted).values(), vars(spelt).values(), strict=True):
+        assert one == (other if other is None else pytest.approx(other))
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))

@@ -14,6 +14,7 @@ from dynamo_router.bench.sample import SAMPLE_TRACE
 from dynamo_router.bench.sim_trace import SimulatedTrace
 from dynamo_router.bench.simulation import FAILED, REJECTED, SERVED, Fleet, Simulation
 from dynamo_router.bench.trace import TraceRequest, read_trace, token_ids
+from dynamo_router.bench.turn_trace import Turn
 from dynamo_router.indexer.actor import EventIndex
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.indexer.source import SourceState
@@ -133,6 +134,52 @@ def test_without_healing_the_index_would_have_stayed_wrong(monkeypatch: pytest.M
     states = []
     at_the_last(run, lambda: states.extend(s.state for s in run.router.index.sources()))
     assert SourceState.REBUILDING in states
+
+
+def sessions(count: int, delay_ms: float, *, turns: int = 4) -> list[Turn]:
+    """Sessions that begin a little apart; each turn's prompt is that before it, and more."""
+    made: list[Turn] = []
+    for turn in range(turns):
+        for session in range(count):
+            ids = tuple(100 * session + k for k in range(2 + turn))
+            request = TraceRequest(100.0 * session, 512 * len(ids) - 9, 20, ids)
+            made.append(
+                Turn(request, len(made) - count, delay_ms * session) if turn else Turn(request)
+            )
+    return made
+
+
+@pytest.mark.parametrize("policy", ["kv", "round-robin"])
+@pytest.mark.parametrize("delay_ms", [0.0, 0.7, 500.0])
+@pytest.mark.parametrize("loss", [0.0, 0.1])
+def test_a_turn_follows_the_answer_before_it(policy: str, delay_ms: float, loss: float) -> None:
+    turns = sessions(9, delay_ms)
+    trail = simulation(SimulatedTrace(turns, block_size=64), policy, event_loss=loss).run()
+    assert (trail.status == SERVED).all()
+    for place, turn in enumerate(turns):
+        if turn.previous is not None:
+            answered = trail.last_s[turn.previous] + turn.delay_ms / 1e3
+            assert trail.arrival_s[place] == answered
+    # The same requests, at the same times, but known in advance: nothing else may differ.
+    order = np.argsort(trail.arrival_s, kind="stable")
+    flat = SimulatedTrace([turns[place].request for place in order], block_size=64)
+    flat.arrivals_s = trail.arrival_s[order]
+    again = simulation(flat, policy, event_loss=loss).run()
+    assert np.array_equal(again.worker, trail.worker[order])
+    assert np.array_equal(again.first_s, trail.first_s[order])
+    assert np.array_equal(again.last_s, trail.last_s[order])
+    assert np.array_equal(again.cached_tokens, trail.cached_tokens[order])
+
+
+def test_a_turn_comes_even_if_the_one_before_it_was_refused() -> None:
+    turns = [
+        Turn(TraceRequest(0, 640, 5, (0, 1))),
+        Turn(TraceRequest(0, 64 * 500, 5, tuple(range(63))), 0, 100.0),
+        Turn(TraceRequest(0, 640, 5, (0, 1)), 1, 200.0),
+    ]
+    trail = simulation(SimulatedTrace(turns, block_size=64)).run()
+    assert trail.status.tolist() == [SERVED, FAILED, SERVED]
+    assert trail.arrival_s.tolist() == [0, trail.last_s[0] + 0.1, trail.last_s[0] + 0.1 + 0.2]
 
 
 def test_late_events_are_not_known_yet() -> None:

@@ -27,6 +27,7 @@ cdef struct Sequence:      # what every step touches comes first: half a cache l
     uint64_t* contents     # local hashes, aligned; one allocation with names and ids
     uint32_t* ids          # the blocks it holds
     Sequence* next         # in the waiting queue
+    double follow          # seconds after its end that another request follows; negative: none
     uint32_t request
     int32_t cached         # prompt tokens found in the cache when it first ran; -1 before
     uint32_t preemptions
@@ -34,6 +35,7 @@ cdef struct Sequence:      # what every step touches comes first: half a cache l
 
 cdef struct Emission:
     double time            # end of the step
+    double follow          # of its request, if that is done
     uint32_t request
     uint8_t kind           # bit 0: its first token; bit 1: its last one
     int32_t cached
@@ -48,6 +50,8 @@ cdef struct Record:        # of the whole fleet; grows, and is read by its owner
     size_t n_emissions, emissions_room
     Gap* gaps
     size_t n_gaps, gaps_room
+    uint32_t followed      # requests in the engines that others follow
+    double stop            # when the first of those that were called for arrives
 
 cdef struct Engine:
     Pool pool
@@ -75,13 +79,19 @@ cdef int engine_init(Engine* engine, uint32_t capacity, bint journal) noexcept n
 cdef void engine_free(Engine* engine) noexcept nogil
 cdef Sequence* sequence_new(
     uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* names,
-    const uint64_t* contents, uint32_t n_blocks
+    const uint64_t* contents, uint32_t n_blocks, double follow
 ) noexcept nogil
 # Queue a request; the engine owns it from here on.
 cdef void engine_submit(Engine* engine, Sequence* sequence, double now) noexcept nogil
 # Begin every step that begins before `until`, end every one that ends until then; -1: no memory.
 cdef int engine_advance(
     Engine* engine, const Limits* limits, const Timing* timing, Record* record, double until
+) noexcept nogil
+# The same for a fleet, in the order of time, as long as nobody arrives: see Record.stop. `queue`
+# has room for an entry per engine.
+cdef int engines_advance(
+    Engine* engines, uint32_t size, uint32_t* queue, const Limits* limits, const Timing* timing,
+    Record* record, double until
 ) noexcept nogil
 # The whole cache into the journal, as an announcement at `now`; -1: no memory.
 cdef int engine_announce(

@@ -69,7 +69,7 @@ cdef void engine_free(Engine* engine) noexcept nogil:
 
 cdef Sequence* sequence_new(
     uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* names,
-    const uint64_t* contents, uint32_t n_blocks
+    const uint64_t* contents, uint32_t n_blocks, double follow
 ) noexcept nogil:
     cdef size_t column = n_blocks * sizeof(uint64_t)
     cdef Sequence* sequence = <Sequence*>calloc(1, sizeof(Sequence))
@@ -88,6 +88,7 @@ cdef Sequence* sequence_new(
     sequence.known = prompt
     sequence.output = output
     sequence.cached = -1
+    sequence.follow = follow
     return sequence
 
 
@@ -106,16 +107,62 @@ cdef void engine_submit(Engine* engine, Sequence* sequence, double now) noexcept
 cdef int engine_advance(
     Engine* engine, const Limits* limits, const Timing* timing, Record* record, double until
 ) noexcept nogil:
-    while True:
-        if engine.stepping:
-            if engine.clock > until:
-                return 0
-            if end_step(engine, record) < 0:
-                return -1
-        if engine.n_running == 0 and engine.n_waiting == 0 or engine.clock >= until:
-            return 0
-        if begin_step(engine, limits, timing, record) < 0:
+    cdef int moved = 1
+    while moved > 0:
+        moved = move(engine, limits, timing, record, until)
+    return moved
+
+
+cdef int engines_advance(
+    Engine* engines, uint32_t size, uint32_t* queue, const Limits* limits, const Timing* timing,
+    Record* record, double until
+) noexcept nogil:
+    cdef uint32_t n = 0, i
+    cdef int moved
+    for i in range(size):
+        if engines[i].stepping or engines[i].n_running or engines[i].n_waiting:
+            queue[n] = i
+            n += 1
+    for i in range(n // 2, 0, -1):
+        sift(engines, queue, n, i - 1)
+    while n > 0:
+        if record.stop < until:
+            until = record.stop
+        moved = move(&engines[queue[0]], limits, timing, record, until)
+        if moved < 0:
             return -1
+        if moved == 0:
+            n -= 1
+            queue[0] = queue[n]
+        sift(engines, queue, n, 0)
+    return 0
+
+
+cdef void sift(const Engine* engines, uint32_t* queue, uint32_t n, uint32_t place) noexcept nogil:
+    """Restore the heap, the earliest clock on top, where the one at `place` may be too high."""
+    cdef uint32_t child, engine = queue[place]
+    while True:
+        child = 2 * place + 1
+        if child >= n:
+            break
+        if child + 1 < n and engines[queue[child + 1]].clock < engines[queue[child]].clock:
+            child += 1
+        if engines[engine].clock <= engines[queue[child]].clock:
+            break
+        queue[place] = queue[child]
+        place = child
+    queue[place] = engine
+
+
+cdef int move(
+    Engine* engine, const Limits* limits, const Timing* timing, Record* record, double until
+) noexcept nogil:
+    """End the running step or begin the next one; 0 if neither is due, -1: no memory."""
+    if engine.stepping:
+        return 0 if engine.clock > until else end_step(engine, record)
+    if engine.n_running == 0 and engine.n_waiting == 0 or engine.clock >= until:
+        return 0
+    return begin_step(engine, limits, timing, record)
 
 
 cdef int begin_step(
@@ -146,7 +193,7 @@ cdef int begin_step(
         engine.most_waiting = engine.n_waiting
     if engine.journal.length > entries:
         engine.journal.messages += 1
-    return emit(engine, record)
+    return -1 if emit(engine, record) < 0 else 1
 
 
 cdef inline double step_ms(const Timing* timing, const Step* step) noexcept nogil:
@@ -244,6 +291,7 @@ cdef int admit(Engine* engine, const Limits* limits, Step* step, uint32_t budget
     cdef Sequence* sequence
     cdef Pool* pool = &engine.pool
     cdef uint32_t full, depth, shared, cached, wanted, limit, id
+    cdef int grown
     while engine.waiting != NULL and budget > 0 and engine.n_running < limits.max_num_seqs:
         sequence = engine.waiting
         if sequence == engine.blocked and pool.version == engine.blocked_at:
@@ -271,8 +319,11 @@ cdef int admit(Engine* engine, const Limits* limits, Step* step, uint32_t budget
                 engine.blocked_at = pool.version
             return 0
         sequence.computed = cached
-        if grow(engine, limits, step.now, sequence, wanted, limit) <= 0:
-            return -1
+        # A part can need a block more than the whole: a partial one, in place of a shared one.
+        grown = grow(engine, limits, step.now, sequence, wanted, limit)
+        if grown <= 0:
+            sequence.computed = 0
+            return grown
         engine.waiting = sequence.next
         engine.n_waiting -= 1
         engine.running[engine.n_running] = sequence
@@ -432,8 +483,10 @@ cdef int emit(Engine* engine, Record* record) noexcept nogil:
         emission.kind = FIRST_TOKEN if sequence.generated == 1 else 0
         emission.cached = sequence.cached
         emission.preemptions = sequence.preemptions
+        emission.follow = -1
         if sequence.generated == sequence.output:
             emission.kind |= LAST_TOKEN
+            emission.follow = sequence.follow
             kept -= 1
             let_go(engine, sequence)
             if engine.blocked == sequence:
@@ -465,6 +518,7 @@ cdef int put_gap(Record* record, double seconds, uint32_t count) noexcept nogil:
 cdef int end_step(Engine* engine, Record* record) noexcept nogil:
     cdef size_t room
     cdef Emission* grown
+    cdef uint32_t i
     engine.stepping = 0
     if record.n_emissions + engine.n_pending > record.emissions_room:
         room = (record.n_emissions + engine.n_pending) * 2
@@ -473,15 +527,15 @@ cdef int end_step(Engine* engine, Record* record) noexcept nogil:
             return -1
         record.emissions = grown
         record.emissions_room = room
-    if engine.n_pending:
-        memcpy(
-            record.emissions + record.n_emissions,
-            engine.pending,
-            engine.n_pending * sizeof(Emission),
-        )
-    record.n_emissions += engine.n_pending
+    for i in range(engine.n_pending):
+        record.emissions[record.n_emissions] = engine.pending[i]
+        record.n_emissions += 1
+        if engine.pending[i].follow >= 0:
+            record.followed -= 1
+            if engine.clock + engine.pending[i].follow < record.stop:
+                record.stop = engine.clock + engine.pending[i].follow
     engine.n_pending = 0
-    return 0
+    return 1
 
 
 cdef int by_serial(const void* one, const void* other) noexcept nogil:

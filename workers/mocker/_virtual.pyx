@@ -1,6 +1,7 @@
 """Owns the engines of a simulation and what they say. The face is virtual.py."""
 
 cimport cython
+from libc.math cimport INFINITY
 from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
@@ -19,6 +20,7 @@ from ._engine cimport (
     engine_free,
     engine_init,
     engine_submit,
+    engines_advance,
     sequence_new,
 )
 from ._journal cimport ENTRY_CLEARED, ENTRY_STORED, Entry, Journal, journal_compact
@@ -46,6 +48,7 @@ cdef class Fleet:
     cdef Limits limits
     cdef Timing timing
     cdef Record record
+    cdef uint32_t* queue       # of engines, room for all
     cdef EventWriter writer
     cdef uint64_t messages     # sent
     cdef uint64_t seed         # of what gets lost
@@ -57,7 +60,8 @@ cdef class Fleet:
         if size == 0:
             raise ValueError("a fleet needs an engine")
         self.engines = <Engine*>calloc(size, sizeof(Engine))
-        if self.engines == NULL:
+        self.queue = <uint32_t*>calloc(size, sizeof(uint32_t))
+        if self.engines == NULL or self.queue == NULL:
             raise MemoryError
         self.size = size
         for i in range(size):
@@ -79,6 +83,7 @@ cdef class Fleet:
             for i in range(self.size):
                 engine_free(&self.engines[i])
         free(self.engines)
+        free(self.queue)
         free(self.record.emissions)
         free(self.record.gaps)
 
@@ -89,20 +94,23 @@ cdef class Fleet:
 
     def submit(
         self, uint32_t engine, uint32_t request, uint32_t prompt, uint32_t output,
-        const uint64_t[::1] names, const uint64_t[::1] contents, double now,
+        const uint64_t[::1] names, const uint64_t[::1] contents, double now, double follow,
     ):
         cdef uint32_t n = <uint32_t>names.shape[0]
         cdef Sequence* sequence
+        self.engine(engine)
         if contents.shape[0] != names.shape[0]:
             raise ValueError("names and contents differ in length")
         if n < (<uint64_t>prompt + output) // self.limits.block_size:
             raise ValueError("there are more full blocks than hashes")
         sequence = sequence_new(
-            request, prompt, output, &names[0] if n else NULL, &contents[0] if n else NULL, n
+            request, prompt, output, &names[0] if n else NULL, &contents[0] if n else NULL, n,
+            follow,
         )
         if sequence == NULL:
             raise MemoryError
-        engine_submit(self.engine(engine), sequence, now)
+        self.record.followed += follow >= 0
+        engine_submit(&self.engines[engine], sequence, now)
 
     def waiting(self, uint32_t engine):
         return self.engine(engine).n_waiting
@@ -110,15 +118,23 @@ cdef class Fleet:
     def advance(self, double until):
         cdef uint32_t i
         cdef int status = 0
+        self.record.stop = INFINITY
         with nogil:
-            for i in range(self.size):
-                status = engine_advance(
-                    &self.engines[i], &self.limits, &self.timing, &self.record, until
+            if self.record.followed:
+                status = engines_advance(
+                    self.engines, self.size, self.queue, &self.limits, &self.timing, &self.record,
+                    until,
                 )
-                if status < 0:
-                    break
+            else:  # nothing that happens here can concern another engine
+                for i in range(self.size):
+                    status = engine_advance(
+                        &self.engines[i], &self.limits, &self.timing, &self.record, until
+                    )
+                    if status < 0:
+                        break
         if status < 0:
             raise MemoryError
+        return min(until, self.record.stop)
 
     def announce(self, uint32_t engine, double now):
         if engine_announce(

@@ -119,8 +119,10 @@ class Scheduler:
             if not self._fits(sequence, limit):
                 return
             sequence.computed = cached
-            grown = self._grow(sequence, wanted, limit)
-            assert grown, "a part of what fits does not fit"
+            # A part can need a block more than the whole: a partial one, in place of a shared one.
+            if not self._grow(sequence, wanted, limit):
+                sequence.computed = 0
+                return
             self.waiting.popleft()
             self.running.append(sequence)
             if sequence.cached_tokens is None:

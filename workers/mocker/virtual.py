@@ -75,9 +75,11 @@ class VirtualFleet:
         local_hashes: Hashes,
         sequence_hashes: Hashes,
         now: float,
+        followed_after_s: float | None = None,
     ) -> None:
         """Queue a request; the hashes are those of every full block of prompt and output.
 
+        `followed_after_s`: how long after its last token a request arrives that depends on it.
         Raises InvalidRequestError if it can never run here, NoWorkersError if the queue is full.
         """
         config = self.config
@@ -93,12 +95,22 @@ class VirtualFleet:
         if self._fleet.waiting(engine) >= config.max_waiting:
             raise NoWorkersError(f"engine {engine} has {config.max_waiting} requests waiting")
         self._fleet.submit(
-            engine, request, prompt_tokens, output_tokens, sequence_hashes, local_hashes, now
+            engine,
+            request,
+            prompt_tokens,
+            output_tokens,
+            sequence_hashes,
+            local_hashes,
+            now,
+            -1.0 if followed_after_s is None else followed_after_s,
         )
 
-    def advance(self, until: float) -> None:
-        """Let time pass; `inf` until every request is done."""
-        self._fleet.advance(until)
+    def advance(self, until: float) -> float:
+        """Let time pass; `inf` until every request is done. Returns the time that was reached.
+
+        That is `until`, or the arrival of the first request that follows one which ended.
+        """
+        return self._fleet.advance(until)
 
     def announce(self, engine: int, now: float) -> None:
         """The engine publishes its whole cache anew, as one `cleared` and its blocks."""
