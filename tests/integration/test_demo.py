@@ -15,6 +15,13 @@ from dynamo_router.bench.demo import DemoConfig, run, run_demo
 
 START_S = 40.0  # generous: the machine may be busy with other things
 
+# A test run in the background of a shell was born deaf to SIGINT, and its children with it.
+HEAR_SIGINT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, "-m", "dynamo_router", *sys.argv[1:]])
+"""
+
 
 def family_of(ancestor: int) -> set[tuple[int, str]]:
     """(pid, start time) of every living process that descends from `ancestor`, zombies aside."""
@@ -112,7 +119,7 @@ async def test_cancelled_in_mid_run_it_leaves_no_process() -> None:
 async def test_ctrl_c_in_a_terminal(tmp_path: Path) -> None:
     """SIGINT to the whole foreground group, as a terminal sends it."""
     demo = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dynamo_router", "demo", "--arrival-speedup", "0.001"),
+        *(sys.executable, "-c", HEAR_SIGINT, "demo", "--arrival-speedup", "0.001"),
         cwd=tmp_path,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
