@@ -28,7 +28,7 @@ LINKED = [
 # Every _name.pyx in a folder of the house is a kernel.
 KERNELS = sorted(
     str(path.relative_to(HERE).with_suffix("")).replace("/", ".")
-    for folder in ("indexer", "slots", "router", "workers")
+    for folder in ("indexer", "slots", "router", "workers", "bench")
     for path in (HERE / folder).rglob("_*.pyx")
 )
 TRACE = environ.get("DYNAMO_ROUTER_TRACE") == "1"
