@@ -53,7 +53,7 @@ def build_curve(tree: PrefixTree) -> CacheCurve:
 
 
 def block_tokens(tree: PrefixTree) -> NDArray[np.int64]:
-    """Per position of the trace: the tokens of that block, less than a full block only at the end."""
+    """Per position of the trace: the tokens of that block; only a prompt's last may be partial."""
     columns = tree.columns
     worth = np.full(len(tree.nodes), columns.block_size, np.int64)
     worth[columns.offsets[1:] - 1] -= columns.blocks * columns.block_size - columns.input_lengths

@@ -10,7 +10,7 @@ from ._chains import ChainTable
 from .columns import TraceColumns
 from .trace import TraceError, two_parents
 
-STEM_BRANCHES = 8
+STEM_BRANCHES = 16
 STEM_LIFE = 0.5
 
 
@@ -71,7 +71,7 @@ class PrefixTree:
         return stems
 
     def depth_within(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Per request: how many of its blocks are `chosen`; a prefix, if those are closed upward."""
+        """Per request: how many of its blocks are `chosen` (a prefix, where ancestors are too)."""
         if not len(self.columns):
             return np.empty(0, np.int64)
         of_block = chosen[self.nodes].astype(np.int64)
