@@ -69,7 +69,8 @@ def _below(
     weight = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)[order]
     summed = np.concatenate([[0.0], np.cumsum(weight)])
     found: NDArray[np.float64] = summed[np.searchsorted(values[order], places, "right")]
-    return found / summed[-1]
+    found /= summed[-1]
+    return found
 
 
 def _ranks(values: NDArray[np.generic]) -> NDArray[np.float64]:

@@ -1,0 +1,236 @@
+"""Draws requests from a session model."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from .markov import START
+from .scaling import MAX_REJECTED, FreshIds, Scaling
+from .sessions import BEYOND, CLASSES, LEVEL, SessionModel, TurnRecords
+from .streams import Stream, Streams, passes
+from .trace import TraceRequest
+
+NEAREST = 6  # records to choose from, by how much a turn takes over
+POOL_SHARE = 64  # a class's pool holds one in so many of its records,
+POOL_LEAST = 32  # but at least so many
+POOL_MOST = 1024
+
+
+class Session(NamedTuple):
+    """What all turns of a session have in common. Blocks as learned, but `stem_made` as written."""
+
+    family: int
+    stem: int  # blocks of its stem
+    stem_made: int  # the same, stretched
+    phase: float  # where its stretched blocks are rounded, so that they are right on average
+
+
+class Turn(NamedTuple):
+    """A turn to come: when, in what session, and what it takes over. Ordered by time."""
+
+    due_ms: float
+    order: int
+    number: int
+    session: Session
+    takes: int  # blocks, as learned
+    levels: tuple[int, ...]  # what each turn above it took over, if less; deepest last
+    ids: list[int]  # of what it takes over
+
+
+class Record(NamedTuple):
+    """One of the model's turn records."""
+
+    takes: int
+    new_tokens: int
+    output: int
+    children: tuple[tuple[float, int, float], ...]  # gap in ms, kind and value of the share
+
+
+def walk_sessions(
+    model: SessionModel,
+    block_size: int,
+    times_ms: Iterable[float],
+    streams: Streams,
+    scaling: Scaling,
+) -> Iterator[TraceRequest]:
+    """Requests at the given times, for as long as there are any.
+
+    At each time the turn that is longest due goes on, or a new session opens. It gets a whole
+    record of its class: one of those that took over about as much as it does, from about the same
+    part of the trace. What is longer than the scaling's limits ends a session; ConfigError if
+    nothing fits them.
+    """
+    walker = _Walker(model, block_size, streams, scaling)
+    dither = streams["output dither"]
+    for at in times_ms:
+        length, output, ids = walker.draw(at)
+        yield TraceRequest(
+            scaling.timestamp(at),
+            length,
+            scaling.output_length(output, dither.random()),
+            tuple(ids),
+        )
+
+
+class _Walker:
+    def __init__(
+        self, model: SessionModel, block_size: int, streams: Streams, scaling: Scaling
+    ) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._scaling = scaling
+        self._stretch = scaling.prefix_len_multiplier
+        self._fresh = FreshIds()
+        self._phase = streams["prefix dither"].random
+        self._families = passes(range(scaling.prefix_root_multiplier), streams["families"])
+        openings = _records(model.turns[0])
+        self._openings = passes(openings, streams["openings"], _pool_size(len(openings)))
+        self._pools = [
+            _Pool(records, streams[f"turns {at}"]) for at, records in enumerate(model.turns[1:], 1)
+        ]
+        self._stem_ids: dict[tuple[int, int], list[int]] = {}
+        self._stem_depths = _depths(model)
+        self._pending: list[Turn] = []
+        self._order = 0
+
+    def draw(self, now_ms: float) -> tuple[int, int, list[int]]:
+        """Input length, output as learned, and ids of the request at this time."""
+        for _ in range(MAX_REJECTED):
+            if self._pending and self._pending[0].due_ms <= now_ms:
+                turn = heappop(self._pending)
+                record = self._pools[min(turn.number, CLASSES - 1) - 1].take(turn.takes)
+            else:
+                record = next(self._openings)
+                turn = self._open(record)
+            drawn = self._write(turn, record, now_ms)
+            if drawn is not None:
+                return drawn
+        raise self._scaling.nothing_fits()
+
+    def _open(self, record: Record) -> Turn:
+        family = next(self._families)
+        ids = [] if record.takes == START else self._ids_of_stem(family, record.takes)
+        depth = 0 if record.takes == START else self._stem_depths[record.takes]
+        session = Session(family, depth, len(ids), self._phase())
+        return Turn(0.0, 0, 0, session, depth, (), ids)
+
+    def _write(
+        self, turn: Turn, record: Record, now_ms: float
+    ) -> tuple[int, int, list[int]] | None:
+        """The request of a turn; its children become pending. None if it is out of the limits."""
+        size = self._block_size
+        blocks = turn.takes - (-record.new_tokens // size)
+        children = [
+            (gap_ms, _share(turn, kind, value, blocks)) for gap_ms, kind, value in record.children
+        ]
+        # What some child takes over is prefix, and stretched as one; the rest is this prompt's own.
+        kept = max([turn.takes, *(share for _, share in children)])
+        rest = (turn.takes - kept) * size + record.new_tokens
+        if rest > 0:
+            rest = self._scaling.leaf_tokens(rest)
+        length = self._made(turn.session, kept) * size + rest
+        if length < 1:  # a shared end whose blocks were all scaled away
+            length += size
+        if not self._scaling.fits(length):
+            return None
+        ids = [*turn.ids, *self._fresh.take(-(-length // size) - len(turn.ids))]
+        for gap_ms, share in children:
+            self._order += 1
+            levels = tuple(level for level in (*turn.levels, turn.takes) if level < share)
+            made = ids[: self._made(turn.session, share)]
+            heappush(
+                self._pending,
+                Turn(
+                    now_ms + gap_ms, self._order, turn.number + 1, turn.session, share, levels, made
+                ),
+            )
+        return length, record.output, ids
+
+    def _made(self, session: Session, depth: int) -> int:
+        """How many blocks are written for so many learned ones of a session's prefix."""
+        if self._stretch == 1:
+            return depth
+        return session.stem_made + int((depth - session.stem) * self._stretch + session.phase)
+
+    def _ids_of_stem(self, family: int, stem: int) -> list[int]:
+        known = self._stem_ids.get((family, stem))
+        if known is None:
+            above = int(self._model.stem_parents[stem])
+            before = [] if above == START else self._ids_of_stem(family, above)
+            blocks = int(int(self._model.stem_lengths[stem]) * self._stretch + self._phase())
+            known = [*before, *self._fresh.take(blocks)]
+            self._stem_ids[family, stem] = known
+        return known
+
+
+class _Pool:
+    """Records of one class, each drawn once a pass, by what they take over."""
+
+    def __init__(self, records: TurnRecords, stream: Stream) -> None:
+        self._records = _records(records)
+        self._index = stream.index
+        self._next = 0
+        self._pool: list[tuple[int, int]] = []  # (takes, record), sorted
+        for _ in range(_pool_size(len(self._records))):
+            self._refill()
+
+    def _refill(self) -> None:
+        insort(self._pool, (self._records[self._next].takes, self._next))
+        self._next = (self._next + 1) % len(self._records)
+
+    def take(self, takes: int) -> Record:
+        """One of the NEAREST records in the pool, which is then replaced by the next one."""
+        pool = self._pool
+        middle = bisect_left(pool, (takes, -1)) - NEAREST // 2
+        first = max(0, min(middle, len(pool) - NEAREST))
+        at = first + self._index(min(NEAREST, len(pool)))
+        record = self._records[pool.pop(at)[1]]
+        self._refill()
+        return record
+
+
+def _share(turn: Turn, kind: int, value: float, blocks: int) -> int:
+    """How many blocks a child takes over from a turn that has so many."""
+    if kind == BEYOND:
+        return min(turn.takes + int(value), blocks)
+    if kind == LEVEL:
+        return turn.levels[max(-int(value), -len(turn.levels))] if turn.levels else turn.takes
+    return max(turn.session.stem, round(value * turn.takes))
+
+
+def _records(turns: TurnRecords) -> list[Record]:
+    children = list(
+        zip(
+            turns.gaps_ms.tolist(),
+            turns.share_kinds.tolist(),
+            turns.share_values.tolist(),
+            strict=True,
+        )
+    )
+    offsets = turns.child_offsets.tolist()
+    return [
+        Record(takes, tokens, output, tuple(children[start:end]))
+        for takes, tokens, output, start, end in zip(
+            turns.takes.tolist(),
+            turns.new_tokens.tolist(),
+            turns.outputs.tolist(),
+            offsets,
+            offsets[1:],
+            strict=False,
+        )
+    ]
+
+
+def _depths(model: SessionModel) -> list[int]:
+    depths: list[int] = []
+    for parent, length in zip(
+        model.stem_parents.tolist(), model.stem_lengths.tolist(), strict=True
+    ):
+        # A stem's parent has a lower number.
+        depths.append(length + (0 if parent == START else depths[parent]))
+    return depths
+
+
+def _pool_size(records: int) -> int:
+    return min(records, max(POOL_LEAST, min(POOL_MOST, records // POOL_SHARE)))
