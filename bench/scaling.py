@@ -67,7 +67,11 @@ class Scaling:
 
     def timestamp(self, learned_ms: float) -> int | float:
         """The time to write, in ms: whole where it is whole, else to the microsecond."""
-        scaled = round(learned_ms / self.speedup_ratio, 3)
+        scaled = learned_ms / self.speedup_ratio
+        whole = int(scaled)
+        if scaled == whole:
+            return whole
+        scaled = round(scaled, 3)
         return int(scaled) if scaled == int(scaled) else scaled
 
     def nothing_fits(self) -> ConfigError:

@@ -1,20 +1,17 @@
 """Draws requests from a session model."""
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from .markov import START
 from .scaling import MAX_REJECTED, FreshIds, Scaling
-from .sessions import BEYOND, CLASSES, LEVEL, SessionModel, TurnRecords
-from .streams import Stream, Streams, passes
+from .sessions import BEYOND, CLASSES, LEVEL, SessionModel
+from .streams import Streams, passes
 from .trace import TraceRequest
+from .turn_pool import Balance, Record, TurnPool, list_records
 
-NEAREST = 6  # records to choose from, by how much a turn takes over
-POOL_SHARE = 64  # a class's pool holds one in so many of its records,
-POOL_LEAST = 32  # but at least so many
-POOL_MOST = 1024
+OPENINGS_HELD = 32  # to draw the next session from: near its place in the trace
 
 
 class Session(NamedTuple):
@@ -38,23 +35,15 @@ class Turn(NamedTuple):
     ids: list[int]  # of what it takes over
 
 
-class Record(NamedTuple):
-    """One of the model's turn records."""
-
-    takes: int
-    new_tokens: int
-    output: int
-    children: tuple[tuple[float, int, float], ...]  # gap in ms, kind and value of the share
-
-
 def walk_sessions(
     model: SessionModel,
     block_size: int,
     times_ms: Iterable[float],
+    instant_ms: float,
     streams: Streams,
     scaling: Scaling,
 ) -> Iterator[TraceRequest]:
-    """Requests at the given times, for as long as there are any.
+    """Requests at the given times, which lie about `instant_ms` apart where they differ.
 
     At each time the turn that is longest due goes on, or a new session opens. It gets a whole
     record of its class: one of those that took over about as much as it does, from about the same
@@ -64,7 +53,8 @@ def walk_sessions(
     walker = _Walker(model, block_size, streams, scaling)
     dither = streams["output dither"]
     for at in times_ms:
-        length, output, ids = walker.draw(at)
+        # To the nearest instant: always the next one would make every gap longer.
+        length, output, ids = walker.draw(at, at + instant_ms / 2)
         yield TraceRequest(
             scaling.timestamp(at),
             length,
@@ -84,22 +74,24 @@ class _Walker:
         self._fresh = FreshIds()
         self._phase = streams["prefix dither"].random
         self._families = passes(range(scaling.prefix_root_multiplier), streams["families"])
-        openings = _records(model.turns[0])
-        self._openings = passes(openings, streams["openings"], _pool_size(len(openings)))
+        openings = list_records(model.turns[0])
+        self._openings = passes(openings, streams["openings"], OPENINGS_HELD)
+        balance = Balance()
         self._pools = [
-            _Pool(records, streams[f"turns {at}"]) for at, records in enumerate(model.turns[1:], 1)
+            TurnPool(list_records(records), balance, streams[f"turns {at}"])
+            for at, records in enumerate(model.turns[1:], 1)
         ]
         self._stem_ids: dict[tuple[int, int], list[int]] = {}
         self._stem_depths = _depths(model)
         self._pending: list[Turn] = []
         self._order = 0
 
-    def draw(self, now_ms: float) -> tuple[int, int, list[int]]:
-        """Input length, output as learned, and ids of the request at this time."""
+    def draw(self, now_ms: float, due_ms: float) -> tuple[int, int, list[int]]:
+        """Input length, output as learned, and ids of the request now; turns are due until then."""
         for _ in range(MAX_REJECTED):
-            if self._pending and self._pending[0].due_ms <= now_ms:
+            if self._pending and self._pending[0].due_ms <= due_ms:
                 turn = heappop(self._pending)
-                record = self._pools[min(turn.number, CLASSES - 1) - 1].take(turn.takes)
+                record = self._pools[min(turn.number, CLASSES - 1) - 1].draw(turn.takes)
             else:
                 record = next(self._openings)
                 turn = self._open(record)
@@ -164,32 +156,6 @@ class _Walker:
         return known
 
 
-class _Pool:
-    """Records of one class, each drawn once a pass, by what they take over."""
-
-    def __init__(self, records: TurnRecords, stream: Stream) -> None:
-        self._records = _records(records)
-        self._index = stream.index
-        self._next = 0
-        self._pool: list[tuple[int, int]] = []  # (takes, record), sorted
-        for _ in range(_pool_size(len(self._records))):
-            self._refill()
-
-    def _refill(self) -> None:
-        insort(self._pool, (self._records[self._next].takes, self._next))
-        self._next = (self._next + 1) % len(self._records)
-
-    def take(self, takes: int) -> Record:
-        """One of the NEAREST records in the pool, which is then replaced by the next one."""
-        pool = self._pool
-        middle = bisect_left(pool, (takes, -1)) - NEAREST // 2
-        first = max(0, min(middle, len(pool) - NEAREST))
-        at = first + self._index(min(NEAREST, len(pool)))
-        record = self._records[pool.pop(at)[1]]
-        self._refill()
-        return record
-
-
 def _share(turn: Turn, kind: int, value: float, blocks: int) -> int:
     """How many blocks a child takes over from a turn that has so many."""
     if kind == BEYOND:
@@ -197,29 +163,6 @@ def _share(turn: Turn, kind: int, value: float, blocks: int) -> int:
     if kind == LEVEL:
         return turn.levels[max(-int(value), -len(turn.levels))] if turn.levels else turn.takes
     return max(turn.session.stem, round(value * turn.takes))
-
-
-def _records(turns: TurnRecords) -> list[Record]:
-    children = list(
-        zip(
-            turns.gaps_ms.tolist(),
-            turns.share_kinds.tolist(),
-            turns.share_values.tolist(),
-            strict=True,
-        )
-    )
-    offsets = turns.child_offsets.tolist()
-    return [
-        Record(takes, tokens, output, tuple(children[start:end]))
-        for takes, tokens, output, start, end in zip(
-            turns.takes.tolist(),
-            turns.new_tokens.tolist(),
-            turns.outputs.tolist(),
-            offsets,
-            offsets[1:],
-            strict=False,
-        )
-    ]
 
 
 def _depths(model: SessionModel) -> list[int]:
@@ -230,7 +173,3 @@ def _depths(model: SessionModel) -> list[int]:
         # A stem's parent has a lower number.
         depths.append(length + (0 if parent == START else depths[parent]))
     return depths
-
-
-def _pool_size(records: int) -> int:
-    return min(records, max(POOL_LEAST, min(POOL_MOST, records // POOL_SHARE)))

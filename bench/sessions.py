@@ -9,7 +9,7 @@ from .markov import START
 from .prefix_tree import PrefixTree
 from .turns import Turns, find_turns
 
-CLASSES = 4  # opening turns, second ones, third ones, and all later ones
+CLASSES = 3  # opening turns, second ones, and all later ones
 BEYOND, LEVEL, FRACTION = range(3)  # how a child's shared depth is told
 MAX_CLIMB = 64  # levels of a session that are looked at
 
@@ -42,7 +42,7 @@ class TurnRecords:
 class SessionModel:
     """What sessions are drawn from: the stems they grow from, and their turns by class.
 
-    Class 0 are opening turns, 1 and 2 the turns after them, 3 all later ones. Stems are chains of
+    Class 0 are opening turns, 1 the turns after those, 2 all later ones. Stems are chains of
     blocks: `stem_parents` (START at the top) and `stem_lengths`.
     """
 

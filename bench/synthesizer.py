@@ -34,4 +34,5 @@ def synthesize(
     times = islice(model.arrivals.times(streams["arrivals"]), requests)
     if kind == "markov":
         return walk_markov(model.markov, model.block_size, times, streams, scaling)
-    return walk_sessions(model.sessions, model.block_size, times, streams, scaling)
+    instant_ms = float(model.arrivals.gaps_ms[0])
+    return walk_sessions(model.sessions, model.block_size, times, instant_ms, streams, scaling)
