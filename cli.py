@@ -44,6 +44,7 @@ BENCHES: Mapping[str, Entry] = {
     "decision": Entry(
         "A routing decision.", "bench.decision:DecisionBenchConfig", "bench.decision:run"
     ),
+    "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
 }
 

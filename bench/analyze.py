@@ -145,7 +145,12 @@ def _rows(found: TraceAnalysis) -> Iterator[tuple[str, str]]:
     yield "stem blocks", number(found.tree.stem_blocks, 0)
     yield "sessions", number(found.sessions.count, 0)
     yield "requests a session mean / p99 / max", _cells(found.sessions.requests, 1, "mean p99 max")
+    yield (
+        "span s of several, median / p75 / p99",
+        _cells(found.sessions.span_s, 0, "median p75 p99"),
+    )
     yield "follow-up share", number(found.sessions.follow_up_share, 3)
+    yield "follow-ups with all the history", number(found.sessions.whole_history_share, 3)
     yield "gap s p25 / median / p75", _cells(found.sessions.gap_s, 1, "p25 median p75")
     yield "hit rate, infinite cache", number(found.hit_rate_infinite, 4)
     for size, rate in found.hit_rate_curve:

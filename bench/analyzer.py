@@ -69,11 +69,17 @@ class Tree:
 
 @dataclass(frozen=True)
 class Sessions:
-    """Chains of requests that carry on from one another. `gap_s` is the time since the last."""
+    """Chains of requests that carry on from one another. `gap_s` is the time since the last.
+
+    `span_s` is the time from first to last of sessions with several requests; `whole_history_share`
+    the part of follow-ups that take over all full blocks of the request they follow.
+    """
 
     count: int
     requests: Spread
+    span_s: Spread
     follow_up_share: float
+    whole_history_share: float | None
     gap_s: Spread
 
 
@@ -122,6 +128,8 @@ class Samples:
     context_length: NDArray[np.int64]
     reuse_distance: NDArray[np.int64]
     session_size: NDArray[np.int64]
+    session_span_s: NDArray[np.float64]  # of sessions with more than one request
+    history_share: NDArray[np.float64]  # of its parent's full blocks, what a turn takes over
     gap_s: NDArray[np.float64]
     interarrival_s: NDArray[np.float64]
     curve: CacheCurve
@@ -173,7 +181,11 @@ def analyze(
         sessions=Sessions(
             count=len(samples.session_size),
             requests=describe(samples.session_size),
+            span_s=describe(samples.session_span_s),
             follow_up_share=len(samples.gap_s) / len(columns),
+            whole_history_share=float((samples.history_share >= 1).mean())
+            if len(samples.history_share)
+            else None,
             gap_s=describe(samples.gap_s),
         ),
         top_prefixes=_top_prefixes(tree),
@@ -190,6 +202,8 @@ def _samples(tree: PrefixTree, turns: Turns, curve: CacheCurve) -> Samples:
         context_length=np.add.reduceat(worth, columns.offsets[:-1]),
         reuse_distance=curve.distances,
         session_size=turns.session_sizes,
+        session_span_s=turns.session_spans(columns.timestamps_ms) / 1e3,
+        history_share=turns.history_shares(columns.input_lengths // columns.block_size),
         gap_s=turns.gaps(columns.timestamps_ms) / 1e3,
         interarrival_s=np.diff(columns.timestamps_ms) / 1e3,
         curve=curve,

@@ -49,7 +49,9 @@ class _Walker:
         self._families = passes(range(scaling.prefix_root_multiplier), streams["families"])
         self._residuals = passes(model.residuals.samples(), streams["residuals"])
         self._leaves = [self._deck(leaf, streams, at) for at, leaf in enumerate(model.leaves)]
-        self._lengths: list[int] = model.chain_lengths.tolist()
+        self._depths = _depths(model)
+        self._stems: list[bool] = model.chain_stems.tolist()
+        self._families_of: dict[int, int] = {}  # by the first chain that is no stem
         self._residual_of: list[int] = model.chain_residuals.tolist()
         self._chain_ids: list[dict[int, range]] = [
             {} for _ in range(scaling.prefix_root_multiplier)
@@ -69,12 +71,13 @@ class _Walker:
             self._next_window()
         self._left -= 1
         for _ in range(MAX_REJECTED):
-            family = next(self._families)
             path, rest = self._walk()
-            known = self._chain_ids[family]
+            known = self._chain_ids[self._family_of(path)]
             ids: list[int] = []
             for chain in path:
-                ids += known[chain] if chain in known else self._new_ids(known, chain)
+                if chain not in known:
+                    known[chain] = self._new_ids(chain, len(ids))
+                ids += known[chain]
             length = len(ids) * self._block_size + rest
             if length < 1:  # a shared end whose chains were all scaled away
                 length += self._block_size
@@ -96,28 +99,36 @@ class _Walker:
             if source < 0:
                 break
             path.append(source)
-            depth += self._lengths[source]
+            depth = self._depths[source]
         if source == END:
             return path, self._residual_of[path[-1]] - self._block_size
         blocks = next(self._leaves[depth_class(depth)])
         learned = (blocks - 1) * self._block_size + next(self._residuals)
         return path, self._scaling.leaf_tokens(learned)
 
-    def _new_ids(self, known: dict[int, range], chain: int) -> range:
-        blocks = int(self._lengths[chain] * self._scaling.prefix_len_multiplier + self._dither())
-        known[chain] = self._fresh.take(blocks)
-        return known[chain]
+    def _family_of(self, path: list[int]) -> int:
+        """Stems are in every family; what grows from one stays in the family it began in."""
+        for chain in path:
+            if not self._stems[chain]:
+                if chain not in self._families_of:
+                    self._families_of[chain] = next(self._families)
+                return self._families_of[chain]
+        return next(self._families)
+
+    def _new_ids(self, chain: int, before: int) -> range:
+        blocks = int(self._depths[chain] * self._scaling.prefix_len_multiplier + self._dither())
+        return self._fresh.take(max(0, blocks - before))
 
     def _next_window(self) -> None:
         model = self._model
         self._window += 1
         if self._window == len(model.window_offsets) - 1:
             self._window = 0
-            stems = model.chain_stems
             self._chain_ids = [
-                {chain: ids for chain, ids in known.items() if stems[chain]}
+                {chain: ids for chain, ids in known.items() if self._stems[chain]}
                 for known in self._chain_ids
             ]
+            self._families_of.clear()
         self._left = min(model.window, model.requests - self._window * model.window)
         rows = slice(*model.window_offsets[self._window : self._window + 2].tolist())
         self._all_steps = {}
@@ -131,3 +142,13 @@ class _Walker:
         self._steps = {source: list(steps) for source, steps in self._all_steps.items()}
         for deck in self._steps.values():
             self._shuffle(deck)
+
+
+def _depths(model: MarkovModel) -> list[int]:
+    """Blocks from the start to the end of each chain; a chain's parent has a lower number."""
+    depths: list[int] = []
+    for parent, length in zip(
+        model.chain_parents.tolist(), model.chain_lengths.tolist(), strict=True
+    ):
+        depths.append(length + (0 if parent == START else depths[parent]))
+    return depths

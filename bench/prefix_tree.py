@@ -10,7 +10,9 @@ from ._chains import ChainTable
 from .columns import TraceColumns
 from .trace import TraceError, two_parents
 
-STEM_BRANCHES = 16
+STEM_BRANCHES = 16  # continuations that make a stem; in a short trace fewer,
+STEM_SHARE = 64  # one for so many requests,
+STEM_LEAST = 3  # but at least so many
 STEM_LIFE = 0.5
 
 
@@ -56,12 +58,13 @@ class PrefixTree:
     def stems(self) -> NDArray[np.bool_]:
         """Per node: whether it belongs to a prompt that outlives any session (a system prompt).
 
-        That is a node with at least STEM_BRANCHES continuations that was in use over STEM_LIFE of
-        the trace's requests, or one that leads to such a node.
+        That is a node with many continuations (STEM_BRANCHES) that was in use over STEM_LIFE of the
+        trace's requests, or one that leads to such a node.
         """
         life = self.lasts.astype(np.int64) - self.firsts
         long_lived = life >= STEM_LIFE * (len(self.columns) - 1)
-        stems = long_lived & (self.branches >= STEM_BRANCHES)
+        enough = max(STEM_LEAST, min(STEM_BRANCHES, len(self.columns) // STEM_SHARE))
+        stems = long_lived & (self.branches >= enough)
         above = np.flatnonzero(stems)
         while len(above):
             above = np.unique(self.parents[above])

@@ -11,7 +11,8 @@ from .streams import Streams, passes
 from .trace import TraceRequest
 from .turn_pool import Balance, Record, TurnPool, list_records
 
-OPENINGS_HELD = 32  # to draw the next session from: near its place in the trace
+OPENINGS_HELD = 32  # to draw the next session from, near its place in the trace
+OPENINGS_SHARE = 32  # but no more than one in so many
 
 
 class Session(NamedTuple):
@@ -73,12 +74,17 @@ class _Walker:
         self._stretch = scaling.prefix_len_multiplier
         self._fresh = FreshIds()
         self._phase = streams["prefix dither"].random
-        self._families = passes(range(scaling.prefix_root_multiplier), streams["families"])
+        self._family_stream = streams["families"]
+        self._families: dict[tuple[int, bool], Iterator[int]] = {}
         openings = list_records(model.turns[0])
-        self._openings = passes(openings, streams["openings"], OPENINGS_HELD)
-        balance = Balance()
+        self._openings = passes(
+            openings,
+            streams["openings"],
+            max(1, min(OPENINGS_HELD, len(openings) // OPENINGS_SHARE)),
+        )
+        self._balances = [Balance() for _ in range(scaling.prefix_root_multiplier)]
         self._pools = [
-            TurnPool(list_records(records), balance, streams[f"turns {at}"])
+            TurnPool(list_records(records), streams[f"turns {at}"])
             for at, records in enumerate(model.turns[1:], 1)
         ]
         self._stem_ids: dict[tuple[int, int], list[int]] = {}
@@ -91,7 +97,8 @@ class _Walker:
         for _ in range(MAX_REJECTED):
             if self._pending and self._pending[0].due_ms <= due_ms:
                 turn = heappop(self._pending)
-                record = self._pools[min(turn.number, CLASSES - 1) - 1].draw(turn.takes)
+                pool = self._pools[min(turn.number, CLASSES - 1) - 1]
+                record = pool.draw(turn.takes, self._balances[turn.session.family])
             else:
                 record = next(self._openings)
                 turn = self._open(record)
@@ -101,7 +108,12 @@ class _Walker:
         raise self._scaling.nothing_fits()
 
     def _open(self, record: Record) -> Turn:
-        family = next(self._families)
+        # Each family gets its share of the long and of the short, or few would sway it.
+        kind = (record.new_tokens.bit_length(), bool(record.children))
+        if kind not in self._families:
+            families = range(self._scaling.prefix_root_multiplier)
+            self._families[kind] = passes(families, self._family_stream)
+        family = next(self._families[kind])
         ids = [] if record.takes == START else self._ids_of_stem(family, record.takes)
         depth = 0 if record.takes == START else self._stem_depths[record.takes]
         session = Session(family, depth, len(ids), self._phase())
@@ -143,15 +155,19 @@ class _Walker:
         """How many blocks are written for so many learned ones of a session's prefix."""
         if self._stretch == 1:
             return depth
-        return session.stem_made + int((depth - session.stem) * self._stretch + session.phase)
+        if depth <= session.stem:
+            return session.stem_made
+        # Of the whole depth, not of what lies beyond the stem: a stem of one block, stretched by
+        # 1.5, is one block or two to all its sessions, and they make up for it.
+        return max(session.stem_made, int(depth * self._stretch + session.phase))
 
     def _ids_of_stem(self, family: int, stem: int) -> list[int]:
         known = self._stem_ids.get((family, stem))
         if known is None:
             above = int(self._model.stem_parents[stem])
             before = [] if above == START else self._ids_of_stem(family, above)
-            blocks = int(int(self._model.stem_lengths[stem]) * self._stretch + self._phase())
-            known = [*before, *self._fresh.take(blocks)]
+            blocks = int(self._stem_depths[stem] * self._stretch + self._phase())
+            known = [*before, *self._fresh.take(max(0, blocks - len(before)))]
             self._stem_ids[family, stem] = known
         return known
 

@@ -28,6 +28,8 @@ def compare(one: Samples, other: Samples) -> dict[str, float]:
         ),
         "hit_rate_curve": float(np.abs(rates[0] - rates[1]).max()),
         "session_size": ks_distance(one.session_size, other.session_size),
+        "session_span": ks_distance(one.session_span_s, other.session_span_s),
+        "history_taken_over": ks_distance(one.history_share, other.history_share),
         "prefix_interarrival_time": ks_distance(one.gap_s, other.gap_s),
         "input_with_output": _joint(one, other, "input_length"),
         "context_with_output": _joint(one, other, "context_length"),

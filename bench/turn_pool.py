@@ -9,9 +9,9 @@ from .streams import Stream
 # Chosen on the conversation trace: more to choose from mixes more, and strays further from what
 # was learned; docs/synthesizer.md has the figures.
 NEAREST = 4  # records to choose from, by how much they take over
-POOL_SHARE = 64  # a class's pool holds one in so many of its records,
-POOL_LEAST = 128  # but at least so many
-POOL_MOST = 1024
+POOL_SHARE = 16  # a class's pool holds one in so many of its records,
+POOL_LEAST = 8  # but at least and
+POOL_MOST = 128  # at most so many
 DEEP = 64  # blocks; deviations count the more the deeper they are, doubly from about here
 SHIFT = 40
 MASK = (1 << SHIFT) - 1
@@ -40,16 +40,15 @@ class TurnPool:
     one from about the same part of the trace, and none is used twice as often as another.
     """
 
-    def __init__(self, records: list[Record], balance: Balance, stream: Stream) -> None:
+    def __init__(self, records: list[Record], stream: Stream) -> None:
         self._records = records
-        self._balance = balance
         self._index = stream.index
         self._next = 0
         self._pool: list[int] = []  # takes and record of each in one number, sorted
         for _ in range(pool_size(len(records))):
             self._refill()
 
-    def draw(self, takes: int) -> Record:
+    def draw(self, takes: int, balance: Balance) -> Record:
         """A record that takes over about so many blocks.
 
         From those that take over no less while there is a surplus, else no more: long sessions are
@@ -59,7 +58,7 @@ class TurnPool:
         pool, index = self._pool, self._index
         low = bisect_left(pool, takes << SHIFT)
         high = bisect_left(pool, takes + 1 << SHIFT)
-        if self._balance.surplus > 0:
+        if balance.surplus > 0:
             low = min(low, len(pool) - 1)
             high = min(len(pool), max(high, low + NEAREST))
         else:
@@ -72,7 +71,7 @@ class TurnPool:
         record = self._records[pool.pop(at) & MASK]
         if record.children:
             weight = len(record.children) * (1 + (takes + record.takes) / DEEP)
-            self._balance.surplus += (takes - record.takes) * weight
+            balance.surplus += (takes - record.takes) * weight
         self._refill()
         return record
 

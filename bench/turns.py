@@ -30,6 +30,20 @@ class Turns:
         """How many requests each session has, by its opening request."""
         return np.unique(self.sessions, return_counts=True)[1]
 
+    def session_spans(self, timestamps_ms: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Per session of several requests: the ms from its first to its last."""
+        _, first, counts = np.unique(self.sessions, return_index=True, return_counts=True)
+        last = len(self.sessions) - 1 - np.unique(self.sessions[::-1], return_index=True)[1]
+        several = counts > 1
+        found: NDArray[np.float64] = timestamps_ms[last[several]] - timestamps_ms[first[several]]
+        return found
+
+    def history_shares(self, full_blocks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Per request that follows one: the share of that one's full blocks it takes over."""
+        follows = self.parents >= 0
+        history = np.maximum(1, full_blocks[self.parents[follows]])
+        return np.minimum(1.0, self.shared[follows] / history)
+
     def gaps(self, timestamps_ms: NDArray[np.float64]) -> NDArray[np.float64]:
         """Per request that follows one, in order: the ms since then."""
         follows = self.parents >= 0
