@@ -12,6 +12,7 @@ from .columns import read_columns
 from .environment import describe_environment
 from .report import check_json_target, new_table, number, table_console, write_json
 from .similarity import compare
+from .trace_model import describe_model, is_model, load_model
 from .trace_plots import check_plot_target, plot_traces
 
 
@@ -49,6 +50,9 @@ def run(config: AnalyzeConfig) -> int:
     """The command: 0, or ConfigError for what cannot be read or written."""
     check_json_target(config.json)
     check_plot_target(config.plot)
+    if is_model(config.trace):
+        _inspect(config)
+        return 0
     sizes = config.cache_tokens or None
     found, samples = analyze(
         read_columns(config.trace, trace_block_size=config.trace_block_size), sizes
@@ -57,11 +61,11 @@ def run(config: AnalyzeConfig) -> int:
     distances: dict[str, float] = {}
     if config.against is not None:
         columns = read_columns(config.against, trace_block_size=config.trace_block_size)
-        other, drawn[f"{config.against} " if config.against in drawn else config.against] = analyze(
-            columns, [size for size, _ in found.hit_rate_curve]
-        )
+        other, other_samples = analyze(columns, [size for size, _ in found.hit_rate_curve])
         analyses.append(other)
-        distances = compare(*drawn.values())
+        # A trace may be held against itself, too.
+        drawn[other.trace if other.trace != found.trace else f"{other.trace} again"] = other_samples
+        distances = compare(samples, other_samples)
     console = table_console(config.json)
     console.print(analysis_table(analyses))
     console.print(prefixes_table(found))
@@ -75,6 +79,21 @@ def run(config: AnalyzeConfig) -> int:
             result |= {"against": asdict(analyses[1]), "distances": distances}
         write_json(config.json, result | {"environment": describe_environment()})
     return 0
+
+
+def _inspect(config: AnalyzeConfig) -> None:
+    if config.against is not None or config.plot is not None:
+        raise bad_setting("trace", f"{config.trace} is a model: make a trace of it to compare")
+    facts = describe_model(load_model(config.trace))
+    table = new_table("", title=config.trace)
+    table.add_column("", justify="right")
+    for name, value in facts.items():
+        for inner, cell in value.items() if isinstance(value, dict) else [("", value)]:
+            shown = number(cell, 2) if isinstance(cell, float) else str(cell)
+            table.add_row(f"{name} {inner}".replace("_", " "), shown)
+    table_console(config.json).print(table)
+    if config.json is not None:
+        write_json(config.json, {"model": config.trace, **facts})
 
 
 def analysis_table(analyses: Sequence[TraceAnalysis]) -> Table:

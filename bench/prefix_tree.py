@@ -12,7 +12,7 @@ from .trace import TraceError, two_parents
 
 STEM_BRANCHES = 16  # continuations that make a stem; in a short trace fewer,
 STEM_SHARE = 64  # one for so many requests,
-STEM_LEAST = 3  # but at least so many
+STEM_LEAST = 4  # but at least so many
 STEM_LIFE = 0.5
 
 

@@ -98,7 +98,7 @@ class _Walker:
             if self._pending and self._pending[0].due_ms <= due_ms:
                 turn = heappop(self._pending)
                 pool = self._pools[min(turn.number, CLASSES - 1) - 1]
-                record = pool.draw(turn.takes, self._balances[turn.session.family])
+                record = pool.draw(turn.takes, turn.number, self._balances[turn.session.family])
             else:
                 record = next(self._openings)
                 turn = self._open(record)

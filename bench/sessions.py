@@ -18,14 +18,17 @@ MAX_CLIMB = 64  # levels of a session that are looked at
 class TurnRecords:
     """What turns of one class were like, a record a turn, in the order of the trace.
 
-    `takes` are the blocks a turn took over from its parent; of an opening turn, the stem it grew
-    from (a chain of stems, or START). `new_tokens` follow them (below 1 if all of the prompt was
-    taken over and its last block is partial). The turns that followed record i are `child_offsets`
-    [i] to [i + 1] of: `gaps_ms`, how long after it; and `share_values` read by `share_kinds`:
-    BEYOND, so many blocks more than the turn itself took over; LEVEL, as many blocks as the n-th
-    turn above it in the session took over; FRACTION, this part of what it took over.
+    `numbers` count a session's turns from 0. `takes` are the blocks a turn took over from its
+    parent; of an opening turn, the stem it grew from (a chain of stems, or START). `new_tokens`
+    follow them (below 1 if all of the prompt was taken over and its last block is partial).
+
+    The turns that followed record i are rows `child_offsets[i]` to `child_offsets[i + 1]` of
+    `gaps_ms`, how long after it, and of `share_values`, how much of its blocks they took over, to
+    be read by `share_kinds`: BEYOND, so many more than it took over itself; LEVEL, as many as the
+    n-th turn above it in the session took over; FRACTION, this part of what it took over.
     """
 
+    numbers: NDArray[np.int64]
     takes: NDArray[np.int64]
     new_tokens: NDArray[np.int64]
     outputs: NDArray[np.int64]
@@ -81,6 +84,7 @@ def learn_sessions(tree: PrefixTree) -> SessionModel:
         offsets = np.concatenate([[0], np.cumsum(counts)])
         rows = np.repeat(child_starts[chosen] - offsets[:-1], counts) + np.arange(offsets[-1])
         return TurnRecords(
+            numbers=turns.numbers[chosen],
             takes=takes[chosen],
             new_tokens=new_tokens[chosen],
             outputs=columns.output_lengths[chosen],

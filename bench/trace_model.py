@@ -181,7 +181,7 @@ def _require_sound(model: TraceModel) -> None:
     ]
     for records in sessions.turns:
         sound += [
-            len(records.new_tokens) == len(records.outputs) == len(records),
+            len(records.numbers) == len(records.new_tokens) == len(records.outputs) == len(records),
             len(records.child_offsets) == len(records) + 1,
             len(records.gaps_ms) == len(records.share_kinds) == len(records.share_values),
             records.child_offsets[-1] == len(records.gaps_ms),

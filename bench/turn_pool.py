@@ -13,13 +13,17 @@ POOL_SHARE = 16  # a class's pool holds one in so many of its records,
 POOL_LEAST = 8  # but at least and
 POOL_MOST = 128  # at most so many
 DEEP = 64  # blocks; deviations count the more the deeper they are, doubly from about here
-SHIFT = 40
-MASK = (1 << SHIFT) - 1
+ALIKE = 2  # so many that are just alike are enough to choose from
+
+# A record's place among the others, in one number: what it takes over, its turn, its index.
+TAKES, TURN = 1 << 48, 1 << 40
+LAST_TURN = 255
 
 
 class Record(NamedTuple):
     """One of a model's turn records; see TurnRecords."""
 
+    number: int
     takes: int
     new_tokens: int
     output: int
@@ -44,21 +48,23 @@ class TurnPool:
         self._records = records
         self._index = stream.index
         self._next = 0
-        self._pool: list[int] = []  # takes and record of each in one number, sorted
+        self._pool: list[int] = []  # sorted by TAKES, TURN, and index
         for _ in range(pool_size(len(records))):
             self._refill()
 
-    def draw(self, takes: int, balance: Balance) -> Record:
-        """A record that takes over about so many blocks.
+    def draw(self, takes: int, number: int, balance: Balance) -> Record:
+        """A record of a turn of this number that takes over about so many blocks.
 
-        From those that take over no less while there is a surplus, else no more: long sessions are
-        few, and their number alone would make a short trace's prompts too long or too short. Like
-        lots from an urn instead of throws of a die.
+        If few are just alike, from those that take over no less while there is a surplus, else no
+        more: long sessions are few, and their number alone would make the prompts of a short trace
+        too long or too short. Like lots from an urn instead of throws of a die.
         """
         pool, index = self._pool, self._index
-        low = bisect_left(pool, takes << SHIFT)
-        high = bisect_left(pool, takes + 1 << SHIFT)
-        if balance.surplus > 0:
+        wanted = takes * TAKES + min(number, LAST_TURN) * TURN
+        low, high = bisect_left(pool, wanted), bisect_left(pool, wanted + TURN)
+        if high - low >= ALIKE:
+            pass
+        elif balance.surplus > 0:
             low = min(low, len(pool) - 1)
             high = min(len(pool), max(high, low + NEAREST))
         else:
@@ -68,7 +74,7 @@ class TurnPool:
         at, other = low + index(high - low), low + index(high - low)
         if self._waits(other) > self._waits(at):
             at = other
-        record = self._records[pool.pop(at) & MASK]
+        record = self._records[pool.pop(at) % TURN]
         if record.children:
             weight = len(record.children) * (1 + (takes + record.takes) / DEEP)
             balance.surplus += (takes - record.takes) * weight
@@ -77,10 +83,12 @@ class TurnPool:
 
     def _waits(self, at: int) -> int:
         """How many records were taken in since this one."""
-        return (self._next - 1 - (self._pool[at] & MASK)) % len(self._records)
+        return (self._next - 1 - self._pool[at] % TURN) % len(self._records)
 
     def _refill(self) -> None:
-        insort(self._pool, self._records[self._next].takes << SHIFT | self._next)
+        record = self._records[self._next]
+        turn = min(record.number, LAST_TURN)
+        insort(self._pool, record.takes * TAKES + turn * TURN + self._next)
         self._next = (self._next + 1) % len(self._records)
 
 
@@ -101,8 +109,9 @@ def list_records(turns: TurnRecords) -> list[Record]:
     )
     offsets = turns.child_offsets.tolist()
     return [
-        Record(takes, tokens, output, tuple(children[start:end]))
-        for takes, tokens, output, start, end in zip(
+        Record(number, takes, tokens, output, tuple(children[start:end]))
+        for number, takes, tokens, output, start, end in zip(
+            turns.numbers.tolist(),
             turns.takes.tolist(),
             turns.new_tokens.tolist(),
             turns.outputs.tolist(),
