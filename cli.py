@@ -33,6 +33,10 @@ COMMANDS: Mapping[str, Entry] = {
         "Run mock engines.", "workers.mocker.config:MockerConfig", "workers.mocker.fleet:run"
     ),
     "replay": Entry("Replay a trace.", "bench.replay:ReplayConfig", "bench.replay:run"),
+    "analyze": Entry("What a trace is like.", "bench.analyze:AnalyzeConfig", "bench.analyze:run"),
+    "synthesize": Entry(
+        "More of the same traffic.", "bench.synthesize:SynthesizeConfig", "bench.synthesize:run"
+    ),
     "demo": Entry("KV-aware against round-robin.", "bench.demo:DemoConfig", "bench.demo:run"),
     "config": Entry("Print the configuration of serve.", "router.config:ServeConfig", None),
 }
@@ -41,6 +45,7 @@ BENCHES: Mapping[str, Entry] = {
     "decision": Entry(
         "A routing decision.", "bench.decision:DecisionBenchConfig", "bench.decision:run"
     ),
+    "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
 }
 

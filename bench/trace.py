@@ -57,18 +57,31 @@ def read_trace(
     a timestamp before the previous one; an id that follows two different ids (the ids are then no
     prefixes). Memory grows with the number of different ids only.
     """
+    requests = _in_one_tree(decode_trace(path, trace_block_size=trace_block_size), str(path))
+    first = next(requests)
+    if limit != 0:
+        yield first
+        yield from requests if limit is None else islice(requests, limit - 1)
+
+
+def decode_trace(
+    path: str | Path, *, trace_block_size: int = TRACE_BLOCK_SIZE
+) -> Iterator[tuple[int, TraceRequest]]:
+    """Yield (line number, request) as `read_trace` does, but without looking for two parents.
+
+    For readers that hold the whole prefix tree anyway; needs no memory.
+    """
     name = str(path)
     try:
         with open(path, "rb") as file:
-            requests = _checked(file, name, trace_block_size)
-            first = next(requests, None)
-            if first is None:
-                raise TraceError(name, None, "holds no request")
-            if limit != 0:
-                yield first
-                yield from requests if limit is None else islice(requests, limit - 1)
+            empty = True
+            for numbered in _checked(file, name, trace_block_size):
+                yield numbered
+                empty = False
     except OSError as error:
         raise TraceError(name, None, f"cannot be read: {error.strerror or error}") from error
+    if empty:
+        raise TraceError(name, None, "holds no request")
 
 
 def encode_request(request: TraceRequest) -> bytes:
@@ -96,9 +109,16 @@ def token_ids(
     return tokens
 
 
-def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[TraceRequest]:
-    decoder = msgspec.json.Decoder(TraceRequest)
+def _in_one_tree(requests: Iterable[tuple[int, TraceRequest]], path: str) -> Iterator[TraceRequest]:
     parents: dict[int, int] = {}
+    for number, request in requests:
+        if reason := parent_fault(request, parents):
+            raise TraceError(path, number, reason)
+        yield request
+
+
+def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[tuple[int, TraceRequest]]:
+    decoder = msgspec.json.Decoder(TraceRequest)
     latest = float("-inf")
     for number, line in enumerate(_lines(file), 1):
         if len(line) > MAX_LINE_BYTES:
@@ -109,13 +129,13 @@ def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[TraceReques
             request = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TraceError(path, number, str(error)) from error
-        reason = lengths_fault(request, block_size) or parent_fault(request, parents)
+        reason = lengths_fault(request, block_size)
         if request.timestamp_ms < latest:
             reason = f"timestamp {request.timestamp_ms} is before the previous one, {latest}"
         if reason:
             raise TraceError(path, number, reason)
         latest = request.timestamp_ms
-        yield request
+        yield number, request
 
 
 def _lines(file: BinaryIO) -> Iterable[bytes]:
@@ -141,7 +161,12 @@ def parent_fault(request: TraceRequest, parents: dict[int, int]) -> str | None:
     for block in request.hash_ids:
         known = parents.setdefault(block, parent)
         if known != parent:
-            one, other = ("the start" if place < 0 else f"id {place}" for place in (known, parent))
-            return f"hash id {block} has two parents: {one} and {other}"
+            return two_parents(block, known, parent)
         parent = block
     return None
+
+
+def two_parents(block: int, one: int, other: int) -> str:
+    """How to say that `block` follows two different ids; -1 is the start of a prompt."""
+    places = ["the start" if place < 0 else f"id {place}" for place in (one, other)]
+    return f"hash id {block} has two parents: {places[0]} and {places[1]}"

@@ -1,0 +1,180 @@
+"""dynamo-router analyze: what a trace is like, and how another one differs from it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from ..runtime.settings import bad_setting
+from .analyzer import Spread, TraceAnalysis, analyze
+from .columns import read_columns
+from .environment import describe_environment
+from .report import check_json_target, new_table, number, table_console, write_json
+from .similarity import compare
+from .trace_model import describe_model, is_model, load_model
+from .trace_plots import check_plot_target, plot_traces
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeConfig:
+    """What to analyze. Raises ConfigError, naming the key, on a bad value."""
+
+    trace: str = field(
+        metadata={"help": "The trace, a JSON lines file, or a model.", "positional": True}
+    )
+    against: str | None = _option(
+        None, "Another trace, shown beside it, and how far the two lie apart."
+    )
+    trace_block_size: int = _option(512, "Tokens that one hash id of the trace stands for.")
+    cache_tokens: tuple[int, ...] = _option(
+        (), "Cache size to report the hit rate of; may be repeated. Not given: 125k, doubled."
+    )
+    plot: str | None = _option(None, "Write plots to this file (.png, .svg, .pdf).")
+    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.trace_block_size <= 2**20:
+            raise bad_setting(
+                "trace_block_size", f"{self.trace_block_size} must be from 1 to 2**20"
+            )
+        if self.cache_tokens and min(self.cache_tokens) < 1:
+            raise bad_setting("cache_tokens", "must be at least 1")
+
+
+def run(config: AnalyzeConfig) -> int:
+    """The command: 0, or ConfigError for what cannot be read or written."""
+    check_json_target(config.json)
+    check_plot_target(config.plot)
+    if is_model(config.trace):
+        _inspect(config)
+        return 0
+    sizes = config.cache_tokens or None
+    found, samples = analyze(
+        read_columns(config.trace, trace_block_size=config.trace_block_size), sizes
+    )
+    analyses, drawn = [found], {found.trace: samples}
+    distances: dict[str, float] = {}
+    if config.against is not None:
+        columns = read_columns(config.against, trace_block_size=config.trace_block_size)
+        other, other_samples = analyze(columns, [size for size, _ in found.hit_rate_curve])
+        analyses.append(other)
+        # A trace may be held against itself, too.
+        drawn[other.trace if other.trace != found.trace else f"{other.trace} again"] = other_samples
+        distances = compare(samples, other_samples)
+    console = table_console(config.json)
+    console.print(analysis_table(analyses))
+    console.print(prefixes_table(found))
+    if distances:
+        console.print(distances_table(distances))
+    if config.plot is not None:
+        plot_traces(drawn, config.plot)
+    if config.json is not None:
+        result: dict[str, Any] = asdict(found)
+        if distances:
+            result |= {"against": asdict(analyses[1]), "distances": distances}
+        write_json(config.json, result | {"environment": describe_environment()})
+    return 0
+
+
+def _inspect(config: AnalyzeConfig) -> None:
+    if config.against is not None or config.plot is not None:
+        raise bad_setting("trace", f"{config.trace} is a model: make a trace of it to compare")
+    facts = describe_model(load_model(config.trace))
+    table = new_table("", title=config.trace)
+    table.add_column("", justify="right")
+    for name, value in facts.items():
+        for inner, cell in value.items() if isinstance(value, dict) else [("", value)]:
+            shown = number(cell, 2) if isinstance(cell, float) else str(cell)
+            table.add_row(f"{name} {inner}".replace("_", " "), shown)
+    table_console(config.json).print(table)
+    if config.json is not None:
+        write_json(config.json, {"model": config.trace, **facts})
+
+
+def analysis_table(analyses: Sequence[TraceAnalysis]) -> Table:
+    """Traces side by side, a column each."""
+    table = new_table("")
+    for analysis in analyses:
+        table.add_column(analysis.trace, justify="right", overflow="fold")
+    columns = [list(_rows(analysis)) for analysis in analyses]
+    for cells in zip(*columns, strict=False):
+        table.add_row(cells[0][0], *(cell for _, cell in cells))
+    return table
+
+
+def prefixes_table(analysis: TraceAnalysis) -> Table:
+    """The most visited prefixes of a trace."""
+    table = new_table("tokens", "requests", "share", "continuations", "last id", title="prefixes")
+    for prefix in analysis.top_prefixes:
+        table.add_row(
+            number(prefix.tokens, 0),
+            number(prefix.requests, 0),
+            number(prefix.share, 3),
+            number(prefix.continuations, 0),
+            str(prefix.last_id),
+        )
+    return table
+
+
+def distances_table(distances: dict[str, float]) -> Table:
+    """How far two traces lie apart."""
+    table = new_table("distance", "0 is alike, 1 is apart")
+    for name, value in distances.items():
+        table.add_row(name.replace("_", " "), number(value, 3))
+    return table
+
+
+def _rows(found: TraceAnalysis) -> Iterator[tuple[str, str]]:
+    yield "requests", number(found.requests, 0)
+    yield "span s", number(found.span_s, 1)
+    yield "rate /s", number(found.arrivals.rate_per_s, 2)
+    yield (
+        "requests an instant, mean / max",
+        _cells(found.arrivals.requests_per_instant, 1, "mean max"),
+    )
+    yield "interarrival cv (1: independent)", number(found.arrivals.interarrival_cv, 2)
+    yield "dispersion a minute (1: independent)", number(found.arrivals.dispersion_60s, 2)
+    for name, spread in (
+        ("input", found.input_length),
+        ("context", found.context_length),
+        ("unique prompt", found.unique_prompt_length),
+        ("output", found.output_length),
+    ):
+        yield f"{name} tokens mean / std", _cells(spread, 0, "mean std")
+        yield "  min / p25 / median", _cells(spread, 0, "min p25 median")
+        yield "  p75 / p99 / max", _cells(spread, 0, "p75 p99 max")
+    yield (
+        "blocks, different",
+        f"{number(found.blocks.total, 0)}, {number(found.blocks.different, 0)}",
+    )
+    yield "blocks reused", number(found.blocks.reused_share, 3)
+    yield (
+        "reuse distance tokens p25 / median / p75",
+        _cells(found.blocks.reuse_distance_tokens, 0, "p25 median p75"),
+    )
+    yield "prompt depth blocks mean / max", _cells(found.tree.prompt_depth, 1, "mean max")
+    yield "shared depth blocks mean / max", _cells(found.tree.shared_depth, 1, "mean max")
+    yield "branching blocks", number(found.tree.branching_blocks, 0)
+    yield "branches mean / max", _cells(found.tree.branches, 1, "mean max")
+    yield "stem blocks", number(found.tree.stem_blocks, 0)
+    yield "sessions", number(found.sessions.count, 0)
+    yield "requests a session mean / p99 / max", _cells(found.sessions.requests, 1, "mean p99 max")
+    yield (
+        "span s of several, median / p75 / p99",
+        _cells(found.sessions.span_s, 0, "median p75 p99"),
+    )
+    yield "follow-up share", number(found.sessions.follow_up_share, 3)
+    yield "follow-ups with all the history", number(found.sessions.whole_history_share, 3)
+    yield "gap s p25 / median / p75", _cells(found.sessions.gap_s, 1, "p25 median p75")
+    yield "hit rate, infinite cache", number(found.hit_rate_infinite, 4)
+    for size, rate in found.hit_rate_curve:
+        yield f"  {number(size, 0)} tokens", number(rate, 4)
+
+
+def _cells(spread: Spread, digits: int, names: str) -> str:
+    return " / ".join(number(getattr(spread, name), digits) for name in names.split())

@@ -1,0 +1,191 @@
+"""Draws requests from a session model."""
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from .markov import START
+from .scaling import MAX_REJECTED, FreshIds, Scaling
+from .sessions import BEYOND, CLASSES, LEVEL, SessionModel
+from .streams import Streams, passes
+from .trace import TraceRequest
+from .turn_pool import Balance, Record, TurnPool, list_records
+
+OPENINGS_HELD = 32  # to draw the next session from, near its place in the trace
+OPENINGS_SHARE = 32  # but no more than one in so many
+
+
+class Session(NamedTuple):
+    """What all turns of a session have in common. Blocks as learned, but `stem_made` as written."""
+
+    family: int
+    stem: int  # blocks of its stem
+    stem_made: int  # the same, stretched
+    phase: float  # where its stretched blocks are rounded, so that they are right on average
+
+
+class Turn(NamedTuple):
+    """A turn to come: when, in what session, and what it takes over. Ordered by time."""
+
+    due_ms: float
+    order: int
+    number: int
+    session: Session
+    takes: int  # blocks, as learned
+    levels: tuple[int, ...]  # what each turn above it took over, if less; deepest last
+    ids: list[int]  # of what it takes over
+
+
+def walk_sessions(
+    model: SessionModel,
+    block_size: int,
+    times_ms: Iterable[float],
+    instant_ms: float,
+    streams: Streams,
+    scaling: Scaling,
+) -> Iterator[TraceRequest]:
+    """Requests at the given times, which lie about `instant_ms` apart where they differ.
+
+    At each time the turn that is longest due goes on, or a new session opens. It gets a whole
+    record of its class: one of those that took over about as much as it does, from about the same
+    part of the trace. What is longer than the scaling's limits ends a session; ConfigError if
+    nothing fits them.
+    """
+    walker = _Walker(model, block_size, streams, scaling)
+    dither = streams["output dither"]
+    for at in times_ms:
+        # To the nearest instant: always the next one would make every gap longer.
+        length, output, ids = walker.draw(at, at + instant_ms / 2)
+        yield TraceRequest(
+            scaling.timestamp(at),
+            length,
+            scaling.output_length(output, dither.random()),
+            tuple(ids),
+        )
+
+
+class _Walker:
+    def __init__(
+        self, model: SessionModel, block_size: int, streams: Streams, scaling: Scaling
+    ) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._scaling = scaling
+        self._stretch = scaling.prefix_len_multiplier
+        self._fresh = FreshIds()
+        self._phase = streams["prefix dither"].random
+        self._family_stream = streams["families"]
+        self._families: dict[tuple[int, bool], Iterator[int]] = {}
+        openings = list_records(model.turns[0])
+        self._openings = passes(
+            openings,
+            streams["openings"],
+            max(1, min(OPENINGS_HELD, len(openings) // OPENINGS_SHARE)),
+        )
+        self._balances = [Balance() for _ in range(scaling.prefix_root_multiplier)]
+        self._pools = [
+            TurnPool(list_records(records), streams[f"turns {at}"])
+            for at, records in enumerate(model.turns[1:], 1)
+        ]
+        self._stem_ids: dict[tuple[int, int], list[int]] = {}
+        self._stem_depths = _depths(model)
+        self._pending: list[Turn] = []
+        self._order = 0
+
+    def draw(self, now_ms: float, due_ms: float) -> tuple[int, int, list[int]]:
+        """Input length, output as learned, and ids of the request now; turns are due until then."""
+        for _ in range(MAX_REJECTED):
+            if self._pending and self._pending[0].due_ms <= due_ms:
+                turn = heappop(self._pending)
+                pool = self._pools[min(turn.number, CLASSES - 1) - 1]
+                record = pool.draw(turn.takes, turn.number, self._balances[turn.session.family])
+            else:
+                record = next(self._openings)
+                turn = self._open(record)
+            drawn = self._write(turn, record, now_ms)
+            if drawn is not None:
+                return drawn
+        raise self._scaling.nothing_fits()
+
+    def _open(self, record: Record) -> Turn:
+        # Each family gets its share of the long and of the short, or few would sway it.
+        kind = (record.new_tokens.bit_length(), bool(record.children))
+        if kind not in self._families:
+            families = range(self._scaling.prefix_root_multiplier)
+            self._families[kind] = passes(families, self._family_stream)
+        family = next(self._families[kind])
+        ids = [] if record.takes == START else self._ids_of_stem(family, record.takes)
+        depth = 0 if record.takes == START else self._stem_depths[record.takes]
+        session = Session(family, depth, len(ids), self._phase())
+        return Turn(0.0, 0, 0, session, depth, (), ids)
+
+    def _write(
+        self, turn: Turn, record: Record, now_ms: float
+    ) -> tuple[int, int, list[int]] | None:
+        """The request of a turn; its children become pending. None if it is out of the limits."""
+        size = self._block_size
+        blocks = turn.takes - (-record.new_tokens // size)
+        children = [
+            (gap_ms, _share(turn, kind, value, blocks)) for gap_ms, kind, value in record.children
+        ]
+        # What some child takes over is prefix, and stretched as one; the rest is this prompt's own.
+        kept = max([turn.takes, *(share for _, share in children)])
+        rest = (turn.takes - kept) * size + record.new_tokens
+        if rest > 0:
+            rest = self._scaling.leaf_tokens(rest)
+        length = self._made(turn.session, kept) * size + rest
+        if length < 1:  # a shared end whose blocks were all scaled away
+            length += size
+        if not self._scaling.fits(length):
+            return None
+        ids = [*turn.ids, *self._fresh.take(-(-length // size) - len(turn.ids))]
+        for gap_ms, share in children:
+            self._order += 1
+            levels = tuple(level for level in (*turn.levels, turn.takes) if level < share)
+            made = ids[: self._made(turn.session, share)]
+            heappush(
+                self._pending,
+                Turn(
+                    now_ms + gap_ms, self._order, turn.number + 1, turn.session, share, levels, made
+                ),
+            )
+        return length, record.output, ids
+
+    def _made(self, session: Session, depth: int) -> int:
+        """How many blocks are written for so many learned ones of a session's prefix."""
+        if self._stretch == 1:
+            return depth
+        if depth <= session.stem:
+            return session.stem_made
+        # Of the whole depth, not of what lies beyond the stem: a stem of one block, stretched by
+        # 1.5, is one block or two to all its sessions, and they make up for it.
+        return max(session.stem_made, int(depth * self._stretch + session.phase))
+
+    def _ids_of_stem(self, family: int, stem: int) -> list[int]:
+        known = self._stem_ids.get((family, stem))
+        if known is None:
+            above = int(self._model.stem_parents[stem])
+            before = [] if above == START else self._ids_of_stem(family, above)
+            blocks = int(self._stem_depths[stem] * self._stretch + self._phase())
+            known = [*before, *self._fresh.take(max(0, blocks - len(before)))]
+            self._stem_ids[family, stem] = known
+        return known
+
+
+def _share(turn: Turn, kind: int, value: float, blocks: int) -> int:
+    """How many blocks a child takes over from a turn that has so many."""
+    if kind == BEYOND:
+        return min(turn.takes + int(value), blocks)
+    if kind == LEVEL:
+        return turn.levels[max(-int(value), -len(turn.levels))] if turn.levels else turn.takes
+    return max(turn.session.stem, round(value * turn.takes))
+
+
+def _depths(model: SessionModel) -> list[int]:
+    depths: list[int] = []
+    for parent, length in zip(
+        model.stem_parents.tolist(), model.stem_lengths.tolist(), strict=True
+    ):
+        # A stem's parent has a lower number.
+        depths.append(length + (0 if parent == START else depths[parent]))
+    return depths

@@ -1,0 +1,187 @@
+"""dynamo-router synthesize: learns a trace, or loads what was learned, and writes a new one."""
+
+import os
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from time import perf_counter
+from typing import Any, BinaryIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..runtime.settings import bad_setting
+from .columns import read_columns
+from .environment import describe_environment
+from .markov import WINDOW
+from .report import check_json_target, new_table, number, table_console, write_json
+from .scaling import Scaling
+from .synthesizer import KINDS, ModelKind, synthesize
+from .trace import TraceRequest, encode_request
+from .trace_model import TraceModel, describe_model, is_model, learn_model, load_model, save_model
+
+BATCH = 1000  # requests written at once
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesizeConfig:
+    """What to make of what. Raises ConfigError, naming the key, on a bad value."""
+
+    source: str = field(
+        metadata={"help": "A trace to learn, or a model that --save-model wrote.",
+                  "positional": True}
+    )  # fmt: skip
+    requests: int | None = _option(
+        None, "How many requests to make; not given: as many as were learned."
+    )
+    seed: int = _option(0, "Another seed is another trace of the same kind.")
+    output: str = _option("-", 'Write the trace to this file; "-" is stdout.')
+    model: ModelKind = _option("sessions", "What to draw from.", choices=KINDS)
+    window: int = _option(
+        WINDOW, "Requests that share the Markov model's transitions; 0: all, a memoryless walk."
+    )
+    prefix_len_multiplier: float = _option(1.0, "Stretch what prompts share.")
+    prefix_root_multiplier: int = _option(1, "So many families that share nothing.")
+    prompt_len_multiplier: float = _option(1.0, "Stretch what is a prompt's own.")
+    osl_multiplier: float = _option(1.0, "Stretch outputs.")
+    speedup_ratio: float = _option(1.0, "Divide times.")
+    min_isl: int | None = _option(None, "Draw shorter prompts again.")
+    max_isl: int | None = _option(None, "Draw longer prompts again; a session ends there.")
+    min_osl: int | None = _option(None, "Raise shorter outputs to this.")
+    max_osl: int | None = _option(None, "Cut longer outputs to this.")
+    trace_block_size: int = _option(512, "Tokens that one hash id of the trace stands for.")
+    save_model: str | None = _option(None, "Write what was learned to this file.")
+    progress: bool = _option(True, "Show a progress bar, if stderr is a terminal.")
+    json: str | None = _option(None, 'Write a summary as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        if self.requests is not None and self.requests < 1:
+            raise bad_setting("requests", f"{self.requests} must be at least 1")
+        if self.window < 0:
+            raise bad_setting("window", f"{self.window} must be at least 0")
+        if not 1 <= self.trace_block_size <= 2**20:
+            raise bad_setting(
+                "trace_block_size", f"{self.trace_block_size} must be from 1 to 2**20"
+            )
+        if self.json == "-" and self.output == "-":
+            raise bad_setting("json", "stdout is taken by the trace: give --output")
+        self.scaling()
+
+    def scaling(self) -> Scaling:
+        """The multipliers and limits among these settings."""
+        return Scaling(**{entry.name: getattr(self, entry.name) for entry in fields(Scaling)})
+
+
+def run(config: SynthesizeConfig) -> int:
+    """The command: 0, or 130 on Ctrl-C; ConfigError for what cannot be read, met or written."""
+    check_json_target(config.json)
+    started = perf_counter()
+    try:
+        with trace_file(config.output) as file:
+            model = _obtain(config)
+            learned = perf_counter()
+            if config.save_model is not None:
+                save_model(model, config.save_model)
+            total = config.requests or model.requests
+            made = synthesize(
+                model, total, seed=config.seed, kind=config.model, scaling=config.scaling()
+            )
+            begun = perf_counter()
+            tokens = write_trace(_shown(made, total, config.progress), file)
+            ended = perf_counter()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    summary = {
+        "requests": total,
+        "input_tokens": tokens,
+        "model": config.model,
+        "seed": config.seed,
+        "learn_s": learned - started,
+        "write_s": ended - begun,
+        "requests_per_s": total / (ended - begun),
+        "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+    table = new_table("", title=f"{config.source} -> {config.output}")
+    table.add_column("", justify="right")
+    for name, value in summary.items():
+        shown = number(value, 2) if isinstance(value, float) else str(value)
+        table.add_row(name.replace("_", " "), shown)
+    table_console("-").print(table)
+    if config.json is not None:
+        content = {**summary, "learned": describe_model(model)}
+        write_json(config.json, content | {"environment": describe_environment()})
+    return 0
+
+
+def write_trace(requests: Iterable[TraceRequest], file: BinaryIO) -> int:
+    """Write the requests as they come; return the sum of their input lengths."""
+    tokens, lines = 0, []
+    for request in requests:
+        lines.append(encode_request(request))
+        tokens += request.input_length
+        if len(lines) == BATCH:
+            file.write(b"".join(lines))
+            lines.clear()
+    file.write(b"".join(lines))
+    return tokens
+
+
+@contextmanager
+def trace_file(target: str) -> Iterator[BinaryIO]:
+    """A file to write a trace to; it gets its name when the block ends well. "-" is stdout.
+
+    ConfigError if it cannot be written, at once where that can be known.
+    """
+    if target == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(target)
+    special = path.exists() and not path.is_file()  # a pipe or a device, or a folder
+    written = path if special else path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with open(written, "wb") as file:
+                yield file
+            if not special:
+                written.replace(path)
+        finally:
+            if not special:
+                written.unlink(missing_ok=True)
+    except OSError as error:
+        raise bad_setting("output", f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _obtain(config: SynthesizeConfig) -> TraceModel:
+    if is_model(config.source):
+        return load_model(config.source)
+    columns = read_columns(config.source, trace_block_size=config.trace_block_size)
+    return learn_model(columns, config.window)
+
+
+def _shown(requests: Iterable[TraceRequest], total: int, wanted: bool) -> Iterator[TraceRequest]:
+    """The same requests, with a progress bar on stderr if that is a terminal."""
+    if not wanted or not sys.stderr.isatty():
+        yield from requests
+        return
+    with Progress(
+        TextColumn("synthesize"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    ) as bar:
+        task = bar.add_task("synthesize", total=total)
+        for done, request in enumerate(requests):
+            if not done % BATCH:
+                bar.update(task, completed=done)
+            yield request
+        bar.update(task, completed=total)

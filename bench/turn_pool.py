@@ -1,0 +1,122 @@
+"""Chooses which learned turn a turn of a new session is like. Used by session_walk.py."""
+
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+from .sessions import TurnRecords
+from .streams import Stream
+
+# Chosen on the conversation trace: more to choose from mixes more, and strays further from what
+# was learned; docs/synthesizer.md has the figures.
+NEAREST = 4  # records to choose from, by how much they take over
+POOL_SHARE = 16  # a class's pool holds one in so many of its records,
+POOL_LEAST = 8  # but at least and
+POOL_MOST = 128  # at most so many
+DEEP = 64  # blocks; deviations count the more the deeper they are, doubly from about here
+ALIKE = 2  # so many that are just alike are enough to choose from
+
+# A record's place among the others, in one number: what it takes over, its turn, its index.
+TAKES, TURN = 1 << 48, 1 << 40
+LAST_TURN = 255
+
+
+class Record(NamedTuple):
+    """One of a model's turn records; see TurnRecords."""
+
+    number: int
+    takes: int
+    new_tokens: int
+    output: int
+    children: tuple[tuple[float, int, float], ...]  # gap in ms, kind and value of the share
+
+
+class Balance:
+    """What drawn turns hand down to their children beyond what the learned ones did, weighted."""
+
+    def __init__(self) -> None:
+        self.surplus = 0.0
+
+
+class TurnPool:
+    """Records of one class, sorted by what they take over; each is drawn once a pass.
+
+    The pool moves along the trace: what is drawn is replaced by the next record. So a turn is like
+    one from about the same part of the trace, and none is used twice as often as another.
+    """
+
+    def __init__(self, records: list[Record], stream: Stream) -> None:
+        self._records = records
+        self._index = stream.index
+        self._next = 0
+        self._pool: list[int] = []  # sorted by TAKES, TURN, and index
+        for _ in range(pool_size(len(records))):
+            self._refill()
+
+    def draw(self, takes: int, number: int, balance: Balance) -> Record:
+        """A record of a turn of this number that takes over about so many blocks.
+
+        If few are just alike, from those that take over no less while there is a surplus, else no
+        more: long sessions are few, and their number alone would make the prompts of a short trace
+        too long or too short. Like lots from an urn instead of throws of a die.
+        """
+        pool, index = self._pool, self._index
+        wanted = takes * TAKES + min(number, LAST_TURN) * TURN
+        low, high = bisect_left(pool, wanted), bisect_left(pool, wanted + TURN)
+        if high - low >= ALIKE:
+            pass
+        elif balance.surplus > 0:
+            low = min(low, len(pool) - 1)
+            high = min(len(pool), max(high, low + NEAREST))
+        else:
+            high = max(high, 1)
+            low = max(0, min(low, high - NEAREST))
+        # The one of two that is longer in the pool, so that few stay behind in it.
+        at, other = low + index(high - low), low + index(high - low)
+        if self._waits(other) > self._waits(at):
+            at = other
+        record = self._records[pool.pop(at) % TURN]
+        if record.children:
+            weight = len(record.children) * (1 + (takes + record.takes) / DEEP)
+            balance.surplus += (takes - record.takes) * weight
+        self._refill()
+        return record
+
+    def _waits(self, at: int) -> int:
+        """How many records were taken in since this one."""
+        return (self._next - 1 - self._pool[at] % TURN) % len(self._records)
+
+    def _refill(self) -> None:
+        record = self._records[self._next]
+        turn = min(record.number, LAST_TURN)
+        insort(self._pool, record.takes * TAKES + turn * TURN + self._next)
+        self._next = (self._next + 1) % len(self._records)
+
+
+def pool_size(records: int) -> int:
+    """How many of a class's records are to choose from at a time."""
+    return min(records, max(POOL_LEAST, min(POOL_MOST, records // POOL_SHARE)))
+
+
+def list_records(turns: TurnRecords) -> list[Record]:
+    """The records of a class, as they are drawn."""
+    children = list(
+        zip(
+            turns.gaps_ms.tolist(),
+            turns.share_kinds.tolist(),
+            turns.share_values.tolist(),
+            strict=True,
+        )
+    )
+    offsets = turns.child_offsets.tolist()
+    return [
+        Record(number, takes, tokens, output, tuple(children[start:end]))
+        for number, takes, tokens, output, start, end in zip(
+            turns.numbers.tolist(),
+            turns.takes.tolist(),
+            turns.new_tokens.tolist(),
+            turns.outputs.tolist(),
+            offsets,
+            offsets[1:],
+            strict=False,
+        )
+    ]
