@@ -16,6 +16,9 @@ from dynamo_router.bench.trace import read_trace
 from dynamo_router.runtime.errors import ConfigError
 
 
+REQUESTS = sum(1 for _ in read_trace(SAMPLE_TRACE))
+
+
 def config(target: Path, source: str | Path = SAMPLE_TRACE, **more: object) -> SynthesizeConfig:
     return SynthesizeConfig(source=str(source), output=str(target), **more)  # type: ignore[arg-type]  # options by name
 
@@ -31,7 +34,7 @@ def test_what_it_writes_replays(tmp_path: Path, model: str) -> None:
     told = json.loads(facts.read_text())
     assert told["requests"] == 50 and told["model"] == model
     assert told["input_tokens"] == sum(made.input_length for made in requests)
-    assert told["learned"]["requests"] == 393
+    assert told["learned"]["requests"] == REQUESTS
     assert told["peak_memory_gib"] > 0 and told["requests_per_s"] > 0
 
 
@@ -40,7 +43,7 @@ def test_a_model_is_as_good_as_its_trace(tmp_path: Path) -> None:
     assert run(config(one, save_model=str(learned), seed=4)) == 0
     assert run(config(two, learned, seed=4)) == 0
     assert one.read_bytes() == two.read_bytes()
-    assert len(list(read_trace(one))) == 393
+    assert len(list(read_trace(one))) == REQUESTS
     assert run(config(two, learned, seed=5)) == 0
     assert one.read_bytes() != two.read_bytes()
 
@@ -78,7 +81,7 @@ def test_the_command_line(
     code, out, _ = call("analyze", str(learned))
     assert code == 0 and "sessions turns by class" in out
     code, out, _ = call("analyze", str(learned), "--json", "-")
-    assert code == 0 and json.loads(out)["requests"] == 393
+    assert code == 0 and json.loads(out)["requests"] == REQUESTS
     code, _, err = call("analyze", str(learned), "--plot", str(tmp_path / "x.png"))
     assert code == 2 and "is a model" in err
     code, out, _ = call("analyze", str(target), "--against", str(SAMPLE_TRACE))

@@ -122,7 +122,8 @@ def test_a_markov_trace_of_the_learned_size_visits_as_it_was_learned(sample: Tra
         assert made.input_length.mean == pytest.approx(learned.input_length.mean, rel=1e-3)
         assert made.context_length.mean == pytest.approx(learned.context_length.mean, rel=1e-3)
         assert made.output_length == learned.output_length
-        assert made.sessions.count == learned.sessions.count
+        # Which turn follows which is what a memoryless walk forgets.
+        assert made.sessions.count == pytest.approx(learned.sessions.count, rel=0.1)
 
 
 @both
