@@ -15,7 +15,6 @@ from dynamo_router.bench.synthesize import SynthesizeConfig, run, trace_file, wr
 from dynamo_router.bench.trace import read_trace
 from dynamo_router.runtime.errors import ConfigError
 
-
 REQUESTS = sum(1 for _ in read_trace(SAMPLE_TRACE))
 
 
