@@ -19,6 +19,7 @@ from .sessions import SessionModel, learn_sessions
 
 # A trace cannot begin like this; the number is the format's.
 MAGIC = b"dynamo-router trace model 1\n"
+CHECKSUM_BYTES = 4
 
 
 class ModelError(ConfigError):
@@ -64,9 +65,8 @@ def is_model(path: str | Path) -> bool:
 
 def save_model(model: TraceModel, path: str | Path) -> None:
     """Write the model to a file. ConfigError if that cannot be written."""
-    packed = zlib.compress(msgspec.msgpack.encode(_packed(model)), 1)
     try:
-        Path(path).write_bytes(MAGIC + packed)
+        Path(path).write_bytes(seal(_bytes_of(model)))
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
         raise ConfigError(message, key="save_model") from error
@@ -81,7 +81,7 @@ def load_model(path: str | Path) -> TraceModel:
     if not content.startswith(MAGIC):
         raise ModelError(f"{path}: is no model of this version")
     try:
-        tree = msgspec.msgpack.decode(zlib.decompress(content[len(MAGIC) :]))
+        tree = msgspec.msgpack.decode(unseal(content))
         model: TraceModel = _unpacked(TraceModel, tree)
         _require_sound(model)
     except (zlib.error, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
@@ -120,6 +120,22 @@ def describe_model(model: TraceModel) -> dict[str, Any]:
         },
         "bytes": len(_bytes_of(model)),
     }
+
+
+def seal(plain: bytes) -> bytes:
+    """The file of a model: a heading, a checksum of the rest, the bytes compressed."""
+    packed = zlib.compress(plain, 1)
+    # zlib's own checksum is of what the stream means; some of its bits mean nothing.
+    return MAGIC + zlib.crc32(packed).to_bytes(CHECKSUM_BYTES, "big") + packed
+
+
+def unseal(content: bytes) -> bytes:
+    """What `seal` was given; ValueError or zlib.error if it is damaged."""
+    start = len(MAGIC) + CHECKSUM_BYTES
+    packed = content[start:]
+    if content[len(MAGIC) : start] != zlib.crc32(packed).to_bytes(CHECKSUM_BYTES, "big"):
+        raise ValueError("its checksum does not fit")
+    return zlib.decompress(packed)
 
 
 def _bytes_of(model: TraceModel) -> bytes:

@@ -25,6 +25,8 @@ from dynamo_router.bench.trace_model import (
     learn_model,
     load_model,
     save_model,
+    seal,
+    unseal,
 )
 from dynamo_router.runtime.errors import ConfigError
 
@@ -222,13 +224,11 @@ def test_a_damaged_model_is_refused(
 def test_a_model_with_parts_that_do_not_fit_is_refused(
     tmp_path: Path, field: str, value: object
 ) -> None:
-    import zlib
-
     path = tmp_path / "a.model"
     save_model(learn_model(columns_of(chat(), trace_block_size=SIZE)), path)
-    tree = msgspec.msgpack.decode(zlib.decompress(path.read_bytes()[len(MAGIC) :]))
+    tree = msgspec.msgpack.decode(unseal(path.read_bytes()))
     tree[field] = value
-    path.write_bytes(MAGIC + zlib.compress(msgspec.msgpack.encode(tree)))
+    path.write_bytes(seal(msgspec.msgpack.encode(tree)))
     with pytest.raises(ModelError, match="is damaged"):
         load_model(path)
 
