@@ -154,6 +154,7 @@ _COLUMNS = (
     _Column("goodput", lambda run: run.goodput_share, 3),
     _Column("max/mean", lambda run: run.balance_max_over_mean, 2),
     _Column("waiting", lambda run: run.waiting_mean, 2),
+    _Column("queued", lambda run: float(run.queued), 0),
     _Column("rejected", lambda run: float(run.rejected), 0),
     _Column("errors", lambda run: float(run.errors), 0),
 )
@@ -207,6 +208,7 @@ def run(
             load,
             workers=workers,
             names=config.compare or mode or DEFAULT_COMPARE,
+            base=config.router(),
             on_result=on_result,
         )
     except KeyboardInterrupt:
@@ -240,7 +242,7 @@ def _explain(config: SimulationConfig, run: SimulatedRun) -> str:
         f"hit rate of one cache for all: {run.hit_rate_pooled_lru:.3f}, without end"
         f" {run.hit_rate_infinite:.3f}. goodput: TTFT within {config.slo_ttft_ms:g} ms and mean"
         f" ITL within {config.slo_itl_ms:g} ms. max/mean: prompt tokens per engine. waiting:"
-        " requests not admitted, per engine."
+        " requests not admitted, per engine. queued: requests that waited in the router."
     )
 
 

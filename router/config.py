@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..runtime.settings import bad_setting
 from .cost import CostParams, params_from_legacy_weight
+from .limits import AdmissionConfig
 
 Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 MODES: tuple[str, ...] = ("kv", "round-robin", "random", "least-loaded", "power-of-two", "direct")
@@ -131,6 +132,7 @@ class KvRouterConfig:
         env=("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",),
     )
     seed: int | None = _knob(None, "Seed of random choices and ties.", "--seed")
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
