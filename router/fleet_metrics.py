@@ -89,6 +89,11 @@ def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
         yield GaugeMetricFamily(
             "dynamo_router_events_waiting", "Messages in the mailbox.", counters["waiting"]
         )
+        yield GaugeMetricFamily(
+            "dynamo_router_index_predicted_blocks",
+            "Blocks believed to be cached because of where requests were sent.",
+            counters["predicted"],
+        )
         for name, help in (
             ("gaps", "Holes in a source's numbering."),
             ("restarts", "Sources that began anew."),
