@@ -12,7 +12,7 @@ from ._keys cimport find_held
 from ._radix cimport RadixTree
 from ._table cimport NONE, Table, hash_key, hash_pair, table_seek
 from ._tree cimport ROOT, Tree, Worker, find_canonical, find_child
-from ._workers cimport find_worker, scratch_size
+from ._workers cimport find_worker
 
 from ..runtime.identity import WorkerWithDpRank
 
@@ -94,7 +94,6 @@ def check_integrity(RadixTree tree not None):
             + t.blocks.rooms[2] * 4
             + t.edges_room * sizeof(Edge)
             + t.workers_room * sizeof(Worker)
-            + scratch_size(t.workers_room)
             + t.aliases.capacity * sizeof(Alias)
         )
         for table_bytes in (

@@ -74,9 +74,6 @@ cdef struct Tree:
     uint32_t n_workers
     uint64_t names       # grows when a worker comes or goes
     Table by_name        # (worker id, rank) -> worker
-    uint64_t* active     # scratch of a match, with the next two: workers still matching, a bitset
-    uint32_t* hit_worker # its result
-    uint32_t* hit_blocks
 
 
 cdef inline uint32_t find_canonical(const Tree* tree, uint64_t ext) noexcept nogil:
