@@ -20,6 +20,7 @@ from ._edge cimport (
     edge_uncover_all,
 )
 from ._memory cimport Memory, array_grow
+from ._pace cimport pace_work
 from ._table cimport (
     NONE,
     Table,
@@ -295,7 +296,7 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
 
 
 cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept nogil:
-    """Take blocks that leave the tree out of the table."""
+    """Take blocks that leave the tree out of the table. Nobody finds them by a match any more."""
     cdef uint32_t i
     cdef const uint64_t* ext = tree.blocks.ext + start
     for i in range(n):
@@ -303,6 +304,7 @@ cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept 
             table_prefetch(&tree.by_ext, hash_key(ext[i + AHEAD]))
         if not table_remove(&tree.by_ext, hash_key(ext[i]), start + i):
             tree.shadowed -= 1
+        pace_work(&tree.memory.pace, 1)
     tree.n_blocks -= n
 
 
