@@ -11,6 +11,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from ..router.config import KvRouterConfig
+from ..workers.mocker.config import parse_speeds
 from .bounds import pooled_hit_rate
 from .contestants import Contestant, parse_contestants
 from .outcome import Bounds, SimulatedRun, summarise_run
@@ -104,6 +105,7 @@ def _run_one(
     fleet = Fleet(
         workers=workers,
         engine=config.engine_config(),
+        speeds=parse_speeds(config.worker_speeds),
         event_delay_s=config.event_delay_ms / 1e3,
         event_loss=config.event_loss,
     )
@@ -128,6 +130,7 @@ def _run_one(
             "num_gpu_blocks": config.num_gpu_blocks,
             "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens,
+            "worker_speeds": config.worker_speeds,
             "event_delay_ms": config.event_delay_ms,
             "event_loss": config.event_loss,
             "slo_ttft_ms": config.slo_ttft_ms,
