@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..workers.mocker.config import parse_speeds
 from .bounds import pooled_hit_rate
 from .contestants import Contestant
 from .outcome import Bounds, SimulatedRun, summarise_run
@@ -77,6 +78,7 @@ class Arena:
         fleet = Fleet(
             workers=self.workers,
             engine=config.engine_config(),
+            speeds=parse_speeds(config.worker_speeds),
             event_delay_s=config.event_delay_ms / 1e3,
             event_loss=config.event_loss,
         )
@@ -101,6 +103,7 @@ class Arena:
                 "num_gpu_blocks": config.num_gpu_blocks,
                 "max_num_seqs": config.max_num_seqs,
                 "max_num_batched_tokens": config.max_num_batched_tokens,
+                "worker_speeds": config.worker_speeds,
                 "event_delay_ms": config.event_delay_ms,
                 "event_loss": config.event_loss,
                 "slo_ttft_ms": config.slo_ttft_ms,

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..router.config import KvRouterConfig, ServeConfig
 from ..runtime.settings import bad_setting, resolve
-from ..workers.mocker.config import EngineConfig
+from ..workers.mocker.config import EngineConfig, parse_speeds
 
 DEFAULT_COMPARE = "kv,round-robin"
 DEFAULT_WORKERS = 8
@@ -32,6 +32,10 @@ class SimulationConfig:
     num_gpu_blocks: int = _option(16384, "KV-cache blocks of an engine.")
     max_num_seqs: int = _option(256, "most requests running at once on an engine.")
     max_num_batched_tokens: int = _option(8192, "tokens computed in one step of an engine.")
+    worker_speeds: str = _option(
+        "1",
+        "how fast each engine is: numbers with commas, over and over if there are more engines.",
+    )
     event_delay_ms: float = _option(0.0, "how long a KV event is under way.")
     event_loss: float = _option(0.0, "share of KV event messages that get lost.")
     router_config: str | None = _option(
@@ -53,6 +57,7 @@ class SimulationConfig:
         for key in ("slo_ttft_ms", "slo_itl_ms"):
             if not getattr(self, key) > 0:
                 raise bad_setting(key, f"{getattr(self, key)} must be greater than 0")
+        parse_speeds(self.worker_speeds)
         self.engine_config()  # which checks the rest
         self.router()
 

@@ -21,7 +21,7 @@ from ..router.kv_router import KvRouter
 from ..router.queue import Ticket
 from ..router.resync import ResyncPlanner
 from ..runtime.errors import InvalidRequestError, NoWorkersError
-from ..workers.mocker.config import EngineConfig
+from ..workers.mocker.config import EVEN_SPEEDS, EngineConfig
 from ..workers.mocker.virtual import EngineStats, VirtualFleet
 from ..workers.publisher import MIN_HEAL_INTERVAL_S
 from .sim_trace import SimulatedTrace
@@ -35,6 +35,7 @@ class Fleet:
 
     workers: int
     engine: EngineConfig
+    speeds: tuple[float, ...] = EVEN_SPEEDS  # over and over if there are more workers
     event_delay_s: float = 0.0
     event_loss: float = 0.0
 
@@ -92,6 +93,7 @@ class Simulation:
         self.fleet = VirtualFleet(
             fleet.engine,
             fleet.workers,
+            speeds=fleet.speeds,
             record_events=self._told,
             event_loss=fleet.event_loss,
             seed=seed,

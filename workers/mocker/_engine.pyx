@@ -42,11 +42,14 @@ cdef struct Step:
     uint32_t preempted
 
 
-cdef int engine_init(Engine* engine, uint32_t capacity, bint journal) noexcept nogil:
+cdef int engine_init(
+    Engine* engine, uint32_t capacity, bint journal, double speed
+) noexcept nogil:
     """`engine` is zeroed."""
     pool_init(&engine.pool, capacity)
     engine.journal.on = journal
     engine.next_event = 1
+    engine.speed = speed
     return 0
 
 
@@ -183,7 +186,7 @@ cdef int begin_step(
         return -1
     if step.preempted == 0 and admit(engine, limits, &step, budget) < 0:
         return -1
-    seconds = step_ms(timing, &step) / 1000
+    seconds = step_ms(timing, &step) / 1000 / engine.speed
     engine.clock = step.now + seconds
     engine.stepping = 1
     engine.steps += 1

@@ -12,7 +12,14 @@ class Fleet:
     size: int
     lost: int  # messages so far
     def __init__(
-        self, config: EngineConfig, size: int, *, record_events: bool, loss: float, seed: int
+        self,
+        config: EngineConfig,
+        size: int,
+        *,
+        speeds: NDArray[np.float64],
+        record_events: bool,
+        loss: float,
+        seed: int,
     ) -> None: ...
     def submit(
         self,
