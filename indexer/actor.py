@@ -12,11 +12,15 @@ from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
 from ._actor import IndexActor
 from .approximate import ApproximateIndex
-from .source import SourceState, SourceStatus
+from .source import Missing, SourceState, SourceStatus
 from .wire import describe_decode_error
 
 # The kernel's numbers of the states it knows (_cursor.pxd).
 _STATES = (SourceState.SILENT, SourceState.EXACT, SourceState.REBUILDING, SourceState.DEGRADED)
+_RESTORED = 2
+_COUNTS = ("applied", "gaps", "given_up", "restarts", "duplicates", "orphans", "heard", "beats")
+MAX_HELD = 1 << 16
+MAX_HELD_BLOCKS = 1 << 22
 
 
 class EventIndex:
@@ -128,13 +132,33 @@ class EventIndex:
         """The state of every worker that is bound or was heard of."""
         return [_status(*source) for source in self._actor.sources()]
 
+    def await_replays(self, *, max_events: int = MAX_HELD, max_blocks: int = MAX_HELD_BLOCKS) -> None:
+        """Hold events behind a gap back from now on, at most so many over all sources.
+
+        For whoever asks recovering sources for what is missing, and calls `give_up` if it does not
+        come. Else a gap is given up at once.
+        """
+        self._actor.await_replays(max_events, max_blocks)
+
+    def give_up(self, worker: WorkerWithDpRank) -> None:
+        """What a recovering worker is asked for will not come: it is rebuilding.
+
+        What it said before the gap is forgotten; what it said after that is applied.
+        """
+        self._actor.give_up(worker)
+
     def mark_degraded(self, worker: WorkerWithDpRank) -> None:
         """A rebuilding worker did not answer."""
         self._actor.mark_degraded(worker)
 
     def mark_suspect(self) -> None:
-        """Events may have been missed: exact sources are rebuilding until their next one tells."""
+        """Events may have been missed: exact sources are recovering until they say more."""
         self._actor.mark_suspect()
+
+    @property
+    def alarms(self) -> int:
+        """How often a source came into need of being asked; costs next to nothing."""
+        return self._actor.alarms
 
     def counters(self) -> dict[str, int]:
         """Running totals of the event path; `waiting` and `predicted` are present numbers."""
@@ -146,15 +170,24 @@ class EventIndex:
         self._actor.close()
 
 
-def _status(worker: WorkerWithDpRank, cursor: dict[str, Any], blocks: int) -> SourceStatus:
+def _status(
+    worker: WorkerWithDpRank, cursor: dict[str, Any], held: int | None, blocks: int
+) -> SourceStatus:
+    """`held`: the first event that waits behind a gap."""
+    if not cursor:
+        return SourceStatus(worker, SourceState.SILENT, blocks)
+    last, newest = cursor["last_event_id"], cursor["newest"]
+    state, missing = _STATES[cursor["state"]], None
+    if state is SourceState.EXACT and (newest > last or cursor["suspect"]):
+        state = SourceState.RECOVERING
+        until = held - 1 if held is not None else newest if newest > last else None
+        missing = Missing(cursor["publisher_id"], last + 1, until)
     return SourceStatus(
         worker=worker,
-        state=SourceState.REBUILDING if cursor.get("suspect") else _STATES[cursor.get("state", 0)],
+        state=state,
         blocks=blocks,
-        applied=cursor.get("applied", 0),
-        last_event_id=cursor.get("last_event_id", 0),
-        gaps=cursor.get("gaps", 0),
-        restarts=cursor.get("restarts", 0),
-        duplicates=cursor.get("duplicates", 0),
-        orphans=cursor.get("orphans", 0),
+        missing=missing,
+        last_event_id=last,
+        restored=cursor["suspect"] == _RESTORED,
+        **{name: cursor[name] for name in _COUNTS},
     )
