@@ -1,4 +1,4 @@
-"""How long hypothesis' state machines run: HYPOTHESIS_PROFILE=thorough makes it 20 times as long."""
+"""How long the state machines run: HYPOTHESIS_PROFILE=thorough makes it 20 times as long."""
 
 from collections.abc import Iterable
 from typing import Any
