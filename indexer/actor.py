@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
 from ._actor import IndexActor
+from .approximate import ApproximateIndex
 from .source import Missing, SourceState, SourceStatus
 from .wire import describe_decode_error
 
@@ -29,14 +30,31 @@ class EventIndex:
     see every message applied so far. `max_messages` and `max_bytes` bound what may wait:
     a message beyond is refused and counted, and its loss shows as a gap of its source.
     `max_workers` bounds how many (worker, rank) are indexed.
+
+    With `predict_ttl_s`, a worker is also believed to hold what a request that was sent to it will
+    bring there, for so long: an engine reports a block only once it computes it, and a burst of
+    requests with a new prefix comes before that. Overlaps are then the larger of both beliefs, and
+    calls that read or record must not run at the same time.
     """
 
     def __init__(
-        self, *, max_messages: int = 16384, max_bytes: int = 1 << 28, max_workers: int = 65536
+        self,
+        *,
+        max_messages: int = 16384,
+        max_bytes: int = 1 << 28,
+        max_workers: int = 65536,
+        predict_ttl_s: float | None = None,
     ) -> None:
+        self._predicted = None if predict_ttl_s is None else ApproximateIndex(ttl_s=predict_ttl_s)
+        self._overlaps = np.zeros(0, dtype=np.uint32)
         self._actor = IndexActor(
             max_messages=max_messages, max_bytes=max_bytes, max_workers=max_workers
         )
+
+    @property
+    def predicts(self) -> bool:
+        """Whether `record` has a use."""
+        return self._predicted is not None
 
     def post(self, message: bytes) -> bool:
         """Queue one message of the event plane; False if the mailbox is full."""
@@ -64,19 +82,35 @@ class EventIndex:
 
     def match(self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]) -> int:
         """Write each bound worker's overlap, in blocks, under its number; return the longest."""
-        return self._actor.match_bound(local_hashes, overlaps)
+        longest = self._actor.match_bound(local_hashes, overlaps)
+        if self._predicted is not None:
+            if len(self._overlaps) != len(overlaps):
+                self._overlaps = np.zeros(len(overlaps), dtype=np.uint32)
+            predicted = self._predicted.match(local_hashes, self._overlaps)
+            if predicted:
+                np.maximum(overlaps, self._overlaps, out=overlaps)
+            longest = max(longest, predicted)
+        return longest
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
         """Overlap in blocks of every worker that holds any, bound or not."""
-        return self._actor.scores(local_hashes)
+        scores = self._actor.scores(local_hashes)
+        if self._predicted is not None:
+            for worker, blocks in self._predicted.scores(local_hashes).items():
+                scores[worker] = max(blocks, scores.get(worker, 0))
+        return scores
 
     def bind(self, worker: WorkerWithDpRank, number: int) -> None:
         """Give a worker the number its overlap is written under."""
         self._actor.bind(worker, number)
+        if self._predicted is not None:
+            self._predicted.bind(worker, number)
 
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker and its blocks: it left."""
         self._actor.drop_worker(worker)
+        if self._predicted is not None:
+            self._predicted.unbind(worker)
 
     def record(
         self,
@@ -85,10 +119,14 @@ class EventIndex:
         sequence_hashes: npt.NDArray[np.uint64],
         now: float,
     ) -> None:
-        """Nothing to note: the engine will tell what it cached."""
+        """A request with these blocks was sent to a worker. Nothing to note unless we predict."""
+        if self._predicted is not None:
+            self._predicted.record(worker, local_hashes, sequence_hashes, now)
 
     def expire(self, now: float) -> None:
-        """Nothing grows old: engines tell what they drop."""
+        """What was predicted grows old; engines tell themselves what they drop."""
+        if self._predicted is not None:
+            self._predicted.expire(now)
 
     def sources(self) -> list[SourceStatus]:
         """The state of every worker that is bound or was heard of."""
@@ -127,8 +165,9 @@ class EventIndex:
         return self._actor.alarms
 
     def counters(self) -> dict[str, int]:
-        """Running totals of the event path; `waiting` is the mailbox's present length."""
-        return self._actor.counters()
+        """Running totals of the event path; `waiting` and `predicted` are present numbers."""
+        predicted = 0 if self._predicted is None else len(self._predicted)
+        return {**self._actor.counters(), "predicted": predicted}
 
     def close(self) -> None:
         """Stop the thread. What was posted and not applied is dropped. Idempotent."""
