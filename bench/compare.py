@@ -131,6 +131,8 @@ def _run_one(
             "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "worker_speeds": config.worker_speeds,
+            "preemption_mode": config.preemption_mode,
+            "planner_profile_data": config.planner_profile_data,
             "event_delay_ms": config.event_delay_ms,
             "event_loss": config.event_loss,
             "slo_ttft_ms": config.slo_ttft_ms,

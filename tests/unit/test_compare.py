@@ -161,6 +161,8 @@ def test_a_name_of_no_policy_is_refused(name: str) -> None:
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", 0),
         ("engine", "other"),
+        ("preemption_mode", "random"),
+        ("planner_profile_data", "/no/such/file"),
         ("worker_speeds", "1,fast"),
         ("worker_speeds", "1,0"),
         ("worker_speeds", ""),

@@ -110,7 +110,7 @@ class KvEventFeed:
 
     def _snapshot(self) -> list[bytes]:
         """The cache as batches: cleared, then every block, parents first."""
-        blocks = list(self._engine.kv.cached_blocks())
+        blocks = list(self._engine.cached_blocks())
         parts = [
             blocks[first : first + BLOCKS_PER_CHUNK]
             for first in range(0, len(blocks), BLOCKS_PER_CHUNK)
@@ -130,14 +130,13 @@ class KvEventFeed:
 
     def _new_batch(self, sequence: int) -> Any:
         engine = self._engine
+        capacity = engine.config.num_gpu_blocks
         batch = common_pb.KvEventBatch(sequence_number=sequence, timestamp=time.time(), dp_rank=0)
         batch.load.running_requests = engine.running
         batch.load.waiting_requests = engine.waiting
         batch.load.max_running_requests = engine.config.max_num_seqs
-        batch.load.active_token_usage = engine.kv.active_blocks / engine.kv.capacity
-        batch.load.token_usage = (
-            engine.kv.active_blocks + engine.kv.inactive_blocks
-        ) / engine.kv.capacity
+        batch.load.active_token_usage = engine.active_blocks / capacity
+        batch.load.token_usage = (engine.active_blocks + engine.inactive_blocks) / capacity
         batch.load.sample = sequence
         return batch
 

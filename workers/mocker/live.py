@@ -98,7 +98,7 @@ class LiveEngine:
             raise WorkerError(self.failure or "the engine is stopped")
         if request.request_id in self._streams:  # finished in the step that is running
             raise request_id_in_use(request.request_id)
-        stream = TokenStream(self.engine.submit(request, self._clock.now()))
+        stream = TokenStream(self.engine.submit(request))
         self._streams[request.request_id] = stream
         self._work.set()
         return stream
@@ -138,7 +138,7 @@ class LiveEngine:
                 due = max(due, clock.now())
                 steps = 0
             now = clock.now()
-            result = engine.step(now)
+            result = engine.step()
             if result.events and self._on_events is not None:
                 self._on_events(result.events)
             due = max(due, now - _MOST_LAG_S) + result.duration_s / self._speedup

@@ -135,7 +135,7 @@ class MockServer:
         """The whole cache as it is now, parents first."""
         return [
             StoredRun(chain.parent_hash, chain.block_hashes, chain.local_hashes)
-            for chain in chains(self.engine.kv.cached_blocks())
+            for chain in chains(self.engine.cached_blocks())
         ]
 
 
