@@ -70,7 +70,7 @@ def compare(
             capacity_blocks=capacity,
             trace_block_size=load.trace_block_size,
         )
-        for capacity in (workers * config.num_gpu_blocks, None)
+        for capacity in (workers * config.dp_size * config.num_gpu_blocks, None)
     )
     runs: dict[tuple[str, int], SimulatedRun] = {}
     for seed in range(load.seed, load.seed + config.seeds):
@@ -132,6 +132,8 @@ def _run_one(
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "worker_speeds": config.worker_speeds,
             "preemption_mode": config.preemption_mode,
+            "dp_size": config.dp_size,
+            "startup_time_s": config.startup_time_s,
             "planner_profile_data": config.planner_profile_data,
             "event_delay_ms": config.event_delay_ms,
             "event_loss": config.event_loss,

@@ -50,6 +50,12 @@ class SimulationConfig:
         "the profile's own.",
         choices=PREEMPTION_MODES,
     )
+    dp_size: int = _option(
+        1, "data-parallel ranks of an engine.", "--dp-size", aliases=("--data-parallel-size",)
+    )
+    startup_time_s: float = _option(
+        0.0, "how long an engine takes to start.", "--startup-time-s", aliases=("--startup-time",)
+    )
     planner_profile_data: str | None = _option(
         None, "NPZ file of measured step times; not given: polynomials."
     )
@@ -76,6 +82,8 @@ class SimulationConfig:
         return EngineConfig(
             engine_type=self.engine,
             preemption_mode=self.preemption_mode,
+            dp_size=self.dp_size,
+            startup_time_s=self.startup_time_s,
             planner_profile_data=self.planner_profile_data,
             block_size=self.block_size,
             num_gpu_blocks=self.num_gpu_blocks,

@@ -162,6 +162,8 @@ def test_a_name_of_no_policy_is_refused(name: str) -> None:
         ("max_num_batched_tokens", 0),
         ("engine", "other"),
         ("preemption_mode", "random"),
+        ("dp_size", 0),
+        ("startup_time_s", -1.0),
         ("planner_profile_data", "/no/such/file"),
         ("worker_speeds", "1,fast"),
         ("worker_speeds", "1,0"),

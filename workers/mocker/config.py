@@ -163,6 +163,11 @@ class MockerConfig:
         "How fast each engine is beside the others: numbers with commas, over and over if there "
         "are more engines.",
     )
+    fault_port: int | None = _knob(
+        None,
+        "HTTP port, on --host, through which engines are made to fail; 0 takes a free one. Not "
+        "given: none.",
+    )
     drain_timeout_s: float = _knob(5.0, "How long running requests may finish at shutdown.")
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -170,6 +175,8 @@ class MockerConfig:
         _require("workers", self.workers >= 1, "must be at least 1")
         last_port = self.port + (self.workers - 1 if self.port else 0)
         _require("port", self.port >= 0 and last_port <= 65535, "a port is outside 0..65535")
+        if self.fault_port is not None:
+            _require("fault_port", 0 <= self.fault_port <= 65535, "must be in 0..65535")
         if self.worker_id is not None:
             last_id = self.worker_id + self.workers - 1
             _require("worker_id", self.worker_id >= 0 and last_id < 2**64, "must fit 64 bits")
