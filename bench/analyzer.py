@@ -145,19 +145,12 @@ def describe(samples: ArrayLike) -> Spread:
     return Spread(float(values.mean()), float(values.std()), low, p25, median, p75, p99, high)
 
 
-def analyze(
-    columns: TraceColumns, sizes: Sequence[int] | None = None
-) -> tuple[TraceAnalysis, Samples]:
-    """The analysis of a trace, and the samples behind it.
-
-    `sizes` are the cache sizes in tokens of the curve; by default 125k and its doublings.
-    """
+def analyze(columns: TraceColumns) -> tuple[TraceAnalysis, Samples]:
+    """The analysis of a trace, its curve at `default_sizes`, and the samples behind it."""
     tree = build_tree(columns)
     turns = find_turns(tree)
     curve = build_curve(tree)
     samples = _samples(tree, turns, curve)
-    if sizes is None:
-        sizes = default_sizes(int(samples.reuse_distance.max(initial=0)))
     times = columns.timestamps_ms
     analysis = TraceAnalysis(
         trace=columns.source,
@@ -169,7 +162,7 @@ def analyze(
         context_length=describe(samples.context_length),
         unique_prompt_length=describe(samples.input_length - samples.context_length),
         hit_rate_infinite=curve.hit_rate_infinite,
-        hit_rate_curve=curve.curve(sizes),
+        hit_rate_curve=curve.curve(default_sizes(int(samples.reuse_distance.max(initial=0)))),
         arrivals=_arrivals(times),
         blocks=Blocks(
             total=len(tree.nodes),

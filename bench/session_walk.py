@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .markov import START
 from .scaling import MAX_REJECTED, FreshIds, Scaling
-from .sessions import BEYOND, CLASSES, LEVEL, SessionModel
+from .sessions import BEYOND, LEVEL, SessionModel, turn_class
 from .streams import Streams, passes
 from .trace import TraceRequest
 from .turn_pool import Balance, Record, TurnPool, list_records
@@ -86,6 +86,7 @@ class _Walker:
         self._pools = [
             TurnPool(list_records(records), streams[f"turns {at}"])
             for at, records in enumerate(model.turns[1:], 1)
+            if len(records)
         ]
         self._stem_ids: dict[tuple[int, int], list[int]] = {}
         self._stem_depths = _depths(model)
@@ -97,7 +98,7 @@ class _Walker:
         for _ in range(MAX_REJECTED):
             if self._pending and self._pending[0].due_ms <= due_ms:
                 turn = heappop(self._pending)
-                pool = self._pools[min(turn.number, CLASSES - 1) - 1]
+                pool = self._pools[min(turn_class(turn.number), len(self._pools)) - 1]
                 record = pool.draw(turn.takes, turn.number, self._balances[turn.session.family])
             else:
                 record = next(self._openings)
@@ -146,7 +147,7 @@ class _Walker:
             heappush(
                 self._pending,
                 Turn(
-                    now_ms + gap_ms, self._order, turn.number + 1, turn.session, share, levels, made
+                    now_ms + gap_ms * self._scaling.pause_multiplier, self._order, turn.number + 1, turn.session, share, levels, made
                 ),
             )
         return length, record.output, ids

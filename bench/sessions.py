@@ -9,7 +9,7 @@ from .markov import START
 from .prefix_tree import PrefixTree
 from .turns import Turns, find_turns
 
-CLASSES = 3  # opening turns, second ones, and all later ones
+CLASSES = 5  # of turns by their number, see turn_class
 BEYOND, LEVEL, FRACTION = range(3)  # how a child's shared depth is told
 MAX_CLIMB = 64  # levels of a session that are looked at
 
@@ -45,14 +45,22 @@ class TurnRecords:
 class SessionModel:
     """What sessions are drawn from: the stems they grow from, and their turns by class.
 
-    Class 0 are opening turns, 1 the turns after those, 2 all later ones. Stems are chains of
-    blocks: `stem_parents` (START at the top) and `stem_lengths`.
+    The classes are those of `turn_class`; only last ones may be empty. Stems are chains of blocks:
+    `stem_parents` (START at the top) and `stem_lengths`.
     """
 
     requests: int
     stem_parents: NDArray[np.int64]
     stem_lengths: NDArray[np.int64]
     turns: tuple[TurnRecords, ...]
+
+
+def turn_class(number: int) -> int:
+    """The class of a session's turn: 0 opens it, 1 is the next; then 2 and 3, 4 to 7, all later.
+
+    Sessions go on the more likely the longer they are, so that one class would lose the longest.
+    """
+    return min(number.bit_length(), CLASSES - 1)
 
 
 def learn_sessions(tree: PrefixTree) -> SessionModel:
@@ -76,7 +84,7 @@ def learn_sessions(tree: PrefixTree) -> SessionModel:
     child_starts = np.concatenate([[0], np.cumsum(child_counts)])
     gaps_ms = columns.timestamps_ms[children] - columns.timestamps_ms[parents]
     kinds, values = _shares(turns, children)
-    classes = np.minimum(turns.numbers, CLASSES - 1)
+    classes = np.array([turn_class(number) for number in turns.numbers.tolist()])
 
     def records(number: int) -> TurnRecords:
         chosen = np.flatnonzero(classes == number)

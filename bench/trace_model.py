@@ -15,7 +15,7 @@ from .arrivals import ArrivalProcess, learn_arrivals
 from .columns import TraceColumns
 from .markov import WINDOW, MarkovModel, learn_markov
 from .prefix_tree import build_tree
-from .sessions import SessionModel, learn_sessions
+from .sessions import CLASSES, SessionModel, learn_sessions
 
 # A trace cannot begin like this; the number is the format's.
 MAGIC = b"dynamo-router trace model 1\n"
@@ -193,7 +193,9 @@ def _require_sound(model: TraceModel) -> None:
         1 <= markov.window <= markov.requests,
         len(markov.window_offsets) == -(-markov.requests // markov.window) + 1,
         len(sessions.stem_parents) == len(sessions.stem_lengths),
-        len(sessions.turns[0]) >= 1,
+        len(sessions.turns) == CLASSES and len(sessions.turns[0]) >= 1,
+        # Who goes on needs a record to go on with.
+        len(sessions.turns[1]) >= 1 or not any(len(turns.gaps_ms) for turns in sessions.turns),
     ]
     for records in sessions.turns:
         sound += [

@@ -10,7 +10,7 @@ from .streams import Stream
 # was learned; docs/synthesizer.md has the figures.
 NEAREST = 4  # records to choose from, by how much they take over
 POOL_SHARE = 16  # a class's pool holds one in so many of its records,
-POOL_LEAST = 8  # but at least and
+POOL_LEAST = 32  # but at least and
 POOL_MOST = 128  # at most so many
 DEEP = 64  # blocks; deviations count the more the deeper they are, doubly from about here
 ALIKE = 2  # so many that are just alike are enough to choose from
