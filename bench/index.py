@@ -25,14 +25,12 @@ from .report import (
     table_console,
     write_json,
 )
-from .sample import SampleShape, make_sample
+from .sample import sample_traffic
 from .trace import TraceRequest, read_trace
 from .workload import Prompt, Removed, Stored, Workload, hash_prompts, plan_workload
 
 PHASES = ("store", "match", "remove", "mixed")
 HASH_TOKENS = 8192
-# Without a trace: invented traffic of the sample's kind, ten times as much.
-SYNTHETIC = SampleShape(tenants=200, sessions=1000, cold=300, span_ms=180_000)
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
@@ -43,8 +41,8 @@ def _option(default: Any, help: str, **more: Any) -> Any:
 class IndexBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 
-    trace: str | None = _option(None, "A trace to take prompts from; not given: invented ones.")
-    requests: int = _option(2000, "Use the first N requests of the trace.")
+    trace: str | None = _option(None, "A trace to take prompts from; not given: synthesized ones.")
+    requests: int = _option(2000, "Use the first N requests of the trace, or make so many.")
     block_size: tuple[int, ...] = _option((64, 16), "Tokens in a block; may be repeated.")
     workers: tuple[int, ...] = _option((64,), "How many workers hold blocks; may be repeated.")
     cache_tokens: int = _option(500_000, "Size of a worker's cache in the mixed phase.")
@@ -147,7 +145,7 @@ def measure_hashing(config: IndexBenchConfig) -> list[dict[str, Any]]:
 def _requests(config: IndexBenchConfig) -> list[TraceRequest]:
     if config.trace is not None:
         return list(read_trace(config.trace, limit=config.requests))
-    return list(make_sample(SYNTHETIC))[: config.requests]
+    return sample_traffic(config.requests)
 
 
 def _require_agreement(makers: dict[str, Callable[[], Contender]], workload: Workload) -> None:

@@ -19,7 +19,7 @@ from dynamo_router.bench.contenders import (
     dynamo_core,
 )
 from dynamo_router.bench.index import PHASES, IndexBenchConfig, measure_index, run
-from dynamo_router.bench.sample import SAMPLE_TRACE, SampleShape, make_sample
+from dynamo_router.bench.sample import SAMPLE_TRACE, sample_traffic
 from dynamo_router.bench.workload import Removed, Stored, hash_prompts, plan_workload
 from dynamo_router.runtime.errors import ConfigError, RouterError
 
@@ -36,7 +36,7 @@ HERE = [name for name in ("arrays", "lists", "events", "dicts") if name in avail
 @pytest.mark.parametrize("make", [Arrays, Lists, Events])
 def test_ours_answer_like_plain_dicts_all_along(make: type[Contender]) -> None:
     """Along a whole mixed phase, evictions included."""
-    prompts = hash_prompts(make_sample(SampleShape(sessions=20, tenants=4, cold=3)), 64)
+    prompts = hash_prompts(sample_traffic(80), 64)
     plan = plan_workload(prompts, block_size=64, workers=4, cache_blocks=300)
     ours, plain = make(), Dicts()
     evictions = answers = 0

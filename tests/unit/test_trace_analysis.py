@@ -37,7 +37,11 @@ def test_lengths_are_split_into_what_is_shared_and_what_is_not() -> None:
     assert found.output_length == describe([5, 5, 9])
     assert found.hit_rate_infinite == pytest.approx(16 / 51)
     assert found.hit_rate_curve == [(125_000, pytest.approx(16 / 51))]
-    assert samples.curve.curve([15, 16]) == [(15, 0.0), (16, pytest.approx(16 / 51))]
+    assert samples.curve.curve([7, 8, 16]) == [
+        (7, 0.0),
+        (8, pytest.approx(8 / 51)),
+        (16, pytest.approx(16 / 51)),
+    ]
     assert found.blocks.total == 7 and found.blocks.different == 5
     assert found.sessions.count == 2 and found.sessions.follow_up_share == pytest.approx(1 / 3)
     top = found.top_prefixes[0]
@@ -133,7 +137,9 @@ def test_the_command_writes_what_scripts_rely_on(
 
 
 def test_the_command_says_the_json_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(AnalyzeConfig(traces=(str(SAMPLE_TRACE),), json="-", cache_tokens=(1000, 10**9))) == 0
+    assert (
+        run(AnalyzeConfig(traces=(str(SAMPLE_TRACE),), json="-", cache_tokens=(1000, 10**9))) == 0
+    )
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert [size for size, _ in told["hit_rate_curve"]] == [1000, 10**9]
