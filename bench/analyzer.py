@@ -134,6 +134,16 @@ class Samples:
     interarrival_s: NDArray[np.float64]
     curve: CacheCurve
 
+    @property
+    def unique_prompt_length(self) -> NDArray[np.int64]:
+        """Per request: the tokens in blocks that no other request has."""
+        return self.input_length - self.context_length
+
+    @property
+    def reuse_tokens(self) -> NDArray[np.int64]:
+        """Per reuse distance: how many tokens that reuse is worth."""
+        return np.diff(self.curve.tokens, prepend=0)
+
 
 def describe(samples: ArrayLike) -> Spread:
     """The spread of some samples."""
@@ -160,7 +170,7 @@ def analyze(columns: TraceColumns) -> tuple[TraceAnalysis, Samples]:
         input_length=describe(samples.input_length),
         output_length=describe(samples.output_length),
         context_length=describe(samples.context_length),
-        unique_prompt_length=describe(samples.input_length - samples.context_length),
+        unique_prompt_length=describe(samples.unique_prompt_length),
         hit_rate_infinite=curve.hit_rate_infinite,
         hit_rate_curve=curve.curve(default_sizes(int(samples.reuse_distance.max(initial=0)))),
         arrivals=_arrivals(times),

@@ -123,8 +123,9 @@ def _repeats(tree: PrefixTree, turns: Turns) -> NDArray[np.bool_]:
     """Per request: whether its prompt is that of the request it follows, to the last token."""
     columns = tree.columns
     lengths = columns.input_lengths
-    known: NDArray[np.bool_] = tree.known == columns.blocks
-    return known & (turns.parents >= 0) & (lengths == lengths[turns.parents])
+    found: NDArray[np.bool_] = lengths == lengths[turns.parents]
+    found &= (tree.known == columns.blocks) & (turns.parents >= 0)
+    return found
 
 
 def _stems(

@@ -37,7 +37,12 @@ def traffic() -> TraceColumns:
 
 @pytest.fixture(scope="module")
 def sample(traffic: TraceColumns) -> TraceModel:
-    return learn_model(traffic)
+    return learn_model(traffic, window=32)  # sessions of seconds need short ones
+
+
+def prompts(columns: TraceColumns) -> list[tuple[int, ...]]:
+    """The ids of each request."""
+    return [tuple(ids) for ids in np.split(columns.ids, columns.offsets[1:-1])]
 
 
 def make(model: TraceModel, kind: ModelKind, seed: int = 0, **scaling: float) -> list[TraceRequest]:
@@ -50,6 +55,17 @@ def make(model: TraceModel, kind: ModelKind, seed: int = 0, **scaling: float) ->
             scaling=Scaling(**scaling),  # type: ignore[arg-type]  # whole numbers where it says so
         )
     )
+
+
+def block_lengths(requests: list[TraceRequest], block_size: int = SIZE) -> dict[int, set[int]]:
+    """Per id: how many tokens it stands for. Only a partial last block has fewer than the size."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for request in requests:
+        *inner, last = request.hash_ids
+        for block in inner:
+            found[block].add(block_size)
+        found[last].add(request.input_length - len(inner) * block_size)
+    return found
 
 
 @both
@@ -91,6 +107,21 @@ def test_whatever_is_learned_and_asked_a_valid_trace_comes_out(
     assert len(made) == count and made[0].timestamp_ms == 0
     again = list(synthesize(model, count, seed=seed, kind=kind, scaling=scaling))
     assert again == made
+    if kind == "sessions":  # whatever was learned; the Markov walk repeats what it was shown
+        assert all(len(lengths) == 1 for lengths in block_lengths(made).values())
+
+
+@both
+@pytest.mark.parametrize("factor", [0.2, 0.5, 1.0, 1.7])
+def test_a_partial_block_is_its_prompts_own_or_a_repeats(
+    traffic: TraceColumns, sample: TraceModel, kind: ModelKind, factor: float
+) -> None:
+    made = make(sample, kind, prefix_len_multiplier=factor)
+    assert all(len(lengths) == 1 for lengths in block_lengths(made, 512).values())
+    if factor == 1:
+        drawn = [request.hash_ids for request in made]
+        repeats = [len(ids) - len(set(ids)) for ids in (prompts(traffic), drawn)]
+        assert repeats[0] > 10 and repeats[1] == pytest.approx(repeats[0], rel=0.25)
 
 
 @both
@@ -214,7 +245,8 @@ def test_prefixes_are_stretched(sample: TraceModel, kind: ModelKind, factor: flo
     if factor == int(factor):
         assert contexts == pytest.approx([factor] * 4, rel=0.02)
     else:
-        assert np.mean(contexts) == pytest.approx(factor, rel=0.02)
+        # The one block of the system prompt is rounded up or down for all of a trace.
+        assert np.mean(contexts) == pytest.approx(factor, rel=0.03)
 
 
 @both
@@ -225,13 +257,28 @@ def test_prompts_outputs_and_times_are_scaled(sample: TraceModel, kind: ModelKin
     assert after.unique_prompt_length.mean == pytest.approx(
         1.25 * (before.unique_prompt_length.mean or 0), rel=0.01
     )
-    assert after.context_length == before.context_length
+    # All but the partial blocks of repeats, which are a prompt's own.
+    assert after.context_length.mean == pytest.approx(before.context_length.mean, rel=1e-3)
     assert after.output_length.mean == pytest.approx(
         0.3 * (before.output_length.mean or 0), rel=0.02
     )
     assert after.span_s == pytest.approx(before.span_s / 2)
     # Not one instant is lost to rounding.
     assert after.arrivals.instants == before.arrivals.instants
+
+
+def test_pauses_are_stretched_and_requests_come_as_before() -> None:
+    learned = chat(sessions=300)
+    model = learn(learned)
+    gaps = {}
+    for pause in (0.5, 1.0, 3.0):
+        made = make(model, "sessions", pause_multiplier=pause)
+        found = look(made)
+        gaps[pause] = found.sessions.gap_s.median
+        assert [request.timestamp_ms for request in made] == [
+            request.timestamp_ms for request in make(model, "sessions")
+        ]
+    assert gaps == {pause: pytest.approx(3.0 * pause, rel=0.1) for pause in gaps}
 
 
 @both
