@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import SIZE, SPECIAL, chat, traces
+from traces import SIZE, SPECIAL, chat, request, traces
 
 from dynamo_router.bench.analyzer import TraceAnalysis, analyze
 from dynamo_router.bench.columns import TraceColumns, columns_of, read_columns
@@ -60,11 +60,11 @@ def make(model: TraceModel, kind: ModelKind, seed: int = 0, **scaling: float) ->
 def block_lengths(requests: list[TraceRequest], block_size: int = SIZE) -> dict[int, set[int]]:
     """Per id: how many tokens it stands for. Only a partial last block has fewer than the size."""
     found: dict[int, set[int]] = defaultdict(set)
-    for request in requests:
-        *inner, last = request.hash_ids
+    for made in requests:
+        *inner, last = made.hash_ids
         for block in inner:
             found[block].add(block_size)
-        found[last].add(request.input_length - len(inner) * block_size)
+        found[last].add(made.input_length - len(inner) * block_size)
     return found
 
 
@@ -205,6 +205,21 @@ def test_a_session_extends_its_own_history() -> None:
     assert (shares["markov"] or 0) < 0.9
 
 
+def test_long_sessions_stay_long() -> None:
+    """Few go on and on beside many that end at once: the mean of both would be neither."""
+    learned = chat(sessions=600, turns=2)
+    for made in chat(sessions=20, turns=16):
+        ids = [block if block < 2 else block + 10**6 for block in made.hash_ids]
+        learned.append(request(made.timestamp_ms + 50_000, ids, partial=3))
+    learned.sort(key=lambda made: made.timestamp_ms)
+    model = learn(learned)
+    for seed in range(4):
+        made = columns_of(make(model, "sessions", seed), trace_block_size=SIZE)
+        sizes = analyze(made)[1].session_size
+        assert 10 <= (sizes >= 12).sum() <= 30
+        assert (sizes == 2).sum() > 500
+
+
 def test_agents_share_their_parents_prefix() -> None:
     """A parent calls three agents that take over its prompt, and carries on when they are done."""
     learned, fresh = [], 1
@@ -294,8 +309,8 @@ def test_four_families_of_one_system_prompt(kind: ModelKind) -> None:
     learned = chat(sessions=400)
     made = make(learn(learned, 128), kind, seed=2, prefix_root_multiplier=4)
     families = defaultdict(list)
-    for request in made:
-        families[request.hash_ids[0]].append(request)
+    for each in made:
+        families[each.hash_ids[0]].append(each)
     assert len(families) == 4
     ids = [
         {block for request in family for block in request.hash_ids} for family in families.values()

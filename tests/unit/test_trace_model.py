@@ -257,6 +257,21 @@ def test_a_model_with_parts_that_do_not_fit_is_refused(
         load_model(path)
 
 
+def test_a_model_whose_turns_have_nothing_to_go_on_with_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.model"
+    for learned, cut in (
+        (SPECIAL["all identical"], lambda told: told | {"repeats": told["turns"][-1]}),
+        (chat(), lambda told: told | {"turns": [told["turns"][0], *[told["repeats"]] * 4]}),
+        (chat(), lambda told: told | {"turns": told["turns"][:3]}),
+    ):
+        save_model(learn_model(columns_of(learned, trace_block_size=SIZE)), path)
+        tree = msgspec.msgpack.decode(unseal(path.read_bytes()))
+        tree["sessions"] = cut(tree["sessions"])
+        path.write_bytes(seal(msgspec.msgpack.encode(tree)))
+        with pytest.raises(ModelError, match="its parts contradict each other"):
+            load_model(path)
+
+
 def test_windows_keep_prefixes_together_in_time() -> None:
     """A thousand short-lived prefixes in a row: short windows use each for a while only."""
     learned = [request(at, [at // 10, 10**6 + at]) for at in range(1000)]
