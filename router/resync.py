@@ -84,7 +84,7 @@ class _Pending:
     def is_due(self, source: SourceStatus | None, now: float) -> bool:
         if not self.asks:
             return True
-        wait = min(FIRST_WAIT_S * 2 ** (self.asks - 1), LONGEST_WAIT_S)
+        wait = min(FIRST_WAIT_S * 2.0 ** (self.asks - 1), LONGEST_WAIT_S)
         if source is not None and source.beats and source.heard > self.heard:
             wait = min(wait, LIVELY_WAIT_S)
         return now >= self.asked + wait
