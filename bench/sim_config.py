@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.settings import bad_setting
+from ..router.config import KvRouterConfig, ServeConfig
+from ..runtime.settings import bad_setting, resolve
 from ..workers.mocker.config import (
     ENGINE_TYPES,
     PREEMPTION_MODES,
@@ -61,6 +62,9 @@ class SimulationConfig:
     )
     event_delay_ms: float = _option(0.0, "how long a KV event is under way.")
     event_loss: float = _option(0.0, "share of KV event messages that get lost.")
+    router_config: str | None = _option(
+        None, "settings of the router, a file as for serve --config; its [router] table counts."
+    )
     slo_ttft_ms: float = _option(1000.0, "TTFT that a good answer stays within.")
     slo_itl_ms: float = _option(50.0, "mean ITL that a good answer stays within.")
     plot: str | None = _option(None, "write plots into this folder.")
@@ -77,6 +81,13 @@ class SimulationConfig:
                 raise bad_setting(key, f"{getattr(self, key)} must be greater than 0")
         parse_speeds(self.worker_speeds)
         self.engine_config()  # which checks the rest
+        self.router()
+
+    def router(self) -> KvRouterConfig:
+        """The settings of the router under test, but for what a policy's name says."""
+        if self.router_config is None:
+            return KvRouterConfig()
+        return resolve(ServeConfig, {}, environ={}, file=self.router_config).config.router
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(

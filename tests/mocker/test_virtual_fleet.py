@@ -251,6 +251,24 @@ def test_what_can_never_run_is_refused_and_so_is_what_the_queue_cannot_hold():
         VirtualFleet(SMALL, 0)
 
 
+def test_time_can_pass_to_the_first_answer_only():
+    whole, steps = VirtualFleet(SMALL, 2), VirtualFleet(SMALL, 2)
+    for fleet in (whole, steps):
+        for number in range(6):
+            tokens = range(100 * number, 100 * number + 9 + number)
+            sequence = OracleEngine(SMALL).submit(request(str(number), tokens, 4), 0.0)
+            submit(fleet, number % 2, number, sequence, 0.0)
+    whole.advance(math.inf)
+    expected = whole.take_emissions()
+    seen: list[tuple[float, int]] = []
+    while steps.is_busy:
+        now = steps.advance(math.inf, to_answer=True)
+        emissions = steps.take_emissions()
+        assert set(emissions.times.tolist()) == {now}
+        seen += zip(emissions.times.tolist(), emissions.kinds.tolist(), strict=True)
+    assert seen == list(zip(expected.times.tolist(), expected.kinds.tolist(), strict=True))
+
+
 def test_speeds_are_repeated_over_the_engines():
     fleet = VirtualFleet(SMALL, 3, speeds=(1.0, 0.5))
     for engine in range(3):

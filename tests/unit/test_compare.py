@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dynamo_router.bench.compare import Load, comparison_table
+from dynamo_router.bench.arena import Load
 from dynamo_router.bench.compare import compare as run_comparison
+from dynamo_router.bench.compare import comparison_table
 from dynamo_router.bench.contestants import parse_contestants
 from dynamo_router.bench.replay import ReplayConfig, run
 from dynamo_router.bench.sample import SAMPLE_TRACE

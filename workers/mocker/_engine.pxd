@@ -31,6 +31,7 @@ cdef struct Record:        # of the whole fleet; grows, and is read by its owner
     size_t n_gaps, gaps_room
     uint32_t followed      # requests in the engines that others follow
     double stop            # when the first of those that were called for arrives
+    bint to_answer         # stop at the first emission as well
 
 cdef struct Engine:
     KvManager kv

@@ -217,6 +217,8 @@ cdef int end_step(Engine* engine, Record* record) noexcept nogil:
     for i in range(engine.n_pending):
         record.emissions[record.n_emissions] = engine.pending[i]
         record.n_emissions += 1
+        if record.to_answer and engine.clock < record.stop:
+            record.stop = engine.clock
         if engine.pending[i].follow >= 0:
             record.followed -= 1
             if engine.clock + engine.pending[i].follow < record.stop:

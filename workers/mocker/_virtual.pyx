@@ -117,12 +117,13 @@ cdef class Fleet:
     def waiting(self, uint32_t engine):
         return self.engine(engine).queues.n_waiting
 
-    def advance(self, double until):
+    def advance(self, double until, bint to_answer):
         cdef uint32_t i
         cdef int status = 0
         self.record.stop = INFINITY
+        self.record.to_answer = to_answer
         with nogil:
-            if self.record.followed:
+            if self.record.followed or to_answer:
                 status = engines_advance(
                     self.engines, self.size, self.queue, &self.limits, &self.timing.timing, &self.record,
                     until,

@@ -120,12 +120,13 @@ class VirtualFleet:
             -1.0 if followed_after_s is None else followed_after_s,
         )
 
-    def advance(self, until: float) -> float:
+    def advance(self, until: float, *, to_answer: bool = False) -> float:
         """Let time pass; `inf` until every request is done. Returns the time that was reached.
 
-        That is `until`, or the arrival of the first request that follows one which ended.
+        That is `until`, or the arrival of the first request that follows one which ended, or,
+        where only time `to_answer` is to pass, the first time that a first or last token comes.
         """
-        return self._fleet.advance(until)
+        return self._fleet.advance(until, to_answer)
 
     def announce(self, worker: int, now: float, rank: int = 0) -> None:
         """The engine publishes its whole cache anew, as one `cleared` and its blocks."""
