@@ -6,6 +6,7 @@ from ._aliases cimport alias_add, alias_by_key, aliases_reserve
 from ._arena cimport arena_allocate, arena_extend, arena_release, arena_reserve
 from ._edge cimport Edge, edge_cover, edge_coverage
 from ._keys cimport find_held, forget_alias, is_canonical
+from ._pace cimport pace_limit, pace_work
 from ._remove cimport uncover_run
 from ._table cimport NONE, hash_key, table_prefetch, table_put, table_reserve, table_seek
 from ._tree cimport (
@@ -134,12 +135,13 @@ cdef inline bint append_run(
 ) noexcept nogil:
     """Store new blocks behind the end of an edge; false, and nothing changed, without memory.
 
-    *appended: how many; it stops before a key that is another block's already. With `shadow` the
-    first block is such a one, and goes in without an entry.
+    *appended: how many; it stops before a key that is another block's already, and where the pace
+    wants it to, with room for the others kept. With `shadow` the first block is such a one, and
+    goes in without an entry.
     """
     cdef uint32_t e = cursor.edge
     cdef uint32_t room = n
-    cdef uint32_t start
+    cdef uint32_t start, wanted
     cdef Edge* edge
     cdef bint alone
     appended[0] = 0
@@ -167,6 +169,7 @@ cdef inline bint append_run(
         edge.start = start
         edge.cap = room
         room = n
+    wanted = room = pace_limit(&tree.memory.pace, room)
     memcpy(tree.blocks.local + start, local, room * sizeof(uint64_t))
     memcpy(tree.blocks.ext + start, ext, room * sizeof(uint64_t))
     if shadow:
@@ -180,7 +183,7 @@ cdef inline bint append_run(
     tree.workers[worker].blocks += room
     appended[0] = room
     if e != cursor.edge:
-        if room < n:
+        if room < wanted:
             arena_release(&tree.blocks, start + room, edge.cap - room)
             edge.cap = room
         if room == 0:
@@ -305,7 +308,11 @@ cdef inline int store_chain(
                 block = edge.start + cursor.at
             edge = &tree.edges[child]
             run = known_run(
-                tree, block, ext + i, local + i, min(edge.start + edge.len - block, n - i)
+                tree,
+                block,
+                ext + i,
+                local + i,
+                pace_limit(&tree.memory.pace, min(edge.start + edge.len - block, n - i)),
             )
             if run != 0:
                 cursor.edge = child
@@ -319,4 +326,5 @@ cdef inline int store_chain(
             if status != TREE_OK:
                 return status
         i += run
+        pace_work(&tree.memory.pace, run)
     return TREE_OK

@@ -20,6 +20,7 @@ from ._edge cimport (
     edge_uncover_all,
 )
 from ._memory cimport Memory, array_grow
+from ._pace cimport pace_work
 from ._table cimport (
     NONE,
     Table,
@@ -74,9 +75,6 @@ cdef struct Tree:
     uint32_t n_workers
     uint64_t names       # grows when a worker comes or goes
     Table by_name        # (worker id, rank) -> worker
-    uint64_t* active     # scratch of a match, with the next two: workers still matching, a bitset
-    uint32_t* hit_worker # its result
-    uint32_t* hit_blocks
 
 
 cdef inline uint32_t find_canonical(const Tree* tree, uint64_t ext) noexcept nogil:
@@ -298,7 +296,7 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
 
 
 cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept nogil:
-    """Take blocks that leave the tree out of the table."""
+    """Take blocks that leave the tree out of the table. Nobody finds them by a match any more."""
     cdef uint32_t i
     cdef const uint64_t* ext = tree.blocks.ext + start
     for i in range(n):
@@ -306,6 +304,7 @@ cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept 
             table_prefetch(&tree.by_ext, hash_key(ext[i + AHEAD]))
         if not table_remove(&tree.by_ext, hash_key(ext[i]), start + i):
             tree.shadowed -= 1
+        pace_work(&tree.memory.pace, 1)
     tree.n_blocks -= n
 
 
