@@ -17,7 +17,7 @@ def _option(default: Any, help: str, **more: Any) -> Any:
 class IndexBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 
-    trace: str | None = _option(None, "A trace to take prompts from; not given: invented ones.")
+    trace: str | None = _option(None, "A trace to take prompts from; not given: synthesized ones.")
     requests: int = _option(2000, "Use the first N requests of the trace.")
     block_size: tuple[int, ...] = _option((64, 16), "Tokens in a block; may be repeated.")
     workers: tuple[int, ...] = _option((64,), "How many workers hold blocks; may be repeated.")

@@ -9,14 +9,12 @@ from typing import Any, NamedTuple
 from ...runtime.errors import RouterError
 from ..contenders import Contender, Dicts, available_contenders
 from ..report import percentiles, spread
-from ..sample import SampleShape, make_sample
+from ..sample import sample_traffic
 from ..trace import TraceRequest, read_trace
 from ..workload import Prompt, Removed, Stored, Workload, hash_prompts, plan_workload
 from .config import IndexBenchConfig
 
 PHASES = ("store", "match", "remove", "remove worker", "mixed")
-# Without a trace: invented traffic of the sample's kind, ten times as much.
-SYNTHETIC = SampleShape(tenants=200, sessions=1000, cold=300, span_ms=180_000)
 # Plain dicts are slow: they judge the answers on so many requests.
 JUDGED = 300
 
@@ -35,7 +33,7 @@ def read_requests(config: IndexBenchConfig) -> list[TraceRequest]:
     """The requests to measure with."""
     if config.trace is not None:
         return list(read_trace(config.trace, limit=config.requests))
-    return list(make_sample(SYNTHETIC))[: config.requests]
+    return sample_traffic(config.requests)
 
 
 def measure_phases(config: IndexBenchConfig) -> list[dict[str, Any]]:

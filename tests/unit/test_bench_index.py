@@ -27,7 +27,7 @@ from dynamo_router.bench.index.goals import judge
 from dynamo_router.bench.index.growth import PROMPT, invent_prompts, measure_growth
 from dynamo_router.bench.index.memory import measure_memory
 from dynamo_router.bench.index.phases import PHASES, measure_phases
-from dynamo_router.bench.sample import SAMPLE_TRACE, SampleShape, make_sample
+from dynamo_router.bench.sample import SAMPLE_TRACE, sample_traffic
 from dynamo_router.bench.workload import Removed, Stored, hash_prompts, plan_workload
 from dynamo_router.indexer.actor import EventIndex
 from dynamo_router.runtime.errors import ConfigError, RouterError
@@ -45,7 +45,7 @@ HERE = [name for name in ("arrays", "lists", "events", "dicts") if name in avail
 @pytest.mark.parametrize("make", [Arrays, Lists, Events])
 def test_ours_answer_like_plain_dicts_all_along(make: type[Contender]) -> None:
     """Along a whole mixed phase, evictions included."""
-    prompts = hash_prompts(make_sample(SampleShape(sessions=20, tenants=4, cold=3)), 64)
+    prompts = hash_prompts(sample_traffic(80), 64)
     plan = plan_workload(prompts, block_size=64, workers=4, cache_blocks=300)
     ours, plain = make(), Dicts()
     evictions = answers = 0
@@ -159,7 +159,7 @@ def test_drained_counts_every_hash_once() -> None:
 
 
 def test_messages_of_the_drained_load_leave_the_index_as_the_calls_would() -> None:
-    prompts = hash_prompts(make_sample(SampleShape(sessions=20, tenants=4, cold=3)), 64)
+    prompts = hash_prompts(sample_traffic(80), 64)
     mixed = plan_workload(prompts, block_size=64, workers=4, cache_blocks=300).mixed
     index, plain = EventIndex(), Dicts()
     try:
