@@ -124,8 +124,9 @@ def check_index(data: bytes) -> None:
                     raise AssertionError("the index applied what the decoder refuses")
             else:
                 index.apply(message)
-                data_of = [event.data for event in events if event.storage_tier == "device"]
-                told += sum(len(each.blocks) for each in data_of if isinstance(each, Stored))
+                told += sum(
+                    len(event.data.blocks) for event in events if isinstance(event.data, Stored)
+                )
         assert sum(source.blocks for source in index.sources()) <= told
     finally:
         index.close()
