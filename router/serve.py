@@ -259,7 +259,7 @@ class Server:
     def _on_workers(self) -> None:
         if self._admission is not None:
             self._admission.poll()
-        self._grpc.set_serving(bool(self.monitor.ready_clients()) and not self._draining)
+        self._grpc.set_serving(self.monitor.any_ready and not self._draining)
 
     def _health(self) -> tuple[bool, dict[str, Any]]:
         """For /health."""

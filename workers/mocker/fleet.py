@@ -11,6 +11,7 @@ from ...runtime.clock import Clock
 from ...runtime.embedded_nats import probe
 from ...runtime.event_plane import EventPlane
 from ...runtime.nats_plane import NatsPlane
+from ...runtime.shared_plane import SharedPlane
 from .config import DEFAULT_NATS_URL, MockerConfig
 from .fault_door import FaultDoor
 from .server import MockServer
@@ -30,8 +31,10 @@ class MockFleet:
         plane: EventPlane | None = None,
         clock: Clock | None = None,
     ) -> None:
+        # All engines listen for the same requests, each for its own.
+        shared = SharedPlane(plane) if plane is not None else None
         self.engines = [
-            MockServer(config, index, plane=plane, clock=clock)
+            MockServer(config, index, plane=shared, clock=clock)
             for config in configs
             for index in range(config.workers)
         ]
