@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...runtime.errors import RouterError
 from ..environment import describe_environment, pin_to_core, unpin
 from ..report import check_json_target, table_console, write_json
 from .config import IndexBenchConfig
@@ -25,7 +26,10 @@ MEASURES = {
 
 
 def run(config: IndexBenchConfig) -> int:
-    """The command. Each part's table appears as soon as it is measured."""
+    """The command. Each part's table appears as soon as it is measured.
+
+    A part that fails is told, and stands in the JSON; the others go on, and the exit code is 1.
+    """
     check_json_target(config.json)
     if config.plot is not None:
         from .plots import draw, prepare
@@ -39,11 +43,17 @@ def run(config: IndexBenchConfig) -> int:
             "dynamo is not measured: ai-dynamo-runtime is not installed, or not asked for"
         )
     results: dict[str, list[dict[str, Any]]] = {}
+    failed: dict[str, str] = {}
     for part in config.parts:
         if part == "events":
             unpin()  # three processes on one core would measure the scheduler
-        results[part] = MEASURES[part](config)
-        console.print(TABLES[part](results[part]))
+        try:
+            results[part] = MEASURES[part](config)
+        except RouterError as error:
+            failed[part] = str(error)
+            console.print(f"{part} failed: {error}")
+        else:
+            console.print(TABLES[part](results[part]))
     goals = judge(results)
     console.print(goal_table(goals))
     if config.plot is not None and results.get("growth"):
@@ -58,8 +68,9 @@ def run(config: IndexBenchConfig) -> int:
             "trace": config.trace,
             "requests": config.requests,
             "goals": goals,
+            "failed": failed,
             **results,
             "environment": describe_environment(),
         }
         write_json(config.json, content)
-    return 0
+    return 1 if failed else 0

@@ -12,7 +12,7 @@ from ..contenders import Contender, available_contenders
 from ..report import percentiles, spread
 from ..workload import Hashes, Prompt, Stored
 from .config import IndexBenchConfig
-from .memory import resident_bytes
+from .memory import give_back_memory, resident_bytes
 
 STEPS = (100_000, 500_000, 1_000_000, 5_000_000, 10_000_000, 50_000_000)
 FLEETS = (8, 64, 512, 4096)
@@ -104,7 +104,7 @@ def _grow(
     rng = np.random.default_rng(seed)
     probes: list[Hashes] = []
     stored = 0
-    gc.collect()
+    give_back_memory()
     gc.disable()
     try:
         before = resident_bytes()

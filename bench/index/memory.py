@@ -4,6 +4,7 @@ Each contender is measured in a process of its own (`python -m dynamo_router.ben
 because memory that an earlier one gave back would be found again by the next.
 """
 
+import ctypes
 import gc
 import resource
 import subprocess
@@ -93,7 +94,7 @@ def measure_here(ask: Ask) -> dict[str, float]:
     index = make()
     # The arguments are made before, so that they are not counted.
     ready = [index.ready_store(store) for store in stores]
-    gc.collect()
+    give_back_memory()
     gc.disable()
     before = resident_bytes()
     first = _store(index, ready)
@@ -130,6 +131,14 @@ def _store(index: Contender, ready: Iterable[Any]) -> Fill:
 
 def _page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def give_back_memory() -> None:
+    """Return what was freed to the system, where its C library can, so that it counts anew."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def resident_bytes() -> int:

@@ -14,7 +14,7 @@ try:
     import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import StrMethodFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 except ImportError:
     raise bad_setting("plot", "needs matplotlib: pip install 'dynamo-router[plot]'") from None
 
@@ -82,8 +82,9 @@ def _draw_workers(figure: Figure, growth: Rows) -> None:
 
 def _log_us(axes: Axes) -> None:
     axes.set_yscale("log")
-    for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _names(rows: Rows) -> list[str]:

@@ -12,14 +12,16 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fuzz.damage import damage  # noqa: E402
 from fuzz.seeds import SEEDS, known_words, write_corpus  # noqa: E402
-from fuzz.targets import LONGEST, TARGETS  # noqa: E402
+from fuzz.targets import LONGEST, TARGETS, UNSEEN  # noqa: E402
 
 
 def fuzz_at_random(
@@ -45,6 +47,13 @@ def fuzz_at_random(
     return 0
 
 
+def _find_atheris() -> Any:
+    try:
+        return import_module("atheris")
+    except ImportError:
+        return None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/fuzz", description=__doc__)
     parser.add_argument("target", choices=sorted(TARGETS))
@@ -58,9 +67,8 @@ def main() -> int:
     if given.input is not None:
         target(given.input.read_bytes())
         return 0
-    try:
-        import atheris
-    except ImportError:
+    atheris = None if given.target in UNSEEN else _find_atheris()
+    if atheris is None:
         seeds = list(SEEDS[given.target])
         return fuzz_at_random(
             target, seeds, seconds=given.seconds, seed=given.seed, found=given.found

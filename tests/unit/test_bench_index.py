@@ -18,7 +18,7 @@ from dynamo_router.bench.contenders import (
     available_contenders,
     dynamo_core,
 )
-from dynamo_router.bench.index import event_path, phases
+from dynamo_router.bench.index import command, event_path, phases
 from dynamo_router.bench.index.command import run
 from dynamo_router.bench.index.config import PARTS, IndexBenchConfig
 from dynamo_router.bench.index.drained import as_messages, measure_drained
@@ -145,6 +145,20 @@ def test_only_the_parts_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(IndexBenchConfig(**TINY, part=("drained",))) == 0
     shown = capsys.readouterr().out
     assert "until its mailbox is empty" in shown and "hashing 8192" not in shown
+
+
+def test_a_part_that_fails_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(config: IndexBenchConfig) -> list[dict[str, Any]]:
+        raise RouterError("no server")
+
+    monkeypatch.setitem(command.MEASURES, "events", fail)
+    out = tmp_path / "index.json"
+    assert run(IndexBenchConfig(**TINY, part=("events", "hashing"), json=str(out))) == 1
+    assert "events failed: no server" in capsys.readouterr().out
+    content = json.loads(out.read_text())
+    assert content["failed"] == {"events": "no server"} and content["hashing"]
 
 
 def test_drained_counts_every_hash_once() -> None:
