@@ -9,7 +9,8 @@ before the mailbox's. Messages are applied in the order they were posted.
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from ..runtime.errors import EventError
+import numpy as np
+
 from ..runtime.identity import WorkerWithDpRank
 from ._cursor cimport (
     SOURCE_DEGRADED,
@@ -32,10 +33,9 @@ from ._mailbox cimport (
 )
 from ._radix cimport (
     RadixTree,
-    tree_bind,
-    tree_drop_worker,
     tree_find_worker,
     tree_match_bound,
+    tree_match_continued,
     tree_worker,
 )
 from ._sources cimport Source, source_forget, source_is_well, sources_free
@@ -53,6 +53,7 @@ from ._threads cimport (
     pthread_t,
     sched_yield,
 )
+from ._tiers cimport DEVICE, HOST, ROWS, TIERS, tiers_bind, tiers_drop_worker, tiers_match
 from ._wire cimport batch_free, batch_init
 
 # How often the thread offers the tree to waiting readers before it goes on.
@@ -100,6 +101,7 @@ cdef class IndexActor:
 
     cdef Core* core
     cdef RadixTree tree
+    cdef tuple trees           # RadixTree by Event.tier, `tree` first
     cdef pthread_t thread
     cdef bint running
 
@@ -108,13 +110,16 @@ cdef class IndexActor:
     ):
         if max_messages == 0 or max_workers == 0:
             raise ValueError("max_messages and max_workers must be at least 1")
+        cdef int tier
         self.tree = RadixTree()
+        self.trees = (self.tree, *(RadixTree() for _ in range(HOST, TIERS)))
         self.core = <Core*>calloc(1, sizeof(Core))
         if self.core == NULL:
             raise MemoryError
         pthread_mutex_init(&self.core.owner, NULL)
         batch_init(&self.core.ingest.batch)
-        self.core.ingest.tree = self.tree.tree
+        for tier in range(TIERS):
+            self.core.ingest.tiers.trees[tier] = (<RadixTree>self.trees[tier]).tree
         self.core.ingest.max_workers = max_workers
         if not mailbox_open(&self.core.mailbox, max_messages, max_bytes):
             raise MemoryError
@@ -189,18 +194,77 @@ cdef class IndexActor:
             drain(self.core, False)
             pthread_mutex_unlock(&self.core.owner)
 
-    def match_bound(self, const uint64_t[::1] local_hashes, uint32_t[::1] out):
+    @property
+    def lower_tiers(self):
+        return self.core.ingest.tiers.lower
+
+    def match_bound(
+        self,
+        const uint64_t[::1] local_hashes,
+        uint32_t[::1] out,
+        uint32_t[:, ::1] lower=None,
+        const uint32_t[::1] at_least=None,
+    ):
         cdef uint32_t n = <uint32_t>local_hashes.shape[0]
         cdef uint32_t n_out = <uint32_t>out.shape[0]
-        cdef uint32_t longest
+        cdef const uint64_t* local = &local_hashes[0] if n else NULL
+        cdef uint32_t longest, i
+        if at_least is not None and at_least.shape[0] != n_out:
+            raise ValueError(f"at_least must have {n_out} overlaps")
+        if lower is not None and (lower.shape[0] != ROWS or lower.shape[1] != n_out):
+            raise ValueError(f"lower must have {ROWS} rows of {n_out}")
         if n_out == 0:
             return 0
         self.own()
-        longest = tree_match_bound(
-            self.core.ingest.tree, &local_hashes[0] if n else NULL, n, &out[0], n_out
-        )
+        longest = tree_match_bound(self.tree.tree, local, n, &out[0], n_out)
+        if at_least is not None:
+            for i in range(n_out):
+                out[i] = max(out[i], at_least[i])
+                longest = max(longest, out[i])
+        if lower is not None:
+            tiers_match(&self.core.ingest.tiers, local, n, &out[0], &lower[0, 0], n_out)
         self.disown()
+        if longest == UINT32_MAX:
+            raise MemoryError
         return longest
+
+    def match_tiers(self, const uint64_t[::1] local_hashes, predicted):
+        """{WorkerWithDpRank: [blocks by tier]} of every worker that holds a prefix of the chain.
+
+        `predicted` are blocks that workers are believed to have on the device at least.
+        """
+        cdef uint32_t n = <uint32_t>local_hashes.shape[0]
+        cdef const uint64_t* local = &local_hashes[0] if n else NULL
+        cdef uint32_t[::1] places, reached, gained
+        cdef RadixTree tree
+        cdef int tier
+        self.own()
+        try:
+            device = self.tree.match(local_hashes).scores
+            known = {name for tree in self.trees for name in tree.workers()}.union(predicted)
+            names = {name: i for i, name in enumerate(known)}
+            reach = np.array(
+                [max(device.get(name, 0), predicted.get(name, 0)) for name in names], np.uint32
+            )
+            table = np.zeros((TIERS, len(names)), np.uint32)
+            table[DEVICE] = reach
+            reached = reach
+            for tier in range(HOST, TIERS if names else HOST):
+                tree = self.trees[tier]
+                if tree.names_version != tree.tree.names:
+                    tree.refresh_names()
+                if not tree.names:
+                    continue
+                places = np.array([names.get(name, len(names)) for name in tree.names], np.uint32)
+                gained = table[tier]
+                tree_match_continued(
+                    tree.tree, local, n, &places[0], &reached[0], &gained[0], <uint32_t>len(names)
+                )
+            return {
+                name: table[:, i].tolist() for name, i in names.items() if reach[i] != 0
+            }
+        finally:
+            self.disown()
 
     def scores(self, local_hashes):
         self.own()
@@ -213,9 +277,9 @@ cdef class IndexActor:
         cdef uint32_t index
         worker_id, dp_rank = worker
         self.own()
-        index = tree_worker(self.core.ingest.tree, worker_id, dp_rank)
+        index = tree_worker(self.tree.tree, worker_id, dp_rank)
         if index != UINT32_MAX:
-            tree_bind(self.core.ingest.tree, index, number)
+            tiers_bind(&self.core.ingest.tiers, index, number)
         self.disown()
         if index == UINT32_MAX:
             raise MemoryError
@@ -224,9 +288,9 @@ cdef class IndexActor:
         cdef uint32_t index
         worker_id, dp_rank = worker
         self.own()
-        index = tree_find_worker(self.core.ingest.tree, worker_id, dp_rank)
+        index = tree_find_worker(self.tree.tree, worker_id, dp_rank)
         if index != UINT32_MAX:
-            tree_drop_worker(self.core.ingest.tree, index)
+            tiers_drop_worker(&self.core.ingest.tiers, index)
             source_forget(&self.core.ingest.sources, index)
         self.disown()
 
@@ -238,7 +302,7 @@ cdef class IndexActor:
 
     cdef Source* find(self, worker):
         """The source of a worker that was heard of, or NULL. Called with owner held."""
-        cdef uint32_t index = tree_find_worker(self.core.ingest.tree, worker[0], worker[1])
+        cdef uint32_t index = tree_find_worker(self.tree.tree, worker[0], worker[1])
         if index >= self.core.ingest.sources.count:
             return NULL
         return self.core.ingest.sources.all + index
@@ -279,13 +343,14 @@ cdef class IndexActor:
         return dr_load(&self.core.ingest.alarms)
 
     cdef tuple describe(self, worker):
-        """(worker, Cursor as a dict, first held id or None, blocks held). With owner held."""
+        """(worker, Cursor as a dict, first held id or None, blocks by tier). With owner held."""
         cdef Source* source = self.find(worker)
         held = None
         if source != NULL and source.held.count:
             held = source.held.events[0].event.event_id
         cursor = {} if source == NULL else dict(source.cursor)
-        return WorkerWithDpRank(*worker), cursor, held, self.tree.num_blocks(worker)
+        blocks = tuple([tree.num_blocks(worker) for tree in self.trees])
+        return WorkerWithDpRank(*worker), cursor, held, blocks
 
     def sources(self):
         """Every worker that the tree knows, described."""
@@ -305,7 +370,7 @@ cdef class IndexActor:
             for index in range(self.core.ingest.sources.count):
                 source = self.core.ingest.sources.all + index
                 if source.cursor.state == SOURCE_EXACT and not source_is_well(source):
-                    worker = self.core.ingest.tree.workers[index]
+                    worker = self.tree.tree.workers[index]
                     found.append(self.describe((worker.worker_id, worker.dp_rank)))
         finally:
             self.disown()
@@ -318,3 +383,15 @@ cdef class IndexActor:
         values["waiting"] = mailbox_length(&self.core.mailbox)
         values["held_now"] = self.core.ingest.sources.budget.events
         return values
+
+    def tier_counters(self):
+        """Running totals by Event.tier: TierCounters as dicts."""
+        cdef int tier
+        self.own()
+        values = [dict(self.core.ingest.tiers.counters[tier]) for tier in range(TIERS)]
+        self.disown()
+        return values
+
+    def tier_trees(self):
+        """The trees by Event.tier, for tests: nothing may be posted while they are looked at."""
+        return self.trees

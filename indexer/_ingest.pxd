@@ -1,5 +1,5 @@
-# _ingest.pxd: messages of the event plane into the tree, through their sources' cursors. Pure: what
-# the actor does with a message while it owns the tree.
+# _ingest.pxd: messages of the event plane into the trees, through their sources' cursors. Pure: what
+# the actor does with a message while it owns them.
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 
 from ._cursor cimport (
@@ -15,22 +15,18 @@ from ._cursor cimport (
     cursor_heartbeat,
     cursor_orphan,
 )
-from ._events cimport EVENT_CLEARED, EVENT_REMOVED, EVENT_STORED, Event, EventBatch
+from ._events cimport EVENT_CLEARED, Event, EventBatch
 from ._held cimport HELD_FULL, HELD_KNOWN, HeldEvent, held_drop, held_last_run, held_put
 from ._radix cimport (
     TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
-    TREE_OK,
     TREE_PARENT_NOT_FOUND,
-    Tree,
-    tree_clear,
     tree_drop_worker,
-    tree_remove,
-    tree_store,
     tree_worker,
 )
 from ._sources cimport Source, Sources, source_is_well, source_of
 from ._threads cimport dr_add
+from ._tiers cimport DEVICE, Tiers, tiers_apply, tiers_clear
 from ._wire cimport TOPIC_HEARTBEAT, TOPIC_KV_EVENTS, decode_nats_message
 
 
@@ -39,11 +35,7 @@ cdef struct Counters:
     uint64_t undecodable   # of those, not understood
     uint64_t ignored       # of those, other topics
     uint64_t dropped       # not taken in: the mailbox was full
-    uint64_t stored        # blocks stored
-    uint64_t removed       # blocks removed
-    uint64_t unknown       # removals of blocks that were not held
     uint64_t invalid       # stored events that contradict themselves
-    uint64_t lower_tier    # events of tiers that are not indexed
     uint64_t refused       # events refused: too many workers
     uint64_t out_of_memory
     uint64_t held          # events that had to wait behind a gap
@@ -51,7 +43,7 @@ cdef struct Counters:
 
 
 cdef struct Ingest:
-    Tree* tree
+    Tiers tiers
     EventBatch batch
     Sources sources
     uint32_t max_workers
@@ -59,41 +51,15 @@ cdef struct Ingest:
     int alarms             # times a source was no longer well; read without owning the tree
 
 
-cdef inline int apply_event(
-    Ingest* core, const Event* event, const uint64_t* blocks, const uint64_t* locals_,
-    uint32_t worker
-) noexcept nogil:
-    """Apply one admitted event; returns the tree's status."""
-    cdef uint32_t unknown = 0
-    cdef int status = TREE_OK
-    if event.kind == EVENT_STORED:
-        status = tree_store(
-            core.tree, worker, event.has_parent, event.parent_hash, blocks, locals_, event.count
-        )
-        if status == TREE_OK:
-            core.counters.stored += event.count
-    elif event.kind == EVENT_REMOVED:
-        status = tree_remove(core.tree, worker, blocks, event.count, &unknown)
-        core.counters.removed += event.count - unknown
-        core.counters.unknown += unknown
-    else:
-        tree_clear(core.tree, worker)
-    return status
-
-
 cdef inline void apply_in_turn(
     Ingest* core, const Event* event, const uint64_t* blocks, const uint64_t* locals_,
     uint32_t worker, Cursor* cursor
 ) noexcept nogil:
     """Apply the event that the cursor moved to."""
-    cdef int status
-    if event.tier != 0:
-        core.counters.lower_tier += 1
-        return
-    status = apply_event(core, event, blocks, locals_, worker)
+    cdef int status = tiers_apply(&core.tiers, event, worker, blocks, locals_)
     cursor.applied += 1
-    if status == TREE_PARENT_NOT_FOUND:
-        cursor_orphan(cursor)
+    if status == TREE_PARENT_NOT_FOUND and event.tier == DEVICE:
+        cursor_orphan(cursor)  # in a lower tier it need not mean that anything was missed
     elif status == TREE_INVALID_SEQUENCE:
         core.counters.invalid += 1
     elif status == TREE_NO_MEMORY:
@@ -122,7 +88,7 @@ cdef inline void give_up_gap(Ingest* core, uint32_t worker, Source* source) noex
     """Forget what the source said before its last gap, and go on behind that."""
     cdef uint32_t run
     cdef uint64_t last = source.cursor.newest
-    tree_clear(core.tree, worker)
+    tiers_clear(&core.tiers, worker)
     if source.held.count:
         run = source.held.count
         # Behind the last event nothing may be missing either, or it counts for nothing.
@@ -139,9 +105,9 @@ cdef inline Source* find_source(
 ) noexcept nogil:
     """The source of a worker, and its number in the tree; NULL, and counted, if it cannot be had."""
     cdef Source* source = NULL
-    worker[0] = tree_worker(core.tree, worker_id, dp_rank)
+    worker[0] = tree_worker(core.tiers.trees[DEVICE], worker_id, dp_rank)
     if worker[0] != UINT32_MAX and worker[0] >= core.max_workers:
-        tree_drop_worker(core.tree, worker[0])
+        tree_drop_worker(core.tiers.trees[DEVICE], worker[0])
         core.counters.refused += 1
         return NULL
     if worker[0] != UINT32_MAX:
@@ -152,7 +118,7 @@ cdef inline Source* find_source(
 
 
 cdef inline void reset_source(Ingest* core, uint32_t worker, Source* source) noexcept nogil:
-    tree_clear(core.tree, worker)
+    tiers_clear(&core.tiers, worker)
     held_drop(&source.held, &core.sources.budget, source.held.count)
 
 
@@ -172,22 +138,26 @@ cdef inline void take_event(Ingest* core, const Event* event) noexcept nogil:
     cdef const uint64_t* locals_ = core.batch.local_hashes + event.first
     cdef uint32_t worker = 0
     cdef int verdict, status
-    cdef bint was_well
+    cdef bint was_well, in_line
+    cdef bint is_clear = event.kind == EVENT_CLEARED and event.tier == DEVICE
     cdef Source* source = find_source(core, event.worker_id, event.dp_rank, &worker)
     if source == NULL:
         return
     was_well = source_is_well(source)
+    in_line = event.event_id == source.cursor.last_event_id + 1
     verdict = cursor_admit(
         &source.cursor,
         core.batch.publisher_id,
         core.batch.sequence,
         event.event_id,
-        event.kind == EVENT_CLEARED and event.tier == 0,
+        is_clear,
         core.sources.budget.max_events != 0,
     )
     if verdict & VERDICT_RESET:
         reset_source(core, worker, source)
     if verdict & VERDICT_APPLY:
+        if is_clear and not in_line:
+            tiers_clear(&core.tiers, worker)  # it says nothing of what was missed in other tiers
         apply_in_turn(core, event, blocks, locals_, worker, &source.cursor)
         release_held(core, worker, source)
     elif verdict & VERDICT_HOLD:

@@ -35,6 +35,18 @@ cdef int tree_store(
     uint32_t n,
 ) noexcept nogil
 
+# The same below the block that `upper_worker` calls `parent` in another tree, held here or not.
+cdef int tree_store_below(
+    Tree* tree,
+    uint32_t worker,
+    const Tree* upper,
+    uint32_t upper_worker,
+    uint64_t parent,
+    const uint64_t* ext,
+    const uint64_t* local,
+    uint32_t n,
+) noexcept nogil
+
 # Removes every block that is held; *unknown becomes the number of those that are not.
 cdef int tree_remove(
     Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n, uint32_t* unknown
@@ -57,6 +69,18 @@ cdef void hits_free(Hits* hits) noexcept nogil
 # UINT32_MAX without memory.
 cdef uint32_t tree_match_bound(
     const Tree* tree, const uint64_t* local, uint32_t n, uint32_t* out, uint32_t n_out
+) noexcept nogil
+
+# Lets reached[0:n_out], the leading blocks held elsewhere, grow by those held here from there on,
+# and gained alike; by places[worker], or NULL: by the number it is bound to.
+cdef void tree_match_continued(
+    const Tree* tree,
+    const uint64_t* local,
+    uint32_t n,
+    const uint32_t* places,
+    uint32_t* reached,
+    uint32_t* gained,
+    uint32_t n_out,
 ) noexcept nogil
 
 

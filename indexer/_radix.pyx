@@ -16,6 +16,7 @@ from ._aliases cimport aliases_close
 from ._arena cimport arena_close, arena_init
 from ._edge cimport Edge, edge_uncover_all
 from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
+from ._graft cimport graft_chain, match_continued
 from ._integers cimport UIntView, view_integers
 from ._match cimport Walk, active_words, match_chain
 from ._memory cimport array_release
@@ -103,6 +104,19 @@ cdef int tree_store(
     return store_chain(tree, worker, has_parent, parent, ext, local, n)
 
 
+cdef int tree_store_below(
+    Tree* tree,
+    uint32_t worker,
+    const Tree* upper,
+    uint32_t upper_worker,
+    uint64_t parent,
+    const uint64_t* ext,
+    const uint64_t* local,
+    uint32_t n,
+) noexcept nogil:
+    return graft_chain(tree, worker, upper, upper_worker, parent, ext, local, n)
+
+
 cdef int tree_remove(
     Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n, uint32_t* unknown
 ) noexcept nogil:
@@ -163,6 +177,18 @@ cdef uint32_t tree_match_bound(
     if walk.active != stack:
         free(walk.active)
     return walk.longest
+
+
+cdef void tree_match_continued(
+    const Tree* tree,
+    const uint64_t* local,
+    uint32_t n,
+    const uint32_t* places,
+    uint32_t* reached,
+    uint32_t* gained,
+    uint32_t n_out,
+) noexcept nogil:
+    match_continued(tree, local, n, places, reached, gained, n_out)
 
 
 # The door for Python -------------------------------------------------------------------------
@@ -320,6 +346,37 @@ cdef class RadixTree:
             ),
             name.worker_id,
         )
+
+    def store_below(self, worker, RadixTree upper not None, parent_hash, block_hashes, local_hashes):
+        """As `store`, below the block that the worker calls `parent_hash` in another tree.
+
+        The worker need not hold here what is above the blocks. Raises as `store` does.
+        """
+        cdef Name name
+        cdef UIntView ext = view_hashes(block_hashes)
+        cdef UIntView local = view_hashes(local_hashes)
+        cdef uint64_t parent = as_hash(parent_hash)
+        cdef uint32_t w, holder
+        cdef int status = TREE_PARENT_NOT_FOUND
+        read_name(&name, worker)
+        if ext.size != local.size:
+            raise ValueError(f"{ext.size} block hashes for {local.size} local hashes")
+        w = intern_worker(self.tree, name.worker_id, name.dp_rank)
+        if w == NONE:
+            raise MemoryError
+        holder = find_worker(upper.tree, name.worker_id, name.dp_rank)
+        if holder != NONE:
+            status = graft_chain(
+                self.tree,
+                w,
+                upper.tree,
+                holder,
+                parent,
+                <const uint64_t*>ext.data,
+                <const uint64_t*>local.data,
+                <uint32_t>ext.size,
+            )
+        check(status, name.worker_id)
 
     def remove(self, worker, block_hashes):
         """The worker holds these blocks no more; what it holds below them stays held.

@@ -4,7 +4,7 @@ from libc.string cimport memcpy
 
 from ._aliases cimport alias_add, alias_by_key, aliases_reserve
 from ._arena cimport arena_allocate, arena_extend, arena_release, arena_reserve
-from ._edge cimport Edge, edge_cover, edge_coverage
+from ._edge cimport Edge, edge_cover, edge_coverage, edge_is_full
 from ._keys cimport find_held, forget_alias, is_canonical
 from ._pace cimport pace_limit, pace_work
 from ._remove cimport uncover_run
@@ -152,8 +152,13 @@ cdef inline bint append_run(
     ):
         return False
     edge = &tree.edges[e]
-    # The worker covers the edge to its end, so a single full worker is this one.
-    alone = e != ROOT and edge.first_child == NONE and edge.n_full == 1 and edge.n_partial == 0
+    alone = (
+        e != ROOT
+        and edge.first_child == NONE
+        and edge.n_full == 1
+        and edge.n_partial == 0
+        and edge_is_full(edge, worker)
+    )
     if alone and edge.cap - edge.len < n:
         room = n - (edge.cap - edge.len)
         if arena_extend(&tree.blocks, edge.start + edge.cap, room, e):
@@ -263,27 +268,19 @@ cdef inline int store_one(
     return TREE_OK
 
 
-cdef inline int store_chain(
+cdef inline int store_below(
     Tree* tree,
     uint32_t worker,
-    bint has_parent,
-    uint64_t parent,
+    Cursor cursor,
     const uint64_t* ext,
     const uint64_t* local,
     uint32_t n,
 ) noexcept nogil:
-    cdef Cursor cursor
+    """Store a chain behind the cursor: behind a block that the worker holds, or an edge's end."""
     cdef Edge* edge
     cdef uint32_t i = 0
     cdef uint32_t block, child, run
     cdef int status
-    cursor.edge = ROOT
-    cursor.at = 0
-    if has_parent:
-        block = find_held(tree, worker, parent)
-        if block == NONE:
-            return TREE_PARENT_NOT_FOUND
-        place(tree, &cursor, block)
     while i < n:
         edge = &tree.edges[cursor.edge]
         if cursor.at < edge.len and tree.blocks.local[edge.start + cursor.at] != local[i]:
@@ -328,3 +325,24 @@ cdef inline int store_chain(
         i += run
         pace_work(&tree.memory.pace, run)
     return TREE_OK
+
+
+cdef inline int store_chain(
+    Tree* tree,
+    uint32_t worker,
+    bint has_parent,
+    uint64_t parent,
+    const uint64_t* ext,
+    const uint64_t* local,
+    uint32_t n,
+) noexcept nogil:
+    cdef Cursor cursor
+    cdef uint32_t block
+    cursor.edge = ROOT
+    cursor.at = 0
+    if has_parent:
+        block = find_held(tree, worker, parent)
+        if block == NONE:
+            return TREE_PARENT_NOT_FOUND
+        place(tree, &cursor, block)
+    return store_below(tree, worker, cursor, ext, local, n)

@@ -3,8 +3,6 @@ from typing import final
 from .events import StorageTier
 from .hashing import Integers
 
-TIERS: tuple[StorageTier, ...]
-
 @final
 class EventWriter:
     """The events of one message, written one by one straight from hash arrays.

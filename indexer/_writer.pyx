@@ -13,8 +13,7 @@ from libc.string cimport memcpy, strlen
 from ._integers cimport UIntView, view_integers
 from ._msgpack_reader cimport bswap16, bswap32, bswap64
 
-# Event.tier of the decoder is the place in this list.
-TIERS = ("device", "host_pinned", "disk", "external")
+from .events import TIERS
 
 cdef enum:
     BLOCK_BYTES = 57         # most a block takes

@@ -12,6 +12,8 @@ from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
 from ._actor import IndexActor
 from .approximate import ApproximateIndex
+from .events import TIERS, StorageTier
+from .prefix_index import TierOverlap
 from .source import Missing, SourceState, SourceStatus
 from .wire import describe_decode_error
 
@@ -31,10 +33,15 @@ class EventIndex:
     a message beyond is refused and counted, and its loss shows as a gap of its source.
     `max_workers` bounds how many (worker, rank) are indexed.
 
-    With `predict_ttl_s`, a worker is also believed to hold what a request that was sent to it will
-    bring there, for so long: an engine reports a block only once it computes it, and a burst of
-    requests with a new prefix comes before that. Overlaps are then the larger of both beliefs, and
-    calls that read or record must not run at the same time.
+    Each storage tier has a tree of its own; the device's is the one that routes. A lower tier's
+    blocks count where they continue what the tiers above hold of a prompt: see TierOverlap. A
+    stored event of a lower tier may name a parent that its worker holds in any tier. A cleared
+    event concerns its tier alone, a gap or a restart all of them.
+
+    With `predict_ttl_s`, a worker is also believed to hold on its device what a request that was
+    sent to it will bring there, for so long: an engine reports a block only once it computes it,
+    and a burst of requests with a new prefix comes before that. The device's overlaps are then the
+    larger of both beliefs, and calls that read or record must not run at the same time.
     """
 
     def __init__(
@@ -80,25 +87,44 @@ class EventIndex:
         """Return once everything posted before is applied."""
         self._actor.flush()
 
-    def match(self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]) -> int:
-        """Write each bound worker's overlap, in blocks, under its number; return the longest."""
-        longest = self._actor.match_bound(local_hashes, overlaps)
-        if self._predicted is not None:
-            if len(self._overlaps) != len(overlaps):
-                self._overlaps = np.zeros(len(overlaps), dtype=np.uint32)
-            predicted = self._predicted.match(local_hashes, self._overlaps)
-            if predicted:
-                np.maximum(overlaps, self._overlaps, out=overlaps)
-            longest = max(longest, predicted)
-        return longest
+    @property
+    def lower_tiers(self) -> bool:
+        """Whether any block of a tier below the device's was ever stored."""
+        return self._actor.lower_tiers
+
+    def match(
+        self,
+        local_hashes: npt.NDArray[np.uint64],
+        overlaps: npt.NDArray[np.uint32],
+        lower: npt.NDArray[np.uint32] | None = None,
+    ) -> int:
+        """Write each bound worker's overlap, in blocks, under its number; return the longest.
+
+        `lower` is filled at the same moment, see PrefixIndex. ValueError if its shape is another.
+        """
+        if self._predicted is None:
+            return self._actor.match_bound(local_hashes, overlaps, lower)
+        if len(self._overlaps) != len(overlaps):
+            self._overlaps = np.zeros(len(overlaps), dtype=np.uint32)
+        predicted = self._predicted.match(local_hashes, self._overlaps)
+        at_least = self._overlaps if predicted else None
+        return self._actor.match_bound(local_hashes, overlaps, lower, at_least)
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
-        """Overlap in blocks of every worker that holds any, bound or not."""
+        """Overlap in blocks of every worker that holds any on its device, bound or not."""
         scores = self._actor.scores(local_hashes)
         if self._predicted is not None:
             for worker, blocks in self._predicted.scores(local_hashes).items():
                 scores[worker] = max(blocks, scores.get(worker, 0))
         return scores
+
+    def tier_scores(
+        self, local_hashes: npt.NDArray[np.uint64]
+    ) -> dict[WorkerWithDpRank, TierOverlap]:
+        """The same by tier, of every worker that holds a prefix in its tiers together."""
+        predicted = {} if self._predicted is None else self._predicted.scores(local_hashes)
+        found = self._actor.match_tiers(local_hashes, predicted)
+        return {worker: TierOverlap(*blocks) for worker, blocks in found.items()}
 
     def bind(self, worker: WorkerWithDpRank, number: int) -> None:
         """Give a worker the number its overlap is written under."""
@@ -136,7 +162,9 @@ class EventIndex:
         """The state of those workers alone that are recovering."""
         return [_status(*source) for source in self._actor.recovering()]
 
-    def await_replays(self, *, max_events: int = MAX_HELD, max_blocks: int = MAX_HELD_BLOCKS) -> None:
+    def await_replays(
+        self, *, max_events: int = MAX_HELD, max_blocks: int = MAX_HELD_BLOCKS
+    ) -> None:
         """Hold events behind a gap back from now on, at most so many over all sources.
 
         For whoever asks recovering sources for what is missing, and calls `give_up` if it does not
@@ -169,15 +197,23 @@ class EventIndex:
         predicted = 0 if self._predicted is None else len(self._predicted)
         return {**self._actor.counters(), "predicted": predicted}
 
+    def tier_counters(self) -> dict[StorageTier, dict[str, int]]:
+        """Running totals of each tier: events by type, blocks, and what named unknown blocks."""
+        return dict(zip(TIERS, self._actor.tier_counters(), strict=True))
+
     def close(self) -> None:
         """Stop the thread. What was posted and not applied is dropped. Idempotent."""
         self._actor.close()
 
 
 def _status(
-    worker: WorkerWithDpRank, cursor: dict[str, Any], held: int | None, blocks: int
+    worker: WorkerWithDpRank,
+    cursor: dict[str, Any],
+    held: int | None,
+    by_tier: tuple[int, int, int, int],
 ) -> SourceStatus:
     """`held`: the first event that waits behind a gap."""
+    blocks, lower = by_tier[0], by_tier[1:]
     if not cursor:
         return SourceStatus(worker, SourceState.SILENT, blocks)
     last, newest = cursor["last_event_id"], cursor["newest"]
@@ -190,6 +226,7 @@ def _status(
         worker=worker,
         state=state,
         blocks=blocks,
+        lower_blocks=lower,
         missing=missing,
         last_event_id=last,
         restored=cursor["suspect"] == _RESTORED,

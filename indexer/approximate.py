@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ._predictions import PredictionTree
+from .prefix_index import TierOverlap
 from .source import SourceState, SourceStatus
 
 TICKS_PER_SECOND = 10  # deadlines are rounded up to these, so that one expiry handles many
@@ -76,13 +77,33 @@ class ApproximateIndex:
         """Forget what was not asked for again in time. Next to free while nothing is due."""
         self.expired += self._predictions.expire(max(0, floor(now * TICKS_PER_SECOND)))
 
-    def match(self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]) -> int:
+    @property
+    def lower_tiers(self) -> bool:
+        """No: nobody can predict what an engine moves where."""
+        return False
+
+    def match(
+        self,
+        local_hashes: npt.NDArray[np.uint64],
+        overlaps: npt.NDArray[np.uint32],
+        lower: npt.NDArray[np.uint32] | None = None,
+    ) -> int:
         """Write each bound worker's overlap, in blocks, under its number; return the longest."""
-        return self._predictions.tree.match_bound(local_hashes, overlaps)
+        longest = self._predictions.tree.match_bound(local_hashes, overlaps)
+        if lower is not None:
+            lower[:-1], lower[-1] = 0, overlaps
+        return longest
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
         """Overlap in blocks of every worker that is believed to hold any, bound or not."""
         return self._predictions.tree.match(local_hashes).scores
+
+    def tier_scores(
+        self, local_hashes: npt.NDArray[np.uint64]
+    ) -> dict[WorkerWithDpRank, TierOverlap]:
+        """The same; all of it counts as held on the device."""
+        found = self.scores(local_hashes)
+        return {worker: TierOverlap(blocks) for worker, blocks in found.items()}
 
     def bind(self, worker: WorkerWithDpRank, number: int) -> None:
         """Give a worker the number its overlap is written under."""

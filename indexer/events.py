@@ -12,6 +12,8 @@ import msgspec
 from ..runtime.identity import WorkerWithDpRank
 
 StorageTier: TypeAlias = Literal["device", "host_pinned", "disk", "external"]
+TIERS: tuple[StorageTier, ...] = ("device", "host_pinned", "disk", "external")
+"""From the fastest down. The kernels know a tier by its place in this list."""
 
 
 class StoredBlock(msgspec.Struct, frozen=True, gc=False):

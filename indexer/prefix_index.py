@@ -1,13 +1,31 @@
 """What the router asks of an index, whether it is told by engines or predicts them."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..runtime.identity import WorkerWithDpRank
 from .source import SourceStatus
+
+LOWER_ROWS = 3
+"""Rows of `match`'s lower tiers: host memory; disk and external storage; any tier together."""
+
+
+class TierOverlap(NamedTuple):
+    """How many leading blocks of a prompt a worker holds, tier by tier.
+
+    A tier counts from where the one above it ended: `device` is the contiguous prefix held there,
+    `host_pinned` how many blocks from there on are held in host memory without a hole, and so on
+    down (Dynamo's rule, and how engines look their tiers up). So a block counts once, in the
+    highest tier that holds it, and one behind a hole does not count, whoever holds it.
+    """
+
+    device: int
+    host_pinned: int = 0
+    disk: int = 0
+    external: int = 0
 
 
 class PrefixIndex(Protocol):
@@ -17,11 +35,29 @@ class PrefixIndex(Protocol):
     def predicts(self) -> bool:
         """Whether `record` has a use."""
 
-    def match(self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]) -> int:
-        """Write each bound worker's overlap, in blocks, under its number; return the longest."""
+    @property
+    def lower_tiers(self) -> bool:
+        """Whether asking for the lower tiers' overlaps can find any."""
+
+    def match(
+        self,
+        local_hashes: npt.NDArray[np.uint64],
+        overlaps: npt.NDArray[np.uint32],
+        lower: npt.NDArray[np.uint32] | None = None,
+    ) -> int:
+        """Write each bound worker's overlap, in blocks, under its number; return the longest.
+
+        `lower`, of LOWER_ROWS rows as long as `overlaps`, gets what host memory adds to that, what
+        disk and external storage add, and the sum of all tiers: see TierOverlap.
+        """
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
-        """Overlap in blocks of every worker that holds any, bound or not."""
+        """Overlap in blocks of every worker that holds any on its device, bound or not."""
+
+    def tier_scores(
+        self, local_hashes: npt.NDArray[np.uint64]
+    ) -> dict[WorkerWithDpRank, TierOverlap]:
+        """The same by tier, of every worker that holds a prefix in its tiers together."""
 
     def bind(self, worker: WorkerWithDpRank, number: int) -> None:
         """Give a worker the number its overlap is written under."""

@@ -28,7 +28,9 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """What is known of one worker's events. `blocks`: how many it is believed to hold."""
+    """What is known of one worker's events. `blocks`: how many it is believed to hold on its
+    device; `lower_blocks`: in host memory, on disk, in external storage.
+    """
 
     worker: WorkerWithDpRank
     state: SourceState
@@ -39,6 +41,7 @@ class SourceStatus:
     restarts: int = 0
     duplicates: int = 0
     orphans: int = 0
+    lower_blocks: tuple[int, int, int] = (0, 0, 0)
     given_up: int = 0
     """gaps that were not filled"""
     heard: int = 0

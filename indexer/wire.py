@@ -13,8 +13,8 @@ from ..runtime.envelope import EventEnvelope, encode_envelope
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
 from ._wire import EventDecoder
-from ._writer import TIERS, EventWriter
-from .events import Cleared, EventData, Removed, RouterEvent, Stored, StoredBlock
+from ._writer import EventWriter
+from .events import TIERS, Cleared, EventData, Removed, RouterEvent, Stored, StoredBlock
 
 __all__ = [
     "EventWriter",

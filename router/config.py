@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..runtime.settings import bad_setting
-from .cost import CostParams, params_from_legacy_weight
+from .cost import LOWER_TIER_WEIGHTS, CostParams, params_from_legacy_weight
 from .limits import AdmissionConfig
 
 Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
@@ -53,6 +53,18 @@ class KvRouterConfig:
         "How fast the credit fades on a worker with more prefill queued than the least busy.",
         "--router-kv-overlap-score-credit-decay",
         env=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
+    )
+    host_cache_hit_weight: float = _knob(
+        0.75,
+        "As the credit, for each further block that a worker has in host memory; 0 to 1.",
+        "--router-host-cache-hit-weight",
+        env=("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",),
+    )
+    disk_cache_hit_weight: float = _knob(
+        0.25,
+        "The same for each block after those, on disk or in external storage; 0 to 1.",
+        "--router-disk-cache-hit-weight",
+        env=("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",),
     )
     prefill_load_scale: float = _knob(
         1.0,
@@ -155,6 +167,9 @@ class KvRouterConfig:
             "router_ttl_secs",
         ):
             _require_at_least(key, getattr(self, key), 0)
+        for key in LOWER_TIER_WEIGHTS:
+            if not 0 <= getattr(self, key) <= 1:
+                raise bad_setting(key, f"{getattr(self, key)!r} is not in 0..1")
         if self.overlap_score_weight is not None:
             _require_at_least("overlap_score_weight", self.overlap_score_weight, 0)
         if self.router_predicted_ttl_secs is not None:
@@ -185,6 +200,8 @@ class KvRouterConfig:
             credit_decay=self.overlap_score_credit_decay,
             prefill_load_scale=scale,
             decode_active_request_weight=self.decode_active_request_weight,
+            host_cache_hit_weight=self.host_cache_hit_weight,
+            disk_cache_hit_weight=self.disk_cache_hit_weight,
             track_prefill_tokens=self.router_track_prefill_tokens,
         )
 

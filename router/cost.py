@@ -14,6 +14,7 @@ aligned by worker number.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,19 +30,23 @@ Blocks = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
 
 
+LOWER_TIER_WEIGHTS = ("host_cache_hit_weight", "disk_cache_hit_weight")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CostParams:
     """Weights of the cost function; the defaults are Dynamo's.
 
-    Raises ConfigError, naming the key, on a weight that is negative or not finite.
+    Raises ConfigError, naming the key, on a weight that is negative or not finite, and on one of
+    a lower tier above 1: a block that has to be loaded saves no more than the block.
     """
 
     overlap_score_credit: float = 1.0  # blocks of prefill that a cached block saves
     credit_decay: float = 0.0  # how fast that fades with prefill queued beyond the least busy's
     prefill_load_scale: float = 1.0  # weight of prefill against decode
     decode_active_request_weight: float = 0.0  # blocks that an active request counts for
-    host_cache_hit_weight: float = 0.75  # as the credit, for blocks in host memory
-    disk_cache_hit_weight: float = 0.25  # and on disk
+    host_cache_hit_weight: float = 0.75  # as the credit, for blocks in host memory; at most 1
+    disk_cache_hit_weight: float = 0.25  # and on disk or in external storage; at most 1
     shared_cache_multiplier: float = 0.0  # and in a shared cache
     track_prefill_tokens: bool = True  # False: prefill costs nothing here
     decode_worker: bool = False  # with prefill untracked, overlap is taken off the decode blocks
@@ -53,6 +58,13 @@ class CostParams:
                 raise ConfigError(
                     f"{each.name} must be finite and at least 0, not {value!r}", key=each.name
                 )
+            if each.name in LOWER_TIER_WEIGHTS and value > 1:
+                raise ConfigError(f"{each.name} must be in 0..1, not {value!r}", key=each.name)
+
+
+def lower_saving(params: CostParams, host: Any, disk: Any) -> Any:
+    """Blocks of prefill that blocks in the lower tiers save; of numbers or of arrays."""
+    return params.host_cache_hit_weight * host + params.disk_cache_hit_weight * disk
 
 
 def params_from_legacy_weight(weight: float) -> tuple[float, float]:
@@ -149,6 +161,8 @@ def terms(
                 eligible=usable,
                 reason="" if usable else (reasons or {}).get(number, "not eligible"),
                 overlap_blocks=int(overlaps[number]) if overlaps is not None else 0,
+                host_overlap_blocks=int(host_overlaps[number]) if host_overlaps is not None else 0,
+                disk_overlap_blocks=int(disk_overlaps[number]) if disk_overlaps is not None else 0,
                 raw_prefill_blocks=raw_prefill,
                 credit=credit,
                 effective_overlap_blocks=overlap,

@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Unkno
 from prometheus_client.metrics_core import Metric
 
 from ..indexer.actor import EventIndex
+from ..indexer.events import TIERS
 from ..runtime.event_plane import EventPlane, PlaneState
 from ..workers.registry import WorkerState
 from .dispatch import Dispatcher
@@ -21,9 +22,7 @@ _EVENT_FAULTS = {
     "undecodable": "Event messages that could not be decoded.",
     "ignored": "Event messages on other topics.",
     "dropped": "Event messages that found the mailbox full.",
-    "unknown": "Removals of blocks that were not held.",
     "invalid": "Stored events that contradict themselves.",
-    "lower_tier": "Events of storage tiers that are not indexed.",
     "refused": "Events refused because there are too many workers.",
     "out_of_memory": "Events lost for want of memory.",
     "held": "Events that had to wait behind a gap.",
@@ -46,6 +45,9 @@ def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
         )
         requests = gauge("dynamo_router_worker_active_requests", "Requests in flight.")
         indexed = gauge("dynamo_router_worker_indexed_blocks", "Blocks it is believed to hold.")
+        lower = gauge(
+            "dynamo_router_worker_lower_tier_blocks", "Blocks it has in slower storage.", "tier"
+        )
         source = gauge("dynamo_router_event_source_state", "1 for its present state.", "state")
         states = Counter({state.value: 0 for state in WorkerState})
         for view in router.workers():
@@ -56,10 +58,13 @@ def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
             requests.add_metric(key, view.active_requests)
             indexed.add_metric(key, view.indexed_blocks)
             source.add_metric([*key, view.event_source_state], 1)
+            for tier, count in zip(TIERS[1:], view.lower_tier_blocks, strict=True):
+                if count:
+                    lower.add_metric([*key, tier], count)
         workers = GaugeMetricFamily("dynamo_router_workers", "Ranks by state.", labels=["state"])
         for state, count in states.items():
             workers.add_metric([state], count)
-        return (blocks, tokens, requests, indexed, source, workers)
+        return (blocks, tokens, requests, indexed, lower, source, workers)
 
     return collect
 
@@ -69,23 +74,32 @@ def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
 
     def collect() -> Iterable[Metric]:
         counters, sources = index.counters(), index.sources()
+        tiers = index.tier_counters()
         # Dynamo's name lacks the _total that a counter's would be given.
         applied = UnknownMetricFamily(
             "dynamo_component_kv_cache_events_applied",
             "KV events by what became of them.",
             labels=["event_type", "status"],
         )
-        applied.add_metric(["all", "ok"], sum(each.applied for each in sources))
-        orphans = sum(each.orphans for each in sources)
+        for event_type in ("stored", "removed", "cleared"):
+            total = sum(each[f"{event_type}_events"] for each in tiers.values())
+            applied.add_metric([event_type, "ok"], total)
+        orphans = sum(each["orphans"] for each in tiers.values())
         applied.add_metric(["stored", "parent_block_not_found"], orphans)
         applied.add_metric(["stored", "invalid_block"], counters["invalid"])
         yield applied
         blocks = CounterMetricFamily(
-            "dynamo_router_index_blocks", "Blocks that events changed.", labels=["change"]
+            "dynamo_router_index_blocks", "Blocks that events changed.", labels=["change", "tier"]
         )
-        blocks.add_metric(["stored"], counters["stored"])
-        blocks.add_metric(["removed"], counters["removed"])
+        for tier, each in tiers.items():
+            for change in ("stored", "removed"):
+                blocks.add_metric([change, tier], each[change])
         yield blocks
+        yield CounterMetricFamily(
+            "dynamo_router_events_unknown",
+            "Removals of blocks that were not held.",
+            sum(each["unknown"] for each in tiers.values()),
+        )
         for name, help in _EVENT_FAULTS.items():
             yield CounterMetricFamily(f"dynamo_router_events_{name}", help, counters[name])
         yield GaugeMetricFamily(

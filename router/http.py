@@ -1,6 +1,6 @@
 """The HTTP door: /metrics, /health, /live, /workers, /overlaps and /busy_threshold."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from ..indexer.events import TIERS
 from ..runtime.errors import ConfigError, RouterError
 from ..runtime.identity import WorkerWithDpRank
 from .kv_router import KvRouter
@@ -27,6 +28,7 @@ class _OverlapsBody(msgspec.Struct, forbid_unknown_fields=True):
     token_ids: list[int]
     lora_name: str | None = None
     cache_namespace: str | None = None
+    by_tier: bool = False
 
 
 class _BusyThresholds(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -100,15 +102,17 @@ class HttpDoor:
             body = self._decoder.decode(await request.read())
         except msgspec.DecodeError as error:
             return _json({"error": f"bad body: {error}"}, 400)
+        overlaps = self._router.tier_overlaps if body.by_tier else self._router.overlaps
         try:
-            scores = self._router.overlaps(
+            found: Mapping[WorkerWithDpRank, Any] = overlaps(
                 body.token_ids,
                 lora_name=body.lora_name or None,
                 cache_namespace=body.cache_namespace or None,
             )
         except RouterError as error:
             return _json({"error": str(error)}, 400)
-        return _json({_name(worker): blocks for worker, blocks in sorted(scores.items())})
+        told = {worker: each._asdict() for worker, each in found.items()} if body.by_tier else found
+        return _json({_name(worker): blocks for worker, blocks in sorted(told.items())})
 
     async def _on_thresholds(self, request: web.Request) -> web.Response:
         config = self._router.limits.config
@@ -153,6 +157,7 @@ def _worker(view: WorkerView) -> dict[str, Any]:
         "active_prefill_tokens": view.active_prefill_tokens,
         "active_requests": view.active_requests,
         "event_source_state": view.event_source_state,
+        "lower_tier_blocks": dict(zip(TIERS[1:], view.lower_tier_blocks, strict=True)),
     }
 
 

@@ -6,10 +6,10 @@ without I/O, safe to call from several threads. The one place where load is book
 
 import random
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..indexer.actor import EventIndex
 from ..indexer.approximate import ApproximateIndex
 from ..indexer.hashing import BlockMmInfos, Integers, sequence_hashes
-from ..indexer.prefix_index import PrefixIndex
+from ..indexer.prefix_index import PrefixIndex, TierOverlap
 from ..indexer.source import SourceState
 from ..runtime.clock import Clock, SystemClock
 from ..runtime.errors import ConfigError, InvalidRequestError
@@ -25,14 +25,17 @@ from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..slots.table import SlotTable
 from ..workers.registry import WorkerEntry, WorkerRegistry
 from .config import KvRouterConfig
-from .cost import terms
+from .cost import lower_saving, terms
 from .decision import Decision, Explanation
 from .limits import LoadLimits
+from .overlaps import Overlaps
 from .prompt import Content, Prompt, hash_prompt, prompt_length
 from .selection import Candidates, Strategy, choose, strategy
 from .views import PotentialLoad, WorkerView, worker_views
 
 WorkerLike = int | tuple[int, int]
+T = TypeVar("T")
+_UNASKED = Overlaps(0)
 
 
 class KvRouter:
@@ -61,7 +64,7 @@ class KvRouter:
         self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
         self.limits = LoadLimits(self.config.admission, self._slots, self.registry)
         self._strategy = strategy or self._strategy_of(self.config)
-        self._overlaps = np.zeros(0, dtype=np.uint32)
+        self._overlaps = Overlaps(0)
         self._dropped: list[str] = []
         self._lock = threading.RLock()
         self.registry.on_add.append(self._on_add)
@@ -175,18 +178,24 @@ class KvRouter:
                     self._slots,
                     isl=prompt.isl,
                     eligible=eligible,
-                    overlaps=overlaps,
+                    overlaps=overlaps.device,
                     seq_hashes=prompt.sequence,
+                    host_overlaps=overlaps.host,
+                    disk_overlaps=overlaps.disk,
                 ),
                 self._rng,
                 allowed=None if allowed_workers is None else self._mask(allowed_workers),
                 pinned=self._pin(pinned_worker),
                 busy=self.limits.busy() if self.limits.any_busy else None,
             )
-            overlap = 0 if overlaps is None else int(overlaps[number])
+            overlap = 0 if overlaps.device is None else int(overlaps.device[number])
+            saved, host, disk = overlap, 0, 0
+            if overlaps.host is not None and overlaps.disk is not None:
+                host, disk = int(overlaps.host[number]), int(overlaps.disk[number])
+                saved += int(lower_saving(config.cost_params(), host, disk))
             worker = self.registry.worker(number)
             if request_id is not None:
-                self._book(request_id, number, prompt, overlap, now, expected_output_tokens, config)
+                self._book(request_id, number, prompt, saved, now, expected_output_tokens, config)
                 if prompt.local is not None and self.index.predicts:
                     self.index.record(worker, prompt.local, sequence_hashes(prompt.local), now)
         return Decision(
@@ -196,6 +205,8 @@ class KvRouter:
             request_blocks=-(-prompt.isl // self.block_size),
             cached_tokens=min(overlap * self.block_size, prompt.isl),
             request_id=request_id,
+            host_overlap_blocks=host,
+            disk_overlap_blocks=disk,
         )
 
     def explain(
@@ -216,7 +227,7 @@ class KvRouter:
             now = self._clock.now()
             self._expire(now)
             overlaps = self._match(prompt)
-            blocks, _ = self._slots.potential(prompt.sequence, prompt.isl, overlaps)
+            blocks, _ = self._slots.potential(prompt.sequence, prompt.isl, None)
             states = {source.worker: source.state.value for source in self.index.sources()}
             reasons = {
                 number: entry.reason or entry.state.value
@@ -229,7 +240,9 @@ class KvRouter:
                 numbered,
                 isl=prompt.isl,
                 block_size=self.block_size,
-                overlaps=overlaps,
+                overlaps=overlaps.device,
+                host_overlaps=overlaps.host,
+                disk_overlaps=overlaps.disk,
                 prefill_tokens=self._slots.active_prefill_tokens(),
                 potential_blocks=blocks,
                 active_requests=self._slots.active_requests(),
@@ -255,12 +268,23 @@ class KvRouter:
         cache_namespace: str | None = None,
         block_mm_infos: BlockMmInfos | None = None,
     ) -> dict[WorkerWithDpRank, int]:
-        """Leading blocks of the prompt that each worker holds, registered or not."""
-        content = Content(block_mm_infos, lora_name, cache_namespace)
-        local = hash_prompt(token_ids, self.block_size, content)
-        with self._lock:
-            self.index.expire(self._clock.now())
-            return self.index.scores(local)
+        """Leading blocks of the prompt that each worker holds on its device, registered or not."""
+        return self._asked(
+            self.index.scores, token_ids, Content(block_mm_infos, lora_name, cache_namespace)
+        )
+
+    def tier_overlaps(
+        self,
+        token_ids: Integers,
+        *,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
+        block_mm_infos: BlockMmInfos | None = None,
+    ) -> dict[WorkerWithDpRank, TierOverlap]:
+        """The same by storage tier, of every worker that holds a prefix in all tiers together."""
+        return self._asked(
+            self.index.tier_scores, token_ids, Content(block_mm_infos, lora_name, cache_namespace)
+        )
 
     def potential_loads(
         self,
@@ -275,7 +299,8 @@ class KvRouter:
         prompt = Prompt(prompt_length(token_ids), local, sequence_hashes(local))
         with self._lock:
             self._expire(self._clock.now())
-            blocks, tokens = self._slots.potential(prompt.sequence, prompt.isl, self._match(prompt))
+            saved = self._match(prompt).saved(self.config.cost_params())
+            blocks, tokens = self._slots.potential(prompt.sequence, prompt.isl, saved)
             return [
                 PotentialLoad(worker, int(blocks[number]), int(tokens[number]))
                 for number, worker in self.registry.numbered()
@@ -306,8 +331,9 @@ class KvRouter:
             overlaps = self._match(
                 Prompt(isl, hash_prompt(token_ids, self.block_size, content), None)
             )
+            saved = overlaps.saved(self.config.cost_params())
             usable = self.registry.eligible(self._clock.now())
-            best = 0 if overlaps is None else int(overlaps[usable].max(initial=0))
+            best = 0 if saved is None else int(saved[usable].max(initial=0))
         return max(0, isl - best * self.block_size)
 
     # Requests in flight
@@ -353,6 +379,15 @@ class KvRouter:
 
     # Inside
 
+    def _asked(
+        self, ask: Callable[[npt.NDArray[np.uint64]], T], token_ids: Integers, content: Content
+    ) -> T:
+        """What the index says of a prompt's full blocks now."""
+        local = hash_prompt(token_ids, self.block_size, content)
+        with self._lock:
+            self.index.expire(self._clock.now())
+            return ask(local)
+
     def _how(self, overrides: Mapping[str, Any] | None) -> tuple[KvRouterConfig, Strategy]:
         if not overrides:
             return self.config, self._strategy
@@ -379,12 +414,12 @@ class KvRouter:
             return Prompt(isl, local, self._slots.private_hashes(len(local)))
         return Prompt(isl, local, sequence_hashes(local))
 
-    def _match(self, prompt: Prompt) -> npt.NDArray[np.uint32] | None:
+    def _match(self, prompt: Prompt) -> Overlaps:
         if prompt.local is None:
-            return None
-        if len(self._overlaps) != self.registry.capacity:
-            self._overlaps = np.zeros(self.registry.capacity, dtype=np.uint32)
-        self.index.match(prompt.local, self._overlaps)
+            return _UNASKED
+        if self._overlaps.capacity != self.registry.capacity:
+            self._overlaps = Overlaps(self.registry.capacity)
+        self._overlaps.read(self.index, prompt.local)
         return self._overlaps
 
     def _book(
@@ -392,7 +427,7 @@ class KvRouter:
         request_id: str,
         number: int,
         prompt: Prompt,
-        overlap: int,
+        saved: int,
         now: float,
         expected_output_tokens: int | None,
         config: KvRouterConfig,
@@ -402,7 +437,7 @@ class KvRouter:
             number,
             prompt.sequence,
             isl=prompt.isl,
-            overlap_blocks=overlap,
+            overlap_blocks=saved,
             now=now,
             expected_output_tokens=expected_output_tokens,
             track_prefill=config.router_track_prefill_tokens,

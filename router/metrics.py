@@ -6,6 +6,7 @@ counted in plain integers here; families and labels are made at the scrape.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import add
 
 import grpc
 import numpy as np
@@ -73,6 +74,7 @@ class RequestMetrics(Collector):
         self._in_flight = in_flight
         self._ended: Counter[grpc.StatusCode] = Counter()
         self._retries: Counter[grpc.StatusCode] = Counter()
+        self._overlap_blocks = [0, 0, 0]  # on devices, in host memory, on disk
         self._last_messages: list[bytes] = []
         self._ttft = Histogram(
             "dynamo_component_router_time_to_first_token_seconds",
@@ -127,7 +129,13 @@ class RequestMetrics(Collector):
             return
         decision = flight.decision
         self._input.observe(len(flight.facts.token_ids))
-        self._hit_rate.observe(decision.overlap_blocks / decision.request_blocks)
+        device, host, disk = tiers = (
+            decision.overlap_blocks,
+            decision.host_overlap_blocks,
+            decision.disk_overlap_blocks,
+        )
+        self._overlap_blocks = list(map(add, self._overlap_blocks, tiers))
+        self._hit_rate.observe((device + host + disk) / decision.request_blocks)
         self._overhead.observe(flight.decision_s * 1e3)
         if flight.messages and flight.facts.sequences == 1:
             self._keep(flight.last_message)
@@ -143,6 +151,16 @@ class RequestMetrics(Collector):
         )
         yield _by_code("dynamo_component_router_requests", "Requests that ended.", self._ended)
         yield _by_code("dynamo_router_retries", "Attempts after the first one.", self._retries)
+        overlaps = CounterMetricFamily(
+            "dynamo_router_overlap_blocks",
+            "Blocks of prompts that the chosen worker was expected to hold.",
+            labels=["tier"],
+        )
+        for tier, blocks in zip(
+            ("device", "host_pinned", "disk"), self._overlap_blocks, strict=True
+        ):
+            overlaps.add_metric([tier], blocks)
+        yield overlaps
         for histogram in (
             self._ttft,
             self._itl,

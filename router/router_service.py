@@ -55,6 +55,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             request_blocks=decision.request_blocks,
             cached_tokens=decision.cached_tokens,
             booked=decision.request_id is not None,
+            host_overlap_blocks=decision.host_overlap_blocks,
+            disk_overlap_blocks=decision.disk_overlap_blocks,
         )
 
     async def GetOverlapScores(
@@ -62,7 +64,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> pb.OverlapResponse:
         scores = await _or_abort(
             context,
-            lambda: self._router.overlaps(
+            lambda: self._router.tier_overlaps(
                 np.array(request.token_ids, dtype=np.uint32),
                 lora_name=request.lora_name or None,
                 cache_namespace=request.cache_namespace or None,
@@ -70,8 +72,14 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         )
         return pb.OverlapResponse(
             overlaps=[
-                pb.OverlapResponse.Overlap(worker=_worker(worker), blocks=blocks)
-                for worker, blocks in sorted(scores.items())
+                pb.OverlapResponse.Overlap(
+                    worker=_worker(worker),
+                    blocks=found.device,
+                    host_blocks=found.host_pinned,
+                    disk_blocks=found.disk,
+                    external_blocks=found.external,
+                )
+                for worker, found in sorted(scores.items())
             ],
             block_size=self._router.block_size,
         )
@@ -152,6 +160,7 @@ def _worker(worker: WorkerWithDpRank) -> pb.Worker:
 
 
 def _status(view: WorkerView) -> pb.WorkerStatus:
+    host, disk, external = view.lower_tier_blocks
     return pb.WorkerStatus(
         worker=_worker(view.worker),
         address=view.address or "",
@@ -162,6 +171,9 @@ def _status(view: WorkerView) -> pb.WorkerStatus:
         active_prefill_tokens=view.active_prefill_tokens,
         active_requests=view.active_requests,
         event_source_state=view.event_source_state,
+        host_blocks=host,
+        disk_blocks=disk,
+        external_blocks=external,
     )
 
 
@@ -177,4 +189,6 @@ def _candidate(terms: CandidateTerms) -> pb.Candidate:
         eligible=terms.eligible,
         reason=terms.reason,
         event_source_state=terms.index_state,
+        host_overlap_blocks=terms.host_overlap_blocks,
+        disk_overlap_blocks=terms.disk_overlap_blocks,
     )

@@ -17,11 +17,12 @@ class WorkerView:
     address: str | None
     state: str
     reason: str
-    indexed_blocks: int  # blocks it is believed to have cached
+    indexed_blocks: int  # blocks it is believed to have cached on its device
     active_blocks: int  # distinct blocks held by requests in flight
     active_prefill_tokens: int  # prompt tokens of those still to be prefilled
     active_requests: int
     event_source_state: str  # see indexer/actor.py: SourceState
+    lower_tier_blocks: tuple[int, int, int] = (0, 0, 0)  # in host memory, on disk, external
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,11 @@ def worker_views(
                 active_prefill_tokens=tokens[number],
                 active_requests=requests[number],
                 event_source_state=(source.state if source else SourceState.SILENT).value,
+                lower_tier_blocks=source.lower_blocks if source else (0, 0, 0),
             )
         )
     for worker, source in heard.items():
-        state = source.state.value
-        views.append(WorkerView(worker, None, "unregistered", "", source.blocks, 0, 0, 0, state))
+        state, lower = source.state.value, source.lower_blocks
+        view = WorkerView(worker, None, "unregistered", "", source.blocks, 0, 0, 0, state, lower)
+        views.append(view)
     return views

@@ -147,7 +147,7 @@ class HealthMonitor:
         timeout = self._policy.probe_timeout_s
         try:
             identity = await engine.client.check_health(timeout=timeout)
-            changed = identity.worker_id not in (None, engine.worker_id)
+            changed = self._has_changed(engine, identity)
             if describe or changed or engine.tracker.state is not WorkerState.READY:
                 said, facts = await engine.client.describe(timeout=timeout)
                 self._admit(engine, _either(identity, said), facts)
@@ -159,6 +159,14 @@ class HealthMonitor:
         except WorkerError as error:
             engine.tracker.on_probe_failed(self._clock.now(), str(error))
         self._publish(engine)
+
+    def _has_changed(self, engine: "_Engine", identity: EngineIdentity) -> bool:
+        """Whether an engine says that it is another one than we know, or has other ranks."""
+        entry = None if engine.worker_id is None else self._registry.entry(engine.worker_id)
+        dp_size = None if entry is None else entry.dp_size
+        return identity.worker_id not in (None, engine.worker_id) or (
+            identity.dp_size not in (None, dp_size)
+        )
 
     def _admit(self, engine: "_Engine", identity: EngineIdentity, facts: EngineFacts) -> None:
         """An engine answered: take it in, or refuse it."""
@@ -188,7 +196,8 @@ class HealthMonitor:
         engine.worker_id = worker_id
         self._registry.add(
             worker_id,
-            dp_size=identity.dp_size or 1,
+            dp_size=engine.url.dp_size if identity.dp_size is None else identity.dp_size,
+            dp_start=engine.url.dp_start,
             address=engine.url.address,
             total_kv_blocks=engine.facts.settings.get("total_kv_blocks"),
             max_num_batched_tokens=engine.facts.settings.get("max_num_batched_tokens"),

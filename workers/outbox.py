@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..indexer.events import TIERS, StorageTier
 from ..indexer.wire import EventWriter
 from ..runtime.identity import WorkerWithDpRank
 
@@ -29,12 +30,15 @@ class StoredRun(NamedTuple):
     """the engine's own block ids, u64"""
     local_hashes: Hashes
     """content hashes, aligned with block_hashes"""
+    tier: StorageTier = "device"
+    """where they are; the parent may be in any tier"""
 
 
 class RemovedRun(NamedTuple):
-    """Blocks that are cached no more. None: all of them."""
+    """Blocks that are cached no more in one tier. None: all of them."""
 
     block_hashes: Hashes | None
+    tier: StorageTier = "device"
 
 
 Change: TypeAlias = StoredRun | RemovedRun
@@ -66,10 +70,11 @@ class Outbox:
         self._queued = 0
         self._announcement: deque[Change] = deque()
         self._stale = False
+        self._lower: set[StorageTier] = set()  # tiers below the device's that were ever told of
         self.given_up = 0
         """times it became stale"""
         self.clear_id = -1
-        """id of the last clearing that was written"""
+        """id of the last written event behind which nothing said before counts in any tier"""
 
     @property
     def stale(self) -> bool:
@@ -88,18 +93,24 @@ class Outbox:
         return self._next_id
 
     def put_stored(self, run: StoredRun) -> None:
-        """ValueError if the arrays of `run` differ in length."""
-        _check_run(run)
+        """ValueError if the arrays of `run` differ in length, or there is no such tier."""
+        self._check_run(run)
         self._put(_cut(run, self._max_blocks))
 
-    def put_removed(self, block_hashes: Hashes) -> None:
-        self._put(_cut(RemovedRun(block_hashes), self._max_blocks))
+    def put_removed(self, block_hashes: Hashes, tier: StorageTier = "device") -> None:
+        """ValueError if there is no such tier."""
+        _check_tier(tier)
+        self._put(_cut(RemovedRun(block_hashes, tier), self._max_blocks))
 
-    def put_cleared(self) -> None:
-        if not self._stale:
+    def put_cleared(self, tier: StorageTier | None = None) -> None:
+        """One tier was emptied; None: all of them. ValueError if there is no such tier."""
+        if tier is not None:
+            _check_tier(tier)
+            self._put([RemovedRun(None, tier)])
+        elif not self._stale:
             # Whatever waits is about blocks that are gone now.
             self._forget()
-            self._put([RemovedRun(None)])
+            self._put(self._clear_all())
 
     def invalidate(self) -> None:
         """Give up what waits: it cannot be sent, or there is too much of it."""
@@ -113,12 +124,13 @@ class Outbox:
 
         `runs` is gone through before this returns, so it may be a generator over a living cache.
         """
-        cut: list[Change] = [RemovedRun(None)]
+        cut: list[Change] = []
         for run in runs:
-            _check_run(run)
+            self._check_run(run)
             cut += _cut(run, self._max_blocks)
         self._forget()
         self._stale = False
+        self._announcement.extend(self._clear_all())
         self._announcement.extend(cut)
 
     def write_message(self, writer: EventWriter) -> int:
@@ -144,10 +156,11 @@ class Outbox:
         if isinstance(change, StoredRun):
             writer.stored(worker_id, dp_rank, self._next_id, *change)
         elif change.block_hashes is None:
-            writer.cleared(worker_id, dp_rank, self._next_id)
-            self.clear_id = self._next_id
+            writer.cleared(worker_id, dp_rank, self._next_id, change.tier)
+            if change.tier == "device" and (self._announcement or not self._lower):
+                self.clear_id = self._next_id
         else:
-            writer.removed(worker_id, dp_rank, self._next_id, change.block_hashes)
+            writer.removed(worker_id, dp_rank, self._next_id, change.block_hashes, change.tier)
 
     def _first(self) -> Change | None:
         for queue in (self._announcement, self._queue):
@@ -170,6 +183,19 @@ class Outbox:
         if self._queued > self._max_queued:
             self.invalidate()
 
+    def _clear_all(self) -> list[Change]:
+        """The device's last: with that one a reader believes to know everything again."""
+        return [RemovedRun(None, tier) for tier in (*sorted(self._lower), "device")]
+
+    def _check_run(self, run: StoredRun) -> None:
+        if len(run.block_hashes) != len(run.local_hashes):
+            raise ValueError(
+                f"{len(run.block_hashes)} block hashes but {len(run.local_hashes)} local hashes"
+            )
+        _check_tier(run.tier)
+        if run.tier != "device":
+            self._lower.add(run.tier)
+
     def _forget(self) -> None:
         self._announcement.clear()
         self._queue.clear()
@@ -190,14 +216,12 @@ def _cut(change: Change, step: int) -> Iterator[Change]:
     for i in range(0, len(change.block_hashes), step):
         hashes = change.block_hashes[i : i + step]
         if isinstance(change, RemovedRun):
-            yield RemovedRun(hashes)
+            yield RemovedRun(hashes, change.tier)
         else:
             parent = change.block_hashes[i - 1] if i else change.parent_hash
-            yield StoredRun(parent, hashes, change.local_hashes[i : i + step])
+            yield StoredRun(parent, hashes, change.local_hashes[i : i + step], change.tier)
 
 
-def _check_run(run: StoredRun) -> None:
-    if len(run.block_hashes) != len(run.local_hashes):
-        raise ValueError(
-            f"{len(run.block_hashes)} block hashes but {len(run.local_hashes)} local hashes"
-        )
+def _check_tier(tier: str) -> None:
+    if tier not in TIERS:
+        raise ValueError(f"storage tier {tier!r} is none of {', '.join(TIERS)}")

@@ -17,6 +17,7 @@ from secrets import randbits
 import msgspec
 from structlog import get_logger
 
+from ..indexer.events import StorageTier
 from ..indexer.wire import EventWriter, encode_heartbeat
 from ..runtime.clock import Clock
 from ..runtime.event_plane import (
@@ -146,22 +147,35 @@ class KvEventPublisher:
     def publisher_id(self) -> int:
         return self._publisher_id
 
-    def stored(self, parent_hash: int | None, block_hashes: Hashes, local_hashes: Hashes) -> None:
-        """Blocks were cached behind `parent_hash`. ValueError if the arrays differ in length."""
+    def stored(
+        self,
+        parent_hash: int | None,
+        block_hashes: Hashes,
+        local_hashes: Hashes,
+        tier: StorageTier = "device",
+    ) -> None:
+        """Blocks were cached in a tier behind `parent_hash`, which may be in any tier.
+
+        A block that moves is stored where it is now, then removed where it was. ValueError if the
+        arrays differ in length, or there is no such tier.
+        """
         self._check_plane()
-        self._outbox.put_stored(StoredRun(parent_hash, block_hashes, local_hashes))
+        self._outbox.put_stored(StoredRun(parent_hash, block_hashes, local_hashes, tier))
         self._wake.set()
 
-    def removed(self, block_hashes: Hashes) -> None:
-        """Blocks were evicted."""
+    def removed(self, block_hashes: Hashes, tier: StorageTier = "device") -> None:
+        """Blocks were evicted from a tier. ValueError if there is no such tier."""
         self._check_plane()
-        self._outbox.put_removed(block_hashes)
+        self._outbox.put_removed(block_hashes, tier)
         self._wake.set()
 
-    def cleared(self) -> None:
-        """The whole cache was emptied. An engine that goes away for good says it last."""
+    def cleared(self, tier: StorageTier | None = None) -> None:
+        """A tier was emptied; None: all of them. An engine that goes away for good says it last.
+
+        ValueError if there is no such tier.
+        """
         self._check_plane()
-        self._outbox.put_cleared()
+        self._outbox.put_cleared(tier)
         self._wake.set()
 
     async def start(self) -> None:

@@ -13,8 +13,9 @@ import grpc
 from grpc import aio
 
 from ..runtime.errors import ConfigError, WorkerError
-from ..runtime.identity import MAX_WORKER_ID, address_worker_id
+from ..runtime.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
 from .engine_facts import EngineFacts, facts_of
+from .registry import MAX_RANKS
 from .trtllm_proto import SERVICE, pb
 
 MAX_MESSAGE_BYTES = 32 << 20
@@ -46,10 +47,15 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class WorkerUrl:
-    """Where an engine listens. `worker_id` is the id its URL claims, if it claims one."""
+    """Where an engine listens, and what its URL claims: an id, and data-parallel ranks.
+
+    What the engine announces itself goes before that.
+    """
 
     address: str
     worker_id: int | None = None
+    dp_size: int = 1
+    dp_start: int = 0
 
     @property
     def default_id(self) -> int:
@@ -58,7 +64,9 @@ class WorkerUrl:
 
 
 def parse_worker_url(url: str) -> WorkerUrl:
-    """Read grpc://HOST:PORT[?id=WORKER_ID]; "HOST:PORT" alone will do. ConfigError if it is not."""
+    """Read grpc://HOST:PORT[?id=WORKER_ID&dp_size=RANKS&dp_start=FIRST_RANK], "HOST:PORT" alone
+    will do. ConfigError if it is something else.
+    """
     parts = urlsplit(url if "://" in url else f"grpc://{url}")
     try:
         port = parts.port
@@ -66,14 +74,31 @@ def parse_worker_url(url: str) -> WorkerUrl:
         port = None
     if parts.scheme != "grpc" or not parts.hostname or not port or parts.path not in ("", "/"):
         raise ConfigError(f"worker {url!r} is not grpc://HOST:PORT", key="workers")
-    query = parse_qs(parts.query, keep_blank_values=True)
-    ids = query.pop("id", [])
-    if query or len(ids) > 1:
-        raise ConfigError(f"worker {url!r}: only one ?id=WORKER_ID may follow", key="workers")
-    if ids and not (ids[0].isdecimal() and int(ids[0]) <= MAX_WORKER_ID):
-        raise ConfigError(f"worker {url!r}: id is not in 0..2**64-1", key="workers")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return WorkerUrl(f"{host}:{port}", int(ids[0]) if ids else None)
+    claims = _read_claims(url, parts.query)
+    return WorkerUrl(
+        f"{host}:{port}", claims.get("id"), claims.get("dp_size", 1), claims.get("dp_start", 0)
+    )
+
+
+def _read_claims(url: str, query: str) -> dict[str, int]:
+    """The numbers after the question mark of a worker's URL."""
+    limits = {
+        "id": (0, MAX_WORKER_ID),
+        "dp_size": (1, MAX_RANKS),
+        "dp_start": (0, MAX_DP_RANK + 1 - MAX_RANKS),
+    }
+    claims = {}
+    for key, values in parse_qs(query, keep_blank_values=True).items():
+        if key not in limits or len(values) > 1:
+            raise ConfigError(
+                f"worker {url!r}: only one each of {', '.join(limits)} may follow", key="workers"
+            )
+        least, most = limits[key]
+        if not (values[0].isdecimal() and least <= int(values[0]) <= most):
+            raise ConfigError(f"worker {url!r}: {key} is not in {least}..{most}", key="workers")
+        claims[key] = int(values[0])
+    return claims
 
 
 @dataclass(frozen=True)
@@ -187,4 +212,6 @@ def _identity_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> EngineId
             if not (isinstance(value, str) and value.isdecimal() and int(value) <= MAX_WORKER_ID):
                 raise WorkerError(f"engine sends {key}: {value!r}, which is no number")
             said[key] = int(value)
+            if key == DP_SIZE_KEY and not 1 <= said[key] <= MAX_RANKS:
+                raise WorkerError(f"engine sends {key}: {value!r}, which is not in 1..{MAX_RANKS}")
     return EngineIdentity(said.get(WORKER_ID_KEY), said.get(DP_SIZE_KEY))

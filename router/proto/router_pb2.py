@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'dynamo_router/router/proto/router.proto\x12\x10\x64ynamo_router.v1\",\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\"\x8c\x02\n\x13SelectWorkerRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tlora_name\x18\x03 \x01(\t\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x04 \x01(\t\x12\x1a\n\x12\x61llowed_worker_ids\x18\x05 \x03(\x04\x12\x34\n\rpinned_worker\x18\x06 \x01(\x0b\x32\x18.dynamo_router.v1.WorkerH\x00\x88\x01\x01\x12#\n\x16\x65xpected_output_tokens\x18\x07 \x01(\rH\x01\x88\x01\x01\x42\x10\n\x0e_pinned_workerB\x19\n\x17_expected_output_tokens\"\xa8\x01\n\x14SelectWorkerResponse\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.dynamo_router.v1.Worker\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x16\n\x0eoverlap_blocks\x18\x03 \x01(\r\x12\x16\n\x0erequest_blocks\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x0e\n\x06\x62ooked\x18\x06 \x01(\x08\"O\n\x0eOverlapRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x11\n\tlora_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x03 \x01(\t\"\xa7\x01\n\x0fOverlapResponse\x12;\n\x08overlaps\x18\x01 \x03(\x0b\x32).dynamo_router.v1.OverlapResponse.Overlap\x12\x12\n\nblock_size\x18\x02 \x01(\r\x1a\x43\n\x07Overlap\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.dynamo_router.v1.Worker\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\"V\n\x15PotentialLoadsRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x11\n\tlora_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x03 \x01(\t\"\xc9\x01\n\x16PotentialLoadsResponse\x12\x45\n\x05loads\x18\x01 \x03(\x0b\x32\x36.dynamo_router.v1.PotentialLoadsResponse.PotentialLoad\x1ah\n\rPotentialLoad\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.dynamo_router.v1.Worker\x12\x15\n\rdecode_blocks\x18\x02 \x01(\x03\x12\x16\n\x0eprefill_tokens\x18\x03 \x01(\x03\"#\n\rBookedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\" \n\x0f\x42ookingResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"\x14\n\x12ListWorkersRequest\"F\n\x13ListWorkersResponse\x12/\n\x07workers\x18\x01 \x03(\x0b\x32\x1e.dynamo_router.v1.WorkerStatus\"\xeb\x01\n\x0cWorkerStatus\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.dynamo_router.v1.Worker\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x16\n\x0eindexed_blocks\x18\x04 \x01(\x04\x12\x15\n\ractive_blocks\x18\x05 \x01(\x04\x12\x1d\n\x15\x61\x63tive_prefill_tokens\x18\x06 \x01(\x03\x12\x17\n\x0f\x61\x63tive_requests\x18\x07 \x01(\r\x12\x1a\n\x12\x65vent_source_state\x18\x08 \x01(\t\x12\x0e\n\x06reason\x18\t \x01(\t\"O\n\x0e\x45xplainRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x11\n\tlora_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x03 \x01(\t\"|\n\x0f\x45xplainResponse\x12*\n\x08\x63heapest\x18\x01 \x03(\x0b\x32\x18.dynamo_router.v1.Worker\x12/\n\ncandidates\x18\x02 \x03(\x0b\x32\x1b.dynamo_router.v1.Candidate\x12\x0c\n\x04json\x18\x03 \x01(\t\"\x83\x02\n\tCandidate\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.dynamo_router.v1.Worker\x12\x0c\n\x04\x63ost\x18\x02 \x01(\x01\x12\x16\n\x0eoverlap_blocks\x18\x03 \x01(\r\x12\x16\n\x0eprefill_blocks\x18\x04 \x01(\x01\x12 \n\x18\x65\x66\x66\x65\x63tive_overlap_blocks\x18\x05 \x01(\x01\x12\x15\n\rdecode_blocks\x18\x06 \x01(\x01\x12\x17\n\x0f\x61\x63tive_requests\x18\x07 \x01(\r\x12\x10\n\x08\x65ligible\x18\x08 \x01(\x08\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x1a\n\x12\x65vent_source_state\x18\n \x01(\t2\x82\x05\n\rRouterService\x12]\n\x0cSelectWorker\x12%.dynamo_router.v1.SelectWorkerRequest\x1a&.dynamo_router.v1.SelectWorkerResponse\x12W\n\x10GetOverlapScores\x12 .dynamo_router.v1.OverlapRequest\x1a!.dynamo_router.v1.OverlapResponse\x12\x66\n\x11GetPotentialLoads\x12\'.dynamo_router.v1.PotentialLoadsRequest\x1a(.dynamo_router.v1.PotentialLoadsResponse\x12Y\n\x13MarkPrefillComplete\x12\x1f.dynamo_router.v1.BookedRequest\x1a!.dynamo_router.v1.BookingResponse\x12J\n\x04\x46ree\x12\x1f.dynamo_router.v1.BookedRequest\x1a!.dynamo_router.v1.BookingResponse\x12Z\n\x0bListWorkers\x12$.dynamo_router.v1.ListWorkersRequest\x1a%.dynamo_router.v1.ListWorkersResponse\x12N\n\x07\x45xplain\x12 .dynamo_router.v1.ExplainRequest\x1a!.dynamo_router.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'dynamo_router/router/proto/router.proto\x12\x10\x64ynamo_router.v1\",\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\"\x8c\x02\n\x13SelectWorkerRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tlora_name\x18\x03 \x01(\t\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x04 \x01(\t\x12\x1a\n\x12\x61llowed_worker_ids\x18\x05 \x03(\x04\x12\x34\n\rpinned_worker\x18\x06 \x01(\x0b\x32\x18.dynamo_router.v1.WorkerH\x00\x88\x01\x01\x12#\n\x16\x65xpected_output_tokens\x18\x07 \x01(\rH\x01\x88\x01\x01\x42\x10\n\x0e_pinned_workerB\x19\n\x17_expected_output_tokens\"\xe2\x01\n\x14SelectWorkerResponse\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.dynamo_router.v1.Worker\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x16\n\x0eoverlap_blocks\x18\x03 \x01(\r\x12\x16\n\x0erequest_blocks\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x0e\n\x06\x62ooked\x18\x06 \x01(\x08\x12\x1b\n\x13host_overlap_blocks\x18\x07 \x01(\r\x12\x1b\n\x13\x64isk_overlap_blocks\x18\x08 \x01(\r\"O\n\x0eOverlapRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x11\n\tlora_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x03 \x01(\t\"\xeb\x01\n\x0fOverlapResponse\x12;\n\x08overlaps\x18\x01 \x03(\x0b\x32).dynamo_router.v1.OverlapResponse.Overlap\x12\x12\n\nblock_size\x18\x02 \x01(\r\x1a\x86\x01\n\x07Overlap\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.dynamo_router.v1.Worker\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12\x13\n\x0bhost_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x64isk_blocks\x18\x04 \x01(\r\x12\x17\n\x0f\x65xternal_blocks\x18\x05 \x01(\r\"V\n\x15PotentialLoadsRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x11\n\tlora_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x03 \x01(\t\"\xc9\x01\n\x16PotentialLoadsResponse\x12\x45\n\x05loads\x18\x01 \x03(\x0b\x32\x36.dynamo_router.v1.PotentialLoadsResponse.PotentialLoad\x1ah\n\rPotentialLoad\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.dynamo_router.v1.Worker\x12\x15\n\rdecode_blocks\x18\x02 \x01(\x03\x12\x16\n\x0eprefill_tokens\x18\x03 \x01(\x03\"#\n\rBookedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\" \n\x0f\x42ookingResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"\x14\n\x12ListWorkersRequest\"F\n\x13ListWorkersResponse\x12/\n\x07workers\x18\x01 \x03(\x0b\x32\x1e.dynamo_router.v1.WorkerStatus\"\xae\x02\n\x0cWorkerStatus\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.dynamo_router.v1.Worker\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x16\n\x0eindexed_blocks\x18\x04 \x01(\x04\x12\x15\n\ractive_blocks\x18\x05 \x01(\x04\x12\x1d\n\x15\x61\x63tive_prefill_tokens\x18\x06 \x01(\x03\x12\x17\n\x0f\x61\x63tive_requests\x18\x07 \x01(\r\x12\x1a\n\x12\x65vent_source_state\x18\x08 \x01(\t\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x13\n\x0bhost_blocks\x18\n \x01(\x04\x12\x13\n\x0b\x64isk_blocks\x18\x0b \x01(\x04\x12\x17\n\x0f\x65xternal_blocks\x18\x0c \x01(\x04\"O\n\x0e\x45xplainRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x11\n\tlora_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x03 \x01(\t\"|\n\x0f\x45xplainResponse\x12*\n\x08\x63heapest\x18\x01 \x03(\x0b\x32\x18.dynamo_router.v1.Worker\x12/\n\ncandidates\x18\x02 \x03(\x0b\x32\x1b.dynamo_router.v1.Candidate\x12\x0c\n\x04json\x18\x03 \x01(\t\"\xbd\x02\n\tCandidate\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.dynamo_router.v1.Worker\x12\x0c\n\x04\x63ost\x18\x02 \x01(\x01\x12\x16\n\x0eoverlap_blocks\x18\x03 \x01(\r\x12\x16\n\x0eprefill_blocks\x18\x04 \x01(\x01\x12 \n\x18\x65\x66\x66\x65\x63tive_overlap_blocks\x18\x05 \x01(\x01\x12\x15\n\rdecode_blocks\x18\x06 \x01(\x01\x12\x17\n\x0f\x61\x63tive_requests\x18\x07 \x01(\r\x12\x10\n\x08\x65ligible\x18\x08 \x01(\x08\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x1a\n\x12\x65vent_source_state\x18\n \x01(\t\x12\x1b\n\x13host_overlap_blocks\x18\x0b \x01(\r\x12\x1b\n\x13\x64isk_overlap_blocks\x18\x0c \x01(\r2\x82\x05\n\rRouterService\x12]\n\x0cSelectWorker\x12%.dynamo_router.v1.SelectWorkerRequest\x1a&.dynamo_router.v1.SelectWorkerResponse\x12W\n\x10GetOverlapScores\x12 .dynamo_router.v1.OverlapRequest\x1a!.dynamo_router.v1.OverlapResponse\x12\x66\n\x11GetPotentialLoads\x12\'.dynamo_router.v1.PotentialLoadsRequest\x1a(.dynamo_router.v1.PotentialLoadsResponse\x12Y\n\x13MarkPrefillComplete\x12\x1f.dynamo_router.v1.BookedRequest\x1a!.dynamo_router.v1.BookingResponse\x12J\n\x04\x46ree\x12\x1f.dynamo_router.v1.BookedRequest\x1a!.dynamo_router.v1.BookingResponse\x12Z\n\x0bListWorkers\x12$.dynamo_router.v1.ListWorkersRequest\x1a%.dynamo_router.v1.ListWorkersResponse\x12N\n\x07\x45xplain\x12 .dynamo_router.v1.ExplainRequest\x1a!.dynamo_router.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,35 +36,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SELECTWORKERREQUEST']._serialized_start=108
   _globals['_SELECTWORKERREQUEST']._serialized_end=376
   _globals['_SELECTWORKERRESPONSE']._serialized_start=379
-  _globals['_SELECTWORKERRESPONSE']._serialized_end=547
-  _globals['_OVERLAPREQUEST']._serialized_start=549
-  _globals['_OVERLAPREQUEST']._serialized_end=628
-  _globals['_OVERLAPRESPONSE']._serialized_start=631
-  _globals['_OVERLAPRESPONSE']._serialized_end=798
-  _globals['_OVERLAPRESPONSE_OVERLAP']._serialized_start=731
-  _globals['_OVERLAPRESPONSE_OVERLAP']._serialized_end=798
-  _globals['_POTENTIALLOADSREQUEST']._serialized_start=800
-  _globals['_POTENTIALLOADSREQUEST']._serialized_end=886
-  _globals['_POTENTIALLOADSRESPONSE']._serialized_start=889
-  _globals['_POTENTIALLOADSRESPONSE']._serialized_end=1090
-  _globals['_POTENTIALLOADSRESPONSE_POTENTIALLOAD']._serialized_start=986
-  _globals['_POTENTIALLOADSRESPONSE_POTENTIALLOAD']._serialized_end=1090
-  _globals['_BOOKEDREQUEST']._serialized_start=1092
-  _globals['_BOOKEDREQUEST']._serialized_end=1127
-  _globals['_BOOKINGRESPONSE']._serialized_start=1129
-  _globals['_BOOKINGRESPONSE']._serialized_end=1161
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1163
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1183
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1185
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1255
-  _globals['_WORKERSTATUS']._serialized_start=1258
-  _globals['_WORKERSTATUS']._serialized_end=1493
-  _globals['_EXPLAINREQUEST']._serialized_start=1495
-  _globals['_EXPLAINREQUEST']._serialized_end=1574
-  _globals['_EXPLAINRESPONSE']._serialized_start=1576
-  _globals['_EXPLAINRESPONSE']._serialized_end=1700
-  _globals['_CANDIDATE']._serialized_start=1703
-  _globals['_CANDIDATE']._serialized_end=1962
-  _globals['_ROUTERSERVICE']._serialized_start=1965
-  _globals['_ROUTERSERVICE']._serialized_end=2607
+  _globals['_SELECTWORKERRESPONSE']._serialized_end=605
+  _globals['_OVERLAPREQUEST']._serialized_start=607
+  _globals['_OVERLAPREQUEST']._serialized_end=686
+  _globals['_OVERLAPRESPONSE']._serialized_start=689
+  _globals['_OVERLAPRESPONSE']._serialized_end=924
+  _globals['_OVERLAPRESPONSE_OVERLAP']._serialized_start=790
+  _globals['_OVERLAPRESPONSE_OVERLAP']._serialized_end=924
+  _globals['_POTENTIALLOADSREQUEST']._serialized_start=926
+  _globals['_POTENTIALLOADSREQUEST']._serialized_end=1012
+  _globals['_POTENTIALLOADSRESPONSE']._serialized_start=1015
+  _globals['_POTENTIALLOADSRESPONSE']._serialized_end=1216
+  _globals['_POTENTIALLOADSRESPONSE_POTENTIALLOAD']._serialized_start=1112
+  _globals['_POTENTIALLOADSRESPONSE_POTENTIALLOAD']._serialized_end=1216
+  _globals['_BOOKEDREQUEST']._serialized_start=1218
+  _globals['_BOOKEDREQUEST']._serialized_end=1253
+  _globals['_BOOKINGRESPONSE']._serialized_start=1255
+  _globals['_BOOKINGRESPONSE']._serialized_end=1287
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1289
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1309
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1311
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1381
+  _globals['_WORKERSTATUS']._serialized_start=1384
+  _globals['_WORKERSTATUS']._serialized_end=1686
+  _globals['_EXPLAINREQUEST']._serialized_start=1688
+  _globals['_EXPLAINREQUEST']._serialized_end=1767
+  _globals['_EXPLAINRESPONSE']._serialized_start=1769
+  _globals['_EXPLAINRESPONSE']._serialized_end=1893
+  _globals['_CANDIDATE']._serialized_start=1896
+  _globals['_CANDIDATE']._serialized_end=2213
+  _globals['_ROUTERSERVICE']._serialized_start=2216
+  _globals['_ROUTERSERVICE']._serialized_end=2858
 # @@protoc_insertion_point(module_scope)

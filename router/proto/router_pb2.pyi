@@ -160,16 +160,22 @@ class SelectWorkerResponse(_message.Message):
     REQUEST_BLOCKS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     BOOKED_FIELD_NUMBER: _builtins.int
+    HOST_OVERLAP_BLOCKS_FIELD_NUMBER: _builtins.int
+    DISK_OVERLAP_BLOCKS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """"host:port" of the worker's gRPC server; empty if it is known by its KV events only."""
     overlap_blocks: _builtins.int
-    """Leading blocks of the prompt that the worker holds."""
+    """Leading blocks of the prompt that the worker holds on its device."""
     request_blocks: _builtins.int
     """Blocks of the prompt, the last one counted even if it is not full."""
     cached_tokens: _builtins.int
-    """Tokens of the prompt that need no prefill there."""
+    """Tokens of the prompt in that overlap."""
     booked: _builtins.bool
     """Whether the request was booked."""
+    host_overlap_blocks: _builtins.int
+    """Blocks after those on the device that it has in host memory."""
+    disk_overlap_blocks: _builtins.int
+    """Blocks after those that it has on disk or in external storage."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     def __init__(
@@ -181,6 +187,8 @@ class SelectWorkerResponse(_message.Message):
         request_blocks: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         booked: _builtins.bool = ...,
+        host_overlap_blocks: _builtins.int = ...,
+        disk_overlap_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -191,6 +199,10 @@ class SelectWorkerResponse(_message.Message):
         b"booked",
         "cached_tokens",
         b"cached_tokens",
+        "disk_overlap_blocks",
+        b"disk_overlap_blocks",
+        "host_overlap_blocks",
+        b"host_overlap_blocks",
         "overlap_blocks",
         b"overlap_blocks",
         "request_blocks",
@@ -241,7 +253,15 @@ class OverlapResponse(_message.Message):
 
         WORKER_FIELD_NUMBER: _builtins.int
         BLOCKS_FIELD_NUMBER: _builtins.int
+        HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+        DISK_BLOCKS_FIELD_NUMBER: _builtins.int
+        EXTERNAL_BLOCKS_FIELD_NUMBER: _builtins.int
         blocks: _builtins.int
+        """On its device, from the first block on."""
+        host_blocks: _builtins.int
+        """Where each of the other tiers goes on after the one before it."""
+        disk_blocks: _builtins.int
+        external_blocks: _builtins.int
         @_builtins.property
         def worker(self) -> Global___Worker: ...
         def __init__(
@@ -249,10 +269,24 @@ class OverlapResponse(_message.Message):
             *,
             worker: Global___Worker | None = ...,
             blocks: _builtins.int = ...,
+            host_blocks: _builtins.int = ...,
+            disk_blocks: _builtins.int = ...,
+            external_blocks: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "worker", b"worker"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal[
+            "blocks",
+            b"blocks",
+            "disk_blocks",
+            b"disk_blocks",
+            "external_blocks",
+            b"external_blocks",
+            "host_blocks",
+            b"host_blocks",
+            "worker",
+            b"worker",
+        ]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -452,6 +486,9 @@ class WorkerStatus(_message.Message):
     ACTIVE_REQUESTS_FIELD_NUMBER: _builtins.int
     EVENT_SOURCE_STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    DISK_BLOCKS_FIELD_NUMBER: _builtins.int
+    EXTERNAL_BLOCKS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """"host:port"; empty if the worker is known by its KV events only."""
     state: _builtins.str
@@ -459,7 +496,7 @@ class WorkerStatus(_message.Message):
     Only ready workers are given requests.
     """
     indexed_blocks: _builtins.int
-    """Blocks the index holds for it."""
+    """Blocks of its device that the index knows."""
     active_blocks: _builtins.int
     """Blocks of its running requests, shared ones counted once."""
     active_prefill_tokens: _builtins.int
@@ -470,6 +507,10 @@ class WorkerStatus(_message.Message):
     """How far the index can be trusted about it: silent, exact, rebuilding, degraded, approximate."""
     reason: _builtins.str
     """Why it is in its state, where there is something to say."""
+    host_blocks: _builtins.int
+    """Blocks of its other storage tiers that the index knows."""
+    disk_blocks: _builtins.int
+    external_blocks: _builtins.int
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     def __init__(
@@ -484,6 +525,9 @@ class WorkerStatus(_message.Message):
         active_requests: _builtins.int = ...,
         event_source_state: _builtins.str = ...,
         reason: _builtins.str = ...,
+        host_blocks: _builtins.int = ...,
+        disk_blocks: _builtins.int = ...,
+        external_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -496,8 +540,14 @@ class WorkerStatus(_message.Message):
         b"active_requests",
         "address",
         b"address",
+        "disk_blocks",
+        b"disk_blocks",
         "event_source_state",
         b"event_source_state",
+        "external_blocks",
+        b"external_blocks",
+        "host_blocks",
+        b"host_blocks",
         "indexed_blocks",
         b"indexed_blocks",
         "reason",
@@ -590,14 +640,16 @@ class Candidate(_message.Message):
     ELIGIBLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     EVENT_SOURCE_STATE_FIELD_NUMBER: _builtins.int
+    HOST_OVERLAP_BLOCKS_FIELD_NUMBER: _builtins.int
+    DISK_OVERLAP_BLOCKS_FIELD_NUMBER: _builtins.int
     cost: _builtins.float
     """What is compared: the lowest wins. Given whether or not the worker is eligible."""
     overlap_blocks: _builtins.int
-    """Leading blocks of the prompt that it holds."""
+    """Leading blocks of the prompt that it holds on its device."""
     prefill_blocks: _builtins.float
     """Prefill it would have queued, this prompt's among it, as if nothing were cached."""
     effective_overlap_blocks: _builtins.float
-    """What the overlap takes off that."""
+    """What the overlaps of all tiers, each by its weight, take off that."""
     decode_blocks: _builtins.float
     """Blocks that would be active, this request's among them."""
     active_requests: _builtins.int
@@ -607,6 +659,9 @@ class Candidate(_message.Message):
     """Why it is not eligible; empty if it is."""
     event_source_state: _builtins.str
     """As in WorkerStatus."""
+    host_overlap_blocks: _builtins.int
+    """As in SelectWorkerResponse."""
+    disk_overlap_blocks: _builtins.int
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     def __init__(
@@ -622,6 +677,8 @@ class Candidate(_message.Message):
         eligible: _builtins.bool = ...,
         reason: _builtins.str = ...,
         event_source_state: _builtins.str = ...,
+        host_overlap_blocks: _builtins.int = ...,
+        disk_overlap_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -632,12 +689,16 @@ class Candidate(_message.Message):
         b"cost",
         "decode_blocks",
         b"decode_blocks",
+        "disk_overlap_blocks",
+        b"disk_overlap_blocks",
         "effective_overlap_blocks",
         b"effective_overlap_blocks",
         "eligible",
         b"eligible",
         "event_source_state",
         b"event_source_state",
+        "host_overlap_blocks",
+        b"host_overlap_blocks",
         "overlap_blocks",
         b"overlap_blocks",
         "prefill_blocks",

@@ -82,8 +82,8 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetOverlapScores(self, request, context):
-        """How many leading blocks of a prompt each worker holds. Includes workers that are known by
-        their KV events only; leaves out those that hold none.
+        """How many leading blocks of a prompt each worker holds, by storage tier. Includes workers that
+        are known by their KV events only; leaves out those that hold none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,8 +48,8 @@ class RouterServiceStub:
     GetOverlapScores: _grpc.UnaryUnaryMultiCallable[
         _router_pb2.OverlapRequest, _router_pb2.OverlapResponse
     ]
-    """How many leading blocks of a prompt each worker holds. Includes workers that are known by
-    their KV events only; leaves out those that hold none.
+    """How many leading blocks of a prompt each worker holds, by storage tier. Includes workers that
+    are known by their KV events only; leaves out those that hold none.
     """
     GetPotentialLoads: _grpc.UnaryUnaryMultiCallable[
         _router_pb2.PotentialLoadsRequest, _router_pb2.PotentialLoadsResponse
@@ -78,8 +78,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     GetOverlapScores: _aio.UnaryUnaryMultiCallable[
         _router_pb2.OverlapRequest, _router_pb2.OverlapResponse
     ]  # type: ignore[assignment]
-    """How many leading blocks of a prompt each worker holds. Includes workers that are known by
-    their KV events only; leaves out those that hold none.
+    """How many leading blocks of a prompt each worker holds, by storage tier. Includes workers that
+    are known by their KV events only; leaves out those that hold none.
     """
     GetPotentialLoads: _aio.UnaryUnaryMultiCallable[
         _router_pb2.PotentialLoadsRequest, _router_pb2.PotentialLoadsResponse
@@ -115,8 +115,8 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.OverlapRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.OverlapResponse, _abc.Awaitable[_router_pb2.OverlapResponse]]:
-        """How many leading blocks of a prompt each worker holds. Includes workers that are known by
-        their KV events only; leaves out those that hold none.
+        """How many leading blocks of a prompt each worker holds, by storage tier. Includes workers that
+        are known by their KV events only; leaves out those that hold none.
         """
 
     @_abc_1.abstractmethod

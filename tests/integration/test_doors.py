@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from polling import until
 from serving import BLOCK, serving
 
-from dynamo_router.indexer.events import RouterEvent, Stored, StoredBlock
+from dynamo_router.indexer.events import RouterEvent, StorageTier, Stored, StoredBlock
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from dynamo_router.indexer.wire import encode_event_message
 from dynamo_router.router.config import KvRouterConfig
@@ -26,12 +26,14 @@ PROMPT = list(range(1, 1 + 4 * BLOCK))
 EVENTS = KvRouterConfig(block_size=BLOCK, seed=1)
 
 
-def stored(worker: WorkerWithDpRank, tokens: list[int]) -> bytes:
+def stored(
+    worker: WorkerWithDpRank, tokens: list[int], event_id: int = 1, tier: StorageTier = "device"
+) -> bytes:
     """The message by which a worker says that it cached a prompt."""
     local = compute_block_hash_for_seq(tokens, BLOCK)
     pairs = zip(compute_seq_hash_for_block(local), local, strict=True)
-    event = RouterEvent(worker, 1, Stored(None, tuple(StoredBlock(s, t) for s, t in pairs)))
-    return encode_event_message([event], 1, 0, 0)
+    data = Stored(None, tuple(StoredBlock(s, t) for s, t in pairs))
+    return encode_event_message([RouterEvent(worker, event_id, data, tier)], 1, event_id, 0)
 
 
 # HTTP
@@ -99,6 +101,89 @@ async def test_overlaps_tell_of_workers_that_only_publish_too() -> None:
         assert states == {7: ("ready", 4), 2**64 - 1: ("unregistered", 2)}
 
 
+async def test_every_door_tells_the_storage_tiers_apart() -> None:
+    async with serving(FakeEngine(worker_id=7), router=EVENTS) as doors:
+        worker = WorkerWithDpRank(7)
+        for n, (tier, blocks) in enumerate(
+            [("device", 1), ("host_pinned", 3), ("disk", 4), ("external", 2)], 1
+        ):
+            doors.server.router.apply_event(stored(worker, PROMPT[: blocks * BLOCK], n, tier))
+        body = {"token_ids": PROMPT}
+        assert await doors.http("POST", "/overlaps", json=body) == (200, {"7": 1})
+        by_tier = {"device": 1, "host_pinned": 2, "disk": 1, "external": 0}
+        asked = await doors.http("POST", "/overlaps", json={**body, "by_tier": True})
+        assert asked == (200, {"7": by_tier})
+        (row,) = (await doors.http("GET", "/workers"))[1]["workers"]
+        assert row["indexed_blocks"] == 1
+        assert row["lower_tier_blocks"] == {"host_pinned": 3, "disk": 4, "external": 2}
+        (found,) = (
+            await doors.select.GetOverlapScores(rpb.OverlapRequest(token_ids=PROMPT))
+        ).overlaps
+        told = (found.blocks, found.host_blocks, found.disk_blocks, found.external_blocks)
+        assert told == tuple(by_tier.values())
+        (status,) = (await doors.select.ListWorkers(rpb.ListWorkersRequest())).workers
+        assert (status.host_blocks, status.disk_blocks, status.external_blocks) == (3, 4, 2)
+        chosen = await doors.select.SelectWorker(rpb.SelectWorkerRequest(token_ids=PROMPT))
+        (term,) = (await doors.select.Explain(rpb.ExplainRequest(token_ids=PROMPT))).candidates
+        for said in (chosen, term):
+            blocks = (said.overlap_blocks, said.host_overlap_blocks, said.disk_overlap_blocks)
+            assert blocks == (1, 2, 1)
+        request = prompt()
+        request.tokenized.input_token_ids[:] = PROMPT
+        await doors.answers(request)
+        metrics = await doors.metrics()
+        for tier, held, expected in (("device", 1, 1), ("host_pinned", 3, 2), ("disk", 4, 1)):
+            stored_in = f'dynamo_router_index_blocks_total{{change="stored",tier="{tier}"}}'
+            assert metrics[stored_in] == held
+            assert metrics[f'dynamo_router_overlap_blocks_total{{tier="{tier}"}}'] == expected
+        worker_disk = '{dp_rank="0",tier="disk",worker_id="7"}'
+        assert metrics[f"dynamo_router_worker_lower_tier_blocks{worker_disk}"] == 4
+        assert metrics["dynamo_component_router_kv_hit_rate_sum"] == 1.0
+
+
+async def test_a_request_goes_to_the_rank_that_has_its_prefix() -> None:
+    """Registered, indexed, booked, sent and answered: all by (worker, rank)."""
+    engine = FakeEngine(stall, worker_id=7)
+    engine.dp_size = 2
+    async with serving(engine, router=EVENTS) as doors:
+        router = doors.server.router
+        router.apply_event(stored(WorkerWithDpRank(7, 0), PROMPT[:BLOCK]))
+        router.apply_event(stored(WorkerWithDpRank(7, 1), PROMPT[: 2 * BLOCK]))
+        other = [token + 500 for token in PROMPT]
+        router.apply_event(stored(WorkerWithDpRank(7, 0), other, 2))
+        assert await doors.http("POST", "/overlaps", json={"token_ids": PROMPT}) == (
+            200,
+            {"7": 1, "7/1": 2},
+        )
+        calls = []
+        for tokens in (PROMPT, other):
+            request = prompt(f"r{len(calls)}")
+            request.tokenized.input_token_ids[:] = tokens
+            call = doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+            calls.append(call(request.SerializeToString()))
+            await calls[-1].read()
+        assert [seen["x-dynamo-dp-rank"] for seen in engine.metadata] == ["1", "0"]
+        rows = (await doors.http("GET", "/workers"))[1]["workers"]
+        loads = {row["dp_rank"]: (row["active_requests"], row["active_blocks"]) for row in rows}
+        assert loads == {0: (1, 4), 1: (1, 4)}
+        engine.go.set()
+        for call, rank in zip(calls, ("1", None), strict=True):
+            assert await call.read() is not aio.EOF and await call.read() is aio.EOF
+            trailing = dict(await call.trailing_metadata())
+            assert (trailing["x-dynamo-worker-id"], trailing.get("x-dynamo-dp-rank")) == ("7", rank)
+        pinned = await doors.select.SelectWorker(
+            rpb.SelectWorkerRequest(
+                token_ids=PROMPT, pinned_worker=rpb.Worker(worker_id=7, dp_rank=0)
+            )
+        )
+        assert (pinned.worker.dp_rank, pinned.overlap_blocks) == (0, 1)
+        metrics = await doors.metrics()
+        for rank, blocks in ((0, 5), (1, 2)):
+            labels = f'{{dp_rank="{rank}",worker_id="7"}}'
+            assert metrics[f"dynamo_router_worker_indexed_blocks{labels}"] == blocks
+            assert metrics[f"dynamo_router_worker_active_requests{labels}"] == 0
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
@@ -109,6 +194,7 @@ async def test_overlaps_tell_of_workers_that_only_publish_too() -> None:
         (b'{"token_ids": "abc"}', "token_ids"),
         (b'{"token_ids": [1.5]}', "token_ids"),
         (b'{"token_ids": [1], "tokens": [2]}', "tokens"),
+        (b'{"token_ids": [1], "by_tier": "disk"}', "by_tier"),
         (b'{"token_ids": [-1]}', "out of range"),
         (b'{"token_ids": [4294967296]}', "out of range"),
         (b'{"token_ids": [99999999999999999999]}', "range"),
@@ -158,9 +244,9 @@ async def test_metrics_tell_of_events_and_their_plane() -> None:
         doors.server.router.apply_event(stored(WorkerWithDpRank(7), PROMPT))
         await until(lambda: doors.server._plane.state.value == "connected")  # type: ignore[union-attr]
         metrics = await doors.metrics()
-        applied = 'dynamo_component_kv_cache_events_applied{event_type="all",status="ok"}'
+        applied = 'dynamo_component_kv_cache_events_applied{event_type="stored",status="ok"}'
         assert metrics[applied] == 1
-        assert metrics['dynamo_router_index_blocks_total{change="stored"}'] == 4
+        assert metrics['dynamo_router_index_blocks_total{change="stored",tier="device"}'] == 4
         assert metrics["dynamo_router_event_plane_connected"] == 1
         assert metrics["dynamo_router_events_undecodable_total"] == 0
 

@@ -59,6 +59,34 @@ async def test_an_engine_gets_its_announced_id_ranks_and_facts() -> None:
         assert monitor.client(2**64 - 1) is not None
 
 
+async def test_an_engine_that_says_nothing_of_ranks_has_those_of_its_url() -> None:
+    async with FakeEngine() as engine, monitoring(f"{engine.url}?dp_size=2&dp_start=6") as monitor:
+        found = await until_state(monitor, WorkerState.READY)
+        assert [rank.dp_rank for rank in found.ranks] == [6, 7]
+
+
+async def test_ranks_follow_an_engine_that_has_others_now() -> None:
+    engine = FakeEngine(worker_id=5)
+    engine.dp_size = 2
+    async with engine, monitoring(engine.url) as monitor:
+        assert (await until_state(monitor, WorkerState.READY)).dp_size == 2
+        engine.dp_size = 3
+        await until(lambda: entry(monitor).dp_size == 3)
+        assert len(monitor._registry.numbered()) == 3
+
+
+@pytest.mark.parametrize("ranks", [0, 4097, 2**63])
+async def test_an_engine_with_an_impossible_number_of_ranks_is_not_taken_in(ranks: int) -> None:
+    engine = FakeEngine(worker_id=5)
+    engine.dp_size = ranks
+    async with engine, monitoring(engine.url) as monitor:
+        said = f"engine sends x-dynamo-dp-size: '{ranks}', which is not in 1..4096"
+        await until(lambda: len(monitor._registry) == 1 and entry(monitor).reason == said)
+        assert entry(monitor).state is WorkerState.CONNECTING
+        engine.dp_size = 2
+        assert (await until_state(monitor, WorkerState.READY)).dp_size == 2
+
+
 async def test_without_an_announced_id_the_url_decides_and_then_the_address() -> None:
     async with FakeEngine() as engine:
         async with monitoring(f"{engine.url}?id=5") as monitor:

@@ -51,6 +51,76 @@ def test_what_waits_goes_into_one_message_in_order() -> None:
     assert outbox.next_event_id == 4
 
 
+def test_changes_keep_their_tier_when_they_are_cut() -> None:
+    outbox = Outbox(WORKER, max_blocks=2)
+    outbox.put_stored(run(9, 1, 2, 3)._replace(tier="host_pinned"))
+    outbox.put_removed([1, 2, 3], "disk")
+    outbox.put_cleared("external")
+    told = [(event.storage_tier, event.data) for m in take_all(outbox) for event in m]
+    assert told == [
+        ("host_pinned", Stored(9, (StoredBlock(1, 101), StoredBlock(2, 102)))),
+        ("host_pinned", Stored(2, (StoredBlock(3, 103),))),
+        ("disk", Removed((1, 2))),
+        ("disk", Removed((3,))),
+        ("external", Cleared()),
+    ]
+
+
+def test_an_announcement_clears_every_tier_ever_told_of_and_the_device_last() -> None:
+    outbox = Outbox(WORKER)
+    outbox.put_stored(run(None, 1)._replace(tier="host_pinned"))
+    take_all(outbox)
+    outbox.announce([run(None, 2), run(2, 3)._replace(tier="disk")])
+    told = [(event.storage_tier, event.data) for m in take_all(outbox) for event in m]
+    assert told == [
+        ("disk", Cleared()),
+        ("host_pinned", Cleared()),
+        ("device", Cleared()),
+        ("device", Stored(None, (StoredBlock(2, 102),))),
+        ("disk", Stored(2, (StoredBlock(3, 103),))),
+    ]
+
+
+def test_a_whole_cache_that_is_emptied_replaces_what_waits_and_one_tier_does_not() -> None:
+    outbox = Outbox(WORKER)
+    outbox.put_stored(run(None, 1)._replace(tier="disk"))
+    outbox.put_cleared("device")
+    assert [event.storage_tier for event in take(outbox)] == ["disk", "device"]
+    outbox.put_stored(run(None, 2))
+    outbox.put_cleared()
+    told = take(outbox)
+    assert [(e.storage_tier, e.data) for e in told] == [("disk", Cleared()), ("device", Cleared())]
+
+
+def test_only_what_clears_every_tier_lets_a_replay_begin_there() -> None:
+    outbox = Outbox(WORKER)
+    outbox.put_cleared("device")
+    take_all(outbox)
+    assert outbox.clear_id == 1  # there is no other tier
+    outbox.put_stored(run(None, 1)._replace(tier="disk"))
+    outbox.put_cleared("device")
+    outbox.put_cleared("disk")
+    take_all(outbox)
+    assert outbox.clear_id == 1
+    outbox.announce([run(None, 2)])
+    take_all(outbox)
+    assert outbox.clear_id == 6  # the device's, after the disk's
+
+
+def test_an_unknown_tier_is_refused_where_it_is_told() -> None:
+    outbox = Outbox(WORKER)
+    said = "storage tier 'gpu' is none of device, host_pinned, disk, external"
+    for tell in (
+        lambda: outbox.put_stored(run(None, 1)._replace(tier="gpu")),
+        lambda: outbox.put_removed([1], "gpu"),
+        lambda: outbox.put_cleared("gpu"),
+        lambda: outbox.announce([run(None, 1)._replace(tier="gpu")]),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tell()
+    assert take(outbox) == [] and not outbox.stale
+
+
 @pytest.mark.parametrize("kind", [list, tuple, lambda x: np.array(x, np.uint64)])
 def test_arrays_of_any_kind(kind: Callable[[list[int]], Any]) -> None:
     top = 2**64 - 1

@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
+import numpy as np
 import pytest
 from polling import until
 
+from dynamo_router.indexer.actor import EventIndex
 from dynamo_router.indexer.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
+from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire import decode_event_message
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.envelope import decode_envelope
@@ -18,6 +21,7 @@ from dynamo_router.runtime.event_plane import (
     StateCallback,
     endpoint_subject,
 )
+from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.runtime.local_plane import LocalPlane
 from dynamo_router.workers.outbox import StoredRun
 from dynamo_router.workers.publisher import KvEventPublisher
@@ -57,11 +61,14 @@ class Cache:
         self.blocks = list(blocks)
         self.snapshots = 0
         self.broken = False
+        self.runs: list[StoredRun] = []  # in place of that chain
 
     def snapshot(self) -> list[StoredRun]:
         self.snapshots += 1
         if self.broken:
             raise LookupError("the engine's own fault")
+        if self.runs:
+            return self.runs
         return [StoredRun(None, list(self.blocks), list(self.blocks))] if self.blocks else []
 
 
@@ -372,3 +379,33 @@ async def test_flush_during_an_outage_says_no(scene: Scene) -> None:
 async def test_bounds_that_are_none(make: Callable[[SwitchedPlane], Scene]) -> None:
     with pytest.raises(ValueError):
         make(SwitchedPlane())
+
+
+async def test_a_router_follows_blocks_between_tiers_and_heals_in_all_of_them(
+    scene: Scene,
+) -> None:
+    worker, index = WorkerWithDpRank(7, 2), EventIndex()
+    chain = np.array([1, 2, 3], dtype=np.uint64)
+    try:
+        publisher = scene.publisher
+        publisher.stored(None, [1, 2, 3], [1, 2, 3])
+        publisher.stored(2, [3], [3], "host_pinned")
+        publisher.removed([3])
+        await until(lambda: len(scene.events) == 3)
+        for message in scene.messages:
+            index.apply(message)
+        assert index.tier_scores(chain) == {worker: (2, 1, 0, 0)}
+        publisher.removed([3], "host_pinned")
+        publisher.stored(2, [3], [3], "disk")
+        await until(lambda: len(scene.events) == 5)
+        del scene.messages[:]  # the router misses both
+        scene.cache.runs = [StoredRun(None, [1], [1]), StoredRun(1, [2], [2], "external")]
+        scene.clock.advance(60)
+        await scene.resync()
+        await until(lambda: len(scene.events) == 4 + 2)  # a clear for each tier ever told of
+        for message in scene.messages:
+            index.apply(message)
+        assert index.tier_scores(chain) == {worker: (1, 0, 0, 1)}
+        assert index.sources()[0].state is SourceState.EXACT
+    finally:
+        index.close()

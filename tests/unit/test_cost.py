@@ -138,6 +138,13 @@ def test_weights_out_of_range_are_refused_by_name(key, value):
     assert caught.value.key == key
 
 
+@pytest.mark.parametrize("key", ["host_cache_hit_weight", "disk_cache_hit_weight"])
+def test_a_block_in_a_lower_tier_is_worth_a_block_at_most(key):
+    assert getattr(CostParams(**{key: 1}), key) == 1
+    with pytest.raises(ConfigError, match=f"{key} must be in 0..1, not 1.01"):
+        CostParams(**{key: 1.01})
+
+
 def test_arrays_must_be_aligned_and_the_prompt_not_empty():
     with pytest.raises(ValueError, match="each of 3 worker numbers"):
         costs_of(overlaps=u32(1, 2))
@@ -160,8 +167,8 @@ PARAMS = st.builds(
     credit_decay=WEIGHTS,
     prefill_load_scale=WEIGHTS,
     decode_active_request_weight=WEIGHTS,
-    host_cache_hit_weight=WEIGHTS,
-    disk_cache_hit_weight=WEIGHTS,
+    host_cache_hit_weight=st.floats(0, 1),
+    disk_cache_hit_weight=st.floats(0, 1),
     shared_cache_multiplier=WEIGHTS,
     track_prefill_tokens=st.booleans(),
     decode_worker=st.booleans(),

@@ -13,6 +13,8 @@ def candidate(worker_id, cost, eligible=True):
         eligible=eligible,
         reason="" if eligible else "draining",
         overlap_blocks=3,
+        host_overlap_blocks=2,
+        disk_overlap_blocks=1,
         raw_prefill_blocks=10.0,
         credit=1.0,
         effective_overlap_blocks=3.0,
@@ -37,7 +39,7 @@ def explanation(*candidates):
 
 def test_a_decision_as_json():
     worker = WorkerWithDpRank(2**63 + 1, 2)
-    decision = Decision(worker, 5, 3, 10, 48, "r1")
+    decision = Decision(worker, 5, 3, 10, 48, "r1", 2, 1)
     assert json.loads(json.dumps(decision.to_dict())) == {
         "worker_id": 2**63 + 1,
         "dp_rank": 2,
@@ -46,6 +48,8 @@ def test_a_decision_as_json():
         "request_blocks": 10,
         "cached_tokens": 48,
         "request_id": "r1",
+        "host_overlap_blocks": 2,
+        "disk_overlap_blocks": 1,
     }
 
 
@@ -67,6 +71,8 @@ def test_an_explanation_as_json():
         "eligible": True,
         "reason": "",
         "overlap_blocks": 3,
+        "host_overlap_blocks": 2,
+        "disk_overlap_blocks": 1,
         "raw_prefill_blocks": 10.0,
         "credit": 1.0,
         "effective_overlap_blocks": 3.0,

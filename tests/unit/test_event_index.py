@@ -132,12 +132,14 @@ def test_suspicion_ends_with_the_next_event_in_line(index: EventIndex) -> None:
     assert source(index).state is SourceState.EXACT and index.scores(local(1)) == {W: 1}
 
 
-def test_lower_tiers_keep_the_numbering_and_are_not_indexed(index: EventIndex) -> None:
+def test_tiers_share_the_numbering_and_are_indexed_apart(index: EventIndex) -> None:
     index.apply(message(1, stored(1)))
     index.apply(message(2, stored(2), tier="host_pinned"))
     index.apply(message(3, stored(3, parent=1)))
     assert index.scores(local(2)) == {} and index.scores(local(1, 3)) == {W: 2}
-    assert index.counters()["lower_tier"] == 1 and source(index).state is SourceState.EXACT
+    assert index.tier_scores(local(2)) == {W: (0, 1, 0, 0)}
+    assert source(index).blocks == 2 and source(index).lower_blocks == (1, 0, 0)
+    assert source(index).state is SourceState.EXACT
 
 
 @pytest.mark.parametrize("junk", [b"", b"\x00\x01", b"\xff" * 40, b"{not json", b"[1, 2]"])

@@ -16,6 +16,8 @@ from dynamo_router.workers.trtllm_client import WorkerUrl, parse_worker_url
         ("grpc://host:8001?id=17", WorkerUrl("host:8001", 17)),
         ("grpc://host:8001?id=18446744073709551615", WorkerUrl("host:8001", 2**64 - 1)),
         ("grpc://[::1]:8001", WorkerUrl("[::1]:8001")),
+        ("grpc://host:8001?dp_size=4", WorkerUrl("host:8001", None, 4)),
+        ("grpc://host:8001?dp_start=4&id=1&dp_size=4096", WorkerUrl("host:8001", 1, 4096, 4)),
     ],
 )
 def test_good_urls(text: str, url: WorkerUrl) -> None:
@@ -39,6 +41,12 @@ def test_good_urls(text: str, url: WorkerUrl) -> None:
         "grpc://host:8001?id=18446744073709551616",
         "grpc://host:8001?id=1&id=2",
         "grpc://host:8001?name=x",
+        "grpc://host:8001?dp_size=0",
+        "grpc://host:8001?dp_size=4097",
+        "grpc://host:8001?dp_size=two",
+        "grpc://host:8001?dp_size=2&dp_size=2",
+        "grpc://host:8001?dp_start=-1",
+        "grpc://host:8001?dp_start=4294967295",
     ],
 )
 def test_bad_urls_name_the_key(text: str) -> None:
