@@ -42,9 +42,7 @@ COMMANDS: Mapping[str, Entry] = {
     "config": Entry("Print the configuration of serve.", "router.config:ServeConfig", None),
 }
 BENCHES: Mapping[str, Entry] = {
-    "index": Entry(
-        "The index.", "bench.index.config:IndexBenchConfig", "bench.index.command:run"
-    ),
+    "index": Entry("The index.", "bench.index.config:IndexBenchConfig", "bench.index.command:run"),
     "decision": Entry(
         "A routing decision.", "bench.decision:DecisionBenchConfig", "bench.decision:run"
     ),
