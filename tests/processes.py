@@ -42,6 +42,10 @@ class Command:
         """Signal it and wait for its end; the exit code."""
         if self._process.returncode is None:
             self._process.send_signal(how)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for its end without a signal: one to a process that is gone would hide its code."""
         async with asyncio.timeout(20):
             return await self._process.wait()
 

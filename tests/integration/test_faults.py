@@ -190,7 +190,7 @@ async def test_an_engine_restarted_in_place_with_ids_from_zero_leaves_no_ghosts(
 async def test_a_process_that_crashes_takes_all_its_engines(house):
     with pytest.raises(OSError):  # the answer never comes
         await http_json(house._faults, "/crash", {})
-    assert await house.mocker.stop(signal.SIGCONT) == -signal.SIGKILL
+    assert await house.mocker.ended() == -signal.SIGKILL
     await house.is_state("unhealthy")
     with pytest.raises(grpc.aio.AioRpcError) as nobody:
         await house.ask(PROMPT)
