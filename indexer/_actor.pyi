@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,12 @@ from ..runtime.identity import WorkerWithDpRank
 
 class IndexActor:
     def __init__(
-        self, *, max_messages: int = 16384, max_bytes: int = ..., max_workers: int = 65536
+        self,
+        *,
+        max_messages: int = 16384,
+        max_bytes: int = ...,
+        max_workers: int = 65536,
+        shared: bool = True,
     ) -> None: ...
     def close(self) -> None: ...
     def post(self, message: bytes) -> bool: ...
@@ -19,7 +23,7 @@ class IndexActor:
         self, local_hashes: npt.NDArray[np.uint64], out: npt.NDArray[np.uint32]
     ) -> int: ...
     def scores(
-        self, local_hashes: npt.NDArray[np.uint64] | Sequence[int]
+        self, local_hashes: npt.NDArray[np.uint64]
     ) -> dict[WorkerWithDpRank, int]: ...
     def bind(self, worker: tuple[int, int], number: int) -> None: ...
     def drop_worker(self, worker: tuple[int, int]) -> None: ...

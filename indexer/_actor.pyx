@@ -2,9 +2,12 @@
 """_actor.pyx: the owner of the event-driven index.
 
 A native thread takes messages from a bounded mailbox, decodes them and applies them to the tree,
-never touching the interpreter. Who holds `owner` owns the tree: the thread while it applies one
-message, a reader for one match, a flushing caller until the mailbox is empty. Lock order: owner
-before the mailbox's. Messages are applied in the order they were posted.
+never touching the interpreter. Who holds `owner` is the one writer: the thread for one message, a
+flushing caller until the mailbox is empty. Messages are applied in the order they were posted.
+
+The writer changes what readers see only behind the closed gate, and opens it between two steps of
+long work. Readers go through the gate and never wait for `owner`. Both wait outside the GIL, and
+nobody asks for the GIL who is inside. Lock order: owner, the gate, the mailbox's lock.
 """
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
@@ -24,6 +27,19 @@ from ._cursor cimport (
     cursor_orphan,
 )
 from ._events cimport EVENT_CLEARED, EVENT_REMOVED, EVENT_STORED, Event, EventBatch
+from ._gate cimport (
+    READ_EXCLUSIVE,
+    READ_SHARED,
+    Gate,
+    gate_arrive,
+    gate_close,
+    gate_destroy,
+    gate_enter,
+    gate_give_way,
+    gate_init,
+    gate_leave,
+    gate_open,
+)
 from ._mailbox cimport (
     Mailbox,
     Message,
@@ -32,26 +48,35 @@ from ._mailbox cimport (
     mailbox_length,
     mailbox_open,
     mailbox_put,
+    mailbox_refused,
     mailbox_take,
     mailbox_wait,
 )
+from ._pace cimport Pace
 from ._radix cimport (
-    TREE_BLOCK_NOT_FOUND,
     TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
     TREE_OK,
     TREE_PARENT_NOT_FOUND,
+    Hits,
+    Name,
     RadixTree,
     Tree,
+    hits_free,
+    raise_status,
+    read_name,
     tree_bind,
     tree_clear,
     tree_drop_worker,
     tree_find_worker,
+    tree_match,
     tree_match_bound,
+    tree_names,
     tree_remove,
     tree_store,
     tree_worker,
 )
+from ._sources cimport Source, copy_sources
 from ._threads cimport (
     dr_add,
     dr_load,
@@ -61,22 +86,23 @@ from ._threads cimport (
     pthread_mutex_init,
     pthread_mutex_lock,
     pthread_mutex_t,
-    pthread_mutex_trylock,
     pthread_mutex_unlock,
     pthread_t,
     sched_yield,
 )
-from ._wire cimport batch_free, batch_init, decode_nats_message
+from ._wire cimport batch_free, batch_init, decode_json_event, decode_nats_message
 
-# How often the thread offers the tree to waiting readers before it goes on.
-cdef int YIELDS = 1000
+from .wire import describe_decode_error
+
+cdef enum:
+    STEP_BLOCKS = 128  # of work between two chances for readers: 3 to 10 us
+    YIELDS = 1000      # turns of the processor that the thread offers to others who want to write
 
 
 cdef struct Counters:
     uint64_t messages      # taken out of the mailbox
     uint64_t undecodable   # of those, not understood
     uint64_t ignored       # of those, other topics
-    uint64_t dropped       # not taken in: the mailbox was full
     uint64_t stored        # blocks stored
     uint64_t removed       # blocks removed
     uint64_t unknown       # removals of blocks that were not held
@@ -87,9 +113,10 @@ cdef struct Counters:
 
 
 cdef struct Core:
-    pthread_mutex_t owner      # guards all below but the mailbox, which guards itself
-    Mailbox mailbox
-    int readers                # waiting for owner; atomic
+    pthread_mutex_t owner      # held by the writer
+    Gate gate                  # read what is below inside it, change it while it is closed
+    Mailbox mailbox            # guards itself
+    uint32_t writers           # waiting for owner; atomic
     Tree* tree
     EventBatch batch
     Cursor* cursors            # by the tree's worker index
@@ -114,7 +141,7 @@ cdef Cursor* cursor_of(Core* core, uint32_t worker) noexcept nogil:
 
 
 cdef int apply_event(Core* core, const Event* event, uint32_t worker) noexcept nogil:
-    """Apply one admitted event; returns the tree's status."""
+    """Apply one admitted event, a step at a time; returns the tree's status."""
     cdef const uint64_t* blocks = core.batch.block_hashes + event.first
     cdef const uint64_t* locals_ = core.batch.local_hashes + event.first
     cdef uint32_t unknown = 0
@@ -177,9 +204,10 @@ cdef void apply_numbered(Core* core, const Event* event) noexcept nogil:
 
 
 cdef int apply_message(Core* core, const uint8_t* data, size_t size) noexcept nogil:
-    """Decode and apply one message; returns the decoder's code. Called with owner held."""
+    """Decode and apply one message; returns the decoder's code. The writer's."""
     cdef uint32_t i
     cdef int code = decode_nats_message(&core.batch, data, size)
+    gate_close(&core.gate)
     core.counters.messages += 1
     if code != 0:
         core.counters.undecodable += 1
@@ -188,23 +216,55 @@ cdef int apply_message(Core* core, const uint8_t* data, size_t size) noexcept no
     else:
         for i in range(core.batch.n_events):
             apply_numbered(core, &core.batch.events[i])
+    gate_open(&core.gate)
     return code
 
 
-cdef void drain(Core* core, bint yielding) noexcept nogil:
-    """Apply what waits, oldest first. Called with owner held; returns with it held.
+cdef int apply_unnumbered(
+    Core* core, const Name* name, bint any_rank, const uint8_t* data, size_t size, int* status
+) noexcept nogil:
+    """Decode one JSON cache event and apply it; returns the decoder's code. The writer's."""
+    cdef uint32_t worker, dp_rank = name.dp_rank
+    cdef int code = decode_json_event(&core.batch, name.worker_id, data, size)
+    if code != 0:
+        return code
+    if any_rank:
+        dp_rank = core.batch.events.dp_rank
+    gate_close(&core.gate)
+    worker = tree_worker(core.tree, name.worker_id, dp_rank)
+    if worker == UINT32_MAX:
+        status[0] = TREE_NO_MEMORY
+    else:
+        status[0] = apply_event(core, core.batch.events, worker)
+    gate_open(&core.gate)
+    return 0
 
-    A yielding drain lets waiting readers in between two messages.
+
+cdef void start_writing(Core* core) noexcept nogil:
+    """Become the writer. Not for who holds the GIL."""
+    dr_add(&core.writers, 1)
+    pthread_mutex_lock(&core.owner)
+    dr_add(&core.writers, -1)
+
+
+cdef void stop_writing(Core* core) noexcept nogil:
+    pthread_mutex_unlock(&core.owner)
+
+
+cdef void drain(Core* core, bint yielding) noexcept nogil:
+    """Apply what waits, oldest first. The writer's.
+
+    A yielding drain lets others write in between two messages.
     """
     cdef Message message
     cdef int turn
     while mailbox_take(&core.mailbox, &message):
         apply_message(core, message.data, message.size)
         free(message.data)
-        if yielding and dr_load(&core.readers) > 0:
+        if yielding and dr_load(&core.writers) != 0:
             pthread_mutex_unlock(&core.owner)
             for turn in range(YIELDS):
-                if dr_load(&core.readers) == 0:
+                if dr_load(&core.writers) == 0:
                     break
                 sched_yield()
             pthread_mutex_lock(&core.owner)
@@ -229,7 +289,12 @@ cdef class IndexActor:
     cdef bint running
 
     def __cinit__(
-        self, *, uint32_t max_messages=16384, size_t max_bytes=1 << 28, uint32_t max_workers=65536
+        self,
+        *,
+        uint32_t max_messages=16384,
+        size_t max_bytes=1 << 28,
+        uint32_t max_workers=65536,
+        bint shared=True,
     ):
         if max_messages == 0 or max_workers == 0:
             raise ValueError("max_messages and max_workers must be at least 1")
@@ -238,8 +303,10 @@ cdef class IndexActor:
         if self.core == NULL:
             raise MemoryError
         pthread_mutex_init(&self.core.owner, NULL)
+        gate_init(&self.core.gate, READ_SHARED if shared else READ_EXCLUSIVE)
         batch_init(&self.core.batch)
         self.core.tree = self.tree.tree
+        self.core.tree.memory.pace = Pace(gate_give_way, &self.core.gate, STEP_BLOCKS, 0)
         self.core.max_workers = max_workers
         if not mailbox_open(&self.core.mailbox, max_messages, max_bytes):
             raise MemoryError
@@ -254,6 +321,7 @@ cdef class IndexActor:
         mailbox_destroy(&self.core.mailbox)
         batch_free(&self.core.batch)
         free(self.core.cursors)
+        gate_destroy(&self.core.gate)
         pthread_mutex_destroy(&self.core.owner)
         free(self.core)
 
@@ -265,130 +333,176 @@ cdef class IndexActor:
             mailbox_close(&self.core.mailbox)
             pthread_join(self.thread, NULL)
 
-    cdef void own(self) noexcept:
-        """Become the tree's owner: at once if it is free, else outside the GIL."""
-        if pthread_mutex_trylock(&self.core.owner) == 0:
-            return
-        with nogil:
-            dr_add(&self.core.readers, 1)
-            pthread_mutex_lock(&self.core.owner)
-            dr_add(&self.core.readers, -1)
-
-    cdef void disown(self) noexcept:
-        pthread_mutex_unlock(&self.core.owner)
-
     def close(self):
         self.stop_thread()
 
     def post(self, bytes message not None):
         cdef const uint8_t* data = message
-        if mailbox_put(&self.core.mailbox, data, len(message)):
-            return True
-        self.own()
-        self.core.counters.dropped += 1
-        self.disown()
-        return False
+        return mailbox_put(&self.core.mailbox, data, len(message))
 
     def apply(self, bytes message not None):
         cdef const uint8_t* data = message
         cdef size_t size = len(message)
         cdef int code
-        self.own()
         with nogil:
+            start_writing(self.core)
             drain(self.core, False)
             code = apply_message(self.core, data, size)
-            pthread_mutex_unlock(&self.core.owner)
+            stop_writing(self.core)
         return code
 
-    def apply_cache_event(self, worker, message):
-        self.own()
-        try:
+    def apply_cache_event(self, worker, bytes message not None):
+        cdef const uint8_t* data = message
+        cdef size_t size = len(message)
+        cdef bint any_rank = not isinstance(worker, tuple)
+        cdef Name name
+        cdef int code, status = TREE_OK
+        read_name(&name, worker)
+        with nogil:
+            start_writing(self.core)
             drain(self.core, False)
-            self.tree.apply_event(worker, message)
-        finally:
-            self.disown()
+            code = apply_unnumbered(self.core, &name, any_rank, data, size, &status)
+            stop_writing(self.core)
+        if code != 0:
+            raise ValueError(describe_decode_error(code))
+        raise_status(status, name.worker_id)
 
     def flush(self):
-        self.own()
         with nogil:
+            start_writing(self.core)
             drain(self.core, False)
-            pthread_mutex_unlock(&self.core.owner)
+            stop_writing(self.core)
 
     def match_bound(self, const uint64_t[::1] local_hashes, uint32_t[::1] out):
         cdef uint32_t n = <uint32_t>local_hashes.shape[0]
         cdef uint32_t n_out = <uint32_t>out.shape[0]
-        cdef uint32_t longest
+        cdef const uint64_t* local
+        cdef uint32_t longest, ticket
         if n_out == 0:
             return 0
-        self.own()
-        longest = tree_match_bound(
-            self.core.tree, &local_hashes[0] if n else NULL, n, &out[0], n_out
-        )
-        self.disown()
+        local = &local_hashes[0] if n else NULL
+        ticket = gate_arrive(&self.core.gate)
+        if ticket == 0:
+            # Giving the GIL away and getting it back would take longer than the match.
+            longest = tree_match_bound(self.core.tree, local, n, &out[0], n_out)
+            gate_leave(&self.core.gate)
+        else:
+            with nogil:
+                gate_enter(&self.core.gate, ticket)
+                longest = tree_match_bound(self.core.tree, local, n, &out[0], n_out)
+                gate_leave(&self.core.gate)
+        if longest == UINT32_MAX:
+            raise MemoryError
         return longest
 
-    def scores(self, local_hashes):
-        self.own()
+    def scores(self, const uint64_t[::1] local_hashes):
+        cdef uint32_t n = <uint32_t>local_hashes.shape[0]
+        cdef const uint64_t* local = &local_hashes[0] if n else NULL
+        cdef Hits hits
+        cdef Name* names    # inside the gate, so that nobody else is one of the workers by then
+        cdef uint32_t i
+        with nogil:
+            gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
+            tree_match(self.core.tree, local, n, False, &hits)
+            names = tree_names(self.core.tree, &hits)
+            gate_leave(&self.core.gate)
         try:
-            return self.tree.match(local_hashes).scores
+            if names == NULL:
+                raise MemoryError
+            return {
+                WorkerWithDpRank(names[i].worker_id, names[i].dp_rank): hits.blocks[i]
+                for i in range(hits.count)
+            }
         finally:
-            self.disown()
+            hits_free(&hits)
+            free(names)
 
     def bind(self, worker, uint32_t number):
         cdef uint32_t index
-        worker_id, dp_rank = worker
-        self.own()
-        index = tree_worker(self.core.tree, worker_id, dp_rank)
-        if index != UINT32_MAX:
-            tree_bind(self.core.tree, index, number)
-        self.disown()
+        cdef Name name
+        read_name(&name, worker)
+        with nogil:
+            start_writing(self.core)
+            gate_close(&self.core.gate)
+            index = tree_worker(self.core.tree, name.worker_id, name.dp_rank)
+            if index != UINT32_MAX:
+                tree_bind(self.core.tree, index, number)
+            gate_open(&self.core.gate)
+            stop_writing(self.core)
         if index == UINT32_MAX:
             raise MemoryError
 
     def drop_worker(self, worker):
         cdef uint32_t index
-        worker_id, dp_rank = worker
-        self.own()
-        index = tree_find_worker(self.core.tree, worker_id, dp_rank)
-        if index != UINT32_MAX:
-            tree_drop_worker(self.core.tree, index)
-            if index < self.core.n_cursors:
-                memset(self.core.cursors + index, 0, sizeof(Cursor))
-        self.disown()
+        cdef Name name
+        read_name(&name, worker)
+        with nogil:
+            start_writing(self.core)
+            gate_close(&self.core.gate)
+            index = tree_find_worker(self.core.tree, name.worker_id, name.dp_rank)
+            if index != UINT32_MAX:
+                tree_drop_worker(self.core.tree, index)
+                if index < self.core.n_cursors:
+                    memset(self.core.cursors + index, 0, sizeof(Cursor))
+            gate_open(&self.core.gate)
+            stop_writing(self.core)
 
     def mark_degraded(self, worker):
         cdef uint32_t index
-        worker_id, dp_rank = worker
-        self.own()
-        index = tree_find_worker(self.core.tree, worker_id, dp_rank)
-        if index < self.core.n_cursors and self.core.cursors[index].state == SOURCE_REBUILDING:
-            self.core.cursors[index].state = SOURCE_DEGRADED
-        self.disown()
+        cdef Name name
+        cdef Cursor* cursors
+        read_name(&name, worker)
+        with nogil:
+            start_writing(self.core)
+            gate_close(&self.core.gate)
+            cursors = self.core.cursors
+            index = tree_find_worker(self.core.tree, name.worker_id, name.dp_rank)
+            if index < self.core.n_cursors and cursors[index].state == SOURCE_REBUILDING:
+                cursors[index].state = SOURCE_DEGRADED
+            gate_open(&self.core.gate)
+            stop_writing(self.core)
 
     def mark_suspect(self):
         cdef uint32_t index
-        self.own()
-        for index in range(self.core.n_cursors):
-            self.core.cursors[index].suspect = self.core.cursors[index].state == SOURCE_EXACT
-        self.disown()
+        with nogil:
+            start_writing(self.core)
+            gate_close(&self.core.gate)
+            for index in range(self.core.n_cursors):
+                self.core.cursors[index].suspect = self.core.cursors[index].state == SOURCE_EXACT
+            gate_open(&self.core.gate)
+            stop_writing(self.core)
 
     def sources(self):
         """(worker, Cursor as a dict, blocks held) of every worker the tree knows."""
-        cdef uint32_t index
-        found = []
-        self.own()
+        cdef Source* found
+        cdef uint32_t count, i
+        with nogil:
+            gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
+            found = copy_sources(
+                self.core.tree, self.core.cursors, self.core.n_cursors, &count
+            )
+            gate_leave(&self.core.gate)
+        if found == NULL:
+            raise MemoryError
         try:
-            for worker in self.tree.workers():
-                index = tree_worker(self.core.tree, worker[0], worker[1])
-                cursor = dict(self.core.cursors[index]) if index < self.core.n_cursors else {}
-                found.append((WorkerWithDpRank(*worker), cursor, self.tree.num_blocks(worker)))
+            return [
+                (
+                    WorkerWithDpRank(found[i].worker_id, found[i].dp_rank),
+                    dict(found[i].cursor),
+                    found[i].blocks,
+                )
+                for i in range(count)
+            ]
         finally:
-            self.disown()
-        return found
+            free(found)
 
     def counters(self):
-        self.own()
-        values = dict(self.core.counters)
-        self.disown()
-        values["waiting"] = mailbox_length(&self.core.mailbox)
-        return values
+        cdef Counters counters
+        with nogil:
+            gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
+            counters = self.core.counters
+            gate_leave(&self.core.gate)
+        return dict(counters) | {
+            "waiting": mailbox_length(&self.core.mailbox),
+            "dropped": mailbox_refused(&self.core.mailbox),
+        }

@@ -140,6 +140,18 @@ cdef bint tree_match(
     return True
 
 
+cdef Name* tree_names(const Tree* tree, const Hits* hits) noexcept nogil:
+    cdef Name* names = <Name*>malloc((hits.count + 1) * sizeof(Name))
+    cdef uint32_t i
+    if names == NULL or hits.memory == NULL:
+        free(names)
+        return NULL
+    for i in range(hits.count):
+        names[i].worker_id = tree.workers[hits.worker[i]].worker_id
+        names[i].dp_rank = tree.workers[hits.worker[i]].dp_rank
+    return names
+
+
 cdef void hits_free(Hits* hits) noexcept nogil:
     free(hits.memory)
 
@@ -167,12 +179,7 @@ cdef uint32_t tree_match_bound(
 
 # The door for Python -------------------------------------------------------------------------
 
-cdef struct Name:
-    uint64_t worker_id
-    uint32_t dp_rank
-
-
-cdef inline int read_name(Name* name, worker) except -1:
+cdef int read_name(Name* name, worker) except -1:
     if type(worker) is int and 0 <= worker < 1 << 63:
         name.worker_id = PyLong_AsUnsignedLongLong(worker)
         name.dp_rank = 0
@@ -197,7 +204,7 @@ cdef uint64_t as_hash(number) except? 0:
     return number
 
 
-cdef int check(int status, uint64_t worker_id) except -1:
+cdef int raise_status(int status, uint64_t worker_id) except -1:
     """Raise what a status means."""
     if status == TREE_OK:
         return 0
@@ -308,7 +315,7 @@ cdef class RadixTree:
         w = intern_worker(self.tree, name.worker_id, name.dp_rank)
         if w == NONE:
             raise MemoryError
-        check(
+        raise_status(
             store_chain(
                 self.tree,
                 w,
@@ -338,7 +345,7 @@ cdef class RadixTree:
             )
         elif ext.size != 0:
             status = TREE_BLOCK_NOT_FOUND
-        check(status, name.worker_id)
+        raise_status(status, name.worker_id)
 
     def apply_event(self, worker_id, const uint8_t[::1] event not None):
         """Apply one cache event of this worker, Dynamo's JSON; event ids are not looked at.
@@ -379,7 +386,7 @@ cdef class RadixTree:
             status = remove_blocks(self.tree, w, ext, parsed.count, &unknown)
         else:
             clear_worker(self.tree, w)
-        check(status, name.worker_id)
+        raise_status(status, name.worker_id)
 
     def match(self, local_hashes, bint early_exit=False):
         """How many leading blocks of this chain each worker holds: a Match.
