@@ -9,19 +9,16 @@ _tree.pxd; this is its door, from C and from Python.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from ._aliases cimport aliases_close
-from ._arena cimport arena_close, arena_init
-from ._edge cimport Edge, edge_uncover_all
 from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
 from ._integers cimport UIntView, view_integers
-from ._match cimport Walk, active_words, match_chain
-from ._memory cimport array_release
+from ._lifetime cimport free_tree, make_tree
+from ._match cimport Walk, active_words, match_bound, match_chain
 from ._remove cimport clear_worker, remove_blocks
 from ._store cimport store_chain
-from ._table cimport NONE, table_free
+from ._table cimport NONE
 from ._tree cimport (
     TREE_BLOCK_NOT_FOUND,
     TREE_INVALID_SEQUENCE,
@@ -29,9 +26,6 @@ from ._tree cimport (
     TREE_OK,
     TREE_PARENT_NOT_FOUND,
     Tree,
-    Worker,
-    new_edge,
-    reserve_edge,
 )
 from ._wire cimport batch_free, batch_init, decode_json_event
 from ._workers cimport find_worker, forget_worker, intern_worker
@@ -45,40 +39,14 @@ from ..runtime.identity import WorkerWithDpRank, as_worker
 from .wire import describe_decode_error
 
 
-cdef enum:
-    STACK_WORDS = 256  # of a match's bitset of workers; more of them are allocated
-
-
 # The door for kernels ------------------------------------------------------------------------
 
 cdef Tree* tree_open() noexcept nogil:
-    cdef Tree* tree = <Tree*>calloc(1, sizeof(Tree))
-    if tree == NULL:
-        return NULL
-    tree.memory.fuse = -1
-    tree.edges_free = tree.workers_free = tree.aliases.vacant = NONE
-    arena_init(&tree.blocks)
-    if not reserve_edge(tree):
-        tree_close(tree)
-        return NULL
-    new_edge(tree)  # ROOT
-    return tree
+    return make_tree()
 
 
 cdef void tree_close(Tree* tree) noexcept nogil:
-    cdef uint32_t e
-    if tree == NULL:
-        return
-    for e in range(tree.edges_used):
-        edge_uncover_all(&tree.edges[e], &tree.memory)
-    array_release(&tree.memory, tree.edges, tree.edges_room * sizeof(Edge))
-    array_release(&tree.memory, tree.workers, tree.workers_room * sizeof(Worker))
-    arena_close(&tree.blocks, &tree.memory)
-    aliases_close(&tree.aliases, &tree.memory)
-    table_free(&tree.by_ext, &tree.memory)
-    table_free(&tree.children, &tree.memory)
-    table_free(&tree.by_name, &tree.memory)
-    free(tree)
+    free_tree(tree)
 
 
 cdef uint32_t tree_worker(Tree* tree, uint64_t worker_id, uint32_t dp_rank) noexcept nogil:
@@ -159,22 +127,7 @@ cdef void hits_free(Hits* hits) noexcept nogil:
 cdef uint32_t tree_match_bound(
     const Tree* tree, const uint64_t* local, uint32_t n, uint32_t* out, uint32_t n_out
 ) noexcept nogil:
-    cdef uint64_t stack[STACK_WORDS]
-    cdef uint32_t words = active_words(tree)
-    cdef Walk walk
-    memset(&walk, 0, sizeof(Walk))
-    memset(out, 0, n_out * sizeof(uint32_t))
-    walk.bound = out
-    walk.n_bound = n_out
-    walk.active = stack
-    if words > STACK_WORDS:
-        walk.active = <uint64_t*>malloc(words * sizeof(uint64_t))
-        if walk.active == NULL:
-            return NONE
-    match_chain(tree, &walk, local, n, False)
-    if walk.active != stack:
-        free(walk.active)
-    return walk.longest
+    return match_bound(tree, local, n, out, n_out)
 
 
 # The door for Python -------------------------------------------------------------------------
