@@ -159,14 +159,15 @@ def step(s: State, who: int, flaws: Flaws) -> list[State]:
     return []
 
 
+SOUND = Flaws()
 Steps = list[tuple[int, State]]
 Graph = dict[State, Steps]
 
 
 def explore(
-    readers: int, flaws: Flaws = Flaws(), until: Callable[[State, Steps], bool] | None = None
+    readers: int, flaws: Flaws = SOUND, until: Callable[[State, Steps], bool] | None = None
 ) -> Graph:
-    """Every state that can be reached, and who leads from each to which; or up to the first such."""
+    """Every state that can be reached, and who leads from each to which; or up to one `until`."""
     first = start(readers)
     graph: Graph = {}
     queue = deque([first])
