@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, Entry] = {
         "Run mock engines.", "workers.mocker.config:MockerConfig", "workers.mocker.fleet:run"
     ),
     "replay": Entry("Replay a trace.", "bench.replay:ReplayConfig", "bench.replay:run"),
+    "sweep": Entry("Tune the knobs on a trace.", "bench.sweep:SweepConfig", "bench.sweep:run"),
     "analyze": Entry("What a trace is like.", "bench.analyze:AnalyzeConfig", "bench.analyze:run"),
     "synthesize": Entry(
         "More of the same traffic.", "bench.synthesize:SynthesizeConfig", "bench.synthesize:run"

@@ -27,7 +27,8 @@ class SimulatedRun(Run):
 
     Goodput counts the requests whose TTFT and whose own mean ITL stay within the targets, of all
     that were sent. Requests waiting are those an engine has not admitted: per engine, their mean
-    over the whole run and the most at any time.
+    over the whole run and the most at any time. Queued are those that waited in the router
+    before that, how long they did, and the most at a time.
     """
 
     hit_rate_pooled_lru: float = 0.0
@@ -38,6 +39,9 @@ class SimulatedRun(Run):
     goodput_rps: float = 0.0
     waiting_mean: float = 0.0
     waiting_max: int = 0
+    queued: int = 0
+    queued_ms: Summary = Summary()
+    queue_max: int = 0
     preemptions: int = 0
 
 
@@ -89,6 +93,9 @@ def summarise_run(
         goodput_rps=_ratio(good, trail.end_s) or 0.0,
         waiting_mean=_ratio(sum(e.waited_s for e in trail.engines), engine_seconds) or 0.0,
         waiting_max=max(each.most_waiting for each in trail.engines),
+        queued=int((trail.queued_s > 0).sum()),
+        queued_ms=summarise(trail.queued_s[trail.queued_s > 0] * 1e3),
+        queue_max=trail.queue_max,
         preemptions=int(trail.preemptions.sum()),
         details={
             **details,

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.settings import bad_setting
-from ..workers.mocker.config import EngineConfig
+from ..router.config import KvRouterConfig, ServeConfig
+from ..runtime.settings import bad_setting, resolve
+from ..workers.mocker.config import EngineConfig, parse_speeds
 
 DEFAULT_COMPARE = "kv,round-robin"
 DEFAULT_WORKERS = 8
@@ -31,8 +32,15 @@ class SimulationConfig:
     num_gpu_blocks: int = _option(16384, "KV-cache blocks of an engine.")
     max_num_seqs: int = _option(256, "most requests running at once on an engine.")
     max_num_batched_tokens: int = _option(8192, "tokens computed in one step of an engine.")
+    worker_speeds: str = _option(
+        "1",
+        "how fast each engine is: numbers with commas, over and over if there are more engines.",
+    )
     event_delay_ms: float = _option(0.0, "how long a KV event is under way.")
     event_loss: float = _option(0.0, "share of KV event messages that get lost.")
+    router_config: str | None = _option(
+        None, "settings of the router, a file as for serve --config; its [router] table counts."
+    )
     slo_ttft_ms: float = _option(1000.0, "TTFT that a good answer stays within.")
     slo_itl_ms: float = _option(50.0, "mean ITL that a good answer stays within.")
     plot: str | None = _option(None, "write plots into this folder.")
@@ -49,7 +57,15 @@ class SimulationConfig:
         for key in ("slo_ttft_ms", "slo_itl_ms"):
             if not getattr(self, key) > 0:
                 raise bad_setting(key, f"{getattr(self, key)} must be greater than 0")
+        parse_speeds(self.worker_speeds)
         self.engine_config()  # which checks the rest
+        self.router()
+
+    def router(self) -> KvRouterConfig:
+        """The settings of the router under test, but for what a policy's name says."""
+        if self.router_config is None:
+            return KvRouterConfig()
+        return resolve(ServeConfig, {}, environ={}, file=self.router_config).config.router
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(

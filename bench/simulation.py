@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..indexer.actor import EventIndex
+from ..router.admission import queue_of
 from ..router.feed import TICK_S
 from ..router.kv_router import KvRouter
+from ..router.queue import Ticket
 from ..router.resync import ResyncPlanner
 from ..runtime.errors import InvalidRequestError, NoWorkersError
-from ..workers.mocker.config import EngineConfig
+from ..workers.mocker.config import EVEN_SPEEDS, EngineConfig
 from ..workers.mocker.virtual import EngineStats, VirtualFleet
 from ..workers.publisher import MIN_HEAL_INTERVAL_S
 from .sim_trace import SimulatedTrace
@@ -33,6 +35,7 @@ class Fleet:
 
     workers: int
     engine: EngineConfig
+    speeds: tuple[float, ...] = EVEN_SPEEDS  # over and over if there are more workers
     event_delay_s: float = 0.0
     event_loss: float = 0.0
 
@@ -53,6 +56,8 @@ class Trail:
     end_s: float
     lost_messages: int
     announcements: int
+    queued_s: NDArray[np.float64]  # how long each waited in the router before it was sent
+    queue_max: int  # most that waited there at a time
     first_failure: str
 
 
@@ -88,6 +93,7 @@ class Simulation:
         self.fleet = VirtualFleet(
             fleet.engine,
             fleet.workers,
+            speeds=fleet.speeds,
             record_events=self._told,
             event_loss=fleet.event_loss,
             seed=seed,
@@ -101,6 +107,8 @@ class Simulation:
             )
         lossy = self._told and fleet.event_loss > 0
         self._healing = _Healing(fleet.event_loss, self._delay, seed) if lossy else None
+        self._queue = queue_of(self.router)
+        self._queue_max = 0
         size = len(trace)
         self._arrival = trace.arrivals_s.copy()
         self._due = [
@@ -114,6 +122,7 @@ class Simulation:
         self._last = np.full(size, np.nan)
         self._cached = np.zeros(size, np.int64)
         self._preemptions = np.zeros(size, np.int64)
+        self._queued = np.zeros(size)
         self._first_failure = ""
 
     def run(self, on_request: Callable[[int], None] | None = None) -> Trail:
@@ -125,7 +134,7 @@ class Simulation:
                 # Not what we waited for, perhaps: an answer can call for the next turn before.
                 now = self._due[0][0] if self._due else math.inf
                 while self._due and self._due[0][0] == now:
-                    self._route(heapq.heappop(self._due)[1], now)
+                    self._arrive(heapq.heappop(self._due)[1], now)
                     routed += 1
                     if on_request is not None:
                         on_request(routed)
@@ -142,6 +151,8 @@ class Simulation:
             end_s=float(np.nanmax(self._last, initial=self._arrival.max())),
             lost_messages=self.fleet.lost_messages,
             announcements=self._healing.announcements if self._healing else 0,
+            queued_s=self._queued,
+            queue_max=self._queue_max,
             first_failure=self._first_failure,
         )
 
@@ -158,13 +169,20 @@ class Simulation:
         self._move(until)
 
     def _move(self, until: float) -> None:
-        now = self.fleet.advance(until)
-        self._settle()
-        self._clock.time = now
-        if self._told:
-            message = self.fleet.collect(now - self._delay)
-            if message is not None:
-                self.router.apply_event(message)
+        now = -math.inf
+        while now < until and not (self._due and self._due[0][0] <= now):
+            # While requests wait, any answer may be what they wait for.
+            now = self.fleet.advance(until, to_answer=len(self._queue) > 0)
+            self._settle()
+            self._clock.time = now
+            if self._told:
+                message = self.fleet.collect(now - self._delay)
+                if message is not None:
+                    self.router.apply_event(message)
+            while (ticket := self._queue.next()) is not None:
+                place = int(ticket.request_id)
+                self._queued[place] = now - ticket.arrived
+                self._route(place, now)
 
     def _settle(self) -> None:
         """Tell the router what the engines have answered."""
@@ -188,6 +206,20 @@ class Simulation:
         self._cached[emissions.requests[lasts]] = emissions.cached_tokens[lasts]
         self._preemptions[emissions.requests[lasts]] = emissions.preemptions[lasts]
 
+    def _arrive(self, place: int, now: float) -> None:
+        """A request comes: it goes to an engine at once, or waits."""
+        tokens = 1
+        if self._queue.policy == "wspt":
+            tokens = self.router.uncached_tokens(self._trace.prompt(place))
+        try:
+            goes = self._queue.offer(Ticket(str(place), now, tokens))
+        except NoWorkersError as error:
+            self._turn_away(place, now, error)
+            return
+        if goes:
+            self._route(place, now)
+        self._queue_max = max(self._queue_max, len(self._queue))
+
     def _route(self, place: int, now: float) -> None:
         trace, request_id = self._trace, str(place)
         request = trace.requests[place]
@@ -209,10 +241,13 @@ class Simulation:
             )
             self._worker[place] = decision.worker.worker_id
         except (NoWorkersError, InvalidRequestError) as error:
-            self._status[place] = REJECTED if isinstance(error, NoWorkersError) else FAILED
-            self._first_failure = self._first_failure or f"request {place}: {error}"
             self.router.free(request_id)
-            self._call_follower(place, now)
+            self._turn_away(place, now, error)
+
+    def _turn_away(self, place: int, now: float, error: Exception) -> None:
+        self._status[place] = REJECTED if isinstance(error, NoWorkersError) else FAILED
+        self._first_failure = self._first_failure or f"request {place}: {error}"
+        self._call_follower(place, now)
 
     def _call_follower(self, place: int, now: float) -> None:
         """The request at `place` is over, however: the next turn of its session will come."""

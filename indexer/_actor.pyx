@@ -10,23 +10,18 @@ long work. Readers go through the gate and never wait for `owner`. Both wait out
 nobody asks for the GIL who is inside. Lock order: owner, the gate, the mailbox's lock.
 """
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memset
+from libc.stdlib cimport calloc, free
 
-from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
+from ._census cimport Known, take_census
 from ._cursor cimport (
     SOURCE_DEGRADED,
     SOURCE_EXACT,
     SOURCE_REBUILDING,
-    VERDICT_DUPLICATE,
-    VERDICT_RESET,
-    Cursor,
-    Verdict,
-    cursor_admit,
-    cursor_orphan,
+    SUSPECT_DEAF,
+    cursor_has_gap,
 )
-from ._events cimport EVENT_CLEARED, EVENT_REMOVED, EVENT_STORED, Event, EventBatch
+from ._events cimport Event
 from ._gate cimport (
     READ_EXCLUSIVE,
     READ_SHARED,
@@ -40,6 +35,7 @@ from ._gate cimport (
     gate_leave,
     gate_open,
 )
+from ._ingest cimport Counters, Ingest, apply_event, give_up_gap, take_batch
 from ._mailbox cimport (
     Mailbox,
     Message,
@@ -54,29 +50,23 @@ from ._mailbox cimport (
 )
 from ._pace cimport Pace
 from ._radix cimport (
-    TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
     TREE_OK,
-    TREE_PARENT_NOT_FOUND,
     Hits,
     Name,
     RadixTree,
-    Tree,
     hits_free,
     raise_status,
     read_name,
     tree_bind,
-    tree_clear,
     tree_drop_worker,
     tree_find_worker,
     tree_match,
     tree_match_bound,
     tree_names,
-    tree_remove,
-    tree_store,
     tree_worker,
 )
-from ._sources cimport Source, copy_sources
+from ._sources cimport Source, source_forget, sources_free
 from ._threads cimport (
     dr_add,
     dr_load,
@@ -99,123 +89,19 @@ cdef enum:
     YIELDS = 1000      # turns of the processor that the thread offers to others who want to write
 
 
-cdef struct Counters:
-    uint64_t messages      # taken out of the mailbox
-    uint64_t undecodable   # of those, not understood
-    uint64_t ignored       # of those, other topics
-    uint64_t stored        # blocks stored
-    uint64_t removed       # blocks removed
-    uint64_t unknown       # removals of blocks that were not held
-    uint64_t invalid       # stored events that contradict themselves
-    uint64_t lower_tier    # events of tiers that are not indexed
-    uint64_t refused       # events refused: too many workers
-    uint64_t out_of_memory
-
-
 cdef struct Core:
     pthread_mutex_t owner      # held by the writer
-    Gate gate                  # read what is below inside it, change it while it is closed
+    Gate gate
     Mailbox mailbox            # guards itself
     uint32_t writers           # waiting for owner; atomic
-    Tree* tree
-    EventBatch batch
-    Cursor* cursors            # by the tree's worker index
-    uint32_t n_cursors
-    uint32_t max_workers
-    Counters counters
-
-
-cdef Cursor* cursor_of(Core* core, uint32_t worker) noexcept nogil:
-    """The cursor of a tree worker; NULL if there is no memory for it."""
-    cdef uint32_t wanted
-    cdef Cursor* grown
-    if worker >= core.n_cursors:
-        wanted = worker + 1 + worker // 2
-        grown = <Cursor*>realloc(core.cursors, wanted * sizeof(Cursor))
-        if grown == NULL:
-            return NULL
-        memset(grown + core.n_cursors, 0, (wanted - core.n_cursors) * sizeof(Cursor))
-        core.cursors = grown
-        core.n_cursors = wanted
-    return core.cursors + worker
-
-
-cdef int apply_event(Core* core, const Event* event, uint32_t worker) noexcept nogil:
-    """Apply one admitted event, a step at a time; returns the tree's status."""
-    cdef const uint64_t* blocks = core.batch.block_hashes + event.first
-    cdef const uint64_t* locals_ = core.batch.local_hashes + event.first
-    cdef uint32_t unknown = 0
-    cdef int status = TREE_OK
-    if event.kind == EVENT_STORED:
-        status = tree_store(
-            core.tree, worker, event.has_parent, event.parent_hash, blocks, locals_, event.count
-        )
-        if status == TREE_OK:
-            core.counters.stored += event.count
-    elif event.kind == EVENT_REMOVED:
-        status = tree_remove(core.tree, worker, blocks, event.count, &unknown)
-        core.counters.removed += event.count - unknown
-        core.counters.unknown += unknown
-    else:
-        tree_clear(core.tree, worker)
-    return status
-
-
-cdef void apply_numbered(Core* core, const Event* event) noexcept nogil:
-    """Admit one event of a message through its source's cursor, and apply it."""
-    cdef uint32_t worker
-    cdef Cursor* cursor
-    cdef Verdict verdict
-    cdef int status
-    worker = tree_worker(core.tree, event.worker_id, event.dp_rank)
-    if worker == UINT32_MAX:
-        core.counters.out_of_memory += 1
-        return
-    if worker >= core.max_workers:
-        tree_drop_worker(core.tree, worker)
-        core.counters.refused += 1
-        return
-    cursor = cursor_of(core, worker)
-    if cursor == NULL:
-        core.counters.out_of_memory += 1
-        return
-    verdict = cursor_admit(
-        cursor,
-        core.batch.publisher_id,
-        core.batch.sequence,
-        event.event_id,
-        event.kind == EVENT_CLEARED and event.tier == 0,
-    )
-    if verdict == VERDICT_DUPLICATE:
-        return
-    if verdict == VERDICT_RESET:
-        tree_clear(core.tree, worker)
-    if event.tier != 0:
-        core.counters.lower_tier += 1
-        return
-    status = apply_event(core, event, worker)
-    cursor.applied += 1
-    if status == TREE_PARENT_NOT_FOUND:
-        cursor_orphan(cursor)
-    elif status == TREE_INVALID_SEQUENCE:
-        core.counters.invalid += 1
-    elif status == TREE_NO_MEMORY:
-        core.counters.out_of_memory += 1
+    Ingest ingest              # read it inside the gate, change it behind the closed gate
 
 
 cdef int apply_message(Core* core, const uint8_t* data, size_t size) noexcept nogil:
     """Decode and apply one message; returns the decoder's code. The writer's."""
-    cdef uint32_t i
-    cdef int code = decode_nats_message(&core.batch, data, size)
+    cdef int code = decode_nats_message(&core.ingest.batch, data, size)
     gate_close(&core.gate)
-    core.counters.messages += 1
-    if code != 0:
-        core.counters.undecodable += 1
-    elif core.batch.topic != 0:
-        core.counters.ignored += 1
-    else:
-        for i in range(core.batch.n_events):
-            apply_numbered(core, &core.batch.events[i])
+    take_batch(&core.ingest, code)
     gate_open(&core.gate)
     return code
 
@@ -225,17 +111,25 @@ cdef int apply_unnumbered(
 ) noexcept nogil:
     """Decode one JSON cache event and apply it; returns the decoder's code. The writer's."""
     cdef uint32_t worker, dp_rank = name.dp_rank
-    cdef int code = decode_json_event(&core.batch, name.worker_id, data, size)
+    cdef const Event* event
+    cdef int code = decode_json_event(&core.ingest.batch, name.worker_id, data, size)
     if code != 0:
         return code
+    event = core.ingest.batch.events
     if any_rank:
-        dp_rank = core.batch.events.dp_rank
+        dp_rank = event.dp_rank
     gate_close(&core.gate)
-    worker = tree_worker(core.tree, name.worker_id, dp_rank)
+    worker = tree_worker(core.ingest.tree, name.worker_id, dp_rank)
     if worker == UINT32_MAX:
         status[0] = TREE_NO_MEMORY
     else:
-        status[0] = apply_event(core, core.batch.events, worker)
+        status[0] = apply_event(
+            &core.ingest,
+            event,
+            core.ingest.batch.block_hashes + event.first,
+            core.ingest.batch.local_hashes + event.first,
+            worker,
+        )
     gate_open(&core.gate)
     return 0
 
@@ -249,6 +143,22 @@ cdef void start_writing(Core* core) noexcept nogil:
 
 cdef void stop_writing(Core* core) noexcept nogil:
     pthread_mutex_unlock(&core.owner)
+
+
+cdef Source* start_changing(Core* core, const Name* name) noexcept nogil:
+    """Become the writer, behind the closed gate; the source of a worker that was heard of, or NULL."""
+    cdef uint32_t index
+    start_writing(core)
+    gate_close(&core.gate)
+    if name == NULL:
+        return NULL
+    index = tree_find_worker(core.ingest.tree, name.worker_id, name.dp_rank)
+    return core.ingest.sources.all + index if index < core.ingest.sources.count else NULL
+
+
+cdef void stop_changing(Core* core) noexcept nogil:
+    gate_open(&core.gate)
+    stop_writing(core)
 
 
 cdef void drain(Core* core, bint yielding) noexcept nogil:
@@ -304,10 +214,10 @@ cdef class IndexActor:
             raise MemoryError
         pthread_mutex_init(&self.core.owner, NULL)
         gate_init(&self.core.gate, READ_SHARED if shared else READ_EXCLUSIVE)
-        batch_init(&self.core.batch)
-        self.core.tree = self.tree.tree
-        self.core.tree.memory.pace = Pace(gate_give_way, &self.core.gate, STEP_BLOCKS, 0)
-        self.core.max_workers = max_workers
+        batch_init(&self.core.ingest.batch)
+        self.core.ingest.tree = self.tree.tree
+        self.core.ingest.tree.memory.pace = Pace(gate_give_way, &self.core.gate, STEP_BLOCKS, 0)
+        self.core.ingest.max_workers = max_workers
         if not mailbox_open(&self.core.mailbox, max_messages, max_bytes):
             raise MemoryError
         if pthread_create(&self.thread, NULL, run, self.core) != 0:
@@ -319,8 +229,8 @@ cdef class IndexActor:
             return
         self.stop_thread()
         mailbox_destroy(&self.core.mailbox)
-        batch_free(&self.core.batch)
-        free(self.core.cursors)
+        batch_free(&self.core.ingest.batch)
+        sources_free(&self.core.ingest.sources)
         gate_destroy(&self.core.gate)
         pthread_mutex_destroy(&self.core.owner)
         free(self.core)
@@ -384,12 +294,12 @@ cdef class IndexActor:
         ticket = gate_arrive(&self.core.gate)
         if ticket == 0:
             # Giving the GIL away and getting it back would take longer than the match.
-            longest = tree_match_bound(self.core.tree, local, n, &out[0], n_out)
+            longest = tree_match_bound(self.core.ingest.tree, local, n, &out[0], n_out)
             gate_leave(&self.core.gate)
         else:
             with nogil:
                 gate_enter(&self.core.gate, ticket)
-                longest = tree_match_bound(self.core.tree, local, n, &out[0], n_out)
+                longest = tree_match_bound(self.core.ingest.tree, local, n, &out[0], n_out)
                 gate_leave(&self.core.gate)
         if longest == UINT32_MAX:
             raise MemoryError
@@ -403,8 +313,8 @@ cdef class IndexActor:
         cdef uint32_t i
         with nogil:
             gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
-            tree_match(self.core.tree, local, n, False, &hits)
-            names = tree_names(self.core.tree, &hits)
+            tree_match(self.core.ingest.tree, local, n, False, &hits)
+            names = tree_names(self.core.ingest.tree, &hits)
             gate_leave(&self.core.gate)
         try:
             if names == NULL:
@@ -422,13 +332,11 @@ cdef class IndexActor:
         cdef Name name
         read_name(&name, worker)
         with nogil:
-            start_writing(self.core)
-            gate_close(&self.core.gate)
-            index = tree_worker(self.core.tree, name.worker_id, name.dp_rank)
+            start_changing(self.core, NULL)
+            index = tree_worker(self.core.ingest.tree, name.worker_id, name.dp_rank)
             if index != UINT32_MAX:
-                tree_bind(self.core.tree, index, number)
-            gate_open(&self.core.gate)
-            stop_writing(self.core)
+                tree_bind(self.core.ingest.tree, index, number)
+            stop_changing(self.core)
         if index == UINT32_MAX:
             raise MemoryError
 
@@ -437,72 +345,91 @@ cdef class IndexActor:
         cdef Name name
         read_name(&name, worker)
         with nogil:
-            start_writing(self.core)
-            gate_close(&self.core.gate)
-            index = tree_find_worker(self.core.tree, name.worker_id, name.dp_rank)
+            start_changing(self.core, NULL)
+            index = tree_find_worker(self.core.ingest.tree, name.worker_id, name.dp_rank)
             if index != UINT32_MAX:
-                tree_drop_worker(self.core.tree, index)
-                if index < self.core.n_cursors:
-                    memset(self.core.cursors + index, 0, sizeof(Cursor))
-            gate_open(&self.core.gate)
-            stop_writing(self.core)
+                tree_drop_worker(self.core.ingest.tree, index)
+                source_forget(&self.core.ingest.sources, index)
+            stop_changing(self.core)
 
-    def mark_degraded(self, worker):
-        cdef uint32_t index
+    def await_replays(self, uint64_t max_events, uint64_t max_blocks):
+        with nogil:
+            start_changing(self.core, NULL)
+            self.core.ingest.sources.budget.max_events = max_events
+            self.core.ingest.sources.budget.max_blocks = max_blocks
+            stop_changing(self.core)
+
+    def give_up(self, worker):
+        cdef Ingest* ingest = &self.core.ingest
+        cdef Source* source
         cdef Name name
-        cdef Cursor* cursors
         read_name(&name, worker)
         with nogil:
-            start_writing(self.core)
-            gate_close(&self.core.gate)
-            cursors = self.core.cursors
-            index = tree_find_worker(self.core.tree, name.worker_id, name.dp_rank)
-            if index < self.core.n_cursors and cursors[index].state == SOURCE_REBUILDING:
-                cursors[index].state = SOURCE_DEGRADED
-            gate_open(&self.core.gate)
-            stop_writing(self.core)
+            source = start_changing(self.core, &name)
+            if source != NULL and source.cursor.state == SOURCE_EXACT and (
+                source.cursor.suspect or cursor_has_gap(&source.cursor)
+            ):
+                give_up_gap(ingest, <uint32_t>(source - ingest.sources.all), source)
+            stop_changing(self.core)
+
+    def mark_degraded(self, worker):
+        cdef Source* source
+        cdef Name name
+        read_name(&name, worker)
+        with nogil:
+            source = start_changing(self.core, &name)
+            if source != NULL and source.cursor.state == SOURCE_REBUILDING:
+                source.cursor.state = SOURCE_DEGRADED
+            stop_changing(self.core)
 
     def mark_suspect(self):
         cdef uint32_t index
+        cdef Source* source
         with nogil:
-            start_writing(self.core)
-            gate_close(&self.core.gate)
-            for index in range(self.core.n_cursors):
-                self.core.cursors[index].suspect = self.core.cursors[index].state == SOURCE_EXACT
-            gate_open(&self.core.gate)
-            stop_writing(self.core)
+            start_changing(self.core, NULL)
+            for index in range(self.core.ingest.sources.count):
+                source = self.core.ingest.sources.all + index
+                if source.cursor.state == SOURCE_EXACT and not source.cursor.suspect:
+                    source.cursor.suspect = SUSPECT_DEAF
+            stop_changing(self.core)
+
+    @property
+    def alarms(self):
+        return dr_load(&self.core.ingest.alarms)
 
     def sources(self):
-        """(worker, Cursor as a dict, blocks held) of every worker the tree knows."""
-        cdef Source* found
+        """(worker, Cursor as a dict, first held id or None, blocks held) of every known worker."""
+        cdef Known* known
         cdef uint32_t count, i
         with nogil:
             gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
-            found = copy_sources(
-                self.core.tree, self.core.cursors, self.core.n_cursors, &count
-            )
+            known = take_census(self.core.ingest.tree, &self.core.ingest.sources, &count)
             gate_leave(&self.core.gate)
-        if found == NULL:
+        if known == NULL:
             raise MemoryError
         try:
             return [
                 (
-                    WorkerWithDpRank(found[i].worker_id, found[i].dp_rank),
-                    dict(found[i].cursor),
-                    found[i].blocks,
+                    WorkerWithDpRank(known[i].worker_id, known[i].dp_rank),
+                    dict(known[i].cursor),
+                    known[i].first_held if known[i].held else None,
+                    known[i].blocks,
                 )
                 for i in range(count)
             ]
         finally:
-            free(found)
+            free(known)
 
     def counters(self):
         cdef Counters counters
+        cdef uint64_t held_now
         with nogil:
             gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
-            counters = self.core.counters
+            counters = self.core.ingest.counters
+            held_now = self.core.ingest.sources.budget.events
             gate_leave(&self.core.gate)
         return dict(counters) | {
+            "held_now": held_now,
             "waiting": mailbox_length(&self.core.mailbox),
             "dropped": mailbox_refused(&self.core.mailbox),
         }

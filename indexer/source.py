@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..runtime.identity import WorkerWithDpRank
 
@@ -11,9 +12,18 @@ class SourceState(enum.Enum):
 
     SILENT = "silent"  # nothing was heard of it yet
     EXACT = "exact"  # all it said since it started, or since its last clear, is applied
+    RECOVERING = "recovering"  # exact until a gap; asked for what it said after that
     REBUILDING = "rebuilding"  # something was missed; it was asked to announce itself again
     DEGRADED = "degraded"  # something was missed and nobody answers: incomplete, never wrong
     APPROXIMATE = "approximate"  # predicted from routing, not reported
+
+
+class Missing(NamedTuple):
+    """Events of one publisher that did not come: from `first` to `last`, or to its newest."""
+
+    publisher_id: int
+    first: int
+    last: int | None
 
 
 @dataclass(frozen=True)
@@ -29,3 +39,13 @@ class SourceStatus:
     restarts: int = 0
     duplicates: int = 0
     orphans: int = 0
+    given_up: int = 0
+    """gaps that were not filled"""
+    heard: int = 0
+    """events and heartbeats of any kind"""
+    beats: int = 0
+    """heartbeats: whether it speaks the recovery protocol"""
+    missing: Missing | None = None
+    """of a recovering source: what to ask it for"""
+    restored: bool = False
+    """what is known was read from a file, and the source has not confirmed it"""

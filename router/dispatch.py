@@ -21,10 +21,12 @@ from ..runtime.identity import WorkerWithDpRank
 from ..workers.health import HealthMonitor
 from ..workers.trtllm_client import Metadata
 from .aborts import TIMEOUT_S, Aborts
+from .admission import Admission
 from .decision import Decision
 from .flight import DispatchObserver, Flight, NoObserver
 from .generate_request import read_generate, with_request_id
 from .kv_router import KvRouter
+from .queue import NORMAL, Ticket, Urgency
 from .status import RequestAbortedError, status_of
 
 DP_RANK_KEY = "x-dynamo-dp-rank"
@@ -45,6 +47,7 @@ class Dispatcher:
 
     At most `max_attempts` workers are tried, as long as none has answered. `silence_s` is how
     long a worker may owe a message before it is given up; None: as long as its connection lives.
+    With an `admission`, requests wait for their turn before a worker is chosen.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Dispatcher:
         max_attempts: int = 3,
         silence_s: float | None = None,
         observer: DispatchObserver | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self._router = router
         self._fleet = fleet
@@ -63,6 +67,7 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._silence = silence_s
         self._observer = observer or NoObserver()
+        self._admission = admission
         self._flights: dict[str, Flight] = {}
         self._watch: asyncio.Task[None] | None = None
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
@@ -80,6 +85,7 @@ class Dispatcher:
         timeout: float | None = None,
         metadata: Metadata = (),
         pinned: WorkerWithDpRank | None = None,
+        urgency: Urgency = NORMAL,
     ) -> WorkerWithDpRank:
         """Have a worker answer a serialized GenerateRequest; return which one it was.
 
@@ -94,6 +100,7 @@ class Dispatcher:
         code = grpc.StatusCode.OK
         try:
             flight = self._admit(request, pinned)
+            flight.urgency = urgency
             decision = await self._serve(flight, respond, timeout, metadata)
             return decision.worker
         except BaseException as error:
@@ -111,6 +118,9 @@ class Dispatcher:
             return False, f"request {request_id} not found"
         flight.aborted = True
         if flight.client is None or flight.call is None:
+            if self._admission is not None:
+                error = RequestAbortedError(f"request {request_id} was aborted")
+                self._admission.give_up(request_id, error)
             return True, "not started yet"
         try:
             return await flight.client.abort(request_id, timeout=TIMEOUT_S)
@@ -153,7 +163,11 @@ class Dispatcher:
         failed: set[int] = set()
         for _ in range(self._max_attempts):
             try:
-                decision = self._decide(flight, failed)
+                if self._admission is not None and failure is None:
+                    async with self._admission.turn(self._ticket(flight)):
+                        decision = self._decide(flight, failed)
+                else:
+                    decision = self._decide(flight, failed)
             except NoWorkersError:
                 if failure is None:
                     raise
@@ -169,6 +183,15 @@ class Dispatcher:
             failed.add(decision.worker.worker_id)
         assert failure is not None
         raise failure
+
+    def _ticket(self, flight: Flight) -> Ticket:
+        facts, urgency = flight.facts, flight.urgency
+        tokens = 1
+        if self._admission is not None and self._admission.queue.policy == "wspt":
+            tokens = self._router.uncached_tokens(
+                facts.token_ids, lora_name=facts.lora_name, cache_namespace=facts.cache_namespace
+            )
+        return Ticket(flight.request_id, flight.arrived, tokens, urgency, flight.pinned)
 
     def _decide(self, flight: Flight, failed: set[int]) -> Decision:
         """Choose a worker and book the request there."""
@@ -217,6 +240,7 @@ class Dispatcher:
                 observer.on_message(flight, message, at)
                 if not flight.messages:
                     router.mark_prefill_complete(request_id)
+                    self._load_fell()
                 flight.messages += 1
                 flight.last_message, flight.last_message_at = message, at
                 flight.waiting_since = math.inf
@@ -237,12 +261,17 @@ class Dispatcher:
             return self._judge(flight, worker_id, grpc.StatusCode.CANCELLED, details, error)
         finally:
             router.free(request_id)
+            self._load_fell()
             flight.waiting_since = math.inf
             if running and client is not None and call is not None:
                 call.cancel()
                 if answers is not None:  # a generator, which must not be left to the collector
                     await answers.aclose()
                 self.aborts.send(client, request_id)
+
+    def _load_fell(self) -> None:
+        if self._admission is not None:
+            self._admission.poll()
 
     def _judge(
         self,
@@ -287,5 +316,6 @@ class Dispatcher:
                     flight.call.cancel()
             if now - touched >= TOUCH_EVERY_S:
                 touched = now
+                self._load_fell()  # workers come and go, and bookings of others expire
                 for request_id in self._flights:
                     self._router.touch(request_id)

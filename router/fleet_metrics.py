@@ -12,6 +12,7 @@ from ..workers.registry import WorkerState
 from .dispatch import Dispatcher
 from .feed import EventFeed
 from .kv_router import KvRouter
+from .queue import AdmissionQueue
 
 _WORKER = ["worker_id", "dp_rank"]
 
@@ -88,6 +89,11 @@ def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
         yield GaugeMetricFamily(
             "dynamo_router_events_waiting", "Messages in the mailbox.", counters["waiting"]
         )
+        yield GaugeMetricFamily(
+            "dynamo_router_index_predicted_blocks",
+            "Blocks believed to be cached because of where requests were sent.",
+            counters["predicted"],
+        )
         for name, help in (
             ("gaps", "Holes in a source's numbering."),
             ("restarts", "Sources that began anew."),
@@ -110,6 +116,21 @@ def dispatch_metrics(dispatcher: Dispatcher) -> Callable[[], Iterable[Metric]]:
             ),
             GaugeMetricFamily("dynamo_router_aborts_pending", "Aborts sent.", aborts.pending),
             CounterMetricFamily("dynamo_router_aborts_dropped", "Aborts not sent.", aborts.dropped),
+        )
+
+    return collect
+
+
+def queue_metrics(queue: AdmissionQueue) -> Callable[[], Iterable[Metric]]:
+    """Requests that wait because every worker is saturated."""
+
+    def collect() -> Iterable[Metric]:
+        return (
+            GaugeMetricFamily("dynamo_router_queue_pending_requests", "They wait.", len(queue)),
+            CounterMetricFamily("dynamo_router_queue_queued", "They had to wait.", queue.queued),
+            CounterMetricFamily(
+                "dynamo_router_queue_refused", "Turned away: too many waited.", queue.refused
+            ),
         )
 
     return collect

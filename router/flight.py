@@ -11,6 +11,7 @@ from ..runtime.identity import WorkerWithDpRank
 from ..workers.trtllm_client import TrtllmClient
 from .decision import Decision
 from .generate_request import GenerateFacts
+from .queue import NORMAL, Urgency
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class Flight:
     facts: GenerateFacts
     arrived: float
     pinned: WorkerWithDpRank | None = None
+    urgency: Urgency = NORMAL
     decision: Decision | None = None
     """of the current attempt"""
     decision_s: float = 0.0

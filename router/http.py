@@ -1,4 +1,4 @@
-"""The HTTP door: /metrics, /health, /live, /workers and /overlaps. `serve` opens it."""
+"""The HTTP door: /metrics, /health, /live, /workers, /overlaps and /busy_threshold."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -29,6 +29,14 @@ class _OverlapsBody(msgspec.Struct, forbid_unknown_fields=True):
     cache_namespace: str | None = None
 
 
+class _BusyThresholds(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What may be changed while the router runs; None switches a threshold off."""
+
+    active_decode_blocks_threshold: float | None | msgspec.UnsetType = msgspec.UNSET
+    active_prefill_tokens_threshold: int | None | msgspec.UnsetType = msgspec.UNSET
+    active_prefill_tokens_threshold_frac: float | None | msgspec.UnsetType = msgspec.UNSET
+
+
 class HttpDoor:
     """Answers over HTTP, in JSON but for /metrics, from `start` until `close`."""
 
@@ -50,6 +58,8 @@ class HttpDoor:
                 web.get("/live", self._on_live),
                 web.get("/workers", self._on_workers),
                 web.post("/overlaps", self._on_overlaps),
+                web.get("/busy_threshold", self._on_thresholds),
+                web.post("/busy_threshold", self._on_new_thresholds),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -99,6 +109,20 @@ class HttpDoor:
         except RouterError as error:
             return _json({"error": str(error)}, 400)
         return _json({_name(worker): blocks for worker, blocks in sorted(scores.items())})
+
+    async def _on_thresholds(self, request: web.Request) -> web.Response:
+        config = self._router.limits.config
+        return _json({name: getattr(config, name) for name in _BusyThresholds.__struct_fields__})
+
+    async def _on_new_thresholds(self, request: web.Request) -> web.Response:
+        try:
+            body = msgspec.json.decode(await request.read(), type=_BusyThresholds)
+            self._router.limits.change(**msgspec.to_builtins(body))
+        except msgspec.DecodeError as error:
+            return _json({"error": f"bad body: {error}"}, 400)
+        except RouterError as error:
+            return _json({"error": str(error)}, 400)
+        return await self._on_thresholds(request)
 
 
 @web.middleware

@@ -27,6 +27,7 @@ from ..workers.registry import WorkerEntry, WorkerRegistry
 from .config import KvRouterConfig
 from .cost import terms
 from .decision import Decision, Explanation
+from .limits import LoadLimits
 from .prompt import Content, Prompt, hash_prompt, prompt_length
 from .selection import Candidates, Strategy, choose, strategy
 from .views import PotentialLoad, WorkerView, worker_views
@@ -58,6 +59,7 @@ class KvRouter:
         self._clock = clock or SystemClock()
         self._rng = random.Random(self.config.seed if seed is None else seed)
         self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
+        self.limits = LoadLimits(self.config.admission, self._slots, self.registry)
         self._strategy = strategy or self._strategy_of(self.config)
         self._overlaps = np.zeros(0, dtype=np.uint32)
         self._dropped: list[str] = []
@@ -179,12 +181,13 @@ class KvRouter:
                 self._rng,
                 allowed=None if allowed_workers is None else self._mask(allowed_workers),
                 pinned=self._pin(pinned_worker),
+                busy=self.limits.busy() if self.limits.any_busy else None,
             )
             overlap = 0 if overlaps is None else int(overlaps[number])
             worker = self.registry.worker(number)
             if request_id is not None:
                 self._book(request_id, number, prompt, overlap, now, expected_output_tokens, config)
-                if prompt.local is not None and not self.config.use_kv_events:
+                if prompt.local is not None and self.index.predicts:
                     self.index.record(worker, prompt.local, sequence_hashes(prompt.local), now)
         return Decision(
             worker=worker,
@@ -277,6 +280,35 @@ class KvRouter:
                 PotentialLoad(worker, int(blocks[number]), int(tokens[number]))
                 for number, worker in self.registry.numbered()
             ]
+
+    def has_room(self, worker: WorkerLike | None = None) -> bool:
+        """Whether a request, for that worker if one is given, should go now rather than wait.
+
+        False while every worker it may go to is saturated; see AdmissionConfig.queue_threshold.
+        """
+        with self._lock:
+            eligible = self.registry.eligible(self._clock.now())
+            if worker is not None:
+                eligible = eligible & self._mask([as_worker(worker)])
+            return self.limits.has_room(eligible)
+
+    def uncached_tokens(
+        self,
+        token_ids: Integers,
+        *,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
+    ) -> int:
+        """Prompt tokens that even the worker with the longest overlap would have to compute."""
+        isl = prompt_length(token_ids)
+        content = Content(None, lora_name, cache_namespace)
+        with self._lock:
+            overlaps = self._match(
+                Prompt(isl, hash_prompt(token_ids, self.block_size, content), None)
+            )
+            usable = self.registry.eligible(self._clock.now())
+            best = 0 if overlaps is None else int(overlaps[usable].max(initial=0))
+        return max(0, isl - best * self.block_size)
 
     # Requests in flight
 
@@ -409,7 +441,7 @@ class KvRouter:
 
 def _index_of(config: KvRouterConfig) -> PrefixIndex:
     if config.use_kv_events:
-        return EventIndex()
+        return EventIndex(predict_ttl_s=config.router_predicted_ttl_secs)
     return ApproximateIndex(
         ttl_s=config.router_ttl_secs,
         max_blocks=config.router_max_tree_size,

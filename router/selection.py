@@ -117,20 +117,26 @@ def choose(
     *,
     allowed: Mask | None = None,
     pinned: int | None = None,
+    busy: Mask | None = None,
 ) -> int:
     """The number of the worker that a request goes to.
 
-    `allowed` are the workers the request accepts, None for all. A `pinned` worker is not compared
-    with others, only checked. Raises NoWorkersError if no worker may take the request now, and
-    InvalidRequestError if it pins a worker that it does not allow.
+    `allowed` are the workers the request accepts, None for all; `busy` are those that have all
+    they can take. A `pinned` worker is not compared with others, only checked. Raises
+    NoWorkersError if no worker may take the request now, and InvalidRequestError if it pins a
+    worker that it does not allow.
     """
     eligible = candidates.eligible
     if pinned is not None:
-        return _check_pin(pinned, eligible, allowed)
+        return _check_pin(pinned, eligible, allowed, busy)
     if allowed is not None:
         eligible = candidates.eligible = eligible & allowed
     if 1 not in eligible.tobytes():  # a twelfth of the time that eligible.any() takes
         raise NoWorkersError(_why_none(candidates.slots, allowed))
+    if busy is not None:
+        eligible = candidates.eligible = eligible & ~busy
+        if not eligible.any():
+            raise NoWorkersError("every worker is busy", overloaded=True)
     number = how(candidates, rng)
     eligible = candidates.eligible
     if not (0 <= number < len(eligible) and eligible[number]):
@@ -238,7 +244,7 @@ _MODES: dict[str, Callable[[CostParams, float], Strategy]] = {
 }
 
 
-def _check_pin(pinned: int, eligible: Mask, allowed: Mask | None) -> int:
+def _check_pin(pinned: int, eligible: Mask, allowed: Mask | None, busy: Mask | None) -> int:
     if not 0 <= pinned < len(eligible):
         raise ValueError(f"there is no worker number {pinned}")
     if allowed is not None and not allowed[pinned]:
@@ -247,6 +253,8 @@ def _check_pin(pinned: int, eligible: Mask, allowed: Mask | None) -> int:
         )
     if not eligible[pinned]:
         raise NoWorkersError("the pinned worker takes no requests now")
+    if busy is not None and busy[pinned]:
+        raise NoWorkersError("the pinned worker is busy", overloaded=True)
     return pinned
 
 

@@ -20,10 +20,17 @@ from ..runtime.event_plane import EventPlane
 from ..runtime.nats_plane import NatsPlane
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
+from .admission import admission_of
 from .config import ServeConfig
 from .dispatch import Dispatcher
 from .feed import EventFeed
-from .fleet_metrics import dispatch_metrics, event_metrics, plane_metrics, worker_metrics
+from .fleet_metrics import (
+    dispatch_metrics,
+    event_metrics,
+    plane_metrics,
+    queue_metrics,
+    worker_metrics,
+)
 from .flight import DispatchObserver
 from .grpc_door import GrpcDoor
 from .http import HttpDoor
@@ -110,6 +117,7 @@ class Server:
         observer: DispatchObserver = metrics
         if config.router.router_track_output_blocks:
             observer = OutputTracking(self.router, metrics)
+        self._admission = admission_of(self.router)
         self.dispatcher = Dispatcher(
             self.router,
             self.monitor,
@@ -117,8 +125,11 @@ class Server:
             max_attempts=config.max_attempts,
             silence_s=config.request_timeout_s,
             observer=observer,
+            admission=self._admission,
         )
         self._gauges = Gauges(worker_metrics(self.router), dispatch_metrics(self.dispatcher))
+        if self._admission is not None:
+            self._gauges.add(queue_metrics(self._admission.queue))
         self._http = HttpDoor(self.router, registry_of(metrics, self._gauges), self._health)
         self._grpc = GrpcDoor(
             TrtllmService(
@@ -246,6 +257,8 @@ class Server:
             self.monitor.listeners.remove(look)
 
     def _on_workers(self) -> None:
+        if self._admission is not None:
+            self._admission.poll()
         self._grpc.set_serving(bool(self.monitor.ready_clients()) and not self._draining)
 
     def _health(self) -> tuple[bool, dict[str, Any]]:

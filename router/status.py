@@ -19,6 +19,8 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
         if error.field == "request_id":  # it belongs to a request that has not ended yet
             return grpc.StatusCode.ALREADY_EXISTS, str(error)
         return grpc.StatusCode.INVALID_ARGUMENT, str(error)
+    if isinstance(error, NoWorkersError) and error.overloaded:
+        return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
     if isinstance(error, NoWorkersError | WorkerError):
         return grpc.StatusCode.UNAVAILABLE, str(error)
     if isinstance(error, RequestAbortedError):

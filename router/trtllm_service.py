@@ -4,7 +4,9 @@ Generate carries bytes from end to end. Everything else is rare, and typed.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -17,10 +19,15 @@ from ..workers.health import HealthMonitor
 from ..workers.trtllm_client import WORKER_ID_KEY, TrtllmClient
 from ..workers.trtllm_proto import SERVICE, pb
 from .dispatch import DP_RANK_KEY, Dispatcher
+from .queue import NORMAL, Urgency
 from .status import status_of
 
 PINNED_WORKER_KEY = "x-dynamo-worker-instance-id"
 """Request metadata: the worker that must take it. With x-dynamo-dp-rank, that rank of it."""
+
+PRIORITY_KEY, PRIORITY_JUMP_KEY = "x-dynamo-priority", "x-dynamo-priority-jump"
+"""Request metadata, for a request that has to wait: a whole number, higher goes first; and by how
+many seconds earlier it counts as having come among its equals."""
 
 MODE_KEY, POLICY_KEY = "x-dynamo-router-mode", "x-dynamo-router-policy"
 """Metadata of the answer to GetModelInfo: how requests find their worker."""
@@ -57,13 +64,14 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
 
     async def _generate(self, request: bytes, context: Context) -> None:
         try:
-            forwarded, pinned = _read_metadata(cast(Any, context.invocation_metadata()))
+            forwarded, pinned, urgency = _read_metadata(cast(Any, context.invocation_metadata()))
             worker = await self._dispatcher.generate(
                 request,
                 context.write,
                 timeout=context.time_remaining(),
                 metadata=forwarded,
                 pinned=pinned,
+                urgency=urgency,
             )
         except Exception as error:
             await abort_with(context, error)
@@ -147,9 +155,10 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
 
 def _read_metadata(
     metadata: Iterable[tuple[str, str | bytes]] | None,
-) -> tuple[Sequence[tuple[str, str | bytes]], WorkerWithDpRank | None]:
-    """What of a request's metadata goes on to the worker, and which worker it asks for."""
+) -> tuple[Sequence[tuple[str, str | bytes]], WorkerWithDpRank | None, Urgency]:
+    """What of a request's metadata goes on to the worker, which worker it asks for, and when."""
     forwarded: list[tuple[str, str | bytes]] = []
+    urgency = NORMAL
     worker_id: Any = None
     rank: Any = "0"
     for key, value in metadata or ():
@@ -159,12 +168,26 @@ def _read_metadata(
             worker_id = value
         elif key == DP_RANK_KEY:
             rank = value
+        elif key in (PRIORITY_KEY, PRIORITY_JUMP_KEY):
+            urgency = _read_urgency(urgency, key, value)
     if worker_id is None:
-        return forwarded, None
+        return forwarded, None, urgency
     try:
-        return forwarded, as_worker((int(worker_id), int(rank)))
+        return forwarded, as_worker((int(worker_id), int(rank))), urgency
     except ValueError:
         raise InvalidRequestError(f"{PINNED_WORKER_KEY} names no worker: {worker_id!r}") from None
+
+
+def _read_urgency(urgency: Urgency, key: str, value: str | bytes) -> Urgency:
+    try:
+        if key == PRIORITY_KEY:
+            return replace(urgency, priority=int(value))
+        jump = float(value)
+    except ValueError:
+        raise InvalidRequestError(f"{key} is no number: {value!r}") from None
+    if not math.isfinite(jump):
+        raise InvalidRequestError(f"{key} is not finite: {value!r}")
+    return replace(urgency, jump=jump)
 
 
 def _unary(method: Callable[[Any, Context], Any], request: Any) -> Any:

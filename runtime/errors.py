@@ -22,7 +22,14 @@ class InvalidRequestError(RouterError):
 
 
 class NoWorkersError(RouterError):
-    """No worker may take this request now; trying again later may help."""
+    """No worker may take this request now; trying again later may help.
+
+    `overloaded`: there are workers, but they have all they can take.
+    """
+
+    def __init__(self, message: str, *, overloaded: bool = False) -> None:
+        super().__init__(message)
+        self.overloaded = overloaded
 
 
 class WorkerError(RouterError):

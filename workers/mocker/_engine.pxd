@@ -52,6 +52,7 @@ cdef struct Record:        # of the whole fleet; grows, and is read by its owner
     size_t n_gaps, gaps_room
     uint32_t followed      # requests in the engines that others follow
     double stop            # when the first of those that were called for arrives
+    bint to_answer         # stop at the first emission as well
 
 cdef struct Engine:
     Pool pool
@@ -63,6 +64,7 @@ cdef struct Engine:
     Sequence* last_waiting
     uint32_t n_waiting
     uint32_t steps
+    double speed           # how much faster its steps are than the timing says
     double clock           # when the next step may begin; the end of the running one
     uint8_t stepping
     Emission* pending      # what the running step brings
@@ -75,7 +77,9 @@ cdef struct Engine:
     double waited          # seconds of all steps times the requests that waited meanwhile
     uint32_t most_waiting
 
-cdef int engine_init(Engine* engine, uint32_t capacity, bint journal) noexcept nogil
+cdef int engine_init(
+    Engine* engine, uint32_t capacity, bint journal, double speed
+) noexcept nogil
 cdef void engine_free(Engine* engine) noexcept nogil
 cdef Sequence* sequence_new(
     uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* names,

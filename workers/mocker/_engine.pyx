@@ -42,11 +42,14 @@ cdef struct Step:
     uint32_t preempted
 
 
-cdef int engine_init(Engine* engine, uint32_t capacity, bint journal) noexcept nogil:
+cdef int engine_init(
+    Engine* engine, uint32_t capacity, bint journal, double speed
+) noexcept nogil:
     """`engine` is zeroed."""
     pool_init(&engine.pool, capacity)
     engine.journal.on = journal
     engine.next_event = 1
+    engine.speed = speed
     return 0
 
 
@@ -183,7 +186,7 @@ cdef int begin_step(
         return -1
     if step.preempted == 0 and admit(engine, limits, &step, budget) < 0:
         return -1
-    seconds = step_ms(timing, &step) / 1000
+    seconds = step_ms(timing, &step) / 1000 / engine.speed
     engine.clock = step.now + seconds
     engine.stepping = 1
     engine.steps += 1
@@ -530,6 +533,8 @@ cdef int end_step(Engine* engine, Record* record) noexcept nogil:
     for i in range(engine.n_pending):
         record.emissions[record.n_emissions] = engine.pending[i]
         record.n_emissions += 1
+        if record.to_answer and engine.clock < record.stop:
+            record.stop = engine.clock
         if engine.pending[i].follow >= 0:
             record.followed -= 1
             if engine.clock + engine.pending[i].follow < record.stop:

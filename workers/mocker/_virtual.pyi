@@ -12,7 +12,14 @@ class Fleet:
     size: int
     lost: int  # messages so far
     def __init__(
-        self, config: EngineConfig, size: int, *, record_events: bool, loss: float, seed: int
+        self,
+        config: EngineConfig,
+        size: int,
+        *,
+        speeds: NDArray[np.float64],
+        record_events: bool,
+        loss: float,
+        seed: int,
     ) -> None: ...
     def submit(
         self,
@@ -26,7 +33,7 @@ class Fleet:
         follow: float,
     ) -> None: ...
     def waiting(self, engine: int) -> int: ...
-    def advance(self, until: float) -> float: ...
+    def advance(self, until: float, to_answer: bool) -> float: ...
     def announce(self, engine: int, now: float) -> None: ...
     def collect(self, until: float) -> bytes | None: ...
     def take_emissions(

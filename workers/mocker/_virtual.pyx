@@ -55,17 +55,22 @@ cdef class Fleet:
     cdef uint64_t threshold    # a message whose number mixes to less is lost
     cdef readonly uint64_t lost
 
-    def __cinit__(self, config, uint32_t size, *, bint record_events, double loss, uint64_t seed):
+    def __cinit__(
+        self, config, uint32_t size, *, const double[::1] speeds, bint record_events, double loss,
+        uint64_t seed,
+    ):
         cdef uint32_t i
         if size == 0:
             raise ValueError("a fleet needs an engine")
+        if speeds.shape[0] != size:
+            raise ValueError("every engine needs a speed")
         self.engines = <Engine*>calloc(size, sizeof(Engine))
         self.queue = <uint32_t*>calloc(size, sizeof(uint32_t))
         if self.engines == NULL or self.queue == NULL:
             raise MemoryError
         self.size = size
         for i in range(size):
-            engine_init(&self.engines[i], config.num_gpu_blocks, record_events)
+            engine_init(&self.engines[i], config.num_gpu_blocks, record_events, speeds[i])
         self.limits.block_size = config.block_size
         self.limits.max_num_seqs = config.max_num_seqs
         self.limits.budget = config.max_num_batched_tokens
@@ -115,12 +120,13 @@ cdef class Fleet:
     def waiting(self, uint32_t engine):
         return self.engine(engine).n_waiting
 
-    def advance(self, double until):
+    def advance(self, double until, bint to_answer):
         cdef uint32_t i
         cdef int status = 0
         self.record.stop = INFINITY
+        self.record.to_answer = to_answer
         with nogil:
-            if self.record.followed:
+            if self.record.followed or to_answer:
                 status = engines_advance(
                     self.engines, self.size, self.queue, &self.limits, &self.timing, &self.record,
                     until,

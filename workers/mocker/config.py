@@ -8,6 +8,7 @@ from ...runtime.settings import bad_setting
 
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 MAX_TOKEN_ID = 2**32
+EVEN_SPEEDS = (1.0,)
 
 
 def _knob(default: Any, help: str, flag: str | None = None, *aliases: str) -> Any:
@@ -94,6 +95,11 @@ class MockerConfig:
     endpoint: str = _knob("generate", "Endpoint of the event subject.")
     model_id: str = _knob("mock-model", "Model name to report.")
     speedup_ratio: float = _knob(1.0, "How much faster than real time the engines run.")
+    worker_speeds: str = _knob(
+        "1",
+        "How fast each engine is beside the others: numbers with commas, over and over if there "
+        "are more engines.",
+    )
     drain_timeout_s: float = _knob(5.0, "How long running requests may finish at shutdown.")
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -105,9 +111,23 @@ class MockerConfig:
             last_id = self.worker_id + self.workers - 1
             _require("worker_id", self.worker_id >= 0 and last_id < 2**64, "must fit 64 bits")
         _require_positive("speedup_ratio", self.speedup_ratio)
+        parse_speeds(self.worker_speeds)
         _require("drain_timeout_s", self.drain_timeout_s >= 0, "must not be negative")
         for key in ("host", "namespace", "component", "endpoint"):
             _require(key, bool(getattr(self, key)), "must not be empty")
+
+
+def parse_speeds(text: str) -> tuple[float, ...]:
+    """The speeds in a list with commas. ConfigError for `worker_speeds` if one is no speed."""
+    speeds = []
+    for word in text.split(","):
+        try:
+            speed = float(word)
+        except ValueError:
+            raise bad_setting("worker_speeds", f"{word.strip()!r} is not a number") from None
+        _require_positive("worker_speeds", speed)
+        speeds.append(speed)
+    return tuple(speeds)
 
 
 def _require(key: str, holds: bool, text: str) -> None:

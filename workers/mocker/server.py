@@ -11,7 +11,7 @@ from ...runtime.event_plane import EventPlane
 from ...runtime.identity import address_worker_id
 from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
-from .config import MockerConfig
+from .config import MockerConfig, parse_speeds
 from .engine import MockEngine
 from .kv_events import BlocksStored, KvEvent
 from .kv_feed import KvEventFeed, chains
@@ -49,9 +49,10 @@ class MockServer:
         self._plane = plane
         self._clock = clock or SystemClock()
         self._feed = KvEventFeed(self.engine)
+        speeds = parse_speeds(config.worker_speeds)
         self._live = LiveEngine(
             self.engine,
-            speedup_ratio=config.speedup_ratio,
+            speedup_ratio=config.speedup_ratio * speeds[index % len(speeds)],
             clock=self._clock,
             on_events=self._on_events,
         )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ._virtual import Fleet
-from .config import EngineConfig
+from .config import EVEN_SPEEDS, EngineConfig
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -45,7 +45,7 @@ class EngineStats(NamedTuple):
 
 
 class VirtualFleet:
-    """`size` equal engines, numbered from 0; an engine's number is the worker id in its events.
+    """`size` engines, numbered from 0; an engine's number is the worker id in its events.
 
     Time only moves on: no call takes a time before that of the call before. After `advance(t)`,
     steps that end by t have ended, and those that begin before t have begun: a request submitted
@@ -57,13 +57,24 @@ class VirtualFleet:
         config: EngineConfig,
         size: int,
         *,
+        speeds: tuple[float, ...] = EVEN_SPEEDS,
         record_events: bool = True,
         event_loss: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """`event_loss`: the share of messages that get lost. Off, `record_events` saves time."""
+        """`speeds`: how fast each engine is, over and over if there are more engines.
+
+        `event_loss`: the share of messages that get lost. Off, `record_events` saves time.
+        """
         self.config = config
-        self._fleet = Fleet(config, size, record_events=record_events, loss=event_loss, seed=seed)
+        self._fleet = Fleet(
+            config,
+            size,
+            speeds=np.resize(np.array(speeds, np.float64), size),
+            record_events=record_events,
+            loss=event_loss,
+            seed=seed,
+        )
 
     def submit(
         self,
@@ -105,12 +116,13 @@ class VirtualFleet:
             -1.0 if followed_after_s is None else followed_after_s,
         )
 
-    def advance(self, until: float) -> float:
+    def advance(self, until: float, *, to_answer: bool = False) -> float:
         """Let time pass; `inf` until every request is done. Returns the time that was reached.
 
-        That is `until`, or the arrival of the first request that follows one which ended.
+        That is `until`, or the arrival of the first request that follows one which ended, or,
+        where only time `to_answer` is to pass, the first time that a first or last token comes.
         """
-        return self._fleet.advance(until)
+        return self._fleet.advance(until, to_answer)
 
     def announce(self, engine: int, now: float) -> None:
         """The engine publishes its whole cache anew, as one `cleared` and its blocks."""

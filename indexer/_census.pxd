@@ -1,0 +1,47 @@
+# _census.pxd: what is known of every worker and its source, copied out of the index for a look.
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport malloc
+from libc.string cimport memset
+
+from ._cursor cimport Cursor
+from ._sources cimport Source, Sources
+from ._tree cimport Tree, Worker
+
+cdef struct Known:
+    uint64_t worker_id
+    uint32_t dp_rank
+    uint64_t blocks      # that it holds
+    Cursor cursor        # of its source; zero if nothing was heard of that
+    uint32_t held        # events that wait behind a gap
+    uint64_t first_held  # the id of the first of them
+
+
+cdef inline Known* take_census(
+    const Tree* tree, const Sources* sources, uint32_t* count
+) noexcept nogil:
+    """One for every worker the tree knows; NULL without memory. The caller frees them."""
+    cdef Known* all = <Known*>malloc((tree.n_workers + 1) * sizeof(Known))
+    cdef const Worker* worker
+    cdef const Source* source
+    cdef Known* known
+    cdef uint32_t w
+    count[0] = 0
+    if all == NULL:
+        return NULL
+    for w in range(tree.workers_used):
+        worker = &tree.workers[w]
+        if not worker.live:
+            continue
+        known = &all[count[0]]
+        count[0] += 1
+        memset(known, 0, sizeof(Known))
+        known.worker_id = worker.worker_id
+        known.dp_rank = worker.dp_rank
+        known.blocks = worker.blocks
+        if w < sources.count:
+            source = &sources.all[w]
+            known.cursor = source.cursor
+            known.held = source.held.count
+            if source.held.count:
+                known.first_held = source.held.events[0].event.event_id
+    return all

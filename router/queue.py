@@ -1,0 +1,147 @@
+"""AdmissionQueue: requests that wait here because every worker they may go to is saturated. Pure.
+
+Driven by the dispatcher in real time and by the simulation in virtual time: they offer arrivals,
+and ask for the next one whenever load fell or a request was booked. A request that may only go to
+one worker waits in a lane of its own, so that it does not hold up those that can go elsewhere.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..runtime.errors import NoWorkersError
+from ..runtime.identity import WorkerWithDpRank
+from .limits import QueuePolicy
+
+Lane = WorkerWithDpRank | None
+"""The only worker a request may go to; None: any."""
+
+_Entry = tuple[int, float, int, "Ticket"]
+
+
+@dataclass(frozen=True, slots=True)
+class Urgency:
+    """What a request asks for itself.
+
+    A higher `priority` always goes first. Within one, `jump` is by how many seconds earlier the
+    request counts as having come or, in wspt, how many times more it weighs; negative counts as 0.
+    """
+
+    priority: int = 0
+    jump: float = 0.0
+
+
+NORMAL = Urgency()
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A request that wants to go."""
+
+    request_id: str
+    arrived: float  # seconds of one clock
+    uncached_tokens: int = 1  # prompt tokens that even the best worker would have to compute
+    urgency: Urgency = NORMAL
+    lane: Lane = None
+
+    def score(self, policy: QueuePolicy) -> float:
+        """Higher goes first: jump - arrival, jump + arrival, or (1 + jump) / tokens (Dynamo's)."""
+        jump = max(0.0, self.urgency.jump)
+        if policy == "wspt":
+            return (1 + jump) / max(1, self.uncached_tokens)
+        return jump + (self.arrived if policy == "lcfs" else -self.arrived)
+
+
+class AdmissionQueue:
+    """Orders what waits. `has_room(lane)` says whether a request of that lane should go now.
+
+    At most `limit` requests wait. Ids are unique among them.
+    """
+
+    def __init__(
+        self, has_room: Callable[[Lane], bool], *, policy: QueuePolicy = "fcfs", limit: int = 10_000
+    ) -> None:
+        self._has_room = has_room
+        self.policy = policy
+        self._limit = limit
+        self._waiting: dict[str, Ticket] = {}
+        self._lanes: dict[Lane, list[_Entry]] = {}
+        self._serial = itertools.count()
+        self.queued = 0
+        """requests that had to wait, ever"""
+        self.refused = 0
+        """requests turned away because too many waited, ever"""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def offer(self, ticket: Ticket) -> bool:
+        """True: it goes at once. False: it waits, and `next` will name it.
+
+        Raises NoWorkersError (overloaded) if as many as may wait do.
+        """
+        if not self._head(ticket.lane) and self._has_room(ticket.lane):
+            return True
+        self.enter(ticket)
+        return False
+
+    def enter(self, ticket: Ticket) -> None:
+        """It waits, room or not. Raises as `offer` does."""
+        if len(self._waiting) >= self._limit:
+            self.refused += 1
+            raise NoWorkersError(
+                f"all workers are saturated and {self._limit} requests wait", overloaded=True
+            )
+        self._waiting[ticket.request_id] = ticket
+        entry = (
+            -ticket.urgency.priority,
+            -ticket.score(self.policy),
+            next(self._serial),
+            ticket,
+        )
+        heapq.heappush(self._lanes.setdefault(ticket.lane, []), entry)
+        self.queued += 1
+
+    def next(self) -> Ticket | None:
+        """Take out the most urgent request that has room; None if none has.
+
+        Book it, or give it up, before asking again: the answer depends on the load.
+        """
+        heads = []
+        for lane in list(self._lanes):
+            head = self._head(lane)
+            if head is not None:
+                heads.append(head)
+        for entry in sorted(heads):
+            ticket = entry[3]
+            if self._has_room(ticket.lane):
+                self.discard(ticket.request_id)
+                return ticket
+        return None
+
+    def discard(self, request_id: str) -> bool:
+        """It waits no more, whatever the reason; False if it did not."""
+        ticket = self._waiting.pop(request_id, None)
+        if ticket is None:
+            return False
+        # Its entry stays until it comes to the head, or until such entries are the most.
+        lane = self._lanes[ticket.lane]
+        if len(lane) > 2 * len(self._waiting) + 64:
+            lane[:] = [entry for entry in lane if self._is_waiting(entry)]
+            heapq.heapify(lane)
+        return True
+
+    def _head(self, lane: Lane) -> _Entry | None:
+        entries = self._lanes.get(lane)
+        if entries is None:
+            return None
+        while entries and not self._is_waiting(entries[0]):
+            heapq.heappop(entries)
+        if not entries:
+            del self._lanes[lane]
+            return None
+        return entries[0]
+
+    def _is_waiting(self, entry: _Entry) -> bool:
+        return self._waiting.get(entry[3].request_id) is entry[3]

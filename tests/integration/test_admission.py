@@ -1,0 +1,171 @@
+"""Requests that wait in front of the dispatcher, over real gRPC: order, cancellation, overload."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from fake_engine import FakeEngine, answer, prompt, stall
+from polling import until
+from rig import Rig, first
+from serving import BLOCK, serving
+
+from dynamo_router.router.admission import Admission
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.limits import AdmissionConfig
+from dynamo_router.router.queue import AdmissionQueue
+from dynamo_router.workers.trtllm_proto import pb
+
+Code = grpc.StatusCode
+
+
+class Gate:
+    """An admission that has room for `most` requests on the engines."""
+
+    def __init__(self, most: int, limit: int = 100) -> None:
+        self.most = most
+        self.rig: Rig | None = None
+        self.queue = AdmissionQueue(lambda lane: self.busy() < self.most, limit=limit)
+        self.admission = Admission(self.queue)
+
+    def busy(self) -> int:
+        assert self.rig is not None
+        return len(self.rig.router.booked)
+
+
+async def waiting(gate: Gate, count: int) -> None:
+    await until(lambda: len(gate.queue) == count)
+
+
+async def test_requests_go_one_after_the_other_as_room_appears() -> None:
+    gate = Gate(1)
+    async with Rig(FakeEngine(stall), admission=gate.admission) as rig:
+        gate.rig, (engine,) = rig, rig.engines
+        running = rig.call(prompt("first"))
+        await rig.running(engine)
+        urgent = (("x-dynamo-priority", "1"),)
+        calls = []
+        for i, metadata in enumerate([(), urgent, (("x-dynamo-priority-jump", "60"),)]):
+            calls.append(asyncio.create_task(rig.answers(prompt(f"r{i}"), metadata=metadata)))
+            await waiting(gate, i + 1)
+        engine.go.set()
+        assert len([m async for m in running]) == 2
+        await asyncio.gather(*calls)
+        assert [r.request_id for r in engine.requests] == ["first", "r1", "r2", "r0"]
+        await rig.settled()
+        assert len(gate.queue) == 0 and gate.queue.queued == 3
+
+
+async def test_who_hangs_up_while_waiting_leaves_nothing_behind() -> None:
+    gate = Gate(1)
+    async with Rig(FakeEngine(stall), admission=gate.admission) as rig:
+        gate.rig, (engine,) = rig, rig.engines
+        running = rig.call(prompt("first"))
+        await first(running)
+        gone, stays = rig.call(prompt("gone")), rig.call(prompt("stays"))
+        await waiting(gate, 2)
+        gone.cancel()
+        await waiting(gate, 1)
+        engine.go.set()
+        assert await first(stays) is not None
+        assert [r.request_id for r in engine.requests] == ["first", "stays"]
+        await rig.settled()
+
+
+async def test_a_deadline_ends_the_waiting() -> None:
+    gate = Gate(0)
+    async with Rig(FakeEngine(), admission=gate.admission) as rig:
+        gate.rig = rig
+        assert (await rig.refusal(prompt(), timeout=0.2))[0] is Code.DEADLINE_EXCEEDED
+        await waiting(gate, 0)
+        await rig.settled()
+
+
+async def test_an_abort_ends_the_waiting() -> None:
+    gate = Gate(0)
+    async with Rig(FakeEngine(), admission=gate.admission) as rig:
+        gate.rig = rig
+        refused = asyncio.create_task(rig.refusal(prompt("w")))
+        await waiting(gate, 1)
+        answer = await rig.unary("Abort", pb.AbortRequest(request_id="w"), pb.AbortResponse)
+        assert answer.success
+        assert await refused == (Code.CANCELLED, "request w was aborted")
+        assert not rig.engines[0].requests and len(gate.queue) == 0
+        await rig.settled()
+
+
+async def test_too_many_are_turned_away_at_once() -> None:
+    gate = Gate(0, limit=1)
+    async with Rig(FakeEngine(), admission=gate.admission) as rig:
+        gate.rig = rig
+        patient = asyncio.create_task(rig.answers(prompt("patient")))
+        await waiting(gate, 1)
+        code, details = await rig.refusal(prompt("late"))
+        assert code is Code.RESOURCE_EXHAUSTED and "all workers are saturated" in details
+        gate.most = 1
+        gate.admission.poll()
+        assert len(await patient) == 3
+        assert len(await rig.answers(prompt("later"))) == 3
+        await rig.settled()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("x-dynamo-priority", "high", "x-dynamo-priority is no number: 'high'"),
+        ("x-dynamo-priority-jump", "x", "x-dynamo-priority-jump is no number: 'x'"),
+        ("x-dynamo-priority-jump", "inf", "x-dynamo-priority-jump is not finite: 'inf'"),
+    ],
+)
+async def test_bad_priorities_are_refused(key: str, value: str, text: str) -> None:
+    async with Rig(FakeEngine()) as rig:
+        assert await rig.refusal(prompt(), metadata=((key, value),)) == (
+            Code.INVALID_ARGUMENT,
+            text,
+        )
+
+
+async def late(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
+    """Everything, once `engine.go` is set: until then its prompt counts as queued there."""
+    await engine.go.wait()
+    async for response in answer(engine, request, context):
+        yield response
+
+
+async def test_a_server_queues_under_overload_and_returns_to_normal() -> None:
+    engine = FakeEngine(late)
+    admission = AdmissionConfig(queue_threshold=0.0, queue_limit=2)
+    config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, admission=admission)
+    async with serving(engine, router=config) as doors:
+        calls = [asyncio.create_task(doors.answers(prompt(f"r{i}", 32))) for i in range(3)]
+        assert doors.server._admission is not None
+        queue = doors.server._admission.queue
+        await until(lambda: len(queue) == 2)
+        assert len(engine.requests) == 1
+        assert (await doors.metrics())["dynamo_router_queue_pending_requests"] == 2
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await doors.answers(prompt("late", 32))
+        assert refused.value.code() is Code.RESOURCE_EXHAUSTED
+        engine.go.set()
+        await asyncio.gather(*calls)
+        metrics = await doors.metrics()
+        assert metrics["dynamo_router_queue_pending_requests"] == 0
+        assert metrics["dynamo_router_queue_refused_total"] == 1
+        assert len(await doors.answers(prompt("after", 32))) == 3
+
+
+async def test_busy_thresholds_are_read_and_changed_over_http() -> None:
+    async with serving(FakeEngine()) as doors:
+        status, thresholds = await doors.http("GET", "/busy_threshold")
+        assert status == 200 and thresholds["active_prefill_tokens_threshold"] is None
+        status, thresholds = await doors.http(
+            "POST", "/busy_threshold", json={"active_prefill_tokens_threshold": 9}
+        )
+        assert (status, thresholds["active_prefill_tokens_threshold"]) == (200, 9)
+        status, answer = await doors.http(
+            "POST", "/busy_threshold", json={"active_decode_blocks_threshold": 3}
+        )
+        assert status == 400 and "active_decode_blocks_threshold" in answer["error"]
+        status, answer = await doors.http("POST", "/busy_threshold", json={"queue_limit": 3})
+        assert status == 400 and "bad body" in answer["error"]
