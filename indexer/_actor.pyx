@@ -2,18 +2,24 @@
 """_actor.pyx: the owner of the event-driven index.
 
 A native thread takes messages from a bounded mailbox, decodes them and applies them to the tree,
-never touching the interpreter. Who holds `owner` is the one writer: the thread for one message, a
-flushing caller until the mailbox is empty. Messages are applied in the order they were posted.
-
-The writer changes what readers see only behind the closed gate, and opens it between two steps of
-long work. Readers go through the gate and never wait for `owner`. Both wait outside the GIL, and
-nobody asks for the GIL who is inside. Lock order: owner, the gate, the mailbox's lock.
+never touching the interpreter. How it and the callers take turns: _core.pxd.
 """
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from ..runtime.identity import WorkerWithDpRank
 from ._census cimport Known, take_census
+from ._core cimport (
+    Core,
+    apply_message,
+    apply_unnumbered,
+    drain,
+    run,
+    start_changing,
+    start_writing,
+    stop_changing,
+    stop_writing,
+)
 from ._cursor cimport (
     SOURCE_DEGRADED,
     SOURCE_EXACT,
@@ -21,36 +27,27 @@ from ._cursor cimport (
     SUSPECT_DEAF,
     cursor_has_gap,
 )
-from ._events cimport Event
 from ._gate cimport (
     READ_EXCLUSIVE,
     READ_SHARED,
-    Gate,
     gate_arrive,
-    gate_close,
     gate_destroy,
     gate_enter,
     gate_give_way,
     gate_init,
     gate_leave,
-    gate_open,
 )
-from ._ingest cimport Counters, Ingest, apply_event, give_up_gap, take_batch
+from ._ingest cimport Counters, Ingest, give_up_gap
 from ._mailbox cimport (
-    Mailbox,
-    Message,
     mailbox_close,
     mailbox_destroy,
     mailbox_length,
     mailbox_open,
     mailbox_put,
     mailbox_refused,
-    mailbox_take,
-    mailbox_wait,
 )
 from ._pace cimport Pace
 from ._radix cimport (
-    TREE_NO_MEMORY,
     TREE_OK,
     Hits,
     Name,
@@ -68,126 +65,19 @@ from ._radix cimport (
 )
 from ._sources cimport Source, source_forget, sources_free
 from ._threads cimport (
-    dr_add,
     dr_load,
     pthread_create,
     pthread_join,
     pthread_mutex_destroy,
     pthread_mutex_init,
-    pthread_mutex_lock,
-    pthread_mutex_t,
-    pthread_mutex_unlock,
     pthread_t,
-    sched_yield,
 )
-from ._wire cimport batch_free, batch_init, decode_json_event, decode_nats_message
+from ._wire cimport batch_free, batch_init
 
 from .wire import describe_decode_error
 
 cdef enum:
     STEP_BLOCKS = 128  # of work between two chances for readers: 3 to 10 us
-    YIELDS = 1000      # turns of the processor that the thread offers to others who want to write
-
-
-cdef struct Core:
-    pthread_mutex_t owner      # held by the writer
-    Gate gate
-    Mailbox mailbox            # guards itself
-    uint32_t writers           # waiting for owner; atomic
-    Ingest ingest              # read it inside the gate, change it behind the closed gate
-
-
-cdef int apply_message(Core* core, const uint8_t* data, size_t size) noexcept nogil:
-    """Decode and apply one message; returns the decoder's code. The writer's."""
-    cdef int code = decode_nats_message(&core.ingest.batch, data, size)
-    gate_close(&core.gate)
-    take_batch(&core.ingest, code)
-    gate_open(&core.gate)
-    return code
-
-
-cdef int apply_unnumbered(
-    Core* core, const Name* name, bint any_rank, const uint8_t* data, size_t size, int* status
-) noexcept nogil:
-    """Decode one JSON cache event and apply it; returns the decoder's code. The writer's."""
-    cdef uint32_t worker, dp_rank = name.dp_rank
-    cdef const Event* event
-    cdef int code = decode_json_event(&core.ingest.batch, name.worker_id, data, size)
-    if code != 0:
-        return code
-    event = core.ingest.batch.events
-    if any_rank:
-        dp_rank = event.dp_rank
-    gate_close(&core.gate)
-    worker = tree_worker(core.ingest.tree, name.worker_id, dp_rank)
-    if worker == UINT32_MAX:
-        status[0] = TREE_NO_MEMORY
-    else:
-        status[0] = apply_event(
-            &core.ingest,
-            event,
-            core.ingest.batch.block_hashes + event.first,
-            core.ingest.batch.local_hashes + event.first,
-            worker,
-        )
-    gate_open(&core.gate)
-    return 0
-
-
-cdef void start_writing(Core* core) noexcept nogil:
-    """Become the writer. Not for who holds the GIL."""
-    dr_add(&core.writers, 1)
-    pthread_mutex_lock(&core.owner)
-    dr_add(&core.writers, -1)
-
-
-cdef void stop_writing(Core* core) noexcept nogil:
-    pthread_mutex_unlock(&core.owner)
-
-
-cdef Source* start_changing(Core* core, const Name* name) noexcept nogil:
-    """Become the writer, behind the closed gate; the source of a worker that was heard of, or NULL."""
-    cdef uint32_t index
-    start_writing(core)
-    gate_close(&core.gate)
-    if name == NULL:
-        return NULL
-    index = tree_find_worker(core.ingest.tree, name.worker_id, name.dp_rank)
-    return core.ingest.sources.all + index if index < core.ingest.sources.count else NULL
-
-
-cdef void stop_changing(Core* core) noexcept nogil:
-    gate_open(&core.gate)
-    stop_writing(core)
-
-
-cdef void drain(Core* core, bint yielding) noexcept nogil:
-    """Apply what waits, oldest first. The writer's.
-
-    A yielding drain lets others write in between two messages.
-    """
-    cdef Message message
-    cdef int turn
-    while mailbox_take(&core.mailbox, &message):
-        apply_message(core, message.data, message.size)
-        free(message.data)
-        if yielding and dr_load(&core.writers) != 0:
-            pthread_mutex_unlock(&core.owner)
-            for turn in range(YIELDS):
-                if dr_load(&core.writers) == 0:
-                    break
-                sched_yield()
-            pthread_mutex_lock(&core.owner)
-
-
-cdef void* run(void* argument) noexcept nogil:
-    """The thread: sleep until something is posted, then apply it."""
-    cdef Core* core = <Core*>argument
-    while mailbox_wait(&core.mailbox):
-        pthread_mutex_lock(&core.owner)
-        drain(core, True)
-        pthread_mutex_unlock(&core.owner)
-    return NULL
 
 
 cdef class IndexActor:
