@@ -70,7 +70,6 @@ from ._threads cimport (
     pthread_join,
     pthread_mutex_destroy,
     pthread_mutex_init,
-    pthread_t,
 )
 from ._wire cimport batch_free, batch_init
 
@@ -82,11 +81,6 @@ cdef enum:
 
 cdef class IndexActor:
     """See actor.py."""
-
-    cdef Core* core
-    cdef RadixTree tree
-    cdef pthread_t thread
-    cdef bint running
 
     def __cinit__(
         self,
