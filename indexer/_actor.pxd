@@ -11,3 +11,4 @@ cdef class IndexActor:
     cdef bint running        # whether it was started and not yet joined
 
     cdef void stop_thread(self) noexcept
+    cdef list census(self, bint recovering)

@@ -65,6 +65,7 @@ from ._radix cimport (
 )
 from ._sources cimport Source, source_forget, sources_free
 from ._threads cimport (
+    dr_add,
     dr_load,
     pthread_create,
     pthread_join,
@@ -275,6 +276,7 @@ cdef class IndexActor:
                 source = self.core.ingest.sources.all + index
                 if source.cursor.state == SOURCE_EXACT and not source.cursor.suspect:
                     source.cursor.suspect = SUSPECT_DEAF
+            dr_add(&self.core.ingest.alarms, 1)
             stop_changing(self.core)
 
     @property
@@ -282,12 +284,21 @@ cdef class IndexActor:
         return dr_load(&self.core.ingest.alarms)
 
     def sources(self):
-        """(worker, Cursor as a dict, first held id or None, blocks held) of every known worker."""
+        """Every worker the tree knows: (worker, Cursor as a dict, first held id or None, blocks)."""
+        return self.census(False)
+
+    def recovering(self):
+        """Those among them that are exact but for a gap or a doubt."""
+        return self.census(True)
+
+    cdef list census(self, bint recovering):
         cdef Known* known
         cdef uint32_t count, i
         with nogil:
             gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
-            known = take_census(self.core.ingest.tree, &self.core.ingest.sources, &count)
+            known = take_census(
+                self.core.ingest.tree, &self.core.ingest.sources, recovering, &count
+            )
             gate_leave(&self.core.gate)
         if known == NULL:
             raise MemoryError

@@ -3,8 +3,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport malloc
 from libc.string cimport memset
 
-from ._cursor cimport Cursor
-from ._sources cimport Source, Sources
+from ._cursor cimport SOURCE_EXACT, Cursor
+from ._sources cimport Source, Sources, source_is_well
 from ._tree cimport Tree, Worker
 
 cdef struct Known:
@@ -16,10 +16,16 @@ cdef struct Known:
     uint64_t first_held  # the id of the first of them
 
 
+cdef inline bint is_recovering(const Source* source) noexcept nogil:
+    return source != NULL and source.cursor.state == SOURCE_EXACT and not source_is_well(source)
+
+
 cdef inline Known* take_census(
-    const Tree* tree, const Sources* sources, uint32_t* count
+    const Tree* tree, const Sources* sources, bint recovering, uint32_t* count
 ) noexcept nogil:
-    """One for every worker the tree knows; NULL without memory. The caller frees them."""
+    """One for every worker the tree knows, or for those alone that are exact but for a gap or a
+    doubt; NULL without memory. The caller frees them.
+    """
     cdef Known* all = <Known*>malloc((tree.n_workers + 1) * sizeof(Known))
     cdef const Worker* worker
     cdef const Source* source
@@ -30,7 +36,8 @@ cdef inline Known* take_census(
         return NULL
     for w in range(tree.workers_used):
         worker = &tree.workers[w]
-        if not worker.live:
+        source = &sources.all[w] if w < sources.count else NULL
+        if not worker.live or (recovering and not is_recovering(source)):
             continue
         known = &all[count[0]]
         count[0] += 1
@@ -38,8 +45,7 @@ cdef inline Known* take_census(
         known.worker_id = worker.worker_id
         known.dp_rank = worker.dp_rank
         known.blocks = worker.blocks
-        if w < sources.count:
-            source = &sources.all[w]
+        if source != NULL:
             known.cursor = source.cursor
             known.held = source.held.count
             if source.held.count:
