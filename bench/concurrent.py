@@ -1,4 +1,4 @@
-"""dynamo-router bench concurrent: reading the index while events are written to it at full speed."""
+"""dynamo-router bench concurrent: the index, read while events are written to it at full speed."""
 
 import threading
 from collections import defaultdict
