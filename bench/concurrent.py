@@ -4,7 +4,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -182,6 +182,8 @@ def _read(
     for thread in threads:
         thread.start()
     try:
+        while write is not None and not all(some[0] for some in times):
+            sleep(0.0001)  # every one of them has begun
         rate = 0.0 if write is None else write()
     finally:
         stop[0] = write is not None
