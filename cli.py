@@ -46,6 +46,11 @@ BENCHES: Mapping[str, Entry] = {
     "decision": Entry(
         "A routing decision.", "bench.decision:DecisionBenchConfig", "bench.decision:run"
     ),
+    "concurrent": Entry(
+        "The index, read while it is written.",
+        "bench.concurrent:ConcurrentBenchConfig",
+        "bench.concurrent:run",
+    ),
     "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
 }

@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +13,12 @@ SourceRow: TypeAlias = tuple[
 
 class IndexActor:
     def __init__(
-        self, *, max_messages: int = 16384, max_bytes: int = ..., max_workers: int = 65536
+        self,
+        *,
+        max_messages: int = 16384,
+        max_bytes: int = ...,
+        max_workers: int = 65536,
+        shared: bool = True,
     ) -> None: ...
     def close(self) -> None: ...
     def post(self, message: bytes) -> bool: ...
@@ -33,9 +37,7 @@ class IndexActor:
     def match_tiers(
         self, local_hashes: npt.NDArray[np.uint64], predicted: dict[WorkerWithDpRank, int]
     ) -> dict[WorkerWithDpRank, list[int]]: ...
-    def scores(
-        self, local_hashes: npt.NDArray[np.uint64] | Sequence[int]
-    ) -> dict[WorkerWithDpRank, int]: ...
+    def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]: ...
     def bind(self, worker: tuple[int, int], number: int) -> None: ...
     def drop_worker(self, worker: tuple[int, int]) -> None: ...
     def await_replays(self, max_events: int, max_blocks: int) -> None: ...

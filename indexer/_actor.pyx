@@ -2,16 +2,25 @@
 """_actor.pyx: the owner of the event-driven index.
 
 A native thread takes messages from a bounded mailbox, decodes them and applies them to the tree,
-never touching the interpreter. Who holds `owner` owns the tree: the thread while it applies one
-message, a reader for one match, a flushing caller until the mailbox is empty. Lock order: owner
-before the mailbox's. Messages are applied in the order they were posted.
+never touching the interpreter. How it and the callers take turns: _core.pxd.
 """
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-
-import numpy as np
+from libc.string cimport memset
 
 from ..runtime.identity import WorkerWithDpRank
+from ._census cimport Known, take_census
+from ._core cimport (
+    Core,
+    apply_message,
+    apply_unnumbered,
+    drain,
+    run,
+    start_changing,
+    start_writing,
+    stop_changing,
+    stop_writing,
+)
 from ._cursor cimport (
     SOURCE_DEGRADED,
     SOURCE_EXACT,
@@ -19,26 +28,41 @@ from ._cursor cimport (
     SUSPECT_DEAF,
     cursor_has_gap,
 )
-from ._ingest cimport Ingest, give_up_gap, take_message
+from ._gate cimport (
+    READ_EXCLUSIVE,
+    READ_SHARED,
+    gate_arrive,
+    gate_destroy,
+    gate_enter,
+    gate_give_way,
+    gate_init,
+    gate_leave,
+)
+from ._ingest cimport Counters, Ingest, give_up_gap
 from ._mailbox cimport (
-    Mailbox,
-    Message,
     mailbox_close,
     mailbox_destroy,
     mailbox_length,
     mailbox_open,
     mailbox_put,
-    mailbox_take,
-    mailbox_wait,
+    mailbox_refused,
 )
+from ._pace cimport Pace
 from ._radix cimport (
+    TREE_OK,
+    Hits,
+    Name,
     RadixTree,
+    hits_free,
+    raise_status,
+    read_name,
     tree_find_worker,
+    tree_match,
     tree_match_bound,
-    tree_match_continued,
+    tree_names,
     tree_worker,
 )
-from ._sources cimport Source, source_forget, source_is_well, sources_free
+from ._sources cimport Source, source_forget, sources_free
 from ._threads cimport (
     dr_add,
     dr_load,
@@ -46,80 +70,75 @@ from ._threads cimport (
     pthread_join,
     pthread_mutex_destroy,
     pthread_mutex_init,
-    pthread_mutex_lock,
-    pthread_mutex_t,
-    pthread_mutex_trylock,
-    pthread_mutex_unlock,
-    pthread_t,
-    sched_yield,
 )
-from ._tiers cimport DEVICE, HOST, ROWS, TIERS, tiers_bind, tiers_drop_worker, tiers_match
+from ._tiers cimport (
+    DEVICE,
+    ROWS,
+    TIERS,
+    TierCounters,
+    TierHits,
+    tiers_bind,
+    tiers_drop_worker,
+    tiers_match,
+    tiers_match_all,
+)
+from ._tree cimport Tree
 from ._wire cimport batch_free, batch_init
 
-# How often the thread offers the tree to waiting readers before it goes on.
-cdef int YIELDS = 1000
+from .wire import describe_decode_error
+
+cdef enum:
+    STEP_BLOCKS = 128  # of work between two chances for readers: 3 to 10 us
 
 
-cdef struct Core:
-    pthread_mutex_t owner      # guards all below but the mailbox, which guards itself
-    Mailbox mailbox
-    int readers                # waiting for owner; atomic
-    Ingest ingest
-
-
-cdef void drain(Core* core, bint yielding) noexcept nogil:
-    """Apply what waits, oldest first. Called with owner held; returns with it held.
-
-    A yielding drain lets waiting readers in between two messages.
-    """
-    cdef Message message
-    cdef int turn
-    while mailbox_take(&core.mailbox, &message):
-        take_message(&core.ingest, message.data, message.size)
-        free(message.data)
-        if yielding and dr_load(&core.readers) > 0:
-            pthread_mutex_unlock(&core.owner)
-            for turn in range(YIELDS):
-                if dr_load(&core.readers) == 0:
-                    break
-                sched_yield()
-            pthread_mutex_lock(&core.owner)
-
-
-cdef void* run(void* argument) noexcept nogil:
-    """The thread: sleep until something is posted, then apply it."""
-    cdef Core* core = <Core*>argument
-    while mailbox_wait(&core.mailbox):
-        pthread_mutex_lock(&core.owner)
-        drain(core, True)
-        pthread_mutex_unlock(&core.owner)
-    return NULL
+cdef inline uint32_t match_inside(
+    Core* core,
+    const uint64_t* local,
+    uint32_t n,
+    const uint32_t* at_least,
+    uint32_t* out,
+    uint32_t* lower,
+    uint32_t n_out,
+) noexcept nogil:
+    """One decision's look at all tiers, inside the gate; UINT32_MAX without memory."""
+    cdef uint32_t longest = tree_match_bound(core.ingest.tiers.trees[DEVICE], local, n, out, n_out)
+    cdef uint32_t i
+    if longest == UINT32_MAX:
+        return UINT32_MAX
+    if at_least != NULL:
+        for i in range(n_out):
+            out[i] = max(out[i], at_least[i])
+            longest = max(longest, out[i])
+    if lower != NULL:
+        tiers_match(&core.ingest.tiers, local, n, out, lower, n_out)
+    return longest
 
 
 cdef class IndexActor:
     """See actor.py."""
 
-    cdef Core* core
-    cdef RadixTree tree
-    cdef tuple trees           # RadixTree by Event.tier, `tree` first
-    cdef pthread_t thread
-    cdef bint running
-
     def __cinit__(
-        self, *, uint32_t max_messages=16384, size_t max_bytes=1 << 28, uint32_t max_workers=65536
+        self,
+        *,
+        uint32_t max_messages=16384,
+        size_t max_bytes=1 << 28,
+        uint32_t max_workers=65536,
+        bint shared=True,
     ):
         if max_messages == 0 or max_workers == 0:
             raise ValueError("max_messages and max_workers must be at least 1")
         cdef int tier
-        self.tree = RadixTree()
-        self.trees = (self.tree, *(RadixTree() for _ in range(HOST, TIERS)))
+        cdef Tree* tree
+        self.trees = tuple([RadixTree() for _ in range(TIERS)])
         self.core = <Core*>calloc(1, sizeof(Core))
         if self.core == NULL:
             raise MemoryError
         pthread_mutex_init(&self.core.owner, NULL)
+        gate_init(&self.core.gate, READ_SHARED if shared else READ_EXCLUSIVE)
         batch_init(&self.core.ingest.batch)
         for tier in range(TIERS):
-            self.core.ingest.tiers.trees[tier] = (<RadixTree>self.trees[tier]).tree
+            tree = self.core.ingest.tiers.trees[tier] = (<RadixTree>self.trees[tier]).tree
+            tree.memory.pace = Pace(gate_give_way, &self.core.gate, STEP_BLOCKS, 0)
         self.core.ingest.max_workers = max_workers
         if not mailbox_open(&self.core.mailbox, max_messages, max_bytes):
             raise MemoryError
@@ -134,6 +153,7 @@ cdef class IndexActor:
         mailbox_destroy(&self.core.mailbox)
         batch_free(&self.core.ingest.batch)
         sources_free(&self.core.ingest.sources)
+        gate_destroy(&self.core.gate)
         pthread_mutex_destroy(&self.core.owner)
         free(self.core)
 
@@ -145,54 +165,45 @@ cdef class IndexActor:
             mailbox_close(&self.core.mailbox)
             pthread_join(self.thread, NULL)
 
-    cdef void own(self) noexcept:
-        """Become the tree's owner: at once if it is free, else outside the GIL."""
-        if pthread_mutex_trylock(&self.core.owner) == 0:
-            return
-        with nogil:
-            dr_add(&self.core.readers, 1)
-            pthread_mutex_lock(&self.core.owner)
-            dr_add(&self.core.readers, -1)
-
-    cdef void disown(self) noexcept:
-        pthread_mutex_unlock(&self.core.owner)
-
     def close(self):
         self.stop_thread()
 
     def post(self, bytes message not None):
         cdef const uint8_t* data = message
-        if mailbox_put(&self.core.mailbox, data, len(message)):
-            return True
-        self.own()
-        self.core.ingest.counters.dropped += 1
-        self.disown()
-        return False
+        return mailbox_put(&self.core.mailbox, data, len(message))
 
     def apply(self, bytes message not None):
         cdef const uint8_t* data = message
         cdef size_t size = len(message)
         cdef int code
-        self.own()
         with nogil:
+            start_writing(self.core)
             drain(self.core, False)
-            code = take_message(&self.core.ingest, data, size)
-            pthread_mutex_unlock(&self.core.owner)
+            code = apply_message(self.core, data, size)
+            stop_writing(self.core)
         return code
 
-    def apply_cache_event(self, worker, message):
-        self.own()
-        try:
+    def apply_cache_event(self, worker, bytes message not None):
+        cdef const uint8_t* data = message
+        cdef size_t size = len(message)
+        cdef bint any_rank = not isinstance(worker, tuple)
+        cdef Name name
+        cdef int code, status = TREE_OK
+        read_name(&name, worker)
+        with nogil:
+            start_writing(self.core)
             drain(self.core, False)
-            self.tree.apply_event(worker, message)
-        finally:
-            self.disown()
+            code = apply_unnumbered(self.core, &name, any_rank, data, size, &status)
+            stop_writing(self.core)
+        if code != 0:
+            raise ValueError(describe_decode_error(code))
+        raise_status(status, name.worker_id)
 
     def flush(self):
-        self.own()
         with nogil:
+            start_writing(self.core)
             drain(self.core, False)
-            pthread_mutex_unlock(&self.core.owner)
+            stop_writing(self.core)
 
     @property
     def lower_tiers(self):
@@ -208,189 +219,226 @@ cdef class IndexActor:
         cdef uint32_t n = <uint32_t>local_hashes.shape[0]
         cdef uint32_t n_out = <uint32_t>out.shape[0]
         cdef const uint64_t* local = &local_hashes[0] if n else NULL
-        cdef uint32_t longest, i
+        cdef const uint32_t* least = NULL
+        cdef uint32_t* rows = NULL
+        cdef uint32_t longest, ticket
         if at_least is not None and at_least.shape[0] != n_out:
             raise ValueError(f"at_least must have {n_out} overlaps")
         if lower is not None and (lower.shape[0] != ROWS or lower.shape[1] != n_out):
             raise ValueError(f"lower must have {ROWS} rows of {n_out}")
         if n_out == 0:
             return 0
-        self.own()
-        longest = tree_match_bound(self.tree.tree, local, n, &out[0], n_out)
         if at_least is not None:
-            for i in range(n_out):
-                out[i] = max(out[i], at_least[i])
-                longest = max(longest, out[i])
+            least = &at_least[0]
         if lower is not None:
-            tiers_match(&self.core.ingest.tiers, local, n, &out[0], &lower[0, 0], n_out)
-        self.disown()
+            rows = &lower[0, 0]
+        ticket = gate_arrive(&self.core.gate)
+        if ticket == 0:
+            # Giving the GIL away and getting it back would take longer than the match.
+            longest = match_inside(self.core, local, n, least, &out[0], rows, n_out)
+            gate_leave(&self.core.gate)
+        else:
+            with nogil:
+                gate_enter(&self.core.gate, ticket)
+                longest = match_inside(self.core, local, n, least, &out[0], rows, n_out)
+                gate_leave(&self.core.gate)
         if longest == UINT32_MAX:
             raise MemoryError
         return longest
 
-    def match_tiers(self, const uint64_t[::1] local_hashes, predicted):
+    def match_tiers(self, const uint64_t[::1] local_hashes, dict predicted not None):
         """{WorkerWithDpRank: [blocks by tier]} of every worker that holds a prefix of the chain.
 
         `predicted` are blocks that workers are believed to have on the device at least.
         """
         cdef uint32_t n = <uint32_t>local_hashes.shape[0]
         cdef const uint64_t* local = &local_hashes[0] if n else NULL
-        cdef uint32_t[::1] places, reached, gained
-        cdef RadixTree tree
-        cdef int tier
-        self.own()
+        cdef uint32_t n_predicted = <uint32_t>len(predicted)
+        cdef Name* names = <Name*>calloc(n_predicted + 1, sizeof(Name))
+        cdef uint32_t* blocks = <uint32_t*>calloc(n_predicted + 1, sizeof(uint32_t))
+        cdef TierHits hits
+        cdef uint32_t i, tier
+        cdef bint good = False
+        memset(&hits, 0, sizeof(TierHits))
         try:
-            device = self.tree.match(local_hashes).scores
-            known = {name for tree in self.trees for name in tree.workers()}.union(predicted)
-            names = {name: i for i, name in enumerate(known)}
-            reach = np.array(
-                [max(device.get(name, 0), predicted.get(name, 0)) for name in names], np.uint32
-            )
-            table = np.zeros((TIERS, len(names)), np.uint32)
-            table[DEVICE] = reach
-            reached = reach
-            for tier in range(HOST, TIERS if names else HOST):
-                tree = self.trees[tier]
-                if tree.names_version != tree.tree.names:
-                    tree.refresh_names()
-                if not tree.names:
-                    continue
-                places = np.array([names.get(name, len(names)) for name in tree.names], np.uint32)
-                gained = table[tier]
-                tree_match_continued(
-                    tree.tree, local, n, &places[0], &reached[0], &gained[0], <uint32_t>len(names)
+            if names == NULL or blocks == NULL:
+                raise MemoryError
+            for i, (name, believed) in enumerate(predicted.items()):
+                read_name(&names[i], name)
+                blocks[i] = believed
+            with nogil:
+                gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
+                good = tiers_match_all(
+                    &self.core.ingest.tiers, local, n, names, blocks, n_predicted, &hits
                 )
+                gate_leave(&self.core.gate)
+            if not good:
+                raise MemoryError
+            found = {name: [believed, 0, 0, 0] for name, believed in predicted.items() if believed}
+            for i in range(hits.count):
+                row = [hits.table[tier * hits.count + i] for tier in range(TIERS)]
+                if any(row):
+                    found[WorkerWithDpRank(hits.names[i].worker_id, hits.names[i].dp_rank)] = row
+            return found
+        finally:
+            free(names)
+            free(blocks)
+            free(hits.names)
+            free(hits.table)
+
+    def scores(self, const uint64_t[::1] local_hashes):
+        cdef uint32_t n = <uint32_t>local_hashes.shape[0]
+        cdef const uint64_t* local = &local_hashes[0] if n else NULL
+        cdef Hits hits
+        cdef Name* names    # inside the gate, so that nobody else is one of the workers by then
+        cdef uint32_t i
+        with nogil:
+            gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
+            tree_match(self.core.ingest.tiers.trees[DEVICE], local, n, False, &hits)
+            names = tree_names(self.core.ingest.tiers.trees[DEVICE], &hits)
+            gate_leave(&self.core.gate)
+        try:
+            if names == NULL:
+                raise MemoryError
             return {
-                name: table[:, i].tolist() for name, i in names.items() if reach[i] != 0
+                WorkerWithDpRank(names[i].worker_id, names[i].dp_rank): hits.blocks[i]
+                for i in range(hits.count)
             }
         finally:
-            self.disown()
-
-    def scores(self, local_hashes):
-        self.own()
-        try:
-            return self.tree.match(local_hashes).scores
-        finally:
-            self.disown()
+            hits_free(&hits)
+            free(names)
 
     def bind(self, worker, uint32_t number):
         cdef uint32_t index
-        worker_id, dp_rank = worker
-        self.own()
-        index = tree_worker(self.tree.tree, worker_id, dp_rank)
-        if index != UINT32_MAX:
-            tiers_bind(&self.core.ingest.tiers, index, number)
-        self.disown()
+        cdef Name name
+        read_name(&name, worker)
+        with nogil:
+            start_changing(self.core, NULL)
+            index = tree_worker(
+                self.core.ingest.tiers.trees[DEVICE], name.worker_id, name.dp_rank
+            )
+            if index != UINT32_MAX:
+                tiers_bind(&self.core.ingest.tiers, index, number)
+            stop_changing(self.core)
         if index == UINT32_MAX:
             raise MemoryError
 
     def drop_worker(self, worker):
         cdef uint32_t index
-        worker_id, dp_rank = worker
-        self.own()
-        index = tree_find_worker(self.tree.tree, worker_id, dp_rank)
-        if index != UINT32_MAX:
-            tiers_drop_worker(&self.core.ingest.tiers, index)
-            source_forget(&self.core.ingest.sources, index)
-        self.disown()
+        cdef Name name
+        read_name(&name, worker)
+        with nogil:
+            start_changing(self.core, NULL)
+            index = tree_find_worker(
+                self.core.ingest.tiers.trees[DEVICE], name.worker_id, name.dp_rank
+            )
+            if index != UINT32_MAX:
+                tiers_drop_worker(&self.core.ingest.tiers, index)
+                source_forget(&self.core.ingest.sources, index)
+            stop_changing(self.core)
 
     def await_replays(self, uint64_t max_events, uint64_t max_blocks):
-        self.own()
-        self.core.ingest.sources.budget.max_events = max_events
-        self.core.ingest.sources.budget.max_blocks = max_blocks
-        self.disown()
-
-    cdef Source* find(self, worker):
-        """The source of a worker that was heard of, or NULL. Called with owner held."""
-        cdef uint32_t index = tree_find_worker(self.tree.tree, worker[0], worker[1])
-        if index >= self.core.ingest.sources.count:
-            return NULL
-        return self.core.ingest.sources.all + index
+        with nogil:
+            start_changing(self.core, NULL)
+            self.core.ingest.sources.budget.max_events = max_events
+            self.core.ingest.sources.budget.max_blocks = max_blocks
+            stop_changing(self.core)
 
     def give_up(self, worker):
+        cdef Ingest* ingest = &self.core.ingest
         cdef Source* source
-        self.own()
-        source = self.find(worker)
-        if source != NULL and source.cursor.state == SOURCE_EXACT and (
-            source.cursor.suspect or cursor_has_gap(&source.cursor)
-        ):
-            give_up_gap(
-                &self.core.ingest, <uint32_t>(source - self.core.ingest.sources.all), source
-            )
-        self.disown()
+        cdef Name name
+        read_name(&name, worker)
+        with nogil:
+            source = start_changing(self.core, &name)
+            if source != NULL and source.cursor.state == SOURCE_EXACT and (
+                source.cursor.suspect or cursor_has_gap(&source.cursor)
+            ):
+                give_up_gap(ingest, <uint32_t>(source - ingest.sources.all), source)
+            stop_changing(self.core)
 
     def mark_degraded(self, worker):
         cdef Source* source
-        self.own()
-        source = self.find(worker)
-        if source != NULL and source.cursor.state == SOURCE_REBUILDING:
-            source.cursor.state = SOURCE_DEGRADED
-        self.disown()
+        cdef Name name
+        read_name(&name, worker)
+        with nogil:
+            source = start_changing(self.core, &name)
+            if source != NULL and source.cursor.state == SOURCE_REBUILDING:
+                source.cursor.state = SOURCE_DEGRADED
+            stop_changing(self.core)
 
     def mark_suspect(self):
         cdef uint32_t index
         cdef Source* source
-        self.own()
-        for index in range(self.core.ingest.sources.count):
-            source = self.core.ingest.sources.all + index
-            if source.cursor.state == SOURCE_EXACT and not source.cursor.suspect:
-                source.cursor.suspect = SUSPECT_DEAF
-        dr_add(&self.core.ingest.alarms, 1)
-        self.disown()
+        with nogil:
+            start_changing(self.core, NULL)
+            for index in range(self.core.ingest.sources.count):
+                source = self.core.ingest.sources.all + index
+                if source.cursor.state == SOURCE_EXACT and not source.cursor.suspect:
+                    source.cursor.suspect = SUSPECT_DEAF
+            dr_add(&self.core.ingest.alarms, 1)
+            stop_changing(self.core)
 
     @property
     def alarms(self):
         return dr_load(&self.core.ingest.alarms)
 
-    cdef tuple describe(self, worker):
-        """(worker, Cursor as a dict, first held id or None, blocks by tier). With owner held."""
-        cdef Source* source = self.find(worker)
-        held = None
-        if source != NULL and source.held.count:
-            held = source.held.events[0].event.event_id
-        cursor = {} if source == NULL else dict(source.cursor)
-        blocks = tuple([tree.num_blocks(worker) for tree in self.trees])
-        return WorkerWithDpRank(*worker), cursor, held, blocks
-
     def sources(self):
-        """Every worker that the tree knows, described."""
-        self.own()
-        try:
-            return [self.describe(worker) for worker in self.tree.workers()]
-        finally:
-            self.disown()
+        """Every worker the tree knows: (worker, Cursor as a dict, first held id, blocks by tier)."""
+        return self.census(False)
 
     def recovering(self):
         """Those among them that are exact but for a gap or a doubt."""
-        cdef uint32_t index
-        cdef Source* source
-        found = []
-        self.own()
+        return self.census(True)
+
+    cdef list census(self, bint recovering):
+        cdef Known* known
+        cdef uint32_t count, i
+        with nogil:
+            gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
+            known = take_census(
+                &self.core.ingest.tiers, &self.core.ingest.sources, recovering, &count
+            )
+            gate_leave(&self.core.gate)
+        if known == NULL:
+            raise MemoryError
         try:
-            for index in range(self.core.ingest.sources.count):
-                source = self.core.ingest.sources.all + index
-                if source.cursor.state == SOURCE_EXACT and not source_is_well(source):
-                    worker = self.tree.tree.workers[index]
-                    found.append(self.describe((worker.worker_id, worker.dp_rank)))
+            return [
+                (
+                    WorkerWithDpRank(known[i].worker_id, known[i].dp_rank),
+                    dict(known[i].cursor),
+                    known[i].first_held if known[i].held else None,
+                    (known[i].blocks[0], known[i].blocks[1], known[i].blocks[2], known[i].blocks[3]),
+                )
+                for i in range(count)
+            ]
         finally:
-            self.disown()
-        return found
+            free(known)
 
     def counters(self):
-        self.own()
-        values = dict(self.core.ingest.counters)
-        self.disown()
-        values["waiting"] = mailbox_length(&self.core.mailbox)
-        values["held_now"] = self.core.ingest.sources.budget.events
-        return values
+        cdef Counters counters
+        cdef uint64_t held_now
+        with nogil:
+            gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
+            counters = self.core.ingest.counters
+            held_now = self.core.ingest.sources.budget.events
+            gate_leave(&self.core.gate)
+        return dict(counters) | {
+            "held_now": held_now,
+            "waiting": mailbox_length(&self.core.mailbox),
+            "dropped": mailbox_refused(&self.core.mailbox),
+        }
 
     def tier_counters(self):
         """Running totals by Event.tier: TierCounters as dicts."""
+        cdef TierCounters counters[4]
         cdef int tier
-        self.own()
-        values = [dict(self.core.ingest.tiers.counters[tier]) for tier in range(TIERS)]
-        self.disown()
-        return values
+        with nogil:
+            gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
+            for tier in range(TIERS):
+                counters[tier] = self.core.ingest.tiers.counters[tier]
+            gate_leave(&self.core.gate)
+        return [dict(counters[tier]) for tier in range(TIERS)]
 
     def tier_trees(self):
         """The trees by Event.tier, for tests: nothing may be posted while they are looked at."""

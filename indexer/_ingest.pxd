@@ -1,6 +1,6 @@
 # _ingest.pxd: messages of the event plane into the trees, through their sources' cursors. Pure: what
-# the actor does with a message while it owns them.
-from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
+# the actor does with a decoded message while nobody reads.
+from libc.stdint cimport UINT32_MAX, uint32_t, uint64_t
 
 from ._cursor cimport (
     SOURCE_EXACT,
@@ -27,14 +27,13 @@ from ._radix cimport (
 from ._sources cimport Source, Sources, source_is_well, source_of
 from ._threads cimport dr_add
 from ._tiers cimport DEVICE, Tiers, tiers_apply, tiers_clear
-from ._wire cimport TOPIC_HEARTBEAT, TOPIC_KV_EVENTS, decode_nats_message
+from ._wire cimport TOPIC_HEARTBEAT, TOPIC_KV_EVENTS
 
 
 cdef struct Counters:
     uint64_t messages      # taken out of the mailbox
     uint64_t undecodable   # of those, not understood
     uint64_t ignored       # of those, other topics
-    uint64_t dropped       # not taken in: the mailbox was full
     uint64_t invalid       # stored events that contradict themselves
     uint64_t refused       # events refused: too many workers
     uint64_t out_of_memory
@@ -48,7 +47,7 @@ cdef struct Ingest:
     Sources sources
     uint32_t max_workers
     Counters counters
-    int alarms             # times a source was no longer well; read without owning the tree
+    uint32_t alarms        # times a source was no longer well; read without owning the tree
 
 
 cdef inline void apply_in_turn(
@@ -195,10 +194,9 @@ cdef inline void take_heartbeat(Ingest* core, const Event* event) noexcept nogil
     end_turn(core, worker, source, was_well)
 
 
-cdef inline int take_message(Ingest* core, const uint8_t* data, size_t size) noexcept nogil:
-    """Decode and apply one message; returns the decoder's code."""
+cdef inline void take_batch(Ingest* core, int code) noexcept nogil:
+    """Apply the message that was decoded into the batch with this code."""
     cdef uint32_t i
-    cdef int code = decode_nats_message(&core.batch, data, size)
     core.counters.messages += 1
     if code != 0:
         core.counters.undecodable += 1
@@ -209,4 +207,3 @@ cdef inline int take_message(Ingest* core, const uint8_t* data, size_t size) noe
         take_heartbeat(core, &core.batch.events[0])
     else:
         core.counters.ignored += 1
-    return code

@@ -1,5 +1,5 @@
 # _mailbox.pxd: a bounded queue of messages between threads, oldest first. Owned by the actor.
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -31,6 +31,7 @@ cdef struct Mailbox:
     uint32_t length
     size_t bytes               # waiting
     size_t max_bytes           # a single message may be larger
+    uint64_t refused           # messages not taken in
     bint closed                # takes nothing in any more; what waits may be taken out
 
 
@@ -45,17 +46,17 @@ cdef inline bint mailbox_open(Mailbox* box, uint32_t capacity, size_t max_bytes)
 
 
 cdef inline bint mailbox_put(Mailbox* box, const uint8_t* data, size_t size) noexcept nogil:
-    """Copy a message in; false if it is closed, full, or there is no memory."""
+    """Copy a message in; false, and counted, if it is closed, full, or there is no memory."""
     cdef Message message
     cdef bint accepted
     message.size = size
     message.data = <uint8_t*>malloc(size if size else 1)
-    if message.data == NULL:
-        return False
-    memcpy(message.data, data, size)
+    if message.data != NULL:
+        memcpy(message.data, data, size)
     pthread_mutex_lock(&box.lock)
     accepted = (
-        not box.closed
+        message.data != NULL
+        and not box.closed
         and box.length < box.capacity
         and (box.length == 0 or box.bytes + size <= box.max_bytes)
     )
@@ -64,6 +65,8 @@ cdef inline bint mailbox_put(Mailbox* box, const uint8_t* data, size_t size) noe
         box.length += 1
         box.bytes += size
         pthread_cond_signal(&box.filled)
+    else:
+        box.refused += 1
     pthread_mutex_unlock(&box.lock)
     if not accepted:
         free(message.data)
@@ -101,6 +104,14 @@ cdef inline uint32_t mailbox_length(Mailbox* box) noexcept nogil:
     length = box.length
     pthread_mutex_unlock(&box.lock)
     return length
+
+
+cdef inline uint64_t mailbox_refused(Mailbox* box) noexcept nogil:
+    cdef uint64_t refused
+    pthread_mutex_lock(&box.lock)
+    refused = box.refused
+    pthread_mutex_unlock(&box.lock)
+    return refused
 
 
 cdef inline void mailbox_close(Mailbox* box) noexcept nogil:

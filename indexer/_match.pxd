@@ -2,11 +2,16 @@
 #
 # A match only reads the tree, and what it writes is its caller's: several may run at once.
 from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 from ._edge cimport Edge, lowest64, popcount64
 from ._store cimport common_run
 from ._table cimport NONE, prefetch
 from ._tree cimport ROOT, Tree, find_child
+
+cdef enum:
+    STACK_WORDS = 256  # of a match's bitset of workers; more of them are allocated
 
 cdef struct Walk:
     # Given, the rest zeroed: a word for every 64 workers, and a place for the results.
@@ -130,3 +135,25 @@ cdef inline void match_chain(
     if depth != 0:
         for i in range(walk.low, walk.high):
             hit_all(tree, walk, i, walk.active[i], depth)
+
+
+cdef inline uint32_t match_bound(
+    const Tree* tree, const uint64_t* local, uint32_t n, uint32_t* out, uint32_t n_out
+) noexcept nogil:
+    """Zero out[0:n_out], write bound workers' overlaps there; the longest, or NONE: no memory."""
+    cdef uint64_t stack[STACK_WORDS]
+    cdef uint32_t words = active_words(tree)
+    cdef Walk walk
+    memset(&walk, 0, sizeof(Walk))
+    memset(out, 0, n_out * sizeof(uint32_t))
+    walk.bound = out
+    walk.n_bound = n_out
+    walk.active = stack
+    if words > STACK_WORDS:
+        walk.active = <uint64_t*>malloc(words * sizeof(uint64_t))
+        if walk.active == NULL:
+            return NONE
+    match_chain(tree, &walk, local, n, False)
+    if walk.active != stack:
+        free(walk.active)
+    return walk.longest

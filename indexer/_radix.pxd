@@ -18,6 +18,10 @@ cdef struct Hits:
     uint32_t* blocks         # their overlaps
     uint64_t* memory         # where all of it lives
 
+cdef struct Name:
+    uint64_t worker_id
+    uint32_t dp_rank
+
 cdef Tree* tree_open() noexcept nogil                # NULL: no memory
 cdef void tree_close(Tree* tree) noexcept nogil
 
@@ -63,6 +67,8 @@ cdef void tree_bind(Tree* tree, uint32_t worker, uint32_t number) noexcept nogil
 cdef bint tree_match(
     const Tree* tree, const uint64_t* local, uint32_t n, bint early_exit, Hits* hits
 ) noexcept nogil
+# Who the hits are, hits.count of them, for the caller to free; NULL: no memory.
+cdef Name* tree_names(const Tree* tree, const Hits* hits) noexcept nogil
 cdef void hits_free(Hits* hits) noexcept nogil
 
 # Zeroes out[0:n_out], writes the overlap of every bound worker to out[number]; returns the longest,
@@ -82,6 +88,11 @@ cdef void tree_match_continued(
     uint32_t* gained,
     uint32_t n_out,
 ) noexcept nogil
+
+
+# For other doors to Python.
+cdef int read_name(Name* name, worker) except -1
+cdef int raise_status(int status, uint64_t worker_id) except -1
 
 
 cdef class RadixTree:

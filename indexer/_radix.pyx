@@ -9,20 +9,17 @@ _tree.pxd; this is its door, from C and from Python.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from ._aliases cimport aliases_close
-from ._arena cimport arena_close, arena_init
-from ._edge cimport Edge, edge_uncover_all
 from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
 from ._graft cimport graft_chain, match_continued
 from ._integers cimport UIntView, view_integers
-from ._match cimport Walk, active_words, match_chain
-from ._memory cimport array_release
+from ._lifetime cimport free_tree, make_tree
+from ._match cimport Walk, active_words, match_bound, match_chain
 from ._remove cimport clear_worker, remove_blocks
 from ._store cimport store_chain
-from ._table cimport NONE, table_free
+from ._table cimport NONE
 from ._tree cimport (
     TREE_BLOCK_NOT_FOUND,
     TREE_INVALID_SEQUENCE,
@@ -30,9 +27,6 @@ from ._tree cimport (
     TREE_OK,
     TREE_PARENT_NOT_FOUND,
     Tree,
-    Worker,
-    new_edge,
-    reserve_edge,
 )
 from ._wire cimport batch_free, batch_init, decode_json_event
 from ._workers cimport find_worker, forget_worker, intern_worker
@@ -46,40 +40,14 @@ from ..runtime.identity import WorkerWithDpRank, as_worker
 from .wire import describe_decode_error
 
 
-cdef enum:
-    STACK_WORDS = 256  # of a match's bitset of workers; more of them are allocated
-
-
 # The door for kernels ------------------------------------------------------------------------
 
 cdef Tree* tree_open() noexcept nogil:
-    cdef Tree* tree = <Tree*>calloc(1, sizeof(Tree))
-    if tree == NULL:
-        return NULL
-    tree.memory.fuse = -1
-    tree.edges_free = tree.workers_free = tree.aliases.vacant = NONE
-    arena_init(&tree.blocks)
-    if not reserve_edge(tree):
-        tree_close(tree)
-        return NULL
-    new_edge(tree)  # ROOT
-    return tree
+    return make_tree()
 
 
 cdef void tree_close(Tree* tree) noexcept nogil:
-    cdef uint32_t e
-    if tree == NULL:
-        return
-    for e in range(tree.edges_used):
-        edge_uncover_all(&tree.edges[e], &tree.memory)
-    array_release(&tree.memory, tree.edges, tree.edges_room * sizeof(Edge))
-    array_release(&tree.memory, tree.workers, tree.workers_room * sizeof(Worker))
-    arena_close(&tree.blocks, &tree.memory)
-    aliases_close(&tree.aliases, &tree.memory)
-    table_free(&tree.by_ext, &tree.memory)
-    table_free(&tree.children, &tree.memory)
-    table_free(&tree.by_name, &tree.memory)
-    free(tree)
+    free_tree(tree)
 
 
 cdef uint32_t tree_worker(Tree* tree, uint64_t worker_id, uint32_t dp_rank) noexcept nogil:
@@ -154,6 +122,18 @@ cdef bint tree_match(
     return True
 
 
+cdef Name* tree_names(const Tree* tree, const Hits* hits) noexcept nogil:
+    cdef Name* names = <Name*>malloc((hits.count + 1) * sizeof(Name))
+    cdef uint32_t i
+    if names == NULL or hits.memory == NULL:
+        free(names)
+        return NULL
+    for i in range(hits.count):
+        names[i].worker_id = tree.workers[hits.worker[i]].worker_id
+        names[i].dp_rank = tree.workers[hits.worker[i]].dp_rank
+    return names
+
+
 cdef void hits_free(Hits* hits) noexcept nogil:
     free(hits.memory)
 
@@ -161,22 +141,7 @@ cdef void hits_free(Hits* hits) noexcept nogil:
 cdef uint32_t tree_match_bound(
     const Tree* tree, const uint64_t* local, uint32_t n, uint32_t* out, uint32_t n_out
 ) noexcept nogil:
-    cdef uint64_t stack[STACK_WORDS]
-    cdef uint32_t words = active_words(tree)
-    cdef Walk walk
-    memset(&walk, 0, sizeof(Walk))
-    memset(out, 0, n_out * sizeof(uint32_t))
-    walk.bound = out
-    walk.n_bound = n_out
-    walk.active = stack
-    if words > STACK_WORDS:
-        walk.active = <uint64_t*>malloc(words * sizeof(uint64_t))
-        if walk.active == NULL:
-            return NONE
-    match_chain(tree, &walk, local, n, False)
-    if walk.active != stack:
-        free(walk.active)
-    return walk.longest
+    return match_bound(tree, local, n, out, n_out)
 
 
 cdef void tree_match_continued(
@@ -193,12 +158,7 @@ cdef void tree_match_continued(
 
 # The door for Python -------------------------------------------------------------------------
 
-cdef struct Name:
-    uint64_t worker_id
-    uint32_t dp_rank
-
-
-cdef inline int read_name(Name* name, worker) except -1:
+cdef int read_name(Name* name, worker) except -1:
     if type(worker) is int and 0 <= worker < 1 << 63:
         name.worker_id = PyLong_AsUnsignedLongLong(worker)
         name.dp_rank = 0
@@ -223,7 +183,7 @@ cdef uint64_t as_hash(number) except? 0:
     return number
 
 
-cdef int check(int status, uint64_t worker_id) except -1:
+cdef int raise_status(int status, uint64_t worker_id) except -1:
     """Raise what a status means."""
     if status == TREE_OK:
         return 0
@@ -334,7 +294,7 @@ cdef class RadixTree:
         w = intern_worker(self.tree, name.worker_id, name.dp_rank)
         if w == NONE:
             raise MemoryError
-        check(
+        raise_status(
             store_chain(
                 self.tree,
                 w,
@@ -376,7 +336,7 @@ cdef class RadixTree:
                 <const uint64_t*>local.data,
                 <uint32_t>ext.size,
             )
-        check(status, name.worker_id)
+        raise_status(status, name.worker_id)
 
     def remove(self, worker, block_hashes):
         """The worker holds these blocks no more; what it holds below them stays held.
@@ -395,7 +355,7 @@ cdef class RadixTree:
             )
         elif ext.size != 0:
             status = TREE_BLOCK_NOT_FOUND
-        check(status, name.worker_id)
+        raise_status(status, name.worker_id)
 
     def apply_event(self, worker_id, const uint8_t[::1] event not None):
         """Apply one cache event of this worker, Dynamo's JSON; event ids are not looked at.
@@ -436,7 +396,7 @@ cdef class RadixTree:
             status = remove_blocks(self.tree, w, ext, parsed.count, &unknown)
         else:
             clear_worker(self.tree, w)
-        check(status, name.worker_id)
+        raise_status(status, name.worker_id)
 
     def match(self, local_hashes, bint early_exit=False):
         """How many leading blocks of this chain each worker holds: a Match.

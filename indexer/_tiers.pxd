@@ -4,18 +4,23 @@
 # A tree of a lower tier learns of a worker with the first event of that tier, so that a fleet
 # without lower tiers pays one comparison per match and per change of workers.
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
 from ._radix cimport (
+    Hits,
+    Name,
     TREE_NO_MEMORY,
     TREE_OK,
     TREE_PARENT_NOT_FOUND,
     Tree,
+    hits_free,
     tree_bind,
     tree_clear,
     tree_drop_worker,
     tree_find_worker,
+    tree_match,
     tree_match_continued,
     tree_remove,
     tree_store,
@@ -49,6 +54,11 @@ cdef struct Tiers:
     Tree* trees[4]           # by Event.tier; owned by others
     bint lower               # whether any event of a lower tier was applied
     TierCounters counters[4]
+
+cdef struct TierHits:
+    uint32_t count           # workers; those that hold nothing of the chain are among them
+    Name* names              # of them, for the caller to free
+    uint32_t* table          # TIERS rows of count overlaps, for the caller to free
 
 
 cdef inline uint32_t tier_worker(const Tiers* tiers, uint8_t tier, uint32_t worker) noexcept nogil:
@@ -173,3 +183,60 @@ cdef inline void tiers_match(
             rows + (ROW_HOST if tier == HOST else ROW_DISK) * n_out,
             n_out,
         )
+
+
+cdef inline bint tiers_match_all(
+    const Tiers* tiers,
+    const uint64_t* local,
+    uint32_t n,
+    const Name* predicted,
+    const uint32_t* predicted_blocks,
+    uint32_t n_predicted,
+    TierHits* hits,
+) noexcept nogil:
+    """What every worker holds of a chain in each tier, bound or not; false without memory.
+
+    `predicted` are believed to have so many blocks on the device at least. Free the names and the
+    table either way.
+    """
+    cdef const Tree* device = tiers.trees[DEVICE]
+    cdef const Tree* tree
+    cdef Hits found
+    cdef uint32_t* reached
+    cdef uint32_t* places
+    cdef uint32_t w, i
+    cdef uint8_t tier
+    cdef bint good
+    hits.count = device.workers_used
+    hits.names = <Name*>calloc(hits.count + 1, sizeof(Name))
+    hits.table = <uint32_t*>calloc(<size_t>TIERS * hits.count + 1, sizeof(uint32_t))
+    # A lower tree has no worker that the device's has not.
+    reached = <uint32_t*>calloc(2 * <size_t>hits.count + 1, sizeof(uint32_t))
+    places = reached + hits.count
+    good = tree_match(device, local, n, False, &found)
+    good = good and hits.names != NULL and hits.table != NULL and reached != NULL
+    if good:
+        for w in range(hits.count):
+            hits.names[w].worker_id = device.workers[w].worker_id
+            hits.names[w].dp_rank = device.workers[w].dp_rank
+        for i in range(found.count):
+            hits.table[found.worker[i]] = found.blocks[i]
+        for i in range(n_predicted):
+            w = tree_find_worker(device, predicted[i].worker_id, predicted[i].dp_rank)
+            if w != UINT32_MAX:
+                hits.table[w] = max(hits.table[w], predicted_blocks[i])
+        memcpy(reached, hits.table, hits.count * sizeof(uint32_t))
+        for tier in range(HOST, TIERS if tiers.lower else HOST):
+            tree = tiers.trees[tier]
+            for w in range(tree.workers_used):
+                places[w] = UINT32_MAX
+                if tree.workers[w].live:
+                    places[w] = tree_find_worker(
+                        device, tree.workers[w].worker_id, tree.workers[w].dp_rank
+                    )
+            tree_match_continued(
+                tree, local, n, places, reached, hits.table + tier * hits.count, hits.count
+            )
+    hits_free(&found)
+    free(reached)
+    return good

@@ -3,7 +3,7 @@
 Fed by the event feed (`post`) or by an embedding frontend (`apply`); read by every decision.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from .prefix_index import TierOverlap
 from .source import Missing, SourceState, SourceStatus
 from .wire import describe_decode_error
 
+ReadPath = Literal["shared", "exclusive"]
+READ_PATHS: tuple[str, ...] = ("shared", "exclusive")
+
 # The kernel's numbers of the states it knows (_cursor.pxd).
 _STATES = (SourceState.SILENT, SourceState.EXACT, SourceState.REBUILDING, SourceState.DEGRADED)
 _RESTORED = 2
@@ -29,9 +32,13 @@ class EventIndex:
     """Who holds which block, as the engines report it.
 
     One native thread applies posted messages in order; reads happen on the caller's thread and
-    see every message applied so far. `max_messages` and `max_bytes` bound what may wait:
-    a message beyond is refused and counted, and its loss shows as a gap of its source.
-    `max_workers` bounds how many (worker, rank) are indexed.
+    see every message applied so far, and those blocks of the present one that are in already.
+    They wait for some 100 blocks of work at most, whatever the thread is doing: "shared" reads run
+    beside each other, "exclusive" ones one at a time.
+
+    `max_messages` and `max_bytes` bound what may wait: a message beyond is refused and counted,
+    and its loss shows as a gap of its source. `max_workers` bounds how many (worker, rank) are
+    indexed.
 
     Each storage tier has a tree of its own; the device's is the one that routes. A lower tier's
     blocks count where they continue what the tiers above hold of a prompt: see TierOverlap. A
@@ -50,12 +57,18 @@ class EventIndex:
         max_messages: int = 16384,
         max_bytes: int = 1 << 28,
         max_workers: int = 65536,
+        read_path: ReadPath = "shared",
         predict_ttl_s: float | None = None,
     ) -> None:
+        if read_path not in READ_PATHS:
+            raise ValueError(f"read_path: {read_path!r} is not one of {', '.join(READ_PATHS)}")
         self._predicted = None if predict_ttl_s is None else ApproximateIndex(ttl_s=predict_ttl_s)
         self._overlaps = np.zeros(0, dtype=np.uint32)
         self._actor = IndexActor(
-            max_messages=max_messages, max_bytes=max_bytes, max_workers=max_workers
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            max_workers=max_workers,
+            shared=read_path == "shared",
         )
 
     @property

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..indexer.actor import READ_PATHS, ReadPath
 from ..runtime.settings import bad_setting
 from .cost import LOWER_TIER_WEIGHTS, CostParams, params_from_legacy_weight
 from .limits import AdmissionConfig
@@ -100,6 +101,12 @@ class KvRouterConfig:
         "--router-kv-events",
         env=("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
     )
+    index_read_path: ReadPath = _knob(
+        "shared",
+        "With KV events: how decisions read the index while events are written to it. Shared: "
+        "several at once. Exclusive: one after another, by a plain mutex.",
+        choices=READ_PATHS,
+    )
     router_ttl_secs: float = _knob(
         120.0,
         "Without KV events: how long a predicted block is believed.",
@@ -156,6 +163,9 @@ class KvRouterConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise bad_setting("mode", f"{self.mode!r} is not one of {', '.join(MODES)}")
+        if self.index_read_path not in READ_PATHS:
+            known = ", ".join(READ_PATHS)
+            raise bad_setting("index_read_path", f"{self.index_read_path!r} is not one of {known}")
         _require_at_least("block_size", self.block_size, 1)
         _require_at_least("router_max_tree_size", self.router_max_tree_size, 1)
         for key in (

@@ -1,4 +1,4 @@
-"""Whoever reads the tree in the middle of an event sees part of that event done, and nothing else."""
+"""Whoever reads the tree in the middle of an event sees a part of it done, and nothing else."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -92,7 +92,7 @@ class PaceMachine(RadixTreeMachine):
 
     @rule(worker=A_WORKER, length=st.integers(20, 60), first=st.booleans())
     def store_and_remove_a_long_chain(self, worker, length, first):
-        """From its first block or from its last: what is forgotten at once is not let in at once."""
+        """From its first block or from its last: forgetting much at once is paced too."""
         path = [3] * length
         self.chains.append(path)
         keys = [1000 + i for i in range(length)]

@@ -74,7 +74,7 @@ def test_every_command_explains_itself(run, command: str) -> None:
     assert code == 0 and "--config" in out and "env: DYNAMO_ROUTER_" in out
 
 
-@pytest.mark.parametrize("bench", ["index", "decision", "proxy"])
+@pytest.mark.parametrize("bench", ["index", "concurrent", "decision", "proxy"])
 def test_every_bench_explains_itself(run, bench: str) -> None:
     code, out, _ = run("bench", bench, "--help")
     assert code == 0 and "--json" in out
@@ -108,6 +108,10 @@ def test_mistakes_are_named(run, words: list[str], message: str) -> None:
     ("bad", "message"),
     [
         ({"mode": "best"}, "mode: 'best' is not one of kv, "),
+        (
+            {"index_read_path": "lucky"},
+            "index_read_path: 'lucky' is not one of shared, exclusive",
+        ),
         ({"router_prune_target_ratio": 0.0}, "router_prune_target_ratio: must be in"),
         ({"active_request_expiry_secs": 0.0}, "active_request_expiry_secs: must be greater"),
         (

@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +48,9 @@ def source(index: EventIndex, worker: WorkerWithDpRank = W) -> SourceStatus:
     return {status.worker: status for status in index.sources()}[worker]
 
 
-@pytest.fixture
-def index():
-    made = EventIndex()
+@pytest.fixture(params=["shared", "exclusive"])
+def index(request):
+    made = EventIndex(read_path=request.param)
     yield made
     made.close()
 
@@ -177,6 +178,44 @@ def test_too_many_workers_are_refused_and_counted() -> None:
 def test_impossible_bounds_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         EventIndex(**bad)
+
+
+def test_an_unknown_read_path_is_refused() -> None:
+    with pytest.raises(ValueError, match="read_path: 'lucky' is not one of shared, exclusive"):
+        EventIndex(read_path="lucky")  # type: ignore[arg-type]
+
+
+def test_readers_get_in_between_two_steps_of_one_message(index: EventIndex) -> None:
+    """In the middle of a store and of a removal, each one long message."""
+    n = 60_000
+    chain = np.arange(n, dtype=np.uint64) * 10
+    blocks = list(range(n))
+    index.bind(W, 0)
+    out = np.zeros(1, dtype=np.uint32)
+    amid: dict[str, int] = {}
+    event_id = 0
+
+    def run(name: str, begin: int, end: int, act: Callable[[], object]) -> None:
+        thread = threading.Thread(target=act)
+        thread.start()
+        while (seen := index.match(chain, out)) != end:
+            amid[name] = amid.get(name, 0) + (seen != begin)
+        thread.join()
+
+    def told(data: Data) -> Callable[[], object]:
+        nonlocal event_id
+        event_id += 1
+        payload = message(event_id, data)
+        return lambda: index.apply(payload)
+
+    def once() -> bool:
+        run("stored", 0, n, told(stored(*blocks)))
+        run("removed", n, 0, told(Removed(blocks[::-1])))
+        return amid.keys() == {"stored", "removed"}
+
+    wait_until(once)
+    counted = index.tier_counters()["device"]
+    assert source(index).blocks == 0 and counted["stored"] == counted["removed"]
 
 
 def test_closing_leaves_no_thread(index: EventIndex) -> None:

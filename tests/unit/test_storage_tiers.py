@@ -91,7 +91,9 @@ def test_a_hole_ends_it_whoever_holds_what_is_below(cache: Teller) -> None:
 
 def test_host_memory_alone_begins_at_the_first_block(cache: Teller) -> None:
     cache.stored("host_pinned", 1, 2)
-    assert cache.overlap(1, 2) == (0, 2, 0, 0) and cache.index.scores(np.array([10])) == {}
+    assert (
+        cache.overlap(1, 2) == (0, 2, 0, 0) and cache.index.scores(np.array([10], np.uint64)) == {}
+    )
 
 
 def test_a_tier_outlives_the_parent_it_was_stored_below(cache: Teller) -> None:

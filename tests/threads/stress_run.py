@@ -1,0 +1,105 @@
+"""Runs the stress program of gate_stress.pyx in a process of its own; prints what was seen as JSON.
+
+python stress_run.py BUILD_DIR SHARED(0|1) STEPS READERS SEED
+"""
+
+import json
+import random
+import sys
+from array import array
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from oracle_tree import OracleTree
+
+WORKERS = 8
+TREE_WORKERS = WORKERS - 2  # the last two only hand a chain to and fro
+
+
+def make_chains(rng):
+    """Chains that branch off each other, long ones and short ones; the last is on its own."""
+    chains = [[rng.getrandbits(40) for _ in range(300)]]
+    for _ in range(9):
+        trunk = rng.choice(chains)
+        fork = rng.randrange(len(trunk))
+        chains.append(trunk[:fork] + [rng.getrandbits(40) for _ in range(rng.randint(1, 200))])
+    chains.append([rng.getrandbits(40) for _ in range(40)])
+    return chains
+
+
+def keys_of(chain):
+    keys, key = [], 0
+    for local in chain:
+        key = hash((key, local)) & (2**63 - 1)
+        keys.append(key)
+    return keys
+
+
+def make_steps(rng, chains, count):
+    """(kind, worker, chain, begin, end, other) and the truth after each, by the oracle."""
+    keys = [keys_of(chain) for chain in chains]
+    last, pair = len(chains) - 1, [WORKERS - 1, WORKERS - 2]
+    oracle = OracleTree()
+    steps, truth = [], []
+
+    def note():
+        for chain in chains:
+            scores = oracle.match(chain)
+            truth.extend(scores.get((w, 0), 0) for w in range(WORKERS))
+
+    note()
+    for i in range(count):
+        worker, c = rng.randrange(TREE_WORKERS), rng.randrange(last)
+        n = len(chains[c])
+        act = rng.random()
+        if i == 0:
+            steps.append((0, pair[1], last, 0, len(chains[last]), 0))
+            oracle.store((pair[1], 0), None, keys[last], chains[last])
+        elif act < 0.1:
+            giver, taker = pair[::1] if (pair[0], 0) in oracle.match(chains[last]) else pair[::-1]
+            steps.append((3, giver, last, 0, len(chains[last]), taker))
+            oracle.clear((giver, 0))
+            oracle.store((taker, 0), None, keys[last], chains[last])
+        elif act < 0.6:
+            end = rng.randint(1, n)
+            steps.append((0, worker, c, 0, end, 0))
+            oracle.store((worker, 0), None, keys[c][:end], chains[c][:end])
+        elif act < 0.93:
+            begin = rng.randrange(n)
+            end = rng.randint(begin, n)
+            steps.append((1, worker, c, begin, end, rng.randrange(2)))
+            held = oracle.held.get((worker, 0), {})
+            oracle.remove((worker, 0), [key for key in keys[c][begin:end] if key in held])
+        else:
+            steps.append((2, worker, 0, 0, 0, 0))
+            oracle.clear((worker, 0))
+        note()
+    return keys, steps, truth, oracle
+
+
+def main(build, shared, count, readers, seed):
+    sys.path.insert(0, build)
+    import gate_stress
+
+    rng = random.Random(seed)
+    chains = make_chains(rng)
+    keys, steps, truth, oracle = make_steps(rng, chains, count)
+    starts = array("I", [0])
+    for chain in chains:
+        starts.append(starts[-1] + len(chain))
+    seen = gate_stress.run(
+        array("Q", [local for chain in chains for local in chain]),
+        array("Q", [key for some in keys for key in some]),
+        array("Q", [key for some in keys for key in reversed(some)]),
+        starts,
+        array("I", [number for step in steps for number in step]),
+        array("H", truth),
+        WORKERS,
+        readers,
+        shared,
+    )
+    print(json.dumps({**seen, "blocks_of_oracle": oracle.size()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] == "1", *map(int, sys.argv[3:]))
