@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...indexer.wire import encode_heartbeat
 from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ...runtime.identity import WorkerWithDpRank
 from ._virtual import Fleet
 from .config import EVEN_SPEEDS, EngineConfig
 
@@ -127,6 +129,23 @@ class VirtualFleet:
     def announce(self, engine: int, now: float) -> None:
         """The engine publishes its whole cache anew, as one `cleared` and its blocks."""
         self._fleet.announce(engine, now)
+
+    def replay(self, engine: int, first: int, last: int | None) -> bytes | None:
+        """What the engine published, from event `first` to `last` (None: the newest), once more.
+
+        Parts of it may get lost again. None if it is not kept any more: see `announce`.
+        """
+        return self._fleet.replay(engine, first, 2**64 - 2 if last is None else last)
+
+    def heartbeat(self, engine: int) -> bytes:
+        """What the engine says now and then: which of its collected events was the last."""
+        return encode_heartbeat(
+            WorkerWithDpRank(engine),
+            self._fleet.collected(engine),
+            1,
+            self._fleet.last_message(engine),
+            0,
+        )
 
     def collect(self, published_until: float) -> bytes | None:
         """What was published until then and not lost, as a message of the event plane."""
