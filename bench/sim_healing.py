@@ -7,6 +7,7 @@ and answers get lost like events.
 import heapq
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -44,7 +45,7 @@ class Healing:
         self._index.await_replays()
         self._at(0.0, self._keep_up)
         for engine in range(engines):
-            self._at(self._rng.random() * HEARTBEAT_S, lambda now, e=engine: self._beat(e, now))
+            self._at(self._rng.random() * HEARTBEAT_S, partial(self._beat, engine))
 
     @property
     def next_time(self) -> float:
@@ -78,7 +79,7 @@ class Healing:
         for request in plan.ask:
             if not self._gets_lost():
                 time = self._no_sooner("replay", request.worker_id, now, MIN_REPLAY_INTERVAL_S)
-                self._at(time, lambda at, request=request: self._replay(request, at))
+                self._at(time, partial(self._replay, request))
         if self._replays.waiting:
             self._looking = True
             self._at(now + REPLAY_TICK_S, self._look)
@@ -105,7 +106,7 @@ class Healing:
         if engine not in self._announcing:
             self._announcing.add(engine)
             time = self._no_sooner("announcement", engine, now, MIN_HEAL_INTERVAL_S)
-            self._at(time, lambda at: self._announce(engine, at))
+            self._at(time, partial(self._announce, engine))
 
     def _announce(self, engine: int, now: float) -> None:
         self._announcing.discard(engine)
@@ -126,7 +127,7 @@ class Healing:
 
     def _beat(self, engine: int, now: float) -> None:
         self._tell(engine, now)
-        self._at(now + HEARTBEAT_S, lambda at: self._beat(engine, at))
+        self._at(now + HEARTBEAT_S, partial(self._beat, engine))
 
     def _tell(self, engine: int, now: float) -> None:
         """The engine says which event was its last."""

@@ -8,17 +8,16 @@ before the mailbox's. Messages are applied in the order they were posted.
 """
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
+from .source import CursorImage
 from ._cursor cimport (
-    SOURCE_DEGRADED,
-    SOURCE_EXACT,
-    SOURCE_REBUILDING,
-    SUSPECT_DEAF,
+    SOURCE_DEGRADED, SOURCE_EXACT, SOURCE_REBUILDING, SUSPECT_DEAF, SUSPECT_RESTORED, Cursor,
     cursor_has_gap,
 )
-from ._ingest cimport Ingest, give_up_gap, take_message
+from ._ingest cimport Ingest, find_source, give_up_gap, reset_source, take_message
 from ._mailbox cimport (
     Mailbox,
     Message,
@@ -38,6 +37,7 @@ from ._radix cimport (
     tree_match_bound,
     tree_worker,
 )
+from ._section cimport Run, Section, section_free, section_gather, section_store
 from ._sources cimport Source, source_forget, source_is_well, sources_free
 from ._threads cimport (
     dr_add,
@@ -310,6 +310,83 @@ cdef class IndexActor:
         finally:
             self.disown()
         return found
+
+    def dump_source(self, worker):
+        """(CursorImage, runs, external, local hashes) of an exact source; else None.
+
+        The three are bytes: see Section. None also if some of its blocks are out of sight.
+        """
+        cdef Section section
+        cdef Source* source
+        cdef uint32_t index
+        cdef bint whole
+        memset(&section, 0, sizeof(section))
+        self.own()
+        source = self.find(worker)
+        if source == NULL or source.cursor.state != SOURCE_EXACT:
+            self.disown()
+            return None
+        cursor = CursorImage(
+            source.cursor.publisher_id, source.cursor.floor, source.cursor.sequence,
+            source.cursor.last_event_id, source.cursor.newest,
+            source.cursor.previous_publisher, source.cursor.previous_end, source.cursor.fresh,
+        )
+        index = <uint32_t>(source - self.core.ingest.sources.all)
+        with nogil:
+            whole = section_gather(&section, self.core.ingest.tree, index)
+            whole = whole and section.n_blocks == self.core.ingest.tree.workers[index].blocks
+            pthread_mutex_unlock(&self.core.owner)
+        try:
+            if not whole:
+                return None
+            return (
+                cursor,
+                (<char*>section.runs)[: section.n_runs * sizeof(Run)],
+                (<char*>section.ext)[: section.n_blocks * 8],
+                (<char*>section.local)[: section.n_blocks * 8],
+            )
+        finally:
+            section_free(&section)
+
+    def restore_source(self, worker, cursor, bytes runs, bytes ext, bytes local):
+        """Take in what dump_source gave; False if it does not fit together, or there is no room."""
+        cdef Source* source
+        cdef uint32_t index = 0
+        cdef int status
+        cdef const Run* run = <const Run*><const char*>runs
+        cdef const uint64_t* blocks = <const uint64_t*><const char*>ext
+        cdef const uint64_t* locals_ = <const uint64_t*><const char*>local
+        cdef size_t n_runs = len(runs) // sizeof(Run), n = len(ext) // 8
+        cdef Cursor restored
+        memset(&restored, 0, sizeof(restored))
+        if len(runs) % sizeof(Run) or len(ext) % 8 or len(local) != len(ext):
+            return False
+        (
+            restored.publisher_id, restored.floor, restored.sequence, restored.last_event_id,
+            restored.newest, restored.previous_publisher, restored.previous_end, fresh,
+        ) = cursor  # what was held back is not here, and will be asked for
+        restored.fresh = bool(fresh)
+        restored.state = SOURCE_EXACT
+        restored.suspect = SUSPECT_RESTORED
+        self.own()
+        try:
+            source = find_source(&self.core.ingest, worker[0], worker[1], &index)
+            if source == NULL:
+                return False
+            reset_source(&self.core.ingest, index, source)
+            with nogil:
+                status = section_store(
+                    self.core.ingest.tree, index, run, n_runs, blocks, locals_, n
+                )
+            if status != 0:
+                tree_drop_worker(self.core.ingest.tree, index)
+                source_forget(&self.core.ingest.sources, index)
+                return False
+            source.cursor = restored
+            dr_add(&self.core.ingest.alarms, 1)
+        finally:
+            self.disown()
+        return True
 
     def counters(self):
         self.own()

@@ -12,7 +12,7 @@ from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
 from ._actor import IndexActor
 from .approximate import ApproximateIndex
-from .source import Missing, SourceState, SourceStatus
+from .source import Missing, SourceImage, SourceState, SourceStatus
 from .wire import describe_decode_error
 
 # The kernel's numbers of the states it knows (_cursor.pxd).
@@ -136,7 +136,9 @@ class EventIndex:
         """The state of those workers alone that are recovering."""
         return [_status(*source) for source in self._actor.recovering()]
 
-    def await_replays(self, *, max_events: int = MAX_HELD, max_blocks: int = MAX_HELD_BLOCKS) -> None:
+    def await_replays(
+        self, *, max_events: int = MAX_HELD, max_blocks: int = MAX_HELD_BLOCKS
+    ) -> None:
         """Hold events behind a gap back from now on, at most so many over all sources.
 
         For whoever asks recovering sources for what is missing, and calls `give_up` if it does not
@@ -163,6 +165,18 @@ class EventIndex:
     def alarms(self) -> int:
         """How often a source came into need of being asked; costs next to nothing."""
         return self._actor.alarms
+
+    def dump_source(self, worker: WorkerWithDpRank) -> SourceImage | None:
+        """All that is known of an exact source, at one moment; None if not all of it is known."""
+        image = self._actor.dump_source(worker)
+        return None if image is None else SourceImage(worker, *image)
+
+    def restore_source(self, image: SourceImage) -> bool:
+        """Believe an image, until the source says more or is given up.
+
+        False, and nothing is known of the source, if the image makes no sense or there is no room.
+        """
+        return self._actor.restore_source(*image)
 
     def counters(self) -> dict[str, int]:
         """Running totals of the event path; `waiting` and `predicted` are present numbers."""

@@ -58,9 +58,7 @@ class CursorMachine(RuleBasedStateMachine):
     @rule(ahead=st.integers(1, 3), kind=KINDS, block=st.sampled_from(BLOCKS))
     def take_a_likely_one(self, ahead, kind, block):
         oracle = self.oracle
-        self.take(
-            oracle.publisher, oracle.sequence + ahead - 1, oracle.last + ahead, kind, block
-        )
+        self.take(oracle.publisher, oracle.sequence + ahead - 1, oracle.last + ahead, kind, block)
 
     @rule(publisher=PUBLISHERS, sequence=SEQUENCES, last=EVENT_IDS)
     def beat(self, publisher, sequence, last):
