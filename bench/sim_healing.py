@@ -22,7 +22,7 @@ from ..workers.resync_wire import ResyncRequest
 
 
 class Healing:
-    """What is due, in the order of time. The router's index holds events behind gaps from now on."""
+    """What is due, in the order of time. From now on the index holds events behind gaps."""
 
     def __init__(
         self, router: KvRouter, fleet: VirtualFleet, *, engines: int, loss: float, delay_s: float,
@@ -52,7 +52,7 @@ class Healing:
         return self._due[0][0]
 
     def act(self) -> None:
-        """Do what is due first; the events published until then have arrived as far as they have."""
+        """Do what is due first. What was published until then has arrived, as far as it has."""
         time, _, action = heapq.heappop(self._due)
         action(time)
         self.notice(time)

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+
 from ..runtime.identity import WorkerWithDpRank
 from ._radix import RadixTree
 

@@ -30,8 +30,8 @@ from .fleet_metrics import (
     dispatch_metrics,
     event_metrics,
     plane_metrics,
-    snapshot_metrics,
     queue_metrics,
+    snapshot_metrics,
     worker_metrics,
 )
 from .flight import DispatchObserver

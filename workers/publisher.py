@@ -96,6 +96,8 @@ class KvEventPublisher:
         """
         if start_event_id < 1:
             raise ValueError("events are numbered from 1: heartbeats say 0 where there is none yet")
+        if not heartbeat_s >= 0:
+            raise ValueError(f"heartbeat_s {heartbeat_s} is negative")
         self._plane = plane
         self._worker = as_worker((worker_id, dp_rank))
         self._subject = endpoint_subject(namespace, component, endpoint, KV_EVENTS)

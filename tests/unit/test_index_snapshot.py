@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_router.indexer.actor import EventIndex
-from dynamo_router.indexer.events import Cleared, EventData, Removed, RouterEvent, Stored, StoredBlock
+from dynamo_router.indexer.events import (
+    Cleared,
+    EventData,
+    Removed,
+    RouterEvent,
+    Stored,
+    StoredBlock,
+)
 from dynamo_router.indexer.snapshot import (
     SnapshotHead,
     dump_index,

@@ -26,6 +26,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),  # a port that is in use is an error, not half of the requests
 ]
+_BYTES_PER_BLOCK = 64  # of an event, about
 _WILDCARDS = ("0.0.0.0", "::", "[::]")
 
 
@@ -90,6 +91,9 @@ class MockServer:
                 endpoint=config.endpoint,
                 snapshot=self._snapshot,
                 clock=self._clock,
+                # Room for the announcement of a full cache, and as much again.
+                max_replay_bytes=(1 << 20) + 2 * _BYTES_PER_BLOCK * config.engine.num_gpu_blocks,
+                heartbeat_s=config.heartbeat_s,
             )
             await self.publisher.start()
         servicer = TrtllmServicer(self._live, self._feed, config, self.worker_id)
