@@ -15,6 +15,7 @@ from ..indexer.actor import EventIndex
 from ..router.feed import REPLAY_TICK_S, TICK_S
 from ..router.kv_router import KvRouter
 from ..router.resync import ReplayPlanner, ResyncPlanner
+from ..runtime.identity import WorkerWithDpRank
 from ..workers.mocker.virtual import VirtualFleet
 from ..workers.publisher import HEARTBEAT_S, MIN_HEAL_INTERVAL_S
 from ..workers.replay_log import MIN_REPLAY_INTERVAL_S
@@ -25,9 +26,8 @@ class Healing:
     """What is due, in the order of time. From now on the index holds events behind gaps."""
 
     def __init__(
-        self, router: KvRouter, fleet: VirtualFleet, *, engines: int, loss: float, delay_s: float,
-        seed: int,
-    ) -> None:  # fmt: skip
+        self, router: KvRouter, fleet: VirtualFleet, *, loss: float, delay_s: float, seed: int
+    ) -> None:
         assert isinstance(router.index, EventIndex)
         self._router, self._fleet, self._index = router, fleet, router.index
         self._loss = loss
@@ -38,13 +38,13 @@ class Healing:
         self._due: list[tuple[float, int, Callable[[float], None]]] = []
         self._alarms = self._index.alarms
         self._looking = False
-        self._announcing: set[int] = set()
-        self._last: dict[tuple[str, int], float] = {}
+        self._announcing: set[WorkerWithDpRank] = set()
+        self._last: dict[tuple[str, WorkerWithDpRank], float] = {}
         self.announcements = 0
         self.replays = 0
         self._index.await_replays()
         self._at(0.0, self._keep_up)
-        for engine in range(engines):
+        for _, engine in router.registry.numbered():
             self._at(self._rng.random() * HEARTBEAT_S, partial(self._beat, engine))
 
     @property
@@ -78,7 +78,7 @@ class Healing:
             self._index.give_up(worker)
         for request in plan.ask:
             if not self._gets_lost():
-                time = self._no_sooner("replay", request.worker_id, now, MIN_REPLAY_INTERVAL_S)
+                time = self._no_sooner("replay", _asked(request), now, MIN_REPLAY_INTERVAL_S)
                 self._at(time, partial(self._replay, request))
         if self._replays.waiting:
             self._looking = True
@@ -92,32 +92,31 @@ class Healing:
             self._index.mark_degraded(worker)
         for worker in plan.ask:
             if not self._gets_lost():
-                self._want_announcement(worker.worker_id, now)
+                self._want_announcement(worker, now)
         self._at(now + TICK_S, self._keep_up)
 
-    def _no_sooner(self, what: str, engine: int | None, now: float, interval: float) -> float:
+    def _no_sooner(self, what: str, engine: WorkerWithDpRank, now: float, interval: float) -> float:
         """When the engine answers a request that leaves now; its answers keep their distance."""
-        assert engine is not None
         time = max(now + self._delay, self._last.get((what, engine), -math.inf) + interval)
         self._last[what, engine] = time
         return time
 
-    def _want_announcement(self, engine: int, now: float) -> None:
+    def _want_announcement(self, engine: WorkerWithDpRank, now: float) -> None:
         if engine not in self._announcing:
             self._announcing.add(engine)
             time = self._no_sooner("announcement", engine, now, MIN_HEAL_INTERVAL_S)
             self._at(time, partial(self._announce, engine))
 
-    def _announce(self, engine: int, now: float) -> None:
+    def _announce(self, engine: WorkerWithDpRank, now: float) -> None:
         self._announcing.discard(engine)
         self.announcements += 1
-        self._fleet.announce(engine, now)
+        self._fleet.announce(engine.worker_id, now, engine.dp_rank)
 
     def _replay(self, request: ResyncRequest, now: float) -> None:
         """The engine answers a request for missing events."""
-        engine, first = request.worker_id, request.from_event_id
-        assert engine is not None and first is not None
-        message = self._fleet.replay(engine, first, request.until_event_id)
+        engine, first = _asked(request), request.from_event_id
+        assert first is not None
+        message = self._fleet.replay(*engine, first, request.until_event_id)
         if message is None:
             self._want_announcement(engine, now)
             return
@@ -125,14 +124,19 @@ class Healing:
         self._arrive(message, now)
         self._tell(engine, now)
 
-    def _beat(self, engine: int, now: float) -> None:
+    def _beat(self, engine: WorkerWithDpRank, now: float) -> None:
         self._tell(engine, now)
         self._at(now + HEARTBEAT_S, partial(self._beat, engine))
 
-    def _tell(self, engine: int, now: float) -> None:
+    def _tell(self, engine: WorkerWithDpRank, now: float) -> None:
         """The engine says which event was its last."""
         if not self._gets_lost():
-            self._arrive(self._fleet.heartbeat(engine), now)
+            self._arrive(self._fleet.heartbeat(*engine), now)
 
     def _arrive(self, message: bytes, now: float) -> None:
         self._at(now + self._delay, lambda _: self._router.apply_event(message))
+
+
+def _asked(request: ResyncRequest) -> WorkerWithDpRank:
+    assert request.worker_id is not None and request.dp_rank is not None
+    return WorkerWithDpRank(request.worker_id, request.dp_rank)

@@ -100,6 +100,7 @@ class Simulation:
         for worker in range(fleet.workers):
             self.router.add_worker(
                 worker,
+                dp_size=fleet.engine.dp_size,
                 total_kv_blocks=fleet.engine.num_gpu_blocks,
                 max_num_batched_tokens=fleet.engine.max_num_batched_tokens,
             )
@@ -109,7 +110,6 @@ class Simulation:
             self._healing = Healing(
                 self.router,
                 self.fleet,
-                engines=fleet.workers,
                 loss=fleet.event_loss,
                 delay_s=self._delay,
                 seed=seed,
@@ -242,6 +242,7 @@ class Simulation:
             self.fleet.submit(
                 decision.worker.worker_id,
                 place,
+                rank=decision.worker.dp_rank,
                 prompt_tokens=request.input_length,
                 output_tokens=output_tokens,
                 local_hashes=local,

@@ -92,10 +92,11 @@ class KvEventPublisher:
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         """`max_replay_*` bound what is kept to be sent again: at best a whole announcement.
-        `heartbeat_s`: 0 for none. ValueError if a bound is none, or the first event's id is 0.
+        `heartbeat_s`: 0 for none. ValueError if a bound is none. A heartbeat says 0 where there is
+        no event yet, so the loss of an event 0 shows only with the next one.
         """
-        if start_event_id < 1:
-            raise ValueError("events are numbered from 1: heartbeats say 0 where there is none yet")
+        if start_event_id < 0:
+            raise ValueError(f"start_event_id {start_event_id} is negative")
         if not heartbeat_s >= 0:
             raise ValueError(f"heartbeat_s {heartbeat_s} is negative")
         self._plane = plane
@@ -303,7 +304,7 @@ class KvEventPublisher:
             self._heartbeat_subject,
             encode_heartbeat(
                 self._worker,
-                self._outbox.next_event_id - 1,
+                max(0, self._outbox.next_event_id - 1),
                 self._publisher_id,
                 max(0, self._sequence - 1),
                 _wall_ms(),
