@@ -1,30 +1,26 @@
 """A trace against simulated engines: the router that serves, in virtual time. Called by compare.py.
 
 The router is a KvRouter with a clock of ours; the engines are a VirtualFleet. KV events reach the
-router as messages of the event plane, as late and as incomplete as asked for, and a source that
-lost some announces itself anew as it would over NATS. The same inputs give the same run.
+router as messages of the event plane, as late and as incomplete as asked for, and what was lost is
+asked for and sent again as it would be over NATS. The same inputs give the same run.
 """
 
 import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..indexer.actor import EventIndex
 from ..router.admission import queue_of
-from ..router.feed import TICK_S
 from ..router.kv_router import KvRouter
 from ..router.queue import Ticket
-from ..router.resync import ResyncPlanner
 from ..runtime.errors import InvalidRequestError, NoWorkersError
-from ..runtime.identity import WorkerWithDpRank
 from ..workers.mocker.config import EVEN_SPEEDS, EngineConfig
 from ..workers.mocker.virtual import EngineStats, VirtualFleet
-from ..workers.publisher import MIN_HEAL_INTERVAL_S
+from .sim_healing import Healing
 from .sim_trace import SimulatedTrace
 
 SERVED, REJECTED, FAILED = 0, 1, 2
@@ -57,6 +53,7 @@ class Trail:
     end_s: float
     lost_messages: int
     announcements: int
+    replays: int
     queued_s: NDArray[np.float64]  # how long each waited in the router before it was sent
     queue_max: int  # most that waited there at a time
     first_failure: str
@@ -108,7 +105,15 @@ class Simulation:
                 max_num_batched_tokens=fleet.engine.max_num_batched_tokens,
             )
         lossy = self._told and fleet.event_loss > 0
-        self._healing = _Healing(fleet.event_loss, self._delay, seed) if lossy else None
+        self._healing = None
+        if lossy:
+            self._healing = Healing(
+                self.router,
+                self.fleet,
+                loss=fleet.event_loss,
+                delay_s=self._delay,
+                seed=seed,
+            )
         self._queue = queue_of(self.router)
         self._queue_max = 0
         size = len(trace)
@@ -153,6 +158,7 @@ class Simulation:
             end_s=float(np.nanmax(self._last, initial=self._arrival.max())),
             lost_messages=self.fleet.lost_messages,
             announcements=self._healing.announcements if self._healing else 0,
+            replays=self._healing.replays if self._healing else 0,
             queued_s=self._queued,
             queue_max=self._queue_max,
             first_failure=self._first_failure,
@@ -167,7 +173,7 @@ class Simulation:
                 self._move(due)
                 if self._due and self._due[0][0] <= due:
                     return
-                self._healing.act(due, self.router, self.fleet)
+                self._healing.act()
         self._move(until)
 
     def _move(self, until: float) -> None:
@@ -181,6 +187,8 @@ class Simulation:
                 message = self.fleet.collect(now - self._delay)
                 if message is not None:
                     self.router.apply_event(message)
+                    if self._healing is not None:
+                        self._healing.notice(now)
             while (ticket := self._queue.next()) is not None:
                 place = int(ticket.request_id)
                 self._queued[place] = now - ticket.arrived
@@ -258,46 +266,3 @@ class Simulation:
             follower, delay = self._trace.followers[place]
             self._arrival[follower] = now + delay
             heapq.heappush(self._due, (now + delay, follower))
-
-
-class _Healing:
-    """The feed's ticks and the publishers' answers, at the times they would happen."""
-
-    def __init__(self, loss: float, delay_s: float, seed: int) -> None:
-        self._loss = loss
-        self._delay = delay_s
-        self._rng = Random(f"resync {seed}")
-        self._planner = ResyncPlanner()
-        self._ticks = 0
-        self._due: list[tuple[float, WorkerWithDpRank]] = []  # announcements
-        self._wanted: set[WorkerWithDpRank] = set()
-        self._last: dict[WorkerWithDpRank, float] = {}
-        self.announcements = 0
-
-    @property
-    def next_time(self) -> float:
-        tick = self._ticks * TICK_S
-        return min(tick, self._due[0][0]) if self._due else tick
-
-    def act(self, now: float, router: KvRouter, fleet: VirtualFleet) -> None:
-        """Do what is due now; the events published until now have arrived as far as they have."""
-        if self._due and self._due[0][0] <= now:
-            _, worker = heapq.heappop(self._due)
-            self._wanted.discard(worker)
-            self._last[worker] = now
-            self.announcements += 1
-            fleet.announce(worker.worker_id, now, worker.dp_rank)
-            return
-        self._ticks += 1
-        index = router.index
-        assert isinstance(index, EventIndex)
-        workers = [worker for _, worker in router.registry.numbered()]
-        plan = self._planner.plan(index.sources(), workers, now)
-        for each in plan.degraded:
-            index.mark_degraded(each)
-        for worker in plan.ask:
-            if self._rng.random() < self._loss or worker in self._wanted:
-                continue
-            self._wanted.add(worker)
-            earliest = self._last.get(worker, -math.inf) + MIN_HEAL_INTERVAL_S
-            heapq.heappush(self._due, (max(now + self._delay, earliest), worker))

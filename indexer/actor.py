@@ -11,10 +11,11 @@ import numpy.typing as npt
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
 from ._actor import IndexActor
+from ._transfer import dump_source, restore_source
 from .approximate import ApproximateIndex
 from .events import TIERS, StorageTier
 from .prefix_index import TierOverlap
-from .source import Missing, SourceState, SourceStatus
+from .source import Missing, SourceImage, SourceState, SourceStatus
 from .wire import describe_decode_error
 
 ReadPath = Literal["shared", "exclusive"]
@@ -204,6 +205,18 @@ class EventIndex:
     def alarms(self) -> int:
         """How often a source came into need of being asked; costs next to nothing."""
         return self._actor.alarms
+
+    def dump_source(self, worker: WorkerWithDpRank) -> SourceImage | None:
+        """All that is known of an exact source, at one moment; None if not all of it is known."""
+        image = dump_source(self._actor, worker)
+        return None if image is None else SourceImage(worker, *image)
+
+    def restore_source(self, image: SourceImage) -> bool:
+        """Believe an image, until the source says more or is given up.
+
+        False, and nothing is known of the source, if the image makes no sense or there is no room.
+        """
+        return restore_source(self._actor, *image)
 
     def counters(self) -> dict[str, int]:
         """Running totals of the event path; `waiting` and `predicted` are present numbers."""

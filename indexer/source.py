@@ -26,6 +26,29 @@ class Missing(NamedTuple):
     last: int | None
 
 
+class CursorImage(NamedTuple):
+    """Where a source stood in its numbering (_cursor.pxd says what the fields are)."""
+
+    publisher_id: int
+    floor: int
+    sequence: int
+    last_event_id: int
+    newest: int
+    previous_publisher: int
+    previous_end: int
+    fresh: int
+
+
+class SourceImage(NamedTuple):
+    """All that an index knows of one source: its cursor, and its blocks as native arrays."""
+
+    worker: WorkerWithDpRank
+    cursor: CursorImage
+    runs: bytes
+    block_hashes: bytes
+    local_hashes: bytes
+
+
 @dataclass(frozen=True)
 class SourceStatus:
     """What is known of one worker's events. `blocks`: how many it is believed to hold on its

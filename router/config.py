@@ -245,6 +245,10 @@ class ServeConfig:
     unknown_worker_ttl_s: float = _knob(
         300.0, "How long events of a worker nobody registered are kept."
     )
+    index_snapshot: str | None = _knob(
+        None, "File to keep the index in, for a warm restart; not given: none."
+    )
+    index_snapshot_interval_s: float = _knob(60.0, "How often that file is written.")
     max_attempts: int = _knob(3, "Workers tried before a request fails, if none has answered yet.")
     request_timeout_s: float | None = _knob(None, "Longest silence of a worker in a request.")
     drain_timeout_s: float = _knob(10.0, "How long running requests may finish at shutdown.")
@@ -263,6 +267,10 @@ class ServeConfig:
         _require_at_least("max_attempts", self.max_attempts, 1)
         _require_at_least("drain_timeout_s", self.drain_timeout_s, 0)
         _require_at_least("unknown_worker_ttl_s", self.unknown_worker_ttl_s, 0)
+        if self.index_snapshot is not None and not self.router.use_kv_events:
+            raise bad_setting("index_snapshot", "needs use_kv_events")
+        if not self.index_snapshot_interval_s > 0:
+            raise bad_setting("index_snapshot_interval_s", "must be greater than 0")
         if not self.speedup_ratio > 0:
             raise bad_setting("speedup_ratio", "must be greater than 0")
         if self.request_timeout_s is not None and not self.request_timeout_s > 0:

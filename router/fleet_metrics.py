@@ -12,6 +12,7 @@ from ..runtime.event_plane import EventPlane, PlaneState
 from ..workers.registry import WorkerState
 from .dispatch import Dispatcher
 from .feed import EventFeed
+from .index_keeper import IndexKeeper
 from .kv_router import KvRouter
 from .queue import AdmissionQueue
 
@@ -150,6 +151,32 @@ def queue_metrics(queue: AdmissionQueue) -> Callable[[], Iterable[Metric]]:
             CounterMetricFamily("dynamo_router_queue_queued", "They had to wait.", queue.queued),
             CounterMetricFamily(
                 "dynamo_router_queue_refused", "Turned away: too many waited.", queue.refused
+            ),
+        )
+
+    return collect
+
+
+def snapshot_metrics(keeper: IndexKeeper) -> Callable[[], Iterable[Metric]]:
+    """The file that the index is kept in."""
+
+    def collect() -> Iterable[Metric]:
+        return (
+            CounterMetricFamily(
+                "dynamo_router_index_snapshots", "Times the index was written.", keeper.saves
+            ),
+            CounterMetricFamily(
+                "dynamo_router_index_snapshot_failures",
+                "Times its file could not be read or written.",
+                keeper.failures,
+            ),
+            GaugeMetricFamily(
+                "dynamo_router_index_snapshot_bytes", "Size when last written.", keeper.saved_bytes
+            ),
+            GaugeMetricFamily(
+                "dynamo_router_index_restored_sources",
+                "Sources read from it at the start.",
+                keeper.restored,
             ),
         )
 

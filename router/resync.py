@@ -15,6 +15,8 @@ REPLAY_WAIT_S = 0.2
 """Between two requests for the same missing events."""
 PATIENCE_S = 1.0
 """How long a gap may stay as it is, and the index with it, before it is given up."""
+RESTORED_PATIENCE_S = 10.0
+"""The same for a source read from a file: its engine may have to find the event plane again."""
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 LIVELY_WAIT_S = 2.0
@@ -63,12 +65,13 @@ class ReplayPlanner:
             if gap is None or gap.missing[:2] != missing[:2]:
                 gap = _Gap(missing, now)  # new, or closed in part
             is_doubt = missing.last is None and not source.restored
-            if not is_doubt and now - gap.since >= PATIENCE_S:
+            patience = RESTORED_PATIENCE_S if source.restored else PATIENCE_S
+            if not is_doubt and now - gap.since >= patience:
                 plan.give_up.append(source.worker)
                 continue
             self._gaps[source.worker] = gap
             if now >= gap.next_ask:
-                wait = min(REPLAY_WAIT_S * 2**gap.asks, LONGEST_WAIT_S)
+                wait = min(REPLAY_WAIT_S * 2.0**gap.asks, LONGEST_WAIT_S)
                 gap.next_ask = now + (wait if is_doubt else REPLAY_WAIT_S)
                 gap.asks += 1
                 plan.ask.append(ResyncRequest(*source.worker, *missing))

@@ -7,16 +7,18 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import structlog
 import uvloop
 
 from ..indexer.actor import EventIndex
+from ..indexer.snapshot import SnapshotHead
 from ..runtime.clock import SystemClock
 from ..runtime.embedded_nats import DEFAULT_URL, EmbeddedNats, probe
 from ..runtime.errors import ConfigError
-from ..runtime.event_plane import EventPlane
+from ..runtime.event_plane import KV_EVENTS, EventPlane, endpoint_subject
 from ..runtime.nats_plane import NatsPlane
 from ..runtime.open_files import allow_open_files
 from ..workers.health import HealthMonitor
@@ -30,11 +32,13 @@ from .fleet_metrics import (
     event_metrics,
     plane_metrics,
     queue_metrics,
+    snapshot_metrics,
     worker_metrics,
 )
 from .flight import DispatchObserver
 from .grpc_door import GrpcDoor
 from .http import HttpDoor
+from .index_keeper import IndexKeeper
 from .kv_router import KvRouter
 from .metrics import Gauges, RequestMetrics, registry_of
 from .mock_process import MockProcess
@@ -209,6 +213,23 @@ class Server:
             return None
         url, origin = await self._find_nats()
         self._events = f"{url}{origin}"
+        if config.index_snapshot is not None:
+            head = SnapshotHead(
+                block_size=config.router.block_size,
+                subject=endpoint_subject(
+                    config.namespace, config.component, config.endpoint, KV_EVENTS
+                ),
+            )
+            keeper = IndexKeeper(
+                index,
+                Path(config.index_snapshot),
+                head,
+                interval_s=config.index_snapshot_interval_s,
+            )
+            # Before the feed, which verifies what was loaded.
+            await keeper.start()
+            self._stack.push_async_callback(keeper.close)
+            self._gauges.add(snapshot_metrics(keeper))
         plane = self._plane = NatsPlane(url)
         self._stack.push_async_callback(plane.close)
         feed = EventFeed(

@@ -98,6 +98,8 @@ class KvEventPublisher:
         """
         if start_event_id < 0:
             raise ValueError(f"start_event_id {start_event_id} is negative")
+        if not heartbeat_s >= 0:
+            raise ValueError(f"heartbeat_s {heartbeat_s} is negative")
         self._plane = plane
         self._worker = as_worker((worker_id, dp_rank))
         self._subject = endpoint_subject(namespace, component, endpoint, KV_EVENTS)

@@ -37,6 +37,8 @@ from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
         (MockerConfig, "worker_speeds", "1,nan"),
         (MockerConfig, "worker_speeds", "1,,2"),
         (MockerConfig, "worker_speeds", "-1"),
+        (MockerConfig, "heartbeat_s", -1.0),
+        (MockerConfig, "heartbeat_s", float("inf")),
         (MockerConfig, "fault_port", 65536),
         (MockerConfig, "drain_timeout_s", -1.0),
         (MockerConfig, "worker_id", 2**64),

@@ -133,6 +133,11 @@ def test_impossible_router_settings_are_refused(bad: dict[str, object], message:
         ({"speedup_ratio": 0.0}, "speedup_ratio: must be greater than 0"),
         ({"request_timeout_s": 0.0}, "request_timeout_s: must be greater than 0"),
         ({"max_attempts": 0}, "max_attempts: 0 must be"),
+        ({"index_snapshot_interval_s": 0.0}, "index_snapshot_interval_s: must be greater than 0"),
+        (
+            {"index_snapshot": "f", "router": KvRouterConfig(use_kv_events=False)},
+            "index_snapshot: needs use_kv_events",
+        ),
     ],
 )
 def test_impossible_service_settings_are_refused(bad: dict[str, object], message: str) -> None:

@@ -12,6 +12,7 @@ from dynamo_router.indexer.wire import (
     decode_cache_event,
     decode_event_message,
     describe_decode_error,
+    encode_heartbeat,
 )
 from dynamo_router.runtime.errors import EventError
 from dynamo_router.runtime.identity import WorkerWithDpRank
@@ -361,3 +362,33 @@ def test_a_cache_event_in_dynamos_words() -> None:
 def test_every_code_has_its_words() -> None:
     texts = {describe_decode_error(code) for code in range(1, 11)}
     assert len(texts) == 10
+
+
+def beat(**changes: Any) -> bytes:
+    fields = {"worker_id": 2**64 - 1, "dp_rank": 7, "last_event_id": 2**63, **changes}
+    payload = {key: value for key, value in fields.items() if value is not ...}
+    return sealed(payload=msgspec.msgpack.encode(payload), topic="kv-heartbeat")
+
+
+def test_a_heartbeat_is_no_event() -> None:
+    message = encode_heartbeat(WorkerWithDpRank(5, 1), 9, 1, 2, 3)
+    assert decode_event_message(message) == decode_event_message(beat()) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (beat(worker_id=...), "missing"),
+        (beat(last_event_id=...), "missing"),
+        (beat(worker_id="x"), "wrong type"),
+        (beat(dp_rank=2**32), "out of its field's range"),
+        (beat(last_event_id=-1), "range"),
+        (sealed(payload=b"\xc1", topic="kv-heartbeat"), "msgpack"),
+        (sealed(payload=b"", topic="kv-heartbeat"), "early"),
+        (sealed(payload=msgspec.msgpack.encode({"worker_id": 1, "last_event_id": 1}) + b"\x00",
+                topic="kv-heartbeat"), "follow"),
+    ],
+)  # fmt: skip
+def test_a_bad_heartbeat_is_refused(bad: bytes, why: str) -> None:
+    with pytest.raises(EventError, match=why):
+        decode_event_message(bad)

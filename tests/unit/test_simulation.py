@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dynamo_router.bench.contestants import parse_contestants
 from dynamo_router.bench.sample import SAMPLE_TRACE
+from dynamo_router.bench.sim_healing import Healing
 from dynamo_router.bench.sim_trace import SimulatedTrace
 from dynamo_router.bench.simulation import FAILED, REJECTED, SERVED, Fleet, Simulation
 from dynamo_router.bench.trace import TraceRequest, read_trace, token_ids
@@ -118,22 +119,27 @@ def test_an_index_that_lost_events_heals_until_it_holds_what_the_engines_hold(lo
         sources = {status.worker.worker_id: status for status in index.sources()}
         for worker, source in sources.items():
             assert source.state is SourceState.EXACT
-            # Nobody can know that the very last message was lost, before the next one comes.
-            if source.last_event_id == run.fleet.collected_events(worker):
-                assert source.blocks == len(run.fleet.cached_blocks(worker)) > 50
-                healed.append(source.gaps)
+            assert source.last_event_id == run.fleet.collected_events(worker)
+            assert source.blocks == len(run.fleet.cached_blocks(worker)) > 50
+            healed.append(source.gaps)
 
     at_the_last(run, check)
-    assert len(healed) >= 2 and (sum(healed) > 0) == (loss > 0)
+    assert len(healed) == 3 and (sum(healed) > 0) == (loss > 0)
+
+
+def test_what_was_lost_is_sent_again_instead_of_everything() -> None:
+    run = simulation(sample(150), event_loss=0.1, event_delay_s=0.001, seed=1)
+    trail = run.run()
+    # One each at the start, when nobody knows yet that the engines are empty.
+    assert trail.announcements <= 4 and trail.replays > 20
 
 
 def test_without_healing_the_index_would_have_stayed_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulation(far_apart(150, 120.0), event_loss=0.3, seed=1)
-    assert run._healing is not None
-    monkeypatch.setattr(run._healing, "act", lambda *_: setattr(run._healing, "_ticks", math.inf))
+    monkeypatch.setattr(Healing, "next_time", math.inf)
     states = []
     at_the_last(run, lambda: states.extend(s.state for s in run.router.index.sources()))
-    assert SourceState.REBUILDING in states
+    assert SourceState.RECOVERING in states
 
 
 def sessions(count: int, delay_ms: float, *, turns: int = 4) -> list[Turn]:

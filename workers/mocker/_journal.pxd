@@ -1,4 +1,5 @@
-# _journal.pxd: what happened in a virtual engine's cache, until somebody collects it.
+# _journal.pxd: what happened in a virtual engine's cache, until somebody collects it, and a while
+# longer, for whoever missed it.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove
@@ -21,6 +22,7 @@ cdef struct Entry:
 
 cdef struct Journal:
     Entry* entries
+    size_t tail          # the first one kept
     size_t head          # the first one not collected
     size_t length        # entries, collected ones included
     size_t room
@@ -83,18 +85,27 @@ cdef inline void journal_put(
     entry.count += 1
 
 
-cdef inline void journal_compact(Journal* journal) noexcept nogil:
-    """Forget what was collected, if it is most of what is here."""
+cdef inline void journal_compact(Journal* journal, size_t keep_blocks) noexcept nogil:
+    """Forget what was collected long ago, if it is most of what is here.
+
+    The newest of it are kept, as long as they have no more blocks than that, each counting for one.
+    """
     cdef size_t i, shift
-    if journal.head == journal.length:
-        journal.head = journal.length = journal.blocks = 0
-    elif journal.head * 2 > journal.length:
-        shift = journal.entries[journal.head].first
+    while journal.tail < journal.head and (
+        journal.blocks - journal.entries[journal.tail].first + journal.length - journal.tail
+        > keep_blocks
+    ):
+        journal.tail += 1
+    if journal.tail == journal.length:
+        journal.tail = journal.head = journal.length = journal.blocks = 0
+    elif journal.tail * 2 > journal.length:
+        shift = journal.entries[journal.tail].first
         journal.blocks -= shift
-        journal.length -= journal.head
+        journal.length -= journal.tail
         memmove(journal.names, journal.names + shift, journal.blocks * sizeof(uint64_t))
         memmove(journal.contents, journal.contents + shift, journal.blocks * sizeof(uint64_t))
-        memmove(journal.entries, journal.entries + journal.head, journal.length * sizeof(Entry))
+        memmove(journal.entries, journal.entries + journal.tail, journal.length * sizeof(Entry))
         for i in range(journal.length):
             journal.entries[i].first -= shift
-        journal.head = 0
+        journal.head -= journal.tail
+        journal.tail = 0

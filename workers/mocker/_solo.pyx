@@ -100,7 +100,7 @@ cdef class SoloEngine:
                 changes.append((entry.request, entry.place, entry.count))
             else:
                 changes.append([journal.names[entry.first + i] for i in range(entry.count)])
-        journal_compact(journal)
+        journal_compact(journal, 0)
         return changes
 
     def cache(self):

@@ -26,6 +26,7 @@ from ._timing cimport StepTiming
 cdef enum:
     MAX_EVENTS_PER_MESSAGE = 128
     MAX_BLOCKS_PER_MESSAGE = 8192
+    KEPT_BLOCKS = 1 << 16      # per engine, to be sent again; a publisher keeps about as many
 
 
 cdef inline uint64_t mix(uint64_t value) noexcept nogil:
@@ -49,6 +50,8 @@ cdef class Fleet:
     cdef uint32_t* queue       # of engines, room for all
     cdef EventWriter writer
     cdef uint64_t messages     # sent
+    cdef uint64_t* sequences   # by engine: of the last message it had a part in
+    cdef uint64_t replays
     cdef uint64_t seed         # of what gets lost
     cdef uint64_t threshold    # a message whose number mixes to less is lost
     cdef readonly uint64_t lost
@@ -67,7 +70,8 @@ cdef class Fleet:
         self.ranks = ranks
         self.engines = <Engine*>calloc(self.size, sizeof(Engine))
         self.queue = <uint32_t*>calloc(self.size, sizeof(uint32_t))
-        if self.engines == NULL or self.queue == NULL:
+        self.sequences = <uint64_t*>calloc(self.size, sizeof(uint64_t))
+        if self.engines == NULL or self.queue == NULL or self.sequences == NULL:
             raise MemoryError
         read_limits(&self.limits, config)
         for i in range(self.size):
@@ -86,6 +90,7 @@ cdef class Fleet:
                 engine_free(&self.engines[i])
         free(self.engines)
         free(self.queue)
+        free(self.sequences)
         free(self.record.emissions)
         free(self.record.gaps)
 
@@ -153,7 +158,7 @@ cdef class Fleet:
             journal = &self.engines[i].kv.journal
             if journal.head < journal.length and journal.entries[journal.head].time <= until:
                 self.write(i, until)
-                journal_compact(journal)
+                journal_compact(journal, KEPT_BLOCKS if self.threshold else 0)
         if self.writer.events == 0:
             return None
         self.messages += 1
@@ -163,7 +168,6 @@ cdef class Fleet:
         cdef Engine* engine = &self.engines[number]
         cdef Journal* journal = &engine.kv.journal
         cdef Entry* entry
-        cdef uint32_t worker = number // self.ranks, rank = number % self.ranks
         cdef uint64_t event_id, last = UINT64_MAX
         cdef bint lost = False
         while journal.head < journal.length:
@@ -177,21 +181,54 @@ cdef class Fleet:
                 last = entry.message
                 lost = mix(mix(self.seed + number) + last) < self.threshold
                 self.lost += lost
-            if lost:
-                continue
-            if entry.kind == ENTRY_STORED:
-                self.writer.put_stored(
-                    worker, rank, event_id, entry.has_parent, entry.parent,
-                    journal.names + entry.first, journal.contents + entry.first, entry.count,
-                    "device",
-                )
-            elif entry.kind == ENTRY_CLEARED:
-                self.writer.cleared(worker, rank, event_id)
-            else:
-                self.writer.put_removed(
-                    worker, rank, event_id, journal.names + entry.first, entry.count, "device"
-                )
+            self.sequences[number] = self.messages + 1
+            if not lost:
+                self.put(number, entry, event_id)
         return 0
+
+    cdef int put(self, uint32_t number, const Entry* entry, uint64_t event_id) except -1:
+        """Write one event of an engine."""
+        cdef Journal* journal = &self.engines[number].kv.journal
+        cdef uint32_t worker = number // self.ranks, rank = number % self.ranks
+        if entry.kind == ENTRY_STORED:
+            self.writer.put_stored(
+                worker, rank, event_id, entry.has_parent, entry.parent,
+                journal.names + entry.first, journal.contents + entry.first, entry.count, "device",
+            )
+        elif entry.kind == ENTRY_CLEARED:
+            self.writer.cleared(worker, rank, event_id)
+        else:
+            self.writer.put_removed(
+                worker, rank, event_id, journal.names + entry.first, entry.count, "device"
+            )
+        return 0
+
+    def replay(self, uint32_t number, uint64_t first, uint64_t last):
+        """Collected events of an engine again, as far as they survive; None: not kept."""
+        cdef Engine* engine = self.engine(number)
+        cdef Journal* journal = &engine.kv.journal
+        cdef uint64_t oldest = engine.next_event - (journal.head - journal.tail)
+        cdef uint64_t event_id, message = UINT64_MAX
+        cdef Entry* entry
+        cdef bint lost = False
+        if not oldest <= first <= engine.next_event:
+            return None
+        self.replays += 1
+        for event_id in range(first, min(last, engine.next_event - 1) + 1):
+            entry = &journal.entries[journal.tail + (event_id - oldest)]
+            if entry.message != message:
+                message = entry.message
+                lost = mix(mix(mix(self.seed + number) + message) + self.replays) < self.threshold
+                self.lost += lost
+            if not lost:
+                self.put(number, entry, event_id)
+        # Under a number that no later message has: it is nothing new.
+        return self.writer.message(1, 0, 0)
+
+    def last_message(self, uint32_t engine):
+        """The sequence of the last message that an engine had a part in, lost or not."""
+        self.engine(engine)
+        return self.sequences[engine]
 
     def take_emissions(self):
         """(times, requests, kinds, cached, preemptions) since the last call, by time."""

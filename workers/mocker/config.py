@@ -167,6 +167,9 @@ class MockerConfig:
     namespace: str = _knob("dynamo", "Namespace of the event subject.")
     component: str = _knob("backend", "Component of the event subject.")
     endpoint: str = _knob("generate", "Endpoint of the event subject.")
+    heartbeat_s: float = _knob(
+        5.0, "How often, about, an engine says which of its KV events was the last; 0: never."
+    )
     model_id: str = _knob("mock-model", "Model name to report.")
     speedup_ratio: float = _knob(1.0, "How much faster than real time the engines run.")
     worker_speeds: str = _knob(
@@ -193,6 +196,7 @@ class MockerConfig:
             _require("worker_id", self.worker_id >= 0 and last_id < 2**64, "must fit 64 bits")
         _require_positive("speedup_ratio", self.speedup_ratio)
         parse_speeds(self.worker_speeds)
+        _require("heartbeat_s", 0 <= self.heartbeat_s < math.inf, "must be finite, at least 0")
         _require("drain_timeout_s", self.drain_timeout_s >= 0, "must not be negative")
         for key in ("host", "namespace", "component", "endpoint"):
             _require(key, bool(getattr(self, key)), "must not be empty")

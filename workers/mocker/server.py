@@ -29,6 +29,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),  # a port that is in use is an error, not half of the requests
 ]
+_BYTES_PER_BLOCK = 64  # of an event, about
 _WILDCARDS = ("0.0.0.0", "::", "[::]")
 
 
@@ -108,6 +109,10 @@ class MockServer:
                     snapshot=partial(self._snapshot, rank),
                     clock=self._clock,
                     start_event_id=first_event_id,
+                    # Room for the announcement of a full cache, and as much again.
+                    max_replay_bytes=(1 << 20)
+                    + 2 * _BYTES_PER_BLOCK * config.engine.num_gpu_blocks,
+                    heartbeat_s=config.heartbeat_s,
                 )
                 for rank in range(config.engine.dp_size)
             ]

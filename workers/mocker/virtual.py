@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...indexer.wire import encode_heartbeat
 from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ...runtime.identity import WorkerWithDpRank
 from ._virtual import Fleet
 from .config import EVEN_SPEEDS, EngineConfig
 
@@ -132,6 +134,25 @@ class VirtualFleet:
     def announce(self, worker: int, now: float, rank: int = 0) -> None:
         """The engine publishes its whole cache anew, as one `cleared` and its blocks."""
         self._fleet.announce(self._engine(worker, rank), now)
+
+    def replay(self, worker: int, rank: int, first: int, last: int | None) -> bytes | None:
+        """What the rank published, from event `first` to `last` (None: the newest), once more.
+
+        Parts of it may get lost again. None if it is not kept any more: see `announce`.
+        """
+        newest = 2**64 - 2 if last is None else last
+        return self._fleet.replay(self._engine(worker, rank), first, newest)
+
+    def heartbeat(self, worker: int, rank: int) -> bytes:
+        """What the rank says now and then: which of its collected events was the last."""
+        engine = self._engine(worker, rank)
+        return encode_heartbeat(
+            WorkerWithDpRank(worker, rank),
+            self._fleet.collected(engine),
+            1,
+            self._fleet.last_message(engine),
+            0,
+        )
 
     def collect(self, published_until: float) -> bytes | None:
         """What was published until then and not lost, as a message of the event plane."""
