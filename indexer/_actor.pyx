@@ -229,11 +229,16 @@ cdef class IndexActor:
     cdef bint running
 
     def __cinit__(
-        self, *, uint32_t max_messages=16384, size_t max_bytes=1 << 28, uint32_t max_workers=65536
+        self,
+        *,
+        uint32_t max_messages=16384,
+        size_t max_bytes=1 << 28,
+        uint32_t max_workers=65536,
+        max_blocks=None,
     ):
         if max_messages == 0 or max_workers == 0:
             raise ValueError("max_messages and max_workers must be at least 1")
-        self.tree = RadixTree()
+        self.tree = RadixTree(max_blocks)
         self.core = <Core*>calloc(1, sizeof(Core))
         if self.core == NULL:
             raise MemoryError
@@ -365,6 +370,25 @@ cdef class IndexActor:
             self.core.cursors[index].state = SOURCE_DEGRADED
         self.disown()
 
+    def relearn(self):
+        cdef Tree* tree = self.core.tree
+        cdef uint64_t room
+        cdef uint32_t index, asked = 0
+        self.own()
+        # Not before a good part is free: every announcement brings a whole cache.
+        if tree.n_blocks <= tree.max_blocks - tree.max_blocks // 4:
+            room = tree.max_blocks - tree.n_blocks
+            for index in range(min(self.core.n_cursors, tree.workers_used)):
+                if (
+                    0 < tree.workers[index].missing <= room
+                    and self.core.cursors[index].state == SOURCE_EXACT
+                ):
+                    room -= tree.workers[index].missing
+                    self.core.cursors[index].state = SOURCE_REBUILDING
+                    asked += 1
+        self.disown()
+        return asked
+
     def mark_suspect(self):
         cdef uint32_t index
         self.own()
@@ -373,7 +397,7 @@ cdef class IndexActor:
         self.disown()
 
     def sources(self):
-        """(worker, Cursor as a dict, blocks held) of every worker the tree knows."""
+        """(worker, Cursor as a dict, blocks held, blocks missing) of every worker the tree knows."""
         cdef uint32_t index
         found = []
         self.own()
@@ -381,7 +405,14 @@ cdef class IndexActor:
             for worker in self.tree.workers():
                 index = tree_worker(self.core.tree, worker[0], worker[1])
                 cursor = dict(self.core.cursors[index]) if index < self.core.n_cursors else {}
-                found.append((WorkerWithDpRank(*worker), cursor, self.tree.num_blocks(worker)))
+                found.append(
+                    (
+                        WorkerWithDpRank(*worker),
+                        cursor,
+                        self.tree.num_blocks(worker),
+                        self.tree.num_missing(worker),
+                    )
+                )
         finally:
             self.disown()
         return found
@@ -389,6 +420,9 @@ cdef class IndexActor:
     def counters(self):
         self.own()
         values = dict(self.core.counters)
+        values["indexed_blocks"] = len(self.tree)
+        values["index_bytes"] = self.tree.memory_bytes()
+        values["evicted_blocks"], values["evicted_branches"] = self.tree.evicted()
         self.disown()
         values["waiting"] = mailbox_length(&self.core.mailbox)
         return values

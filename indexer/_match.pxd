@@ -2,7 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from ._edge cimport Edge, lowest64, popcount64
+from ._edge cimport MATCHED, Edge, edge_mark, lowest64, popcount64
 from ._store cimport common_run
 from ._table cimport NONE, prefetch
 from ._tree cimport ROOT, Tree, find_child
@@ -83,7 +83,7 @@ cdef inline uint32_t match_chain(
     Tree* tree, const uint64_t* local, uint32_t n, bint early_exit
 ) noexcept nogil:
     cdef Walk walk
-    cdef const Edge* edge
+    cdef Edge* edge
     cdef uint32_t e = ROOT
     cdef uint32_t depth = 0
     cdef uint32_t matched, i
@@ -93,6 +93,7 @@ cdef inline uint32_t match_chain(
         if e == NONE:
             break
         edge = &tree.edges[e]
+        edge_mark(edge, MATCHED)
         if edge.first_child != NONE:
             prefetch(&tree.edges[edge.first_child])
         matched = common_run(

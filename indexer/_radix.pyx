@@ -15,6 +15,7 @@ from libc.string cimport memset
 from ._aliases cimport aliases_close
 from ._arena cimport arena_close, arena_init
 from ._edge cimport Edge, edge_uncover_all
+from ._evict cimport keep_budget
 from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
 from ._integers cimport UIntView, view_integers
 from ._match cimport match_chain
@@ -27,6 +28,7 @@ from ._tree cimport (
     TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
     TREE_OK,
+    TREE_PARENT_EVICTED,
     TREE_PARENT_NOT_FOUND,
     Tree,
     Worker,
@@ -52,6 +54,8 @@ cdef Tree* tree_open() noexcept nogil:
     if tree == NULL:
         return NULL
     tree.memory.fuse = -1
+    tree.max_blocks = <uint64_t>-1
+    tree.fresh = NONE
     tree.edges_free = tree.workers_free = tree.aliases.vacant = NONE
     arena_init(&tree.blocks)
     if not reserve_edge(tree):
@@ -78,6 +82,11 @@ cdef void tree_close(Tree* tree) noexcept nogil:
     free(tree)
 
 
+cdef void tree_limit(Tree* tree, uint64_t max_blocks) noexcept nogil:
+    tree.max_blocks = max_blocks
+    keep_budget(tree)
+
+
 cdef uint32_t tree_worker(Tree* tree, uint64_t worker_id, uint32_t dp_rank) noexcept nogil:
     return intern_worker(tree, worker_id, dp_rank)
 
@@ -97,7 +106,9 @@ cdef int tree_store(
     const uint64_t* local,
     uint32_t n,
 ) noexcept nogil:
-    return store_chain(tree, worker, has_parent, parent, ext, local, n)
+    cdef int status = store_chain(tree, worker, has_parent, parent, ext, local, n)
+    keep_budget(tree)
+    return status
 
 
 cdef int tree_remove(
@@ -182,6 +193,8 @@ cdef int check(int status, uint64_t worker_id) except -1:
         message, code = "Failed to find parent block", "parent_not_found"
     elif status == TREE_INVALID_SEQUENCE:
         message, code = "Invalid block sequence", "invalid_sequence"
+    elif status == TREE_PARENT_EVICTED:
+        message, code = "Parent block was dropped for want of room", "parent_evicted"
     else:
         message, code = "Failed to find block", "block_not_found"
     raise EventError(message, worker_id=worker_id, code=code)
@@ -231,12 +244,20 @@ cdef class RadixTree:
 
     A worker is an id, which means its rank 0, or (worker_id, dp_rank). Hashes are arrays of
     uint64, which are not copied, or lists or tuples of ints.
+
+    With `max_blocks` the tree holds no more than that many different blocks after any call: it
+    drops the branches that were of use longest ago. What a worker loses that way is counted in
+    `num_missing`; the tree then says less than the worker holds, never more.
     """
 
-    def __cinit__(self):
+    def __cinit__(self, max_blocks=None):
+        if max_blocks is not None and not 1 <= max_blocks < 1 << 64:
+            raise ValueError(f"max_blocks must be at least 1, not {max_blocks}")
         self.tree = tree_open()
         if self.tree == NULL:
             raise MemoryError
+        if max_blocks is not None:
+            tree_limit(self.tree, max_blocks)
         batch_init(&self.batch)
         self.names = []
         self.roster = np.empty(0, object)
@@ -269,7 +290,9 @@ cdef class RadixTree:
         worker held elsewhere moves here.
 
         Raises EventError, which is a RuntimeError: parent_not_found, and nothing is stored;
-        invalid_sequence, if the chain runs into itself: the blocks before that are stored.
+        parent_evicted, likewise, if the tree has dropped blocks of this worker for want of room:
+        the event is in order, but cannot be indexed; invalid_sequence, if the chain runs into
+        itself: the blocks before that are stored.
         ValueError if the two differ in length, OverflowError or TypeError for no hashes.
         """
         cdef Name name
@@ -284,7 +307,7 @@ cdef class RadixTree:
         if w == NONE:
             raise MemoryError
         check(
-            store_chain(
+            tree_store(
                 self.tree,
                 w,
                 parent_hash is not None,
@@ -299,7 +322,8 @@ cdef class RadixTree:
     def remove(self, worker, block_hashes):
         """The worker holds these blocks no more; what it holds below them stays held.
 
-        Raises EventError (block_not_found) if it did not hold one of them; the others are removed.
+        Raises EventError (block_not_found) if it did not hold one of them, unless that may have
+        been dropped for want of room; the others are removed.
         """
         cdef Name name
         cdef UIntView ext = view_hashes(block_hashes)
@@ -341,7 +365,7 @@ cdef class RadixTree:
         if w == NONE:
             status = TREE_NO_MEMORY
         elif parsed.kind == EVENT_STORED:
-            status = store_chain(
+            status = tree_store(
                 self.tree,
                 w,
                 parsed.has_parent,
@@ -443,6 +467,15 @@ cdef class RadixTree:
     def num_blocks(self, worker):
         """How many blocks a worker holds: an id's on all its ranks, a tuple's on that one."""
         return sum(self.tree.workers[<uint32_t>w].blocks for w in self.numbers_of(worker))
+
+    def num_missing(self, worker):
+        """How many more blocks a worker was said to hold, which the tree dropped or had no place
+        for; counted as in num_blocks. An upper estimate."""
+        return sum(self.tree.workers[<uint32_t>w].missing for w in self.numbers_of(worker))
+
+    def evicted(self):
+        """(blocks, branches) dropped for want of room since the tree was made."""
+        return self.tree.evicted, self.tree.evictions
 
     def __len__(self):
         """How many different blocks are held, with the holes above them."""

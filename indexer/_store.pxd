@@ -4,9 +4,9 @@ from libc.string cimport memcpy
 
 from ._aliases cimport alias_add, alias_by_key, aliases_reserve
 from ._arena cimport arena_allocate, arena_extend, arena_release, arena_reserve
-from ._edge cimport Edge, edge_cover, edge_coverage
+from ._edge cimport STORED, Edge, edge_cover, edge_coverage, edge_is_full, edge_mark
 from ._keys cimport find_held, forget_alias, is_canonical
-from ._remove cimport uncover_run
+from ._remove cimport uncover_blocks, uncover_run
 from ._table cimport NONE, hash_key, table_prefetch, table_put, table_reserve, table_seek
 from ._tree cimport (
     AHEAD,
@@ -14,6 +14,7 @@ from ._tree cimport (
     TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
     TREE_OK,
+    TREE_PARENT_EVICTED,
     TREE_PARENT_NOT_FOUND,
     Tree,
     Worker,
@@ -50,6 +51,7 @@ cdef inline bint advance(
     cdef Edge* edge = &tree.edges[cursor.edge]
     cdef uint32_t covered = edge_coverage(edge, worker)
     cdef uint32_t last, parent
+    edge_mark(edge, STORED)
     cursor.at += run
     if cursor.at <= covered:
         return True
@@ -150,8 +152,13 @@ cdef inline bint append_run(
     ):
         return False
     edge = &tree.edges[e]
-    # The worker covers the edge to its end, so a single full worker is this one.
-    alone = e != ROOT and edge.first_child == NONE and edge.n_full == 1 and edge.n_partial == 0
+    alone = (
+        e != ROOT
+        and edge.first_child == NONE
+        and edge.n_full == 1
+        and edge.n_partial == 0
+        and edge_is_full(edge, worker)
+    )
     if alone and edge.cap - edge.len < n:
         room = n - (edge.cap - edge.len)
         if arena_extend(&tree.blocks, edge.start + edge.cap, room, e):
@@ -175,6 +182,7 @@ cdef inline bint append_run(
     else:
         room = enter_blocks(tree, worker, start, room)
     own_range(tree, start, room, e)
+    edge_mark(edge, STORED)
     edge.len += room
     tree.n_blocks += room
     tree.workers[worker].blocks += room
@@ -260,27 +268,35 @@ cdef inline int store_one(
     return TREE_OK
 
 
-cdef inline int store_chain(
+cdef inline int refuse_orphans(
+    Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n
+) noexcept nogil:
+    """What a chain without a known parent means."""
+    cdef uint32_t elsewhere
+    if tree.workers[worker].missing == 0:
+        return TREE_PARENT_NOT_FOUND
+    # The parent may have been dropped. Then the worker does hold these blocks, and not, under the
+    # same hashes, others.
+    if not uncover_blocks(tree, worker, ext, n, &elsewhere):
+        return TREE_NO_MEMORY
+    tree.workers[worker].missing += n
+    return TREE_PARENT_EVICTED
+
+
+cdef inline int store_below(
     Tree* tree,
     uint32_t worker,
-    bint has_parent,
-    uint64_t parent,
+    Cursor cursor,
     const uint64_t* ext,
     const uint64_t* local,
     uint32_t n,
 ) noexcept nogil:
-    cdef Cursor cursor
+    """Store a chain behind the cursor: behind a block that the worker holds, or an edge's end."""
     cdef Edge* edge
     cdef uint32_t i = 0
     cdef uint32_t block, child, run
     cdef int status
-    cursor.edge = ROOT
-    cursor.at = 0
-    if has_parent:
-        block = find_held(tree, worker, parent)
-        if block == NONE:
-            return TREE_PARENT_NOT_FOUND
-        place(tree, &cursor, block)
+    tree.fresh = NONE
     while i < n:
         edge = &tree.edges[cursor.edge]
         if cursor.at < edge.len and tree.blocks.local[edge.start + cursor.at] != local[i]:
@@ -319,4 +335,27 @@ cdef inline int store_chain(
             if status != TREE_OK:
                 return status
         i += run
+    if cursor.edge != ROOT:
+        tree.fresh = tree.edges[cursor.edge].start + cursor.at - 1
     return TREE_OK
+
+
+cdef inline int store_chain(
+    Tree* tree,
+    uint32_t worker,
+    bint has_parent,
+    uint64_t parent,
+    const uint64_t* ext,
+    const uint64_t* local,
+    uint32_t n,
+) noexcept nogil:
+    cdef Cursor cursor
+    cdef uint32_t block
+    cursor.edge = ROOT
+    cursor.at = 0
+    if has_parent:
+        block = find_held(tree, worker, parent)
+        if block == NONE:
+            return refuse_orphans(tree, worker, ext, n)
+        place(tree, &cursor, block)
+    return store_below(tree, worker, cursor, ext, local, n)

@@ -6,6 +6,7 @@
 # - The canonical key of a block is in `by_ext` unless another block has the same one; such blocks
 #   are counted in `shadowed`, and their holders have aliases.
 # - The last block of an edge without children is covered by somebody.
+# - After every event n_blocks is at most max_blocks (_evict.pxd).
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
@@ -15,6 +16,7 @@ from ._edge cimport (
     Edge,
     edge_deepest,
     edge_divide,
+    edge_mark,
     edge_same_full,
     edge_truncate,
     edge_uncover_all,
@@ -44,10 +46,12 @@ cdef enum TreeStatus:
     TREE_BLOCK_NOT_FOUND = 2    # a removal named blocks that are not held; the others are removed
     TREE_INVALID_SEQUENCE = 3   # the chain runs into itself; the blocks before that are stored
     TREE_NO_MEMORY = 4          # a prefix of the event is applied, the tree is consistent
+    TREE_PARENT_EVICTED = 5     # the event was dropped: so was its parent, for want of room
 
 cdef struct Worker:
     uint64_t worker_id
     uint64_t blocks      # how many it holds
+    uint64_t missing     # how many more it was said to hold, dropped for want of room
     uint32_t dp_rank
     uint32_t number      # what the registry calls it; NONE: unbound
     uint32_t aliases     # how many of its keys are not canonical
@@ -67,6 +71,11 @@ cdef struct Tree:
     uint32_t edges_free  # first edge not in use
     uint32_t n_edges     # in use, root included
     uint64_t n_blocks    # in edges, holes included
+    uint64_t max_blocks  # the most of them that stay after an event
+    uint32_t hand        # edge that the clock looked at last
+    uint32_t fresh       # last block of the last stored event; or NONE
+    uint64_t evicted     # blocks dropped for want of room, since the tree was made
+    uint64_t evictions   # branches cut for that
     Worker* workers
     uint32_t workers_used
     uint32_t workers_room
@@ -236,6 +245,7 @@ cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
     n = new_edge(tree)
     old = &tree.edges[e]
     new = &tree.edges[n]
+    edge_mark(new, old.mark)
     edge_uncover_all(old, &tree.memory)
     if at <= old.len - at or not has_few_children(tree, e):
         parent = old.parent
@@ -284,6 +294,7 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
         own_range(tree, lower.start, lower.len, e)
         upper.len += lower.len
         upper.cap += lower.cap
+        edge_mark(upper, lower.mark)
         adopt_children(tree, c, e)
         drop_edge(tree, c)
     else:
@@ -293,6 +304,7 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
         lower.start = upper.start
         lower.len += upper.len
         lower.cap += upper.len
+        edge_mark(lower, upper.mark)
         link_child(tree, parent, c)
         drop_edge(tree, e)
 
@@ -309,33 +321,33 @@ cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept 
     tree.n_blocks -= n
 
 
-cdef inline void settle_edge(Tree* tree, uint32_t e) noexcept nogil:
+cdef inline uint32_t settle_edge(Tree* tree, uint32_t e) noexcept nogil:
     """After coverage was lost: cut off what nobody holds, upwards, and merge what can be.
 
-    Without memory for the new coverage the rest stays as it is, which matches alike.
+    Returns the lowest edge that is left of it. Without memory for the new coverage the rest stays
+    as it is, which matches alike.
     """
     cdef Edge* edge
-    cdef uint32_t deepest, parent, n
+    cdef uint32_t deepest, parent, first, n
     while e != ROOT:
         edge = &tree.edges[e]
         parent = edge.parent
-        if edge.first_child != NONE:
-            merge_edge(tree, e)
-            merge_edge(tree, parent)
-            return
-        deepest = edge_deepest(edge)
+        first = edge.start
+        deepest = edge.len if edge.first_child != NONE else edge_deepest(edge)
         if deepest != 0:
             if deepest < edge.len:
                 n = edge.len - deepest
                 if not edge_truncate(edge, &tree.memory, deepest):
-                    return
+                    return e
                 forget_blocks(tree, edge.start + deepest, n)
                 arena_release(&tree.blocks, edge.start + deepest, edge.cap - deepest)
                 edge.cap = deepest
+            merge_edge(tree, e)
             merge_edge(tree, parent)
-            return
+            return tree.blocks.owner[first]
         forget_blocks(tree, edge.start, edge.len)
         unlink_child(tree, e)
         arena_release(&tree.blocks, edge.start, edge.cap)
         drop_edge(tree, e)
         e = parent
+    return ROOT

@@ -6,6 +6,9 @@ from ._memory cimport array_grow, array_release, array_zeroed
 from ._table cimport NONE, hash_pair, table_add, table_remove, table_reserve, table_seek
 from ._tree cimport Tree, Worker
 
+cdef enum:
+    MOST_WORKERS = 1 << 21  # an edge counts the words of its bitset in 16 bits
+
 
 cdef inline uint32_t find_worker(
     const Tree* tree, uint64_t worker_id, uint32_t dp_rank
@@ -36,7 +39,7 @@ cdef inline bint reserve_worker(Tree* tree) noexcept nogil:
         return False
     if tree.workers_free != NONE or tree.workers_used < old:
         return True
-    if old >= NONE // 4:
+    if old >= MOST_WORKERS:
         return False
     scratch = array_zeroed(&tree.memory, scratch_size(new))
     if scratch == NULL:

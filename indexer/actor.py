@@ -24,14 +24,24 @@ class EventIndex:
     One native thread applies posted messages in order; reads happen on the caller's thread and
     see every message applied so far. `max_messages` and `max_bytes` bound what may wait:
     a message beyond is refused and counted, and its loss shows as a gap of its source.
-    `max_workers` bounds how many (worker, rank) are indexed.
+    `max_workers` bounds how many (worker, rank) are indexed, `max_blocks` how many different
+    blocks: beyond, the branches that were of use longest ago are dropped, and their holders are
+    `trimmed`. ValueError if a bound is below 1.
     """
 
     def __init__(
-        self, *, max_messages: int = 16384, max_bytes: int = 1 << 28, max_workers: int = 65536
+        self,
+        *,
+        max_messages: int = 16384,
+        max_bytes: int = 1 << 28,
+        max_workers: int = 65536,
+        max_blocks: int | None = None,
     ) -> None:
         self._actor = IndexActor(
-            max_messages=max_messages, max_bytes=max_bytes, max_workers=max_workers
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            max_workers=max_workers,
+            max_blocks=max_blocks,
         )
 
     def post(self, message: bytes) -> bool:
@@ -94,12 +104,18 @@ class EventIndex:
         """A rebuilding worker did not answer."""
         self._actor.mark_degraded(worker)
 
+    def relearn(self) -> int:
+        """Trimmed sources whose dropped blocks would fit again are rebuilding from now on, if a
+        quarter of the index is free; returns how many."""
+        return self._actor.relearn()
+
     def mark_suspect(self) -> None:
         """Events may have been missed: exact sources are rebuilding until their next one tells."""
         self._actor.mark_suspect()
 
     def counters(self) -> dict[str, int]:
-        """Running totals of the event path; `waiting` is the mailbox's present length."""
+        """Running totals of the event path; `waiting` is the mailbox's present length,
+        `indexed_blocks` and `index_bytes` the tree's present size."""
         return self._actor.counters()
 
     def close(self) -> None:
@@ -107,11 +123,19 @@ class EventIndex:
         self._actor.close()
 
 
-def _status(worker: WorkerWithDpRank, cursor: dict[str, Any], blocks: int) -> SourceStatus:
+def _status(
+    worker: WorkerWithDpRank, cursor: dict[str, Any], blocks: int, missing: int
+) -> SourceStatus:
+    state = _STATES[cursor.get("state", 0)]
+    if cursor.get("suspect"):
+        state = SourceState.REBUILDING
+    elif state is SourceState.EXACT and missing:
+        state = SourceState.TRIMMED
     return SourceStatus(
         worker=worker,
-        state=SourceState.REBUILDING if cursor.get("suspect") else _STATES[cursor.get("state", 0)],
+        state=state,
         blocks=blocks,
+        missing=missing,
         applied=cursor.get("applied", 0),
         last_event_id=cursor.get("last_event_id", 0),
         gaps=cursor.get("gaps", 0),

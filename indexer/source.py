@@ -11,6 +11,7 @@ class SourceState(enum.Enum):
 
     SILENT = "silent"  # nothing was heard of it yet
     EXACT = "exact"  # all it said since it started, or since its last clear, is applied
+    TRIMMED = "trimmed"  # as exact, but some of it was dropped for want of room: never wrong
     REBUILDING = "rebuilding"  # something was missed; it was asked to announce itself again
     DEGRADED = "degraded"  # something was missed and nobody answers: incomplete, never wrong
     APPROXIMATE = "approximate"  # predicted from routing, not reported
@@ -18,11 +19,16 @@ class SourceState(enum.Enum):
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """What is known of one worker's events. `blocks`: how many it is believed to hold."""
+    """What is known of one worker's events.
+
+    `blocks`: how many it is believed to hold; `missing`: how many more it said it holds, for which
+    the index had no room, an upper estimate.
+    """
 
     worker: WorkerWithDpRank
     state: SourceState
     blocks: int
+    missing: int = 0
     applied: int = 0
     last_event_id: int = 0
     gaps: int = 0

@@ -88,6 +88,12 @@ class KvRouterConfig:
         "--router-kv-events",
         env=("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
     )
+    router_max_index_blocks: int = _knob(
+        2**26,
+        "With KV events: most different blocks indexed (about 40 bytes each); beyond, those of use "
+        "longest ago are dropped.",
+        "--router-max-index-blocks",
+    )
     router_ttl_secs: float = _knob(
         120.0,
         "Without KV events: how long a predicted block is believed.",
@@ -138,6 +144,7 @@ class KvRouterConfig:
         if self.mode not in MODES:
             raise bad_setting("mode", f"{self.mode!r} is not one of {', '.join(MODES)}")
         _require_at_least("block_size", self.block_size, 1)
+        _require_at_least("router_max_index_blocks", self.router_max_index_blocks, 1)
         _require_at_least("router_max_tree_size", self.router_max_tree_size, 1)
         for key in (
             "overlap_score_credit",

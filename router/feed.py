@@ -87,6 +87,8 @@ class EventFeed:
     async def tick(self) -> None:
         """One round of upkeep at the clock's now."""
         now = self._clock.now()
+        if asked := self._index.relearn():
+            log.info("room for dropped blocks again", sources=asked)
         sources = self._index.sources()
         registered = {worker for _, worker in self._registry.numbered()}
         self._forget_strangers({source.worker for source in sources} - registered, now)

@@ -44,6 +44,9 @@ def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
         )
         requests = gauge("dynamo_router_worker_active_requests", "Requests in flight.")
         indexed = gauge("dynamo_router_worker_indexed_blocks", "Blocks it is believed to hold.")
+        missing = gauge(
+            "dynamo_router_worker_missing_blocks", "Blocks it holds for which there was no room."
+        )
         source = gauge("dynamo_router_event_source_state", "1 for its present state.", "state")
         states = Counter({state.value: 0 for state in WorkerState})
         for view in router.workers():
@@ -53,11 +56,12 @@ def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
             tokens.add_metric(key, view.active_prefill_tokens)
             requests.add_metric(key, view.active_requests)
             indexed.add_metric(key, view.indexed_blocks)
+            missing.add_metric(key, view.missing_blocks)
             source.add_metric([*key, view.event_source_state], 1)
         workers = GaugeMetricFamily("dynamo_router_workers", "Ranks by state.", labels=["state"])
         for state, count in states.items():
             workers.add_metric([state], count)
-        return (blocks, tokens, requests, indexed, source, workers)
+        return (blocks, tokens, requests, indexed, missing, source, workers)
 
     return collect
 
@@ -83,7 +87,18 @@ def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
         )
         blocks.add_metric(["stored"], counters["stored"])
         blocks.add_metric(["removed"], counters["removed"])
+        blocks.add_metric(["evicted"], counters["evicted_blocks"])
         yield blocks
+        yield CounterMetricFamily(
+            "dynamo_router_index_evictions",
+            "Branches dropped for want of room.",
+            counters["evicted_branches"],
+        )
+        for name, help, value in (
+            ("dynamo_router_indexed_blocks", "Different blocks indexed.", "indexed_blocks"),
+            ("dynamo_router_index_bytes", "Memory of the index.", "index_bytes"),
+        ):
+            yield GaugeMetricFamily(name, help, counters[value])
         for name, help in _EVENT_FAULTS.items():
             yield CounterMetricFamily(f"dynamo_router_events_{name}", help, counters[name])
         yield GaugeMetricFamily(

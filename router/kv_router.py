@@ -441,7 +441,7 @@ class KvRouter:
 
 def _index_of(config: KvRouterConfig) -> PrefixIndex:
     if config.use_kv_events:
-        return EventIndex()
+        return EventIndex(max_blocks=config.router_max_index_blocks)
     return ApproximateIndex(
         ttl_s=config.router_ttl_secs,
         max_blocks=config.router_max_tree_size,

@@ -21,7 +21,8 @@ class WorkerView:
     active_blocks: int  # distinct blocks held by requests in flight
     active_prefill_tokens: int  # prompt tokens of those still to be prefilled
     active_requests: int
-    event_source_state: str  # see indexer/actor.py: SourceState
+    event_source_state: str  # see indexer/source.py: SourceState
+    missing_blocks: int = 0  # more that it cached, for which the index had no room
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,14 @@ def worker_views(
                 active_prefill_tokens=tokens[number],
                 active_requests=requests[number],
                 event_source_state=(source.state if source else SourceState.SILENT).value,
+                missing_blocks=source.missing if source else 0,
             )
         )
     for worker, source in heard.items():
         state = source.state.value
-        views.append(WorkerView(worker, None, "unregistered", "", source.blocks, 0, 0, 0, state))
+        views.append(
+            WorkerView(
+                worker, None, "unregistered", "", source.blocks, 0, 0, 0, state, source.missing
+            )
+        )
     return views

@@ -5,13 +5,13 @@ import json
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from held_blocks import TOP, honest_keys, read_holdings
 from oracle_tree import OracleTree, Refused
 
-from dynamo_router.indexer._inspect import check_integrity, light_fuse, read_aliases, read_edges
+from dynamo_router.indexer._inspect import check_integrity, light_fuse
 from dynamo_router.indexer.radix import RadixTree
 from dynamo_router.runtime.errors import EventError
 
-TOP = 2**64 - 1
 # A crowd, so that sets of workers outgrow their lists; the first few do most of the work.
 WORKERS = [(w, r) for w in (0, 1, TOP) for r in (0, 1)] + [(100 + w, 0) for w in range(90)]
 A_WORKER = st.sampled_from(WORKERS[:6])
@@ -19,28 +19,6 @@ LOCALS = st.sampled_from([0, 1, 2, TOP])
 CHAINS = st.lists(LOCALS, max_size=12)
 # Hashes that collide between unrelated blocks.
 WILD = st.sampled_from([0, 1, 2, 3, 1 << 32, TOP])
-
-
-def honest_keys(path, salt):
-    """Keys as engines make them: a chained hash, the same for all who share the salt."""
-    keys, key = [], salt
-    for local in path:
-        key = hash((key, local)) & TOP
-        keys.append(key)
-    return keys
-
-
-def holdings(tree):
-    """Each worker's truth, read off the structure."""
-    paths, aliases, found = {0: ()}, read_aliases(tree), {w: {} for w in tree.workers()}
-    for edge, parent, start, locals_, exts, coverage in read_edges(tree):
-        paths[edge] = paths[parent] + tuple(locals_)
-        depth = len(paths[parent])
-        for worker, blocks in coverage:
-            for i in range(blocks):
-                key = aliases.get((worker, start + i), exts[i])
-                found[worker][key] = paths[edge][: depth + i + 1]
-    return found
 
 
 class RadixTreeMachine(RuleBasedStateMachine):
@@ -186,12 +164,12 @@ class RadixTreeMachine(RuleBasedStateMachine):
             copy.apply_event(event["worker_id"], json.dumps(event["event"]).encode())
         check_integrity(copy)
         kept = {worker: held for worker, held in self.oracle.holdings().items() if held}
-        assert holdings(copy) == kept
+        assert read_holdings(copy) == kept
 
     @invariant()
     def agrees(self):
         check_integrity(self.tree)
-        assert holdings(self.tree) == self.oracle.holdings()
+        assert read_holdings(self.tree) == self.oracle.holdings()
         assert len(self.tree) == self.oracle.size()
         for path in self.chains[-4:]:
             assert self.tree.match(path).scores == self.oracle.match(path)
