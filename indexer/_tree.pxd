@@ -313,6 +313,8 @@ cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept 
     """Take blocks that leave the tree out of the table."""
     cdef uint32_t i
     cdef const uint64_t* ext = tree.blocks.ext + start
+    for i in range(min(n, <uint32_t>AHEAD)):
+        table_prefetch(&tree.by_ext, hash_key(ext[i]))
     for i in range(n):
         if i + AHEAD < n:
             table_prefetch(&tree.by_ext, hash_key(ext[i + AHEAD]))

@@ -2,10 +2,10 @@
 
 import json
 
+from held_blocks import TOP, honest_keys, read_holdings
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from held_blocks import TOP, honest_keys, read_holdings
 from oracle_tree import OracleTree, Refused
 
 from dynamo_router.indexer._inspect import check_integrity, light_fuse
