@@ -39,10 +39,10 @@ cdef struct Edge:
     uint32_t start         # first block in the arena
     uint32_t len           # blocks; 0: the root, or not in use
     uint32_t cap           # positions it owns from start; more than len: room to grow
-    uint32_t parent        # edge it hangs below; free edges: the next free one
+    uint32_t parent        # edge it hangs below
     uint32_t first_child
-    uint32_t next          # sibling
-    uint32_t prev          # sibling
+    uint32_t next          # sibling, or neighbour in the list of edges not in use
+    uint32_t prev
     uint32_t n_full        # workers in the full set
     FullSet full
     uint16_t n_words

@@ -61,8 +61,7 @@ def read_aliases(RadixTree tree not None):
     found = {}
     for i in range(t.aliases.used):
         alias = &t.aliases.all[i]
-        if alias.worker != NONE:
-            found[name_of(t, alias.worker), alias.block] = alias.ext
+        found[name_of(t, alias.worker), alias.block] = alias.ext
     return found
 
 
@@ -178,9 +177,24 @@ cdef size_t check_edges(Tree* t) except? 0:
             before = child
             child = t.edges[child].next
     expect(len(seen) == t.n_edges, "edges miscounted")
+    check_free_edges(t, seen)
     expect(t.children.count == t.n_edges - 1, "the table of children has others")
     expect(blocks == t.n_blocks, "blocks miscounted")
     return held
+
+
+cdef object check_free_edges(Tree* t, seen):
+    """Every entry that is no edge is in the list of those, once."""
+    cdef uint32_t e = t.edges_free
+    cdef uint32_t before = NONE
+    free_edges = set()
+    while e != NONE:
+        expect(e not in seen and e not in free_edges, "an edge in use is listed as free")
+        expect(t.edges[e].prev == before and t.edges[e].len == 0, "the list of free edges is broken")
+        free_edges.add(e)
+        before = e
+        e = t.edges[e].next
+    expect(len(seen) + len(free_edges) == t.edges_used <= t.edges_room, "edges are lost")
 
 
 cdef size_t check_coverage(Tree* t, const Edge* edge) except? 0:
@@ -215,7 +229,8 @@ cdef object check_arena(Tree* t):
     for e in range(1, t.edges_used):
         if t.edges[e].len:
             ranges.append((t.edges[e].start, t.edges[e].cap, False))
-            expect(arena.owner[t.edges[e].start + t.edges[e].cap - 1] != NONE, "a range looks free")
+            last = t.edges[e].start + t.edges[e].cap - 1
+            expect(arena.owner[last] == e, "the end of a range names another edge")
     for b in range(ARENA_BINS):
         at = arena.bins[b]
         before = NONE
@@ -267,8 +282,6 @@ cdef object check_keys(Tree* t):
     counts = {}
     for i in range(t.aliases.used):
         alias = &t.aliases.all[i]
-        if alias.worker == NONE:
-            continue
         counts[alias.worker] = counts.get(alias.worker, 0) + 1
         expect(alias_by_key(&t.aliases, alias.worker, alias.ext) == i, "an alias is lost")
         expect(alias_by_block(&t.aliases, alias.worker, alias.block) == i, "an alias is lost")

@@ -5,7 +5,7 @@
 # and written at random, and with small pages finding the page costs more than the access. But not
 # as long as the unused end of the last huge page would be a good part of the whole.
 from libc.stdint cimport int64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
 cdef extern from * nogil:
@@ -122,6 +122,27 @@ cdef inline void* array_grow(
             free(old)
     if new != NULL:
         memory.bytes += new_size - old_size
+    return new
+
+
+cdef inline void* array_shrink(
+    Memory* memory, void* old, size_t old_size, size_t new_size
+) noexcept nogil:
+    """`old` at its new, smaller size above 0; NULL leaves it as it was."""
+    cdef void* new
+    if memory_blown(memory):
+        return NULL
+    if old_size < LARGE:
+        new = realloc(old, new_size)
+    elif new_size >= LARGE:
+        new = remap_pages(old, old_size, new_size)
+    else:
+        new = malloc(new_size)
+        if new != NULL:
+            memcpy(new, old, new_size)
+            unmap_pages(old, old_size)
+    if new != NULL:
+        memory.bytes -= old_size - new_size
     return new
 
 

@@ -23,6 +23,7 @@ from ._memory cimport array_release
 from ._remove cimport clear_worker, remove_blocks
 from ._store cimport store_chain
 from ._table cimport NONE, table_free
+from ._tidy cimport tidy_up
 from ._tree cimport (
     TREE_BLOCK_NOT_FOUND,
     TREE_INVALID_SEQUENCE,
@@ -56,7 +57,7 @@ cdef Tree* tree_open() noexcept nogil:
     tree.memory.fuse = -1
     tree.max_blocks = <uint64_t>-1
     tree.fresh = NONE
-    tree.edges_free = tree.workers_free = tree.aliases.vacant = NONE
+    tree.edges_free = tree.workers_free = NONE
     arena_init(&tree.blocks)
     if not reserve_edge(tree):
         tree_close(tree)
@@ -83,8 +84,10 @@ cdef void tree_close(Tree* tree) noexcept nogil:
 
 
 cdef void tree_limit(Tree* tree, uint64_t max_blocks) noexcept nogil:
+    cdef uint64_t before = tree.n_blocks
     tree.max_blocks = max_blocks
     keep_budget(tree)
+    tidy_up(tree, before - tree.n_blocks)
 
 
 cdef uint32_t tree_worker(Tree* tree, uint64_t worker_id, uint32_t dp_rank) noexcept nogil:
@@ -107,22 +110,29 @@ cdef int tree_store(
     uint32_t n,
 ) noexcept nogil:
     cdef int status = store_chain(tree, worker, has_parent, parent, ext, local, n)
+    cdef uint64_t before = tree.n_blocks
     keep_budget(tree)
+    tidy_up(tree, before - tree.n_blocks)
     return status
 
 
 cdef int tree_remove(
     Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n, uint32_t* unknown
 ) noexcept nogil:
-    return remove_blocks(tree, worker, ext, n, unknown)
+    cdef uint64_t before = tree.n_blocks
+    cdef int status = remove_blocks(tree, worker, ext, n, unknown)
+    tidy_up(tree, before - tree.n_blocks)
+    return status
 
 
 cdef void tree_clear(Tree* tree, uint32_t worker) noexcept nogil:
+    cdef uint64_t before = tree.n_blocks
     clear_worker(tree, worker)
+    tidy_up(tree, before - tree.n_blocks)
 
 
 cdef void tree_drop_worker(Tree* tree, uint32_t worker) noexcept nogil:
-    clear_worker(tree, worker)
+    tree_clear(tree, worker)
     forget_worker(tree, worker)
 
 
@@ -332,7 +342,7 @@ cdef class RadixTree:
         read_name(&name, worker)
         w = find_worker(self.tree, name.worker_id, name.dp_rank)
         if w != NONE:
-            status = remove_blocks(
+            status = tree_remove(
                 self.tree, w, <const uint64_t*>ext.data, <uint32_t>ext.size, &unknown
             )
         elif ext.size != 0:
@@ -375,9 +385,9 @@ cdef class RadixTree:
                 parsed.count,
             )
         elif parsed.kind == EVENT_REMOVED:
-            status = remove_blocks(self.tree, w, ext, parsed.count, &unknown)
+            status = tree_remove(self.tree, w, ext, parsed.count, &unknown)
         else:
-            clear_worker(self.tree, w)
+            tree_clear(self.tree, w)
         check(status, name.worker_id)
 
     def match(self, local_hashes, bint early_exit=False):
@@ -446,7 +456,7 @@ cdef class RadixTree:
     def clear_all_blocks(self, worker):
         """The same ranks hold nothing any more, but stay known."""
         for w in self.numbers_of(worker):
-            clear_worker(self.tree, w)
+            tree_clear(self.tree, w)
 
     def dump_tree_as_events(self):
         """JSON router events that rebuild the tree; see dump.py."""

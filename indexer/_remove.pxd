@@ -85,9 +85,9 @@ cdef inline void clear_worker(Tree* tree, uint32_t worker) noexcept nogil:
     cdef uint32_t e, alias
     tree.workers[worker].missing = 0
     if tree.workers[worker].aliases != 0:
-        for alias in range(tree.aliases.used):
-            if tree.aliases.all[alias].worker == worker:
-                alias_drop(&tree.aliases, alias)
+        for alias in range(tree.aliases.used, 0, -1):
+            if tree.aliases.all[alias - 1].worker == worker:
+                alias_drop(&tree.aliases, alias - 1)
         tree.workers[worker].aliases = 0
     if tree.workers[worker].blocks == 0:
         return

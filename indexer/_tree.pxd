@@ -69,6 +69,9 @@ cdef struct Tree:
     uint32_t edges_used  # edges ever in use
     uint32_t edges_room
     uint32_t edges_free  # first edge not in use
+    uint64_t credit      # blocks that may be moved to tidy up, for those that left (_tidy.pxd)
+    bint tidying_blocks  # whether those of the arena are being moved
+    bint tidying_edges
     uint32_t n_edges     # in use, root included
     uint64_t n_blocks    # in edges, holes included
     uint64_t max_blocks  # the most of them that stay after an event
@@ -162,6 +165,17 @@ cdef inline bint reserve_edge(Tree* tree) noexcept nogil:
     return True
 
 
+cdef inline void unlist_edge(Tree* tree, uint32_t e) noexcept nogil:
+    """Take an edge out of the list of those not in use."""
+    cdef const Edge* edge = &tree.edges[e]
+    if edge.prev != NONE:
+        tree.edges[edge.prev].next = edge.next
+    else:
+        tree.edges_free = edge.next
+    if edge.next != NONE:
+        tree.edges[edge.next].prev = edge.prev
+
+
 cdef inline uint32_t new_edge(Tree* tree) noexcept nogil:
     """An edge without blocks, coverage or place. Room must have been reserved."""
     cdef uint32_t e = tree.edges_free
@@ -169,7 +183,7 @@ cdef inline uint32_t new_edge(Tree* tree) noexcept nogil:
         e = tree.edges_used
         tree.edges_used += 1
     else:
-        tree.edges_free = tree.edges[e].parent
+        unlist_edge(tree, e)
     memset(&tree.edges[e], 0, sizeof(Edge))
     tree.edges[e].parent = tree.edges[e].first_child = NONE
     tree.edges[e].next = tree.edges[e].prev = NONE
@@ -181,8 +195,10 @@ cdef inline void drop_edge(Tree* tree, uint32_t e) noexcept nogil:
     """Forget an edge that is unlinked and has no range any more."""
     edge_uncover_all(&tree.edges[e], &tree.memory)
     tree.edges[e].len = tree.edges[e].cap = 0
-    tree.edges[e].first_child = NONE
-    tree.edges[e].parent = tree.edges_free
+    tree.edges[e].first_child = tree.edges[e].prev = NONE
+    tree.edges[e].next = tree.edges_free
+    if tree.edges_free != NONE:
+        tree.edges[tree.edges_free].prev = e
     tree.edges_free = e
     tree.n_edges -= 1
 
@@ -191,6 +207,11 @@ cdef inline void own_range(Tree* tree, uint32_t start, uint32_t n, uint32_t e) n
     cdef uint32_t i
     for i in range(n):
         tree.blocks.owner[start + i] = e
+
+
+cdef inline void own_end(Tree* tree, uint32_t e) noexcept nogil:
+    """Let the last position of an edge's range name it too."""
+    tree.blocks.owner[tree.edges[e].start + tree.edges[e].cap - 1] = e
 
 
 cdef inline void adopt_children(Tree* tree, uint32_t old, uint32_t new) noexcept nogil:
@@ -268,6 +289,7 @@ cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
         move_coverage(old, &upper)
         move_coverage(new, &lower)
         own_range(tree, new.start, new.len, n)
+        own_end(tree, n)
         adopt_children(tree, e, n)
         link_child(tree, e, n)
     return True
@@ -294,6 +316,7 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
         own_range(tree, lower.start, lower.len, e)
         upper.len += lower.len
         upper.cap += lower.cap
+        own_end(tree, e)
         edge_mark(upper, lower.mark)
         adopt_children(tree, c, e)
         drop_edge(tree, c)

@@ -443,6 +443,77 @@ def test_memory_is_bounded_by_what_is_held(tree):
     assert tree.memory_bytes() <= full * 1.3
 
 
+def random_chains(rng, n, longest):
+    return [[rng.getrandbits(64) for _ in range(rng.randrange(1, longest))] for _ in range(n)]
+
+
+@pytest.mark.parametrize("salted", [False, True])
+def test_memory_is_given_back_as_blocks_leave(salted):
+    """Whatever the order of removal, what stays allocated follows what is held."""
+    rng = random.Random(9)
+    tree = RadixTree()
+    empty = tree.memory_bytes()
+    chains = random_chains(rng, 3000, 60)
+    for worker in range(3):
+        for chain in chains:
+            keys = [key ^ worker for key in chain] if salted else chain
+            tree.store(worker, None, keys, chain)
+    full, blocks = tree.memory_bytes(), len(tree)
+    rng.shuffle(chains)
+    for left in (1000, 100, 10, 0):
+        while len(chains) > left:
+            chain = chains.pop()
+            for worker in range(3):
+                tree.remove(worker, [key ^ worker for key in chain] if salted else chain)
+        check_integrity(tree)
+        assert tree.memory_bytes() <= full * 10 * len(tree) / blocks + empty + 8192
+        assert all(
+            tree.match(chain).scores == {(w, 0): len(chain) for w in range(3)} for chain in chains
+        )
+    for chain in random_chains(rng, 300, 60):
+        tree.store(1, None, chain, chain)
+    check_integrity(tree)
+
+
+def test_memory_is_given_back_when_a_worker_goes():
+    tree = RadixTree()
+    chains = random_chains(random.Random(1), 2000, 100)
+    for chain in chains[:50]:
+        tree.store(1, None, chain, chain)
+    small = tree.memory_bytes()
+    for chain in chains:
+        tree.store(2, None, chain, chain)
+    assert tree.memory_bytes() > 10 * small
+    tree.remove_worker(2)
+    check_integrity(tree)
+    assert tree.memory_bytes() <= 2 * small
+    for chain in chains[:50]:
+        assert tree.match(chain).scores == {(1, 0): len(chain)}
+
+
+@pytest.mark.parametrize("requests", range(0, 8))
+def test_without_memory_to_tidy_up_nothing_is_lost(requests):
+    tree = RadixTree()
+    chains = random_chains(random.Random(2), 400, 40)
+    for worker, chain in enumerate(chains):
+        tree.store(worker % 2, None, [key ^ worker % 2 for key in chain], chain)
+        tree.store(3, None, chain, chain)
+    light_fuse(tree, requests)
+    for worker, chain in enumerate(chains[:380]):
+        try:
+            tree.remove(worker % 2, [key ^ worker % 2 for key in chain])
+            tree.remove(3, chain)
+        except MemoryError:
+            light_fuse(tree, None)
+            tree.remove(3, chain)
+            light_fuse(tree, 0)
+    check_integrity(tree)
+    light_fuse(tree, None)
+    for worker, chain in enumerate(chains):
+        held = {(worker % 2, 0): len(chain), (3, 0): len(chain)} if worker >= 380 else {}
+        assert tree.match(chain).scores == held
+
+
 @pytest.mark.parametrize("requests", range(0, 14))
 def test_without_memory_the_tree_stays_consistent(tree, requests):
     chain = list(range(200))
