@@ -1,9 +1,7 @@
 """Several policies on one trace, in the same simulation. Called by replay without a target."""
 
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import mean
 from types import ModuleType
 from typing import NamedTuple
@@ -11,36 +9,13 @@ from typing import NamedTuple
 from rich.table import Table
 
 from ..router.config import KvRouterConfig
-from .bounds import pooled_hit_rate
-from .contestants import Contestant, parse_contestants
-from .outcome import Bounds, SimulatedRun, summarise_run
+from .arena import Arena, Load, Result
+from .contestants import parse_contestants
+from .outcome import SimulatedRun
 from .report import check_json_target, document, new_table, number, table_console, write_json
 from .sim_config import DEFAULT_COMPARE, DEFAULT_WORKERS, SimulationConfig
 from .sim_trace import SimulatedTrace
-from .simulation import Fleet, Simulation, Trail
-from .turn_trace import read_turns
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """What is sent, from which seed on."""
-
-    trace: str
-    requests: int | None = None
-    arrival_speedup: float = 1.0
-    max_output: int | None = None
-    trace_block_size: int = 512
-    seed: int = 0
-
-
-class Result(NamedTuple):
-    """One run, with all that happened in it, and how long that took us."""
-
-    run: SimulatedRun
-    trail: Trail
-    trace: SimulatedTrace
-    cpu_s: float
-
+from .simulation import Trail
 
 OnResult = Callable[[Result], None]
 
@@ -61,80 +36,15 @@ def compare(
     contestants = parse_contestants(
         names, block_size=config.block_size, trace_block_size=load.trace_block_size, base=base
     )
-    turns = read_turns(load.trace, trace_block_size=load.trace_block_size, limit=load.requests)
-    pooled, infinite = (
-        pooled_hit_rate(
-            [turn.request for turn in turns],
-            block_size=config.block_size,
-            capacity_blocks=capacity,
-            trace_block_size=load.trace_block_size,
-        )
-        for capacity in (workers * config.num_gpu_blocks, None)
-    )
+    arena = Arena(config, load, workers)
     runs: dict[tuple[str, int], SimulatedRun] = {}
     for seed in range(load.seed, load.seed + config.seeds):
-        trace = SimulatedTrace(
-            turns,
-            block_size=config.block_size,
-            arrival_speedup=load.arrival_speedup,
-            max_output=load.max_output,
-            seed=seed,
-            trace_block_size=load.trace_block_size,
-        )
         for contestant in contestants:
-            result = _run_one(
-                config, load, contestant, trace, Bounds(pooled, infinite), workers, seed
-            )
+            result = arena.run(contestant, seed)
             runs[contestant.policy, seed] = result.run
             if on_result is not None:
                 on_result(result)
     return [runs[each.policy, load.seed + i] for each in contestants for i in range(config.seeds)]
-
-
-def _run_one(
-    config: SimulationConfig,
-    load: Load,
-    contestant: Contestant,
-    trace: SimulatedTrace,
-    bounds: Bounds,
-    workers: int,
-    seed: int,
-) -> Result:
-    started = time.process_time()
-    fleet = Fleet(
-        workers=workers,
-        engine=config.engine_config(),
-        event_delay_s=config.event_delay_ms / 1e3,
-        event_loss=config.event_loss,
-    )
-    trail = Simulation(
-        trace, fleet, lambda clock: contestant.new_router(clock, seed), seed=seed
-    ).run()
-    run = summarise_run(
-        trail,
-        trace,
-        bounds,
-        config,
-        mode=contestant.mode,
-        policy=contestant.policy,
-        workers=workers,
-        seed=seed,
-        details={
-            "trace": load.trace,
-            "target": None,
-            "arrival_speedup": load.arrival_speedup,
-            "engine": config.engine,
-            "block_size": config.block_size,
-            "num_gpu_blocks": config.num_gpu_blocks,
-            "max_num_seqs": config.max_num_seqs,
-            "max_num_batched_tokens": config.max_num_batched_tokens,
-            "event_delay_ms": config.event_delay_ms,
-            "event_loss": config.event_loss,
-            "slo_ttft_ms": config.slo_ttft_ms,
-            "slo_itl_ms": config.slo_itl_ms,
-        },
-    )
-    return Result(run, trail, trace, time.process_time() - started)
 
 
 class _Column(NamedTuple):

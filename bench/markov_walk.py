@@ -117,7 +117,9 @@ class _Walker:
 
     def _new_ids(self, chain: int, before: int) -> range:
         blocks = int(self._depths[chain] * self._scaling.prefix_len_multiplier + self._dither())
-        return self._fresh.take(max(0, blocks - before))
+        # Where prompts end within a block, that block is nobody else's, however short the chain.
+        least = 0 < self._residual_of[chain] < self._block_size
+        return self._fresh.take(max(least, blocks - before))
 
     def _next_window(self) -> None:
         model = self._model

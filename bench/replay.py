@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..runtime.settings import bad_setting
 from . import compare
+from .arena import Load
 from .load_client import LoadClient, encode_generate
 from .progress import OnStart, progress_bar
 from .report import Run, check_json_target, document, runs_table, table_console, write_json
@@ -238,7 +239,7 @@ def run(config: ReplayConfig) -> int:
 
 
 def _simulate(config: ReplayConfig) -> int:
-    load = compare.Load(
+    load = Load(
         trace=config.trace,
         requests=config.requests,
         arrival_speedup=config.arrival_speedup,

@@ -15,7 +15,7 @@ from .arrivals import ArrivalProcess, learn_arrivals
 from .columns import TraceColumns
 from .markov import WINDOW, MarkovModel, learn_markov
 from .prefix_tree import build_tree
-from .sessions import SessionModel, learn_sessions
+from .sessions import CLASSES, WHOLE, SessionModel, learn_sessions
 
 # A trace cannot begin like this; the number is the format's.
 MAGIC = b"dynamo-router trace model 1\n"
@@ -114,6 +114,7 @@ def describe_model(model: TraceModel) -> dict[str, Any]:
             "stems": len(sessions.stem_lengths),
             "stem_blocks": int(sessions.stem_lengths.sum()),
             "turns_by_class": [len(records) for records in sessions.turns],
+            "repeats": len(sessions.repeats),
             "going_on_by_class": [
                 len(records.gaps_ms) / max(1, len(records)) for records in sessions.turns
             ],
@@ -193,9 +194,15 @@ def _require_sound(model: TraceModel) -> None:
         1 <= markov.window <= markov.requests,
         len(markov.window_offsets) == -(-markov.requests // markov.window) + 1,
         len(sessions.stem_parents) == len(sessions.stem_lengths),
-        len(sessions.turns[0]) >= 1,
+        len(sessions.turns) == CLASSES and len(sessions.turns[0]) >= 1,
     ]
-    for records in sessions.turns:
+    # Who goes on needs a record to go on with.
+    kinds = np.concatenate([each.share_kinds for each in (*sessions.turns, sessions.repeats)])
+    sound += [
+        any(map(len, sessions.turns[1:])) or not (kinds != WHOLE).any(),
+        len(sessions.repeats) >= 1 or not (kinds == WHOLE).any(),
+    ]
+    for records in (*sessions.turns, sessions.repeats):
         sound += [
             len(records.numbers) == len(records.new_tokens) == len(records.outputs) == len(records),
             len(records.child_offsets) == len(records) + 1,

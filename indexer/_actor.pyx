@@ -7,8 +7,7 @@ message, a reader for one match, a flushing caller until the mailbox is empty. L
 before the mailbox's. Messages are applied in the order they were posted.
 """
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memset
+from libc.stdlib cimport calloc, free
 
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
@@ -16,14 +15,10 @@ from ._cursor cimport (
     SOURCE_DEGRADED,
     SOURCE_EXACT,
     SOURCE_REBUILDING,
-    VERDICT_DUPLICATE,
-    VERDICT_RESET,
-    Cursor,
-    Verdict,
-    cursor_admit,
-    cursor_orphan,
+    SUSPECT_DEAF,
+    cursor_has_gap,
 )
-from ._events cimport EVENT_CLEARED, EVENT_REMOVED, EVENT_STORED, Event, EventBatch
+from ._ingest cimport Ingest, give_up_gap, take_message
 from ._mailbox cimport (
     Mailbox,
     Message,
@@ -36,22 +31,15 @@ from ._mailbox cimport (
     mailbox_wait,
 )
 from ._radix cimport (
-    TREE_BLOCK_NOT_FOUND,
-    TREE_INVALID_SEQUENCE,
-    TREE_NO_MEMORY,
-    TREE_OK,
-    TREE_PARENT_NOT_FOUND,
     RadixTree,
     Tree,
     tree_bind,
-    tree_clear,
     tree_drop_worker,
     tree_find_worker,
     tree_match_bound,
-    tree_remove,
-    tree_store,
     tree_worker,
 )
+from ._sources cimport Source, source_forget, source_is_well, sources_free
 from ._threads cimport (
     dr_add,
     dr_load,
@@ -66,129 +54,17 @@ from ._threads cimport (
     pthread_t,
     sched_yield,
 )
-from ._wire cimport batch_free, batch_init, decode_nats_message
+from ._wire cimport batch_free, batch_init
 
 # How often the thread offers the tree to waiting readers before it goes on.
 cdef int YIELDS = 1000
-
-
-cdef struct Counters:
-    uint64_t messages      # taken out of the mailbox
-    uint64_t undecodable   # of those, not understood
-    uint64_t ignored       # of those, other topics
-    uint64_t dropped       # not taken in: the mailbox was full
-    uint64_t stored        # blocks stored
-    uint64_t removed       # blocks removed
-    uint64_t unknown       # removals of blocks that were not held
-    uint64_t invalid       # stored events that contradict themselves
-    uint64_t lower_tier    # events of tiers that are not indexed
-    uint64_t refused       # events refused: too many workers
-    uint64_t out_of_memory
 
 
 cdef struct Core:
     pthread_mutex_t owner      # guards all below but the mailbox, which guards itself
     Mailbox mailbox
     int readers                # waiting for owner; atomic
-    Tree* tree
-    EventBatch batch
-    Cursor* cursors            # by the tree's worker index
-    uint32_t n_cursors
-    uint32_t max_workers
-    Counters counters
-
-
-cdef Cursor* cursor_of(Core* core, uint32_t worker) noexcept nogil:
-    """The cursor of a tree worker; NULL if there is no memory for it."""
-    cdef uint32_t wanted
-    cdef Cursor* grown
-    if worker >= core.n_cursors:
-        wanted = worker + 1 + worker // 2
-        grown = <Cursor*>realloc(core.cursors, wanted * sizeof(Cursor))
-        if grown == NULL:
-            return NULL
-        memset(grown + core.n_cursors, 0, (wanted - core.n_cursors) * sizeof(Cursor))
-        core.cursors = grown
-        core.n_cursors = wanted
-    return core.cursors + worker
-
-
-cdef int apply_event(Core* core, const Event* event, uint32_t worker) noexcept nogil:
-    """Apply one admitted event; returns the tree's status."""
-    cdef const uint64_t* blocks = core.batch.block_hashes + event.first
-    cdef const uint64_t* locals_ = core.batch.local_hashes + event.first
-    cdef uint32_t unknown = 0
-    cdef int status = TREE_OK
-    if event.kind == EVENT_STORED:
-        status = tree_store(
-            core.tree, worker, event.has_parent, event.parent_hash, blocks, locals_, event.count
-        )
-        if status == TREE_OK:
-            core.counters.stored += event.count
-    elif event.kind == EVENT_REMOVED:
-        status = tree_remove(core.tree, worker, blocks, event.count, &unknown)
-        core.counters.removed += event.count - unknown
-        core.counters.unknown += unknown
-    else:
-        tree_clear(core.tree, worker)
-    return status
-
-
-cdef void apply_numbered(Core* core, const Event* event) noexcept nogil:
-    """Admit one event of a message through its source's cursor, and apply it."""
-    cdef uint32_t worker
-    cdef Cursor* cursor
-    cdef Verdict verdict
-    cdef int status
-    worker = tree_worker(core.tree, event.worker_id, event.dp_rank)
-    if worker == UINT32_MAX:
-        core.counters.out_of_memory += 1
-        return
-    if worker >= core.max_workers:
-        tree_drop_worker(core.tree, worker)
-        core.counters.refused += 1
-        return
-    cursor = cursor_of(core, worker)
-    if cursor == NULL:
-        core.counters.out_of_memory += 1
-        return
-    verdict = cursor_admit(
-        cursor,
-        core.batch.publisher_id,
-        core.batch.sequence,
-        event.event_id,
-        event.kind == EVENT_CLEARED and event.tier == 0,
-    )
-    if verdict == VERDICT_DUPLICATE:
-        return
-    if verdict == VERDICT_RESET:
-        tree_clear(core.tree, worker)
-    if event.tier != 0:
-        core.counters.lower_tier += 1
-        return
-    status = apply_event(core, event, worker)
-    cursor.applied += 1
-    if status == TREE_PARENT_NOT_FOUND:
-        cursor_orphan(cursor)
-    elif status == TREE_INVALID_SEQUENCE:
-        core.counters.invalid += 1
-    elif status == TREE_NO_MEMORY:
-        core.counters.out_of_memory += 1
-
-
-cdef int apply_message(Core* core, const uint8_t* data, size_t size) noexcept nogil:
-    """Decode and apply one message; returns the decoder's code. Called with owner held."""
-    cdef uint32_t i
-    cdef int code = decode_nats_message(&core.batch, data, size)
-    core.counters.messages += 1
-    if code != 0:
-        core.counters.undecodable += 1
-    elif core.batch.topic != 0:
-        core.counters.ignored += 1
-    else:
-        for i in range(core.batch.n_events):
-            apply_numbered(core, &core.batch.events[i])
-    return code
+    Ingest ingest
 
 
 cdef void drain(Core* core, bint yielding) noexcept nogil:
@@ -199,7 +75,7 @@ cdef void drain(Core* core, bint yielding) noexcept nogil:
     cdef Message message
     cdef int turn
     while mailbox_take(&core.mailbox, &message):
-        apply_message(core, message.data, message.size)
+        take_message(&core.ingest, message.data, message.size)
         free(message.data)
         if yielding and dr_load(&core.readers) > 0:
             pthread_mutex_unlock(&core.owner)
@@ -243,9 +119,9 @@ cdef class IndexActor:
         if self.core == NULL:
             raise MemoryError
         pthread_mutex_init(&self.core.owner, NULL)
-        batch_init(&self.core.batch)
-        self.core.tree = self.tree.tree
-        self.core.max_workers = max_workers
+        batch_init(&self.core.ingest.batch)
+        self.core.ingest.tree = self.tree.tree
+        self.core.ingest.max_workers = max_workers
         if not mailbox_open(&self.core.mailbox, max_messages, max_bytes):
             raise MemoryError
         if pthread_create(&self.thread, NULL, run, self.core) != 0:
@@ -257,8 +133,8 @@ cdef class IndexActor:
             return
         self.stop_thread()
         mailbox_destroy(&self.core.mailbox)
-        batch_free(&self.core.batch)
-        free(self.core.cursors)
+        batch_free(&self.core.ingest.batch)
+        sources_free(&self.core.ingest.sources)
         pthread_mutex_destroy(&self.core.owner)
         free(self.core)
 
@@ -290,7 +166,7 @@ cdef class IndexActor:
         if mailbox_put(&self.core.mailbox, data, len(message)):
             return True
         self.own()
-        self.core.counters.dropped += 1
+        self.core.ingest.counters.dropped += 1
         self.disown()
         return False
 
@@ -301,7 +177,7 @@ cdef class IndexActor:
         self.own()
         with nogil:
             drain(self.core, False)
-            code = apply_message(self.core, data, size)
+            code = take_message(&self.core.ingest, data, size)
             pthread_mutex_unlock(&self.core.owner)
         return code
 
@@ -327,7 +203,7 @@ cdef class IndexActor:
             return 0
         self.own()
         longest = tree_match_bound(
-            self.core.tree, &local_hashes[0] if n else NULL, n, &out[0], n_out
+            self.core.ingest.tree, &local_hashes[0] if n else NULL, n, &out[0], n_out
         )
         self.disown()
         return longest
@@ -343,9 +219,9 @@ cdef class IndexActor:
         cdef uint32_t index
         worker_id, dp_rank = worker
         self.own()
-        index = tree_worker(self.core.tree, worker_id, dp_rank)
+        index = tree_worker(self.core.ingest.tree, worker_id, dp_rank)
         if index != UINT32_MAX:
-            tree_bind(self.core.tree, index, number)
+            tree_bind(self.core.ingest.tree, index, number)
         self.disown()
         if index == UINT32_MAX:
             raise MemoryError
@@ -354,75 +230,129 @@ cdef class IndexActor:
         cdef uint32_t index
         worker_id, dp_rank = worker
         self.own()
-        index = tree_find_worker(self.core.tree, worker_id, dp_rank)
+        index = tree_find_worker(self.core.ingest.tree, worker_id, dp_rank)
         if index != UINT32_MAX:
-            tree_drop_worker(self.core.tree, index)
-            if index < self.core.n_cursors:
-                memset(self.core.cursors + index, 0, sizeof(Cursor))
+            tree_drop_worker(self.core.ingest.tree, index)
+            source_forget(&self.core.ingest.sources, index)
+        self.disown()
+
+    def await_replays(self, uint64_t max_events, uint64_t max_blocks):
+        self.own()
+        self.core.ingest.sources.budget.max_events = max_events
+        self.core.ingest.sources.budget.max_blocks = max_blocks
+        self.disown()
+
+    cdef Source* find(self, worker):
+        """The source of a worker that was heard of, or NULL. Called with owner held."""
+        cdef uint32_t index = tree_find_worker(self.core.ingest.tree, worker[0], worker[1])
+        if index >= self.core.ingest.sources.count:
+            return NULL
+        return self.core.ingest.sources.all + index
+
+    def give_up(self, worker):
+        cdef Source* source
+        self.own()
+        source = self.find(worker)
+        if source != NULL and source.cursor.state == SOURCE_EXACT and (
+            source.cursor.suspect or cursor_has_gap(&source.cursor)
+        ):
+            give_up_gap(
+                &self.core.ingest, <uint32_t>(source - self.core.ingest.sources.all), source
+            )
         self.disown()
 
     def mark_degraded(self, worker):
-        cdef uint32_t index
-        worker_id, dp_rank = worker
+        cdef Source* source
         self.own()
-        index = tree_find_worker(self.core.tree, worker_id, dp_rank)
-        if index < self.core.n_cursors and self.core.cursors[index].state == SOURCE_REBUILDING:
-            self.core.cursors[index].state = SOURCE_DEGRADED
+        source = self.find(worker)
+        if source != NULL and source.cursor.state == SOURCE_REBUILDING:
+            source.cursor.state = SOURCE_DEGRADED
         self.disown()
 
     def relearn(self):
-        cdef Tree* tree = self.core.tree
+        cdef Tree* tree = self.core.ingest.tree
+        cdef Source* source
         cdef uint64_t room
         cdef uint32_t index, asked = 0
         self.own()
         # Not before a good part is free: every announcement brings a whole cache.
         if tree.n_blocks <= tree.max_blocks - tree.max_blocks // 4:
             room = tree.max_blocks - tree.n_blocks
-            for index in range(min(self.core.n_cursors, tree.workers_used)):
+            for index in range(min(self.core.ingest.sources.count, tree.workers_used)):
+                source = self.core.ingest.sources.all + index
                 if (
                     0 < tree.workers[index].missing <= room
-                    and self.core.cursors[index].state == SOURCE_EXACT
+                    and source.cursor.state == SOURCE_EXACT
+                    and source_is_well(source)
                 ):
                     room -= tree.workers[index].missing
-                    self.core.cursors[index].state = SOURCE_REBUILDING
+                    source.cursor.state = SOURCE_REBUILDING
                     asked += 1
         self.disown()
         return asked
 
     def mark_suspect(self):
         cdef uint32_t index
+        cdef Source* source
         self.own()
-        for index in range(self.core.n_cursors):
-            self.core.cursors[index].suspect = self.core.cursors[index].state == SOURCE_EXACT
+        for index in range(self.core.ingest.sources.count):
+            source = self.core.ingest.sources.all + index
+            if source.cursor.state == SOURCE_EXACT and not source.cursor.suspect:
+                source.cursor.suspect = SUSPECT_DEAF
+        dr_add(&self.core.ingest.alarms, 1)
         self.disown()
 
+    @property
+    def alarms(self):
+        return dr_load(&self.core.ingest.alarms)
+
+    cdef tuple describe(self, worker):
+        """(worker, Cursor as a dict, first held id or None, blocks held, blocks that the tree had no
+        room for). With owner held."""
+        cdef Source* source = self.find(worker)
+        held = None
+        if source != NULL and source.held.count:
+            held = source.held.events[0].event.event_id
+        cursor = {} if source == NULL else dict(source.cursor)
+        return (
+            WorkerWithDpRank(*worker),
+            cursor,
+            held,
+            self.tree.num_blocks(worker),
+            self.tree.num_missing(worker),
+        )
+
     def sources(self):
-        """(worker, Cursor as a dict, blocks held, blocks missing) of every worker the tree knows."""
+        """Every worker that the tree knows, described."""
+        self.own()
+        try:
+            return [self.describe(worker) for worker in self.tree.workers()]
+        finally:
+            self.disown()
+
+    def recovering(self):
+        """Those among them that are exact but for a gap or a doubt."""
         cdef uint32_t index
+        cdef Source* source
         found = []
         self.own()
         try:
-            for worker in self.tree.workers():
-                index = tree_worker(self.core.tree, worker[0], worker[1])
-                cursor = dict(self.core.cursors[index]) if index < self.core.n_cursors else {}
-                found.append(
-                    (
-                        WorkerWithDpRank(*worker),
-                        cursor,
-                        self.tree.num_blocks(worker),
-                        self.tree.num_missing(worker),
-                    )
-                )
+            for index in range(self.core.ingest.sources.count):
+                source = self.core.ingest.sources.all + index
+                if source.cursor.state == SOURCE_EXACT and not source_is_well(source):
+                    worker = self.core.ingest.tree.workers[index]
+                    found.append(self.describe((worker.worker_id, worker.dp_rank)))
         finally:
             self.disown()
         return found
 
     def counters(self):
         self.own()
-        values = dict(self.core.counters)
+        values = dict(self.core.ingest.counters)
         values["indexed_blocks"] = len(self.tree)
         values["index_bytes"] = self.tree.memory_bytes()
         values["evicted_blocks"], values["evicted_branches"] = self.tree.evicted()
         self.disown()
         values["waiting"] = mailbox_length(&self.core.mailbox)
+        values["held_now"] = self.core.ingest.sources.budget.events
         return values

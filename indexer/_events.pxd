@@ -6,6 +6,7 @@ cdef enum EventKind:
     EVENT_STORED = 0
     EVENT_REMOVED = 1
     EVENT_CLEARED = 2
+    EVENT_HEARTBEAT = 3      # no event: event_id is that of the source's last one
 
 
 cdef struct Event:
@@ -31,4 +32,4 @@ cdef struct EventBatch:      # owned arrays, reused between messages
     uint64_t publisher_id    # meaningful when has_envelope
     uint64_t sequence        # meaningful when has_envelope
     uint8_t has_envelope
-    uint8_t topic            # 0 kv-events, 1 known other topic (knowingly ignored), 2 unknown
+    uint8_t topic            # Topic (_wire.pxd)

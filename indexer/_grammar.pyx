@@ -9,6 +9,7 @@ from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from ._batch cimport append_event, reserve_blocks
+from ._digits cimport read_digits
 from ._events cimport EVENT_CLEARED, EVENT_REMOVED, EVENT_STORED, Event, EventBatch
 from ._msgpack_reader cimport big_endian_64
 from ._reader cimport (
@@ -23,6 +24,7 @@ from ._syntax cimport (
 cdef enum:
     SMALLEST_BLOCK = 3       # bytes of a block in the densest msgpack form
     USUAL_BLOCK = 57         # bytes of a block as Dynamo writes it: see usual_block
+    JSON_BLOCK = 70          # the most of usual_json_block: {"block_hash":,"tokens_hash":} and hashes
 
 
 cdef inline bint usual_block(const uint8_t* at) noexcept nogil:
@@ -32,6 +34,31 @@ cdef inline bint usual_block(const uint8_t* at) noexcept nogil:
         and memcmp(at + 21, b"\xabtokens_hash\xcf", 13) == 0
         and memcmp(at + 42, b"\xadmm_extra_info\xc0", 15) == 0
     )
+
+
+cdef inline bint usual_json_block(
+    Reader* reader, uint64_t* block_hash, uint64_t* local_hash
+) noexcept nogil:
+    """Read {"block_hash":N,"tokens_hash":N}, as serializers write a block without spaces.
+
+    False, and nothing is read, if it is anything else.
+    """
+    cdef const uint8_t* at = reader.at
+    cdef bint huge = False, huge_local = False
+    if remaining(reader) < JSON_BLOCK or memcmp(at, b'{"block_hash":', 14) != 0:
+        return False
+    if not c'1' <= at[14] <= c'9':  # zero, a sign or no number: seldom
+        return False
+    at = read_digits(at + 14, reader.end, block_hash, &huge)
+    if huge or reader.end - at < 17 or memcmp(at, b',"tokens_hash":', 15) != 0:
+        return False
+    if not c'1' <= at[15] <= c'9':
+        return False
+    at = read_digits(at + 15, reader.end, local_hash, &huge_local)
+    if huge_local or at == reader.end or at[0] != c'}':
+        return False
+    reader.at = at + 1
+    return True
 
 
 cdef int decode_block(Reader* reader, uint64_t* block_hash, uint64_t* local_hash) noexcept nogil:
@@ -57,6 +84,8 @@ cdef int decode_block(Reader* reader, uint64_t* block_hash, uint64_t* local_hash
 
 cdef int decode_blocks(Reader* reader, EventBatch* batch) noexcept nogil:
     cdef Item blocks
+    cdef uint64_t* block_hash
+    cdef uint64_t* local_hash
     cdef uint64_t left
     cdef int code = open_array(reader, &blocks)
     if code == DECODE_OK and not reader.json:
@@ -77,13 +106,13 @@ cdef int decode_blocks(Reader* reader, EventBatch* batch) noexcept nogil:
         code = next_element(reader, &blocks)
         if code == DECODE_OK:
             code = reserve_blocks(batch, 1)
-        if code == DECODE_OK:
-            code = decode_block(
-                reader,
-                batch.block_hashes + batch.n_blocks,
-                batch.local_hashes + batch.n_blocks,
-            )
-            batch.n_blocks += 1
+        if code != DECODE_OK:
+            break
+        block_hash = batch.block_hashes + batch.n_blocks
+        local_hash = batch.local_hashes + batch.n_blocks
+        if not (reader.json and usual_json_block(reader, block_hash, local_hash)):
+            code = decode_block(reader, block_hash, local_hash)
+        batch.n_blocks += 1
     return DECODE_OK if code == DECODE_END else code
 
 

@@ -1,7 +1,13 @@
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 from ..runtime.identity import WorkerWithDpRank
 from ._radix import RadixTree
 
 def light_fuse(tree: RadixTree, requests: int | None) -> None: ...
+def watched_pace(
+    tree: RadixTree, step: int, watcher: Callable[[], object]
+) -> AbstractContextManager[None]: ...
 def read_edges(
     tree: RadixTree,
 ) -> list[tuple[int, int, int, list[int], list[int], list[tuple[WorkerWithDpRank, int]]]]: ...

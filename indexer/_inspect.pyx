@@ -9,10 +9,13 @@ from ._aliases cimport Alias, alias_by_block, alias_by_key
 from ._arena cimport ARENA_BINS, Arena, arena_bin
 from ._edge cimport FEW, Edge, edge_coverage, edge_deepest, edge_is_full, popcount64, span_room
 from ._keys cimport find_held
+from ._pace cimport Pace
 from ._radix cimport RadixTree
 from ._table cimport NONE, Table, hash_key, hash_pair, table_seek
 from ._tree cimport ROOT, Tree, Worker, find_canonical, find_child
-from ._workers cimport find_worker, scratch_size
+from ._workers cimport find_worker
+
+from contextlib import contextmanager
 
 from ..runtime.identity import WorkerWithDpRank
 
@@ -20,6 +23,26 @@ from ..runtime.identity import WorkerWithDpRank
 def light_fuse(RadixTree tree not None, requests):
     """Let that many further requests for memory succeed and all later ones fail; None: none fails."""
     tree.tree.memory.fuse = -1 if requests is None else requests
+
+
+cdef void call_watcher(void* watcher) noexcept nogil:
+    with gil:
+        (<object>watcher)()
+
+
+@contextmanager
+def watched_pace(RadixTree tree not None, uint32_t step, watcher):
+    """Meanwhile call `watcher()` where others may read the tree: every `step` blocks of work.
+
+    It may read the tree, and must not raise.
+    """
+    if step == 0:
+        raise ValueError("a step of no blocks")
+    tree.tree.memory.pace = Pace(call_watcher, <void*>watcher, step, 0)
+    try:
+        yield
+    finally:
+        tree.tree.memory.pace.give_way = NULL
 
 
 def read_edges(RadixTree tree not None):
@@ -93,7 +116,7 @@ def check_integrity(RadixTree tree not None):
             + t.blocks.rooms[2] * 4
             + t.edges_room * sizeof(Edge)
             + t.workers_room * sizeof(Worker)
-            + scratch_size(t.workers_room)
+            + t.numbers_room * sizeof(uint32_t)
             + t.aliases.capacity * sizeof(Alias)
         )
         for table_bytes in (

@@ -1,6 +1,7 @@
 # _json_reader.pxd: items out of JSON, the form of the seed generation's events.
-from libc.stdint cimport UINT64_MAX, uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 
+from ._digits cimport read_digits
 from ._reader cimport (
     DECODE_END, DECODE_MALFORMED, DECODE_OK, DECODE_TOO_DEEP, DECODE_TRUNCATED, ITEM_ARRAY,
     ITEM_BOOL, ITEM_FLOAT, ITEM_HUGE, ITEM_INT, ITEM_MAP, ITEM_NIL, ITEM_TEXT, Item, Reader,
@@ -98,7 +99,7 @@ cdef inline bint at_digit(const Reader* reader) noexcept nogil:
 cdef inline int json_number(Reader* reader, Item* item) noexcept nogil:
     cdef bint minus = reader.at[0] == c'-'
     cdef uint64_t value = 0
-    cdef uint8_t digit
+    cdef bint huge
     item.kind = ITEM_INT
     if minus:
         reader.at += 1
@@ -108,12 +109,9 @@ cdef inline int json_number(Reader* reader, Item* item) noexcept nogil:
         reader.at += 1
         if at_digit(reader):
             return DECODE_MALFORMED
-    while at_digit(reader):
-        digit = reader.at[0] - c'0'
-        if value > UINT64_MAX // 10 or value * 10 > UINT64_MAX - digit:
-            item.kind = ITEM_HUGE
-        value = value * 10 + digit
-        reader.at += 1
+    reader.at = read_digits(reader.at, reader.end, &value, &huge)
+    if huge:
+        item.kind = ITEM_HUGE
     if reader.at < reader.end and reader.at[0] in b".eE":
         return json_fraction(reader, item)
     if minus and value > <uint64_t>1 << 63:

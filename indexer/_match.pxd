@@ -1,6 +1,7 @@
 # _match.pxd: how many leading blocks of a request each worker holds.
+#
+# A match only reads the tree, and what it writes is its caller's: several may run at once.
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memset
 
 from ._edge cimport MATCHED, Edge, edge_mark, lowest64, popcount64
 from ._store cimport common_run
@@ -8,16 +9,37 @@ from ._table cimport NONE, prefetch
 from ._tree cimport ROOT, Tree, find_child
 
 cdef struct Walk:
+    # Given, the rest zeroed: a word for every 64 workers, and a place for the results.
+    uint64_t* active   # workers that held every block so far, a bitset
+    uint32_t* worker   # results, unless bound: the tree's number of a worker
+    uint32_t* blocks   # and its overlap
+    uint32_t* bound    # or: overlaps by the workers' bound numbers, zeroed before
+    uint32_t n_bound
+    # Kept.
     uint32_t hits      # results so far
-    uint32_t active    # workers that held every block so far
+    uint32_t longest   # of the bound ones
+    uint32_t alive     # workers in `active`
     uint32_t low       # their words in the bitset: [low, high)
     uint32_t high
 
 
-cdef inline void hit(Tree* tree, Walk* walk, uint32_t worker, uint32_t blocks) noexcept nogil:
-    tree.hit_worker[walk.hits] = worker
-    tree.hit_blocks[walk.hits] = blocks
-    walk.hits += 1
+cdef inline uint32_t active_words(const Tree* tree) noexcept nogil:
+    return (tree.workers_used + 63) >> 6
+
+
+cdef inline void hit(
+    const Tree* tree, Walk* walk, uint32_t worker, uint32_t blocks
+) noexcept nogil:
+    cdef uint32_t number
+    if walk.bound != NULL:
+        number = tree.numbers[worker]
+        if number < walk.n_bound:
+            walk.bound[number] = blocks
+            walk.longest = max(walk.longest, blocks)
+    else:
+        walk.worker[walk.hits] = worker
+        walk.blocks[walk.hits] = blocks
+        walk.hits += 1
 
 
 cdef inline uint64_t full_word(const Edge* edge, uint32_t i) noexcept nogil:
@@ -33,30 +55,43 @@ cdef inline uint64_t full_word(const Edge* edge, uint32_t i) noexcept nogil:
 
 
 cdef inline void hit_all(
-    Tree* tree, Walk* walk, uint32_t word_index, uint64_t word, uint32_t blocks
+    const Tree* tree, Walk* walk, uint32_t word_index, uint64_t word, uint32_t blocks
 ) noexcept nogil:
     """A result for every worker in one word of a bitset."""
+    cdef const uint32_t* numbers = tree.numbers + 64 * word_index
+    cdef uint32_t* bound = walk.bound
+    cdef uint32_t n_bound = walk.n_bound
+    cdef uint32_t number, longest = 0
+    if bound != NULL:
+        while word != 0:
+            number = numbers[lowest64(word)]
+            word &= word - 1
+            if number < n_bound:
+                bound[number] = blocks
+                longest = blocks
+        walk.longest = max(walk.longest, longest)
+        return
     while word != 0:
         hit(tree, walk, 64 * word_index + lowest64(word), blocks)
         word &= word - 1
 
 
 cdef inline void enter_first(
-    Tree* tree, Walk* walk, const Edge* edge, uint32_t matched
+    const Tree* tree, Walk* walk, const Edge* edge, uint32_t matched
 ) noexcept nogil:
     """Begin with the workers of the first edge."""
     cdef uint32_t i
     walk.low = 0
-    walk.high = (tree.workers_used + 63) >> 6
+    walk.high = active_words(tree)
     for i in range(walk.high):
-        tree.active[i] = full_word(edge, i)
-    walk.active = edge.n_full
+        walk.active[i] = full_word(edge, i)
+    walk.alive = edge.n_full
     for i in range(edge.n_partial):
         hit(tree, walk, edge.partial[i].worker, min(edge.partial[i].blocks, matched))
 
 
 cdef inline void enter_next(
-    Tree* tree, Walk* walk, const Edge* edge, uint32_t matched, uint32_t depth
+    const Tree* tree, Walk* walk, const Edge* edge, uint32_t matched, uint32_t depth
 ) noexcept nogil:
     """Go on below `depth` blocks with those of the active workers that cover the edge too."""
     cdef uint32_t i, worker
@@ -64,30 +99,28 @@ cdef inline void enter_next(
     for i in range(edge.n_partial):
         worker = edge.partial[i].worker
         bit = <uint64_t>1 << (worker & 63)
-        if walk.low <= worker >> 6 < walk.high and tree.active[worker >> 6] & bit:
+        if walk.low <= worker >> 6 < walk.high and walk.active[worker >> 6] & bit:
             hit(tree, walk, worker, depth + min(edge.partial[i].blocks, matched))
-            tree.active[worker >> 6] &= ~bit
-    walk.active = 0
+            walk.active[worker >> 6] &= ~bit
+    walk.alive = 0
     for i in range(walk.low, walk.high):
-        stay = tree.active[i] & full_word(edge, i)
-        hit_all(tree, walk, i, tree.active[i] & ~stay, depth)
-        tree.active[i] = stay
-        walk.active += popcount64(stay)
-    while walk.low < walk.high and tree.active[walk.low] == 0:
+        stay = walk.active[i] & full_word(edge, i)
+        hit_all(tree, walk, i, walk.active[i] & ~stay, depth)
+        walk.active[i] = stay
+        walk.alive += popcount64(stay)
+    while walk.low < walk.high and walk.active[walk.low] == 0:
         walk.low += 1
-    while walk.low < walk.high and tree.active[walk.high - 1] == 0:
+    while walk.low < walk.high and walk.active[walk.high - 1] == 0:
         walk.high -= 1
 
 
-cdef inline uint32_t match_chain(
-    Tree* tree, const uint64_t* local, uint32_t n, bint early_exit
+cdef inline void match_chain(
+    const Tree* tree, Walk* walk, const uint64_t* local, uint32_t n, bint early_exit
 ) noexcept nogil:
-    cdef Walk walk
     cdef Edge* edge
     cdef uint32_t e = ROOT
     cdef uint32_t depth = 0
     cdef uint32_t matched, i
-    memset(&walk, 0, sizeof(Walk))
     while depth < n:
         e = find_child(tree, e, local[depth])
         if e == NONE:
@@ -100,15 +133,14 @@ cdef inline uint32_t match_chain(
             tree.blocks.local + edge.start, local + depth, min(edge.len, n - depth)
         )
         if depth == 0:
-            enter_first(tree, &walk, edge, matched)
+            enter_first(tree, walk, edge, matched)
         else:
-            enter_next(tree, &walk, edge, matched, depth)
-        if walk.active == 0:
-            return walk.hits
+            enter_next(tree, walk, edge, matched, depth)
+        if walk.alive == 0:
+            return
         depth += matched
-        if matched < edge.len or (early_exit and walk.active == 1):
+        if matched < edge.len or (early_exit and walk.alive == 1):
             break
     if depth != 0:
         for i in range(walk.low, walk.high):
-            hit_all(tree, &walk, i, tree.active[i], depth)
-    return walk.hits
+            hit_all(tree, walk, i, walk.active[i], depth)

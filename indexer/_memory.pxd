@@ -8,6 +8,8 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
+from ._pace cimport Pace
+
 cdef extern from * nogil:
     """
     #if defined(__linux__)
@@ -51,6 +53,7 @@ cdef extern from * nogil:
 cdef struct Memory:
     size_t bytes   # held now
     int64_t fuse   # requests that still succeed; negative: no limit (tests light it)
+    Pace pace      # of the work on what lives here
 
 
 cdef inline bint memory_blown(Memory* memory) noexcept nogil:

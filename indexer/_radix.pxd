@@ -13,6 +13,12 @@ from ._tree cimport (
     TreeStatus,
 )
 
+cdef struct Hits:
+    uint32_t count
+    uint32_t* worker         # the tree's numbers of the workers
+    uint32_t* blocks         # their overlaps
+    uint64_t* memory         # where all of it lives
+
 cdef Tree* tree_open() noexcept nogil                # NULL: no memory
 cdef void tree_close(Tree* tree) noexcept nogil
 
@@ -45,15 +51,17 @@ cdef void tree_drop_worker(Tree* tree, uint32_t worker) noexcept nogil   # its n
 # The number others know a worker by; UINT32_MAX: none.
 cdef void tree_bind(Tree* tree, uint32_t worker, uint32_t number) noexcept nogil
 
-# Leaves the overlaps in tree.hit_worker and tree.hit_blocks; returns how many there are. With
-# early_exit a single worker left may be given less than it holds.
-cdef uint32_t tree_match(
-    Tree* tree, const uint64_t* local, uint32_t n, bint early_exit
+# The overlaps of all workers that have one; false: no memory. With early_exit a single worker left
+# may be given less than it holds. Free them either way.
+cdef bint tree_match(
+    const Tree* tree, const uint64_t* local, uint32_t n, bint early_exit, Hits* hits
 ) noexcept nogil
+cdef void hits_free(Hits* hits) noexcept nogil
 
-# Zeroes out[0:n_out], writes the overlap of every bound worker to out[number]; returns the longest.
+# Zeroes out[0:n_out], writes the overlap of every bound worker to out[number]; returns the longest,
+# UINT32_MAX without memory.
 cdef uint32_t tree_match_bound(
-    Tree* tree, const uint64_t* local, uint32_t n, uint32_t* out, uint32_t n_out
+    const Tree* tree, const uint64_t* local, uint32_t n, uint32_t* out, uint32_t n_out
 ) noexcept nogil
 
 

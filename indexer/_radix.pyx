@@ -9,7 +9,7 @@ _tree.pxd; this is its door, from C and from Python.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from ._aliases cimport aliases_close
@@ -18,7 +18,7 @@ from ._edge cimport Edge, edge_uncover_all
 from ._evict cimport keep_budget
 from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
 from ._integers cimport UIntView, view_integers
-from ._match cimport match_chain
+from ._match cimport Walk, active_words, match_chain
 from ._memory cimport array_release
 from ._remove cimport clear_worker, remove_blocks
 from ._store cimport store_chain
@@ -37,7 +37,7 @@ from ._tree cimport (
     reserve_edge,
 )
 from ._wire cimport batch_free, batch_init, decode_json_event
-from ._workers cimport find_worker, forget_worker, intern_worker, scratch_size
+from ._workers cimport find_worker, forget_worker, intern_worker
 
 from operator import index
 
@@ -46,6 +46,10 @@ import numpy as np
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from .wire import describe_decode_error
+
+
+cdef enum:
+    STACK_WORDS = 256  # of a match's bitset of workers; more of them are allocated
 
 
 # The door for kernels ------------------------------------------------------------------------
@@ -74,7 +78,7 @@ cdef void tree_close(Tree* tree) noexcept nogil:
         edge_uncover_all(&tree.edges[e], &tree.memory)
     array_release(&tree.memory, tree.edges, tree.edges_room * sizeof(Edge))
     array_release(&tree.memory, tree.workers, tree.workers_room * sizeof(Worker))
-    array_release(&tree.memory, tree.active, scratch_size(tree.workers_room))
+    array_release(&tree.memory, tree.numbers, tree.numbers_room * sizeof(uint32_t))
     arena_close(&tree.blocks, &tree.memory)
     aliases_close(&tree.aliases, &tree.memory)
     table_free(&tree.by_ext, &tree.memory)
@@ -137,28 +141,50 @@ cdef void tree_drop_worker(Tree* tree, uint32_t worker) noexcept nogil:
 
 
 cdef void tree_bind(Tree* tree, uint32_t worker, uint32_t number) noexcept nogil:
-    tree.workers[worker].number = number
+    tree.numbers[worker] = number
 
 
-cdef uint32_t tree_match(
-    Tree* tree, const uint64_t* local, uint32_t n, bint early_exit
+cdef bint tree_match(
+    const Tree* tree, const uint64_t* local, uint32_t n, bint early_exit, Hits* hits
 ) noexcept nogil:
-    return match_chain(tree, local, n, early_exit)
+    cdef Walk walk
+    cdef size_t words = active_words(tree)
+    memset(&walk, 0, sizeof(Walk))
+    memset(hits, 0, sizeof(Hits))
+    # A bitset, and two numbers for each of 64 workers a word.
+    hits.memory = walk.active = <uint64_t*>malloc((words + 64 * words) * sizeof(uint64_t) + 1)
+    if hits.memory == NULL:
+        return False
+    hits.worker = walk.worker = <uint32_t*>(walk.active + words)
+    hits.blocks = walk.blocks = hits.worker + 64 * words
+    match_chain(tree, &walk, local, n, early_exit)
+    hits.count = walk.hits
+    return True
+
+
+cdef void hits_free(Hits* hits) noexcept nogil:
+    free(hits.memory)
 
 
 cdef uint32_t tree_match_bound(
-    Tree* tree, const uint64_t* local, uint32_t n, uint32_t* out, uint32_t n_out
+    const Tree* tree, const uint64_t* local, uint32_t n, uint32_t* out, uint32_t n_out
 ) noexcept nogil:
-    cdef uint32_t hits = match_chain(tree, local, n, False)
-    cdef uint32_t longest = 0
-    cdef uint32_t i, number
+    cdef uint64_t stack[STACK_WORDS]
+    cdef uint32_t words = active_words(tree)
+    cdef Walk walk
+    memset(&walk, 0, sizeof(Walk))
     memset(out, 0, n_out * sizeof(uint32_t))
-    for i in range(hits):
-        number = tree.workers[tree.hit_worker[i]].number
-        if number < n_out:
-            out[number] = tree.hit_blocks[i]
-            longest = max(longest, tree.hit_blocks[i])
-    return longest
+    walk.bound = out
+    walk.n_bound = n_out
+    walk.active = stack
+    if words > STACK_WORDS:
+        walk.active = <uint64_t*>malloc(words * sizeof(uint64_t))
+        if walk.active == NULL:
+            return NONE
+    match_chain(tree, &walk, local, n, False)
+    if walk.active != stack:
+        free(walk.active)
+    return walk.longest
 
 
 # The door for Python -------------------------------------------------------------------------
@@ -398,26 +424,36 @@ cdef class RadixTree:
         """
         cdef UIntView local = view_hashes(local_hashes)
         cdef Match match = Match.__new__(Match)
-        match.count = match_chain(
-            self.tree, <const uint64_t*>local.data, <uint32_t>local.size, early_exit
-        )
-        if self.names_version != self.tree.names:
-            self.refresh_names()
-        match.names = self.names
-        match.roster = self.roster
-        match.index = PyBytes_FromStringAndSize(<char*>self.tree.hit_worker, 4 * match.count)
-        match.blocks = PyBytes_FromStringAndSize(<char*>self.tree.hit_blocks, 4 * match.count)
+        cdef Hits hits
+        while self.names_version != self.tree.names:
+            self.refresh_names()  # which may let another thread in
+        try:
+            if not tree_match(
+                self.tree, <const uint64_t*>local.data, <uint32_t>local.size, early_exit, &hits
+            ):
+                raise MemoryError
+            match.names = self.names
+            match.roster = self.roster
+            match.count = hits.count
+            match.index = PyBytes_FromStringAndSize(<char*>hits.worker, 4 * hits.count)
+            match.blocks = PyBytes_FromStringAndSize(<char*>hits.blocks, 4 * hits.count)
+        finally:
+            hits_free(&hits)
         return match
 
     def match_bound(self, local_hashes, uint32_t[::1] out not None):
         """Zero `out`, write every bound worker's overlap to out[number]; return the longest."""
         cdef UIntView local = view_hashes(local_hashes)
         cdef uint32_t n = <uint32_t>out.shape[0]
+        cdef uint32_t longest
         if n == 0:
             return 0
-        return tree_match_bound(
+        longest = tree_match_bound(
             self.tree, <const uint64_t*>local.data, <uint32_t>local.size, &out[0], n
         )
+        if longest == NONE:
+            raise MemoryError
+        return longest
 
     def bind(self, worker, number):
         """Write the worker's overlap to this place of match_bound's array; None: to none."""

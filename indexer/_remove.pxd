@@ -4,6 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from ._aliases cimport alias_drop
 from ._edge cimport Edge, edge_cover, edge_coverage
 from ._keys cimport find_held, forget_alias, is_key
+from ._pace cimport pace_limit, pace_work
 from ._table cimport NONE
 from ._tree cimport (
     TREE_BLOCK_NOT_FOUND,
@@ -42,7 +43,7 @@ cdef inline bint uncover_blocks(
 ) noexcept nogil:
     """Take blocks from a worker, counting those that it does not hold; false without memory."""
     cdef uint32_t i = 0
-    cdef uint32_t first, last, begin, end
+    cdef uint32_t first, last, begin, end, most
     cdef const Edge* edge
     unknown[0] = 0
     while i < n:
@@ -50,21 +51,34 @@ cdef inline bint uncover_blocks(
         i += 1
         if first == NONE:
             unknown[0] += 1
+            pace_work(&tree.memory.pace, 1)
             continue
         # Engines evict along a chain: gather the neighbours that the event names next.
         edge = &tree.edges[tree.blocks.owner[first]]
         begin = edge.start
         end = begin + edge_coverage(edge, worker)
+        most = pace_limit(&tree.memory.pace, n) - 1
         if i < n and first > begin and is_key(tree, worker, first - 1, ext[i]):
-            while i < n and first > begin and is_key(tree, worker, first - 1, ext[i]):
+            while (
+                i < n
+                and first > begin
+                and last - first < most
+                and is_key(tree, worker, first - 1, ext[i])
+            ):
                 first -= 1
                 i += 1
         else:
-            while i < n and last + 1 < end and is_key(tree, worker, last + 1, ext[i]):
+            while (
+                i < n
+                and last + 1 < end
+                and last - first < most
+                and is_key(tree, worker, last + 1, ext[i])
+            ):
                 last += 1
                 i += 1
         if not uncover_run(tree, worker, first, last):
             return False
+        pace_work(&tree.memory.pace, last + 1 - first)
     return True
 
 
@@ -88,6 +102,7 @@ cdef inline void clear_worker(Tree* tree, uint32_t worker) noexcept nogil:
         for alias in range(tree.aliases.used, 0, -1):
             if tree.aliases.all[alias - 1].worker == worker:
                 alias_drop(&tree.aliases, alias - 1)
+            pace_work(&tree.memory.pace, alias & 1)
         tree.workers[worker].aliases = 0
     if tree.workers[worker].blocks == 0:
         return
@@ -96,3 +111,4 @@ cdef inline void clear_worker(Tree* tree, uint32_t worker) noexcept nogil:
         if tree.edges[e].len != 0 and edge_coverage(&tree.edges[e], worker) != 0:
             edge_cover(&tree.edges[e], &tree.memory, worker, 0)
             settle_edge(tree, e)
+        pace_work(&tree.memory.pace, e & 1)  # looking at an edge takes less than storing a block

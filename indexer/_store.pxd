@@ -6,6 +6,7 @@ from ._aliases cimport alias_add, alias_by_key, aliases_reserve
 from ._arena cimport arena_allocate, arena_extend, arena_release, arena_reserve
 from ._edge cimport STORED, Edge, edge_cover, edge_coverage, edge_is_full, edge_mark
 from ._keys cimport find_held, forget_alias, is_canonical
+from ._pace cimport pace_limit, pace_work
 from ._remove cimport uncover_blocks, uncover_run
 from ._table cimport NONE, hash_key, table_prefetch, table_put, table_reserve, table_seek
 from ._tree cimport (
@@ -136,12 +137,13 @@ cdef inline bint append_run(
 ) noexcept nogil:
     """Store new blocks behind the end of an edge; false, and nothing changed, without memory.
 
-    *appended: how many; it stops before a key that is another block's already. With `shadow` the
-    first block is such a one, and goes in without an entry.
+    *appended: how many; it stops before a key that is another block's already, and where the pace
+    wants it to, with room for the others kept. With `shadow` the first block is such a one, and
+    goes in without an entry.
     """
     cdef uint32_t e = cursor.edge
     cdef uint32_t room = n
-    cdef uint32_t start
+    cdef uint32_t start, wanted
     cdef Edge* edge
     cdef bint alone
     appended[0] = 0
@@ -174,6 +176,7 @@ cdef inline bint append_run(
         edge.start = start
         edge.cap = room
         room = n
+    wanted = room = pace_limit(&tree.memory.pace, room)
     memcpy(tree.blocks.local + start, local, room * sizeof(uint64_t))
     memcpy(tree.blocks.ext + start, ext, room * sizeof(uint64_t))
     if shadow:
@@ -188,7 +191,7 @@ cdef inline bint append_run(
     tree.workers[worker].blocks += room
     appended[0] = room
     if e != cursor.edge:
-        if room < n:
+        if room < wanted:
             arena_release(&tree.blocks, start + room, edge.cap - room)
             edge.cap = room
         if room == 0:
@@ -321,7 +324,11 @@ cdef inline int store_below(
                 block = edge.start + cursor.at
             edge = &tree.edges[child]
             run = known_run(
-                tree, block, ext + i, local + i, min(edge.start + edge.len - block, n - i)
+                tree,
+                block,
+                ext + i,
+                local + i,
+                pace_limit(&tree.memory.pace, min(edge.start + edge.len - block, n - i)),
             )
             if run != 0:
                 cursor.edge = child
@@ -335,6 +342,7 @@ cdef inline int store_below(
             if status != TREE_OK:
                 return status
         i += run
+        pace_work(&tree.memory.pace, run)
     if cursor.edge != ROOT:
         tree.fresh = tree.edges[cursor.edge].start + cursor.at - 1
     return TREE_OK

@@ -7,6 +7,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from ._memory cimport Memory, array_release, array_zeroed
+from ._pace cimport pace_work
 
 cdef extern from "<stdint.h>" nogil:
     const uint32_t NONE "UINT32_MAX"  # no id
@@ -16,6 +17,7 @@ cdef extern from * nogil:
 
 cdef enum:
     LEAST_BITS = 4  # of the capacity of a table in use
+    SLOTS_A_BLOCK = 8  # that are moved to a larger table in the time a block takes to be stored
 
 cdef struct Table:
     uint64_t* slots   # capacity of them
@@ -51,6 +53,8 @@ cdef inline bint table_resize(Table* table, Memory* memory, uint32_t bits) noexc
                 while new.slots[at] != 0:
                     at = (at + 1) & new.mask
                 new.slots[at] = table.slots[i]
+            if (i + 1) % SLOTS_A_BLOCK == 0:
+                pace_work(&memory.pace, 1)  # the old slots are still whole, and in use
         array_release(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
     table[0] = new
     return True

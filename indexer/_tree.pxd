@@ -22,6 +22,7 @@ from ._edge cimport (
     edge_uncover_all,
 )
 from ._memory cimport Memory, array_grow
+from ._pace cimport pace_work
 from ._table cimport (
     NONE,
     Table,
@@ -53,7 +54,6 @@ cdef struct Worker:
     uint64_t blocks      # how many it holds
     uint64_t missing     # how many more it was said to hold, dropped for want of room
     uint32_t dp_rank
-    uint32_t number      # what the registry calls it; NONE: unbound
     uint32_t aliases     # how many of its keys are not canonical
     uint32_t next_vacant
     bint live
@@ -80,15 +80,14 @@ cdef struct Tree:
     uint64_t evicted     # blocks dropped for want of room, since the tree was made
     uint64_t evictions   # branches cut for that
     Worker* workers
+    uint32_t* numbers    # what the registry calls each; NONE: unbound. Dense: a match reads many
     uint32_t workers_used
     uint32_t workers_room
+    uint32_t numbers_room  # more than workers_room after a failure in between
     uint32_t workers_free
     uint32_t n_workers
     uint64_t names       # grows when a worker comes or goes
     Table by_name        # (worker id, rank) -> worker
-    uint64_t* active     # scratch of a match, with the next two: workers still matching, a bitset
-    uint32_t* hit_worker # its result
-    uint32_t* hit_blocks
 
 
 cdef inline uint32_t find_canonical(const Tree* tree, uint64_t ext) noexcept nogil:
@@ -333,7 +332,7 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
 
 
 cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept nogil:
-    """Take blocks that leave the tree out of the table."""
+    """Take blocks that leave the tree out of the table. Nobody finds them by a match any more."""
     cdef uint32_t i
     cdef const uint64_t* ext = tree.blocks.ext + start
     for i in range(min(n, <uint32_t>AHEAD)):
@@ -343,6 +342,7 @@ cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept 
             table_prefetch(&tree.by_ext, hash_key(ext[i + AHEAD]))
         if not table_remove(&tree.by_ext, hash_key(ext[i]), start + i):
             tree.shadowed -= 1
+        pace_work(&tree.memory.pace, 1)
     tree.n_blocks -= n
 
 

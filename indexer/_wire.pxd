@@ -4,6 +4,13 @@ from libc.stdint cimport uint8_t, uint64_t
 from ._events cimport EventBatch
 
 
+cdef enum Topic:             # EventBatch.topic
+    TOPIC_KV_EVENTS = 0
+    TOPIC_OTHER = 1          # known, and not ours to read
+    TOPIC_UNKNOWN = 2
+    TOPIC_HEARTBEAT = 3      # one event, a heartbeat
+
+
 # An empty batch; batch_free gives its arrays back and leaves it empty.
 cdef void batch_init(EventBatch* batch) noexcept nogil
 cdef void batch_free(EventBatch* batch) noexcept nogil

@@ -12,7 +12,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from ._batch cimport append_event
-from ._events cimport EVENT_STORED, Event, EventBatch
+from ._events cimport EVENT_HEARTBEAT, EVENT_STORED, Event, EventBatch
 from ._grammar cimport decode_cache_event, decode_payload, is_int
 from ._msgpack_reader cimport big_endian_64, msgpack_value
 from ._reader cimport (
@@ -24,11 +24,6 @@ from ._syntax cimport (
     text_is,
 )
 
-cdef enum Topic:             # EventBatch.topic
-    TOPIC_KV_EVENTS = 0
-    TOPIC_OTHER = 1          # known, and not ours to read
-    TOPIC_UNKNOWN = 2
-
 cdef enum:
     NOGIL_BYTES = 1 << 16    # below this, decoding takes less than giving up the GIL may cost
 
@@ -36,6 +31,8 @@ cdef enum:
 cdef uint8_t topic_of(const Item* name) noexcept nogil:
     if text_is(name, "kv-events"):
         return TOPIC_KV_EVENTS
+    if text_is(name, "kv-heartbeat"):
+        return TOPIC_HEARTBEAT
     if (
         text_is(name, "kv_metrics")
         or text_is(name, "active_sequences_events")
@@ -44,6 +41,40 @@ cdef uint8_t topic_of(const Item* name) noexcept nogil:
     ):
         return TOPIC_OTHER
     return TOPIC_UNKNOWN
+
+
+cdef int decode_heartbeat(Reader* reader, EventBatch* batch) noexcept nogil:
+    """worker_id, dp_rank and last_event_id: an event of its own kind."""
+    cdef Item fields, key
+    cdef Event event
+    cdef uint64_t rank = 0
+    cdef bint has_worker = False, has_last = False
+    cdef int code = open_struct(reader, &fields)
+    memset(&event, 0, sizeof(event))
+    event.kind = EVENT_HEARTBEAT
+    while code == DECODE_OK:
+        code = next_field(reader, &fields, &key)
+        if code != DECODE_OK:
+            break
+        if field_is(&key, "worker_id", 0):
+            has_worker = True
+            code = read_uint(reader, UINT64_MAX, &event.worker_id)
+        elif field_is(&key, "dp_rank", 1):
+            code = read_uint(reader, UINT32_MAX, &rank)
+        elif field_is(&key, "last_event_id", 2):
+            has_last = True
+            code = read_uint(reader, UINT64_MAX, &event.event_id)
+        else:
+            code = skip_value(reader)
+    if code != DECODE_END:
+        return code
+    code = at_end(reader)
+    if code != DECODE_OK:
+        return code
+    if not (has_worker and has_last):
+        return DECODE_MISSING_FIELD
+    event.dp_rank = <uint32_t>rank
+    return append_event(batch, &event)
 
 
 cdef int decode_envelope(Reader* reader, EventBatch* batch, bint* is_envelope) noexcept nogil:
@@ -83,10 +114,13 @@ cdef int decode_envelope(Reader* reader, EventBatch* batch, bint* is_envelope) n
         return DECODE_WRONG_TYPE
     batch.has_envelope = True
     batch.topic = topic_of(&topic)
-    if batch.topic != TOPIC_KV_EVENTS:
-        return DECODE_OK
     inner.at = payload.text
     inner.end = payload.text + payload.value
+    inner.json = False
+    if batch.topic == TOPIC_HEARTBEAT:
+        return decode_heartbeat(&inner, batch)
+    if batch.topic != TOPIC_KV_EVENTS:
+        return DECODE_OK
     return decode_payload(&inner, batch)
 
 
@@ -249,6 +283,8 @@ cdef class EventDecoder:
         cdef list blocks, locals_
         cdef Event* event
         cdef uint32_t i, j
+        if self.batch.topic != TOPIC_KV_EVENTS:
+            return rows
         for i in range(self.batch.n_events):
             event = self.batch.events + i
             blocks = []

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from ._memory cimport array_grow, array_release, array_zeroed
+from ._memory cimport array_grow
 from ._table cimport NONE, hash_pair, table_add, table_remove, table_reserve, table_seek
 from ._tree cimport Tree, Worker
 
@@ -24,16 +24,10 @@ cdef inline uint32_t find_worker(
             return w
 
 
-cdef inline size_t scratch_size(uint32_t room) noexcept nogil:
-    """Bytes of a match's scratch for so many workers, a multiple of 64."""
-    return room // 8 + 2 * <size_t>room * sizeof(uint32_t)
-
-
 cdef inline bint reserve_worker(Tree* tree) noexcept nogil:
-    """Room for one more worker, in a match's scratch too; false without memory."""
+    """Room for one more worker; false without memory."""
     cdef uint32_t old = tree.workers_room
     cdef uint32_t new = old * 2 + 64
-    cdef void* scratch
     cdef void* grown
     if not table_reserve(&tree.by_name, &tree.memory, 1):
         return False
@@ -41,17 +35,20 @@ cdef inline bint reserve_worker(Tree* tree) noexcept nogil:
         return True
     if old >= MOST_WORKERS:
         return False
-    scratch = array_zeroed(&tree.memory, scratch_size(new))
-    if scratch == NULL:
-        return False
+    if tree.numbers_room < new:
+        grown = array_grow(
+            &tree.memory,
+            tree.numbers,
+            tree.numbers_room * sizeof(uint32_t),
+            new * sizeof(uint32_t),
+        )
+        if grown == NULL:
+            return False
+        tree.numbers = <uint32_t*>grown
+        tree.numbers_room = new
     grown = array_grow(&tree.memory, tree.workers, old * sizeof(Worker), new * sizeof(Worker))
     if grown == NULL:
-        array_release(&tree.memory, scratch, scratch_size(new))
         return False
-    array_release(&tree.memory, tree.active, scratch_size(old))
-    tree.active = <uint64_t*>scratch
-    tree.hit_worker = <uint32_t*>(tree.active + new // 64)
-    tree.hit_blocks = tree.hit_worker + new
     tree.workers = <Worker*>grown
     tree.workers_room = new
     return True
@@ -75,7 +72,7 @@ cdef inline uint32_t intern_worker(
     memset(&tree.workers[w], 0, sizeof(Worker))
     tree.workers[w].worker_id = worker_id
     tree.workers[w].dp_rank = dp_rank
-    tree.workers[w].number = NONE
+    tree.numbers[w] = NONE
     tree.workers[w].live = True
     table_add(&tree.by_name, hash_pair(worker_id, dp_rank), w)
     tree.n_workers += 1
@@ -88,7 +85,7 @@ cdef inline void forget_worker(Tree* tree, uint32_t worker) noexcept nogil:
     cdef Worker* gone = &tree.workers[worker]
     table_remove(&tree.by_name, hash_pair(gone.worker_id, gone.dp_rank), worker)
     gone.live = False
-    gone.number = NONE
+    tree.numbers[worker] = NONE
     gone.next_vacant = tree.workers_free
     tree.workers_free = worker
     tree.n_workers -= 1

@@ -11,11 +11,16 @@ import numpy.typing as npt
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
 from ._actor import IndexActor
-from .source import SourceState, SourceStatus
+from .approximate import ApproximateIndex
+from .source import Missing, SourceState, SourceStatus
 from .wire import describe_decode_error
 
 # The kernel's numbers of the states it knows (_cursor.pxd).
 _STATES = (SourceState.SILENT, SourceState.EXACT, SourceState.REBUILDING, SourceState.DEGRADED)
+_RESTORED = 2
+_COUNTS = ("applied", "gaps", "given_up", "restarts", "duplicates", "orphans", "heard", "beats")
+MAX_HELD = 1 << 16
+MAX_HELD_BLOCKS = 1 << 22
 
 
 class EventIndex:
@@ -27,6 +32,11 @@ class EventIndex:
     `max_workers` bounds how many (worker, rank) are indexed, `max_blocks` how many different
     blocks: beyond, the branches that were of use longest ago are dropped, and their holders are
     `trimmed`. ValueError if a bound is below 1.
+
+    With `predict_ttl_s`, a worker is also believed to hold what a request that was sent to it will
+    bring there, for so long: an engine reports a block only once it computes it, and a burst of
+    requests with a new prefix comes before that. Overlaps are then the larger of both beliefs, and
+    calls that read or record must not run at the same time.
     """
 
     def __init__(
@@ -36,13 +46,21 @@ class EventIndex:
         max_bytes: int = 1 << 28,
         max_workers: int = 65536,
         max_blocks: int | None = None,
+        predict_ttl_s: float | None = None,
     ) -> None:
+        self._predicted = None if predict_ttl_s is None else ApproximateIndex(ttl_s=predict_ttl_s)
+        self._overlaps = np.zeros(0, dtype=np.uint32)
         self._actor = IndexActor(
             max_messages=max_messages,
             max_bytes=max_bytes,
             max_workers=max_workers,
             max_blocks=max_blocks,
         )
+
+    @property
+    def predicts(self) -> bool:
+        """Whether `record` has a use."""
+        return self._predicted is not None
 
     def post(self, message: bytes) -> bool:
         """Queue one message of the event plane; False if the mailbox is full."""
@@ -70,19 +88,35 @@ class EventIndex:
 
     def match(self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]) -> int:
         """Write each bound worker's overlap, in blocks, under its number; return the longest."""
-        return self._actor.match_bound(local_hashes, overlaps)
+        longest = self._actor.match_bound(local_hashes, overlaps)
+        if self._predicted is not None:
+            if len(self._overlaps) != len(overlaps):
+                self._overlaps = np.zeros(len(overlaps), dtype=np.uint32)
+            predicted = self._predicted.match(local_hashes, self._overlaps)
+            if predicted:
+                np.maximum(overlaps, self._overlaps, out=overlaps)
+            longest = max(longest, predicted)
+        return longest
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
         """Overlap in blocks of every worker that holds any, bound or not."""
-        return self._actor.scores(local_hashes)
+        scores = self._actor.scores(local_hashes)
+        if self._predicted is not None:
+            for worker, blocks in self._predicted.scores(local_hashes).items():
+                scores[worker] = max(blocks, scores.get(worker, 0))
+        return scores
 
     def bind(self, worker: WorkerWithDpRank, number: int) -> None:
         """Give a worker the number its overlap is written under."""
         self._actor.bind(worker, number)
+        if self._predicted is not None:
+            self._predicted.bind(worker, number)
 
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker and its blocks: it left."""
         self._actor.drop_worker(worker)
+        if self._predicted is not None:
+            self._predicted.unbind(worker)
 
     def record(
         self,
@@ -91,14 +125,39 @@ class EventIndex:
         sequence_hashes: npt.NDArray[np.uint64],
         now: float,
     ) -> None:
-        """Nothing to note: the engine will tell what it cached."""
+        """A request with these blocks was sent to a worker. Nothing to note unless we predict."""
+        if self._predicted is not None:
+            self._predicted.record(worker, local_hashes, sequence_hashes, now)
 
     def expire(self, now: float) -> None:
-        """Nothing grows old: engines tell what they drop."""
+        """What was predicted grows old; engines tell themselves what they drop."""
+        if self._predicted is not None:
+            self._predicted.expire(now)
 
     def sources(self) -> list[SourceStatus]:
         """The state of every worker that is bound or was heard of."""
         return [_status(*source) for source in self._actor.sources()]
+
+    def recovering(self) -> list[SourceStatus]:
+        """The state of those workers alone that are recovering."""
+        return [_status(*source) for source in self._actor.recovering()]
+
+    def await_replays(
+        self, *, max_events: int = MAX_HELD, max_blocks: int = MAX_HELD_BLOCKS
+    ) -> None:
+        """Hold events behind a gap back from now on, at most so many over all sources.
+
+        For whoever asks recovering sources for what is missing, and calls `give_up` if it does not
+        come. Else a gap is given up at once.
+        """
+        self._actor.await_replays(max_events, max_blocks)
+
+    def give_up(self, worker: WorkerWithDpRank) -> None:
+        """What a recovering worker is asked for will not come: it is rebuilding.
+
+        What it said before the gap is forgotten; what it said after that is applied.
+        """
+        self._actor.give_up(worker)
 
     def mark_degraded(self, worker: WorkerWithDpRank) -> None:
         """A rebuilding worker did not answer."""
@@ -110,13 +169,19 @@ class EventIndex:
         return self._actor.relearn()
 
     def mark_suspect(self) -> None:
-        """Events may have been missed: exact sources are rebuilding until their next one tells."""
+        """Events may have been missed: exact sources are recovering until they say more."""
         self._actor.mark_suspect()
 
+    @property
+    def alarms(self) -> int:
+        """How often a source came into need of being asked; costs next to nothing."""
+        return self._actor.alarms
+
     def counters(self) -> dict[str, int]:
-        """Running totals of the event path; `waiting` is the mailbox's present length,
-        `indexed_blocks` and `index_bytes` the tree's present size."""
-        return self._actor.counters()
+        """Running totals of the event path; `waiting`, `predicted`, `indexed_blocks` and
+        `index_bytes` are present numbers."""
+        predicted = 0 if self._predicted is None else len(self._predicted)
+        return {**self._actor.counters(), "predicted": predicted}
 
     def close(self) -> None:
         """Stop the thread. What was posted and not applied is dropped. Idempotent."""
@@ -124,22 +189,26 @@ class EventIndex:
 
 
 def _status(
-    worker: WorkerWithDpRank, cursor: dict[str, Any], blocks: int, missing: int
+    worker: WorkerWithDpRank, cursor: dict[str, Any], held: int | None, blocks: int, unindexed: int
 ) -> SourceStatus:
-    state = _STATES[cursor.get("state", 0)]
-    if cursor.get("suspect"):
-        state = SourceState.REBUILDING
-    elif state is SourceState.EXACT and missing:
+    """`held`: the first event that waits behind a gap."""
+    if not cursor:
+        return SourceStatus(worker, SourceState.SILENT, blocks)
+    last, newest = cursor["last_event_id"], cursor["newest"]
+    state, missing = _STATES[cursor["state"]], None
+    if state is SourceState.EXACT and (newest > last or cursor["suspect"]):
+        state = SourceState.RECOVERING
+        until = held - 1 if held is not None else newest if newest > last else None
+        missing = Missing(cursor["publisher_id"], last + 1, until)
+    elif state is SourceState.EXACT and unindexed:
         state = SourceState.TRIMMED
     return SourceStatus(
         worker=worker,
         state=state,
         blocks=blocks,
         missing=missing,
-        applied=cursor.get("applied", 0),
-        last_event_id=cursor.get("last_event_id", 0),
-        gaps=cursor.get("gaps", 0),
-        restarts=cursor.get("restarts", 0),
-        duplicates=cursor.get("duplicates", 0),
-        orphans=cursor.get("orphans", 0),
+        unindexed=unindexed,
+        last_event_id=last,
+        restored=cursor["suspect"] == _RESTORED,
+        **{name: cursor[name] for name in _COUNTS},
     )

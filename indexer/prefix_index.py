@@ -13,6 +13,10 @@ from .source import SourceStatus
 class PrefixIndex(Protocol):
     """Who holds which prefix. Not thread-safe unless an implementation says so."""
 
+    @property
+    def predicts(self) -> bool:
+        """Whether `record` has a use."""
+
     def match(self, local_hashes: npt.NDArray[np.uint64], overlaps: npt.NDArray[np.uint32]) -> int:
         """Write each bound worker's overlap, in blocks, under its number; return the longest."""
 

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..runtime.identity import WorkerWithDpRank
 
@@ -12,26 +13,45 @@ class SourceState(enum.Enum):
     SILENT = "silent"  # nothing was heard of it yet
     EXACT = "exact"  # all it said since it started, or since its last clear, is applied
     TRIMMED = "trimmed"  # as exact, but some of it was dropped for want of room: never wrong
+    RECOVERING = "recovering"  # exact until a gap; asked for what it said after that
     REBUILDING = "rebuilding"  # something was missed; it was asked to announce itself again
     DEGRADED = "degraded"  # something was missed and nobody answers: incomplete, never wrong
     APPROXIMATE = "approximate"  # predicted from routing, not reported
+
+
+class Missing(NamedTuple):
+    """Events of one publisher that did not come: from `first` to `last`, or to its newest."""
+
+    publisher_id: int
+    first: int
+    last: int | None
 
 
 @dataclass(frozen=True)
 class SourceStatus:
     """What is known of one worker's events.
 
-    `blocks`: how many it is believed to hold; `missing`: how many more it said it holds, for which
-    the index had no room, an upper estimate.
+    `blocks`: how many it is believed to hold; `unindexed`: how many more it said it holds, for
+    which the index had no room, an upper estimate.
     """
 
     worker: WorkerWithDpRank
     state: SourceState
     blocks: int
-    missing: int = 0
+    unindexed: int = 0
     applied: int = 0
     last_event_id: int = 0
     gaps: int = 0
     restarts: int = 0
     duplicates: int = 0
     orphans: int = 0
+    given_up: int = 0
+    """gaps that were not filled"""
+    heard: int = 0
+    """events and heartbeats of any kind"""
+    beats: int = 0
+    """heartbeats: whether it speaks the recovery protocol"""
+    missing: Missing | None = None
+    """of a recovering source: what to ask it for"""
+    restored: bool = False
+    """what is known was read from a file, and the source has not confirmed it"""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from ..runtime.envelope import EventEnvelope, encode_envelope
 from ..runtime.errors import EventError
 from ..runtime.identity import WorkerWithDpRank
 from ._wire import EventDecoder
@@ -22,6 +23,7 @@ __all__ = [
     "describe_decode_error",
     "encode_cache_event",
     "encode_event_message",
+    "encode_heartbeat",
     "encode_router_event",
 ]
 
@@ -105,6 +107,29 @@ def encode_event_message(
             case Cleared():
                 writer.cleared(worker_id, dp_rank, event.event_id, event.storage_tier)
     return writer.message(publisher_id, sequence, published_at_ms, topic)
+
+
+def encode_heartbeat(
+    worker: WorkerWithDpRank,
+    last_event_id: int,
+    publisher_id: int,
+    sequence: int,
+    published_at_ms: int,
+) -> bytes:
+    """A message that says which event a publisher sent last (0: none), and in which message.
+
+    It goes over a subject of its own: it is no KV event, and moves no numbering.
+    """
+    payload = msgspec.msgpack.encode(
+        {
+            "worker_id": worker.worker_id,
+            "dp_rank": worker.dp_rank,
+            "last_event_id": last_event_id,
+        }
+    )
+    return encode_envelope(
+        EventEnvelope(publisher_id, sequence, published_at_ms, "kv-heartbeat", payload)
+    )
 
 
 def encode_cache_event(event: RouterEvent) -> bytes:

@@ -107,6 +107,13 @@ class KvRouterConfig:
     router_prune_target_ratio: float = _knob(
         0.8, "Without KV events: part of that left after a prune.", "--router-prune-target-ratio"
     )
+    router_predicted_ttl_secs: float | None = _knob(
+        None,
+        "With KV events: believe for this long that a worker will hold what was sent to it, until"
+        " its events tell. Not given: believe events only.",
+        "--router-predicted-ttl-secs",
+        env=("DYN_ROUTER_PREDICTED_TTL_SECS",),
+    )
     router_track_active_blocks: bool = _knob(
         True,
         "Count the blocks of running requests as decode load.",
@@ -157,6 +164,10 @@ class KvRouterConfig:
             _require_at_least(key, getattr(self, key), 0)
         if self.overlap_score_weight is not None:
             _require_at_least("overlap_score_weight", self.overlap_score_weight, 0)
+        if self.router_predicted_ttl_secs is not None:
+            _require_at_least("router_predicted_ttl_secs", self.router_predicted_ttl_secs, 0)
+            if not self.use_kv_events:
+                raise bad_setting("router_predicted_ttl_secs", "needs use_kv_events")
         if not self.active_request_expiry_secs > 0:
             raise bad_setting("active_request_expiry_secs", "must be greater than 0")
         if not 0 < self.router_prune_target_ratio <= 1:

@@ -26,6 +26,8 @@ _EVENT_FAULTS = {
     "lower_tier": "Events of storage tiers that are not indexed.",
     "refused": "Events refused because there are too many workers.",
     "out_of_memory": "Events lost for want of memory.",
+    "held": "Events that had to wait behind a gap.",
+    "overflows": "Gaps given up because too many events waited.",
 }
 
 
@@ -44,8 +46,8 @@ def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
         )
         requests = gauge("dynamo_router_worker_active_requests", "Requests in flight.")
         indexed = gauge("dynamo_router_worker_indexed_blocks", "Blocks it is believed to hold.")
-        missing = gauge(
-            "dynamo_router_worker_missing_blocks", "Blocks it holds for which there was no room."
+        unindexed = gauge(
+            "dynamo_router_worker_unindexed_blocks", "Blocks it holds for which there was no room."
         )
         source = gauge("dynamo_router_event_source_state", "1 for its present state.", "state")
         states = Counter({state.value: 0 for state in WorkerState})
@@ -56,12 +58,12 @@ def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
             tokens.add_metric(key, view.active_prefill_tokens)
             requests.add_metric(key, view.active_requests)
             indexed.add_metric(key, view.indexed_blocks)
-            missing.add_metric(key, view.missing_blocks)
+            unindexed.add_metric(key, view.unindexed_blocks)
             source.add_metric([*key, view.event_source_state], 1)
         workers = GaugeMetricFamily("dynamo_router_workers", "Ranks by state.", labels=["state"])
         for state, count in states.items():
             workers.add_metric([state], count)
-        return (blocks, tokens, requests, indexed, missing, source, workers)
+        return (blocks, tokens, requests, indexed, unindexed, source, workers)
 
     return collect
 
@@ -104,8 +106,17 @@ def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
         yield GaugeMetricFamily(
             "dynamo_router_events_waiting", "Messages in the mailbox.", counters["waiting"]
         )
+        yield GaugeMetricFamily(
+            "dynamo_router_events_held_now", "Events behind gaps.", counters["held_now"]
+        )
+        yield GaugeMetricFamily(
+            "dynamo_router_index_predicted_blocks",
+            "Blocks believed to be cached because of where requests were sent.",
+            counters["predicted"],
+        )
         for name, help in (
             ("gaps", "Holes in a source's numbering."),
+            ("given_up", "Holes that were not filled."),
             ("restarts", "Sources that began anew."),
             ("duplicates", "Events that had been applied before."),
         ):
@@ -164,6 +175,8 @@ def plane_metrics(plane: EventPlane, feed: EventFeed) -> Callable[[], Iterable[M
             ("handler_errors", "Messages that made us fail.", stats.handler_errors),
             ("connects", "Times it became reachable.", stats.connects),
             ("refused", "Messages that the index's full mailbox did not take.", feed.refused),
+            ("replays_asked", "Requests for missed events.", feed.replays_asked),
+            ("announcements_asked", "Requests for whole caches.", feed.announcements_asked),
         ):
             yield CounterMetricFamily(f"dynamo_router_event_plane_{name}", help, value)
 

@@ -187,7 +187,7 @@ class KvRouter:
             worker = self.registry.worker(number)
             if request_id is not None:
                 self._book(request_id, number, prompt, overlap, now, expected_output_tokens, config)
-                if prompt.local is not None and not self.config.use_kv_events:
+                if prompt.local is not None and self.index.predicts:
                     self.index.record(worker, prompt.local, sequence_hashes(prompt.local), now)
         return Decision(
             worker=worker,
@@ -441,7 +441,10 @@ class KvRouter:
 
 def _index_of(config: KvRouterConfig) -> PrefixIndex:
     if config.use_kv_events:
-        return EventIndex(max_blocks=config.router_max_index_blocks)
+        return EventIndex(
+            max_blocks=config.router_max_index_blocks,
+            predict_ttl_s=config.router_predicted_ttl_secs,
+        )
     return ApproximateIndex(
         ttl_s=config.router_ttl_secs,
         max_blocks=config.router_max_tree_size,

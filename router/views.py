@@ -22,7 +22,7 @@ class WorkerView:
     active_prefill_tokens: int  # prompt tokens of those still to be prefilled
     active_requests: int
     event_source_state: str  # see indexer/source.py: SourceState
-    missing_blocks: int = 0  # more that it cached, for which the index had no room
+    unindexed_blocks: int = 0  # more that it cached, for which the index had no room
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ def worker_views(
                 active_prefill_tokens=tokens[number],
                 active_requests=requests[number],
                 event_source_state=(source.state if source else SourceState.SILENT).value,
-                missing_blocks=source.missing if source else 0,
+                unindexed_blocks=source.unindexed if source else 0,
             )
         )
     for worker, source in heard.items():
         state = source.state.value
         views.append(
             WorkerView(
-                worker, None, "unregistered", "", source.blocks, 0, 0, 0, state, source.missing
+                worker, None, "unregistered", "", source.blocks, 0, 0, 0, state, source.unindexed
             )
         )
     return views

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dynamo_router.bench.compare import Load, comparison_table
+from dynamo_router.bench.arena import Load
 from dynamo_router.bench.compare import compare as run_comparison
+from dynamo_router.bench.compare import comparison_table
 from dynamo_router.bench.contestants import parse_contestants
 from dynamo_router.bench.replay import ReplayConfig, run
 from dynamo_router.bench.sample import SAMPLE_TRACE
@@ -161,6 +162,13 @@ def test_a_name_of_no_policy_is_refused(name: str) -> None:
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", 0),
         ("engine", "other"),
+        ("preemption_mode", "random"),
+        ("dp_size", 0),
+        ("startup_time_s", -1.0),
+        ("planner_profile_data", "/no/such/file"),
+        ("worker_speeds", "1,fast"),
+        ("worker_speeds", "1,0"),
+        ("worker_speeds", ""),
     ],
 )
 def test_a_bad_setting_is_refused_by_its_name(key: str, value: Any) -> None:

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from oracle_cursor import DUPLICATE, RESET, OracleCursor
 from polling import wait_until
 
 from dynamo_router.indexer.actor import EventIndex
 from dynamo_router.indexer.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.indexer.source import SourceState, SourceStatus
+from dynamo_router.indexer.source import Missing, SourceState, SourceStatus
 from dynamo_router.indexer.wire import encode_event_message
 from dynamo_router.runtime.errors import EventError
 from dynamo_router.runtime.identity import WorkerWithDpRank
@@ -129,7 +126,8 @@ def test_joining_late_is_not_exact(index: EventIndex) -> None:
 def test_suspicion_ends_with_the_next_event_in_line(index: EventIndex) -> None:
     index.apply(message(1, stored(1)))
     index.mark_suspect()
-    assert source(index).state is SourceState.REBUILDING and index.scores(local(1)) == {W: 1}
+    assert source(index).state is SourceState.RECOVERING and index.scores(local(1)) == {W: 1}
+    assert source(index).missing == Missing(1, 2, None)
     index.apply(message(2, stored(2)))
     assert source(index).state is SourceState.EXACT and index.scores(local(1)) == {W: 1}
 
@@ -178,18 +176,18 @@ def test_what_was_dropped_for_room_is_no_sign_of_lost_events() -> None:
     index.apply(message(1, stored(*range(1, 9))))
     index.apply(message(2, stored(11, 12, 13, 14)))
     assert source(index).state is SourceState.TRIMMED
-    assert source(index).blocks == 8 and source(index).missing == 4
+    assert source(index).blocks == 8 and source(index).unindexed == 4
     assert index.scores(local(*range(1, 9))) == {W: 4}
     index.apply(message(3, stored(9, parent=8)))  # a child of a dropped block
     index.apply(message(4, Removed([8, 9])))  # and the removal of both
     status = source(index)
-    assert status.state is SourceState.TRIMMED and status.missing == 3
+    assert status.state is SourceState.TRIMMED and status.unindexed == 3
     assert status.orphans == 0 and index.counters()["unknown"] == 0
     totals = index.counters()
     assert (totals["evicted_blocks"], totals["evicted_branches"]) == (4, 1)
     assert totals["indexed_blocks"] == 8 and totals["index_bytes"] > 0
     index.apply(message(5, Removed([5, 6, 7])))
-    assert source(index).state is SourceState.EXACT and source(index).missing == 0
+    assert source(index).state is SourceState.EXACT and source(index).unindexed == 0
     index.apply(message(6, stored(9, parent=8)))
     assert source(index).orphans == 1 and source(index).state is SourceState.REBUILDING
     index.close()
@@ -200,7 +198,7 @@ def test_what_was_dropped_is_learnt_again_once_there_is_room() -> None:
     other = WorkerWithDpRank(8)
     index.apply(message(1, stored(*range(1, 9))))
     index.apply(message(1, stored(11, 12, 13, 14), worker=other))
-    assert source(index).missing == 4 and source(index, other).state is SourceState.EXACT
+    assert source(index).unindexed == 4 and source(index, other).state is SourceState.EXACT
     assert index.relearn() == 0  # it is full
     index.unbind(other)
     assert index.relearn() == 1 and index.relearn() == 0
@@ -215,7 +213,7 @@ def test_what_was_dropped_is_learnt_again_once_there_is_room() -> None:
 def test_one_event_larger_than_the_budget_keeps_its_beginning() -> None:
     index = EventIndex(max_blocks=5)
     index.apply(message(1, stored(*range(1, 100))))
-    assert index.scores(local(*range(1, 100))) == {W: 5} and source(index).missing == 94
+    assert index.scores(local(*range(1, 100))) == {W: 5} and source(index).unindexed == 94
     index.close()
 
 
@@ -265,44 +263,3 @@ def test_readers_never_see_more_than_was_stored_while_the_thread_writes(index: E
     reader.join()
     assert set(seen) <= set(range(65)) and index.scores(local(*chain)) == {}
     assert source(index).state is SourceState.EXACT and source(index).applied == event_id
-
-
-steps = st.lists(
-    st.tuples(
-        st.integers(1, 2),  # publisher
-        st.integers(0, 6),  # envelope sequence
-        st.integers(0, 5),  # event id
-        st.sampled_from(["store", "orphan", "clear"]),
-    ),
-    max_size=25,
-)
-
-
-@settings(max_examples=150)
-@given(steps)
-def test_cursor_agrees_with_its_oracle(taken: list[tuple[int, int, int, str]]) -> None:
-    index, oracle, held = EventIndex(), OracleCursor(), False
-    try:
-        for publisher, sequence, event_id, kind in taken:
-            data: Data = {"store": stored(1), "orphan": stored(2, parent=99), "clear": Cleared()}[
-                kind
-            ]
-            index.apply(message(event_id, data, sequence=sequence, publisher=publisher))
-            verdict = oracle.admit(publisher, sequence, event_id, kind == "clear")
-            if verdict == RESET:
-                held = False
-            if verdict != DUPLICATE:
-                held = kind == "store" or (held and kind != "clear")
-                if kind == "orphan":
-                    oracle.orphan()
-            status = source(index)
-            assert (status.state.value, status.gaps, status.restarts) == (
-                oracle.state,
-                oracle.gaps,
-                oracle.restarts,
-            )
-            assert (status.duplicates, status.orphans) == (oracle.duplicates, oracle.orphans)
-            assert status.last_event_id == oracle.last_event_id
-            assert index.scores(local(1)) == ({W: 1} if held else {})
-    finally:
-        index.close()

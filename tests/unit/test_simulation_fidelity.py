@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynamo_router.bench.compare import Load, compare
+from dynamo_router.bench.arena import Load
+from dynamo_router.bench.compare import compare
 from dynamo_router.bench.contestants import parse_contestants
 from dynamo_router.bench.sim_config import SimulationConfig
 from dynamo_router.bench.sim_trace import SimulatedTrace

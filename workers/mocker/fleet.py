@@ -12,6 +12,7 @@ from ...runtime.embedded_nats import probe
 from ...runtime.event_plane import EventPlane
 from ...runtime.nats_plane import NatsPlane
 from .config import DEFAULT_NATS_URL, MockerConfig
+from .fault_door import FaultDoor
 from .server import MockServer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -97,15 +98,20 @@ async def run_mocker(config: MockerConfig) -> None:
         loop.add_signal_handler(number, on_signal)
     plane = await _event_plane(config)
     fleet = MockFleet(config, plane=plane)
+    door = FaultDoor(fleet.engines)
     try:
         await fleet.start()
         for index, engine in enumerate(fleet.engines):
             _say(f"engine {index}: grpc://{engine.address} worker {engine.worker_id}")
+        if config.fault_port is not None:
+            await door.start(config.host, config.fault_port)
+            _say(f"faults: http://{door.address}")
         _say("ready")
         await stop.wait()
         _say(f"draining for at most {config.drain_timeout_s:g} s")
         await _drain(fleet, config.drain_timeout_s, hurry)
     finally:
+        await door.close()
         await fleet.stop()
         if plane is not None:
             await plane.close()

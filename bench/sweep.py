@@ -1,0 +1,322 @@
+"""dynamo-router sweep: tunes the router's knobs on a trace and writes a configuration for serve.
+
+One knob after the other is tried at all its values while the others stay at their best, until a
+round changes nothing. What was found is then compared with the start on seeds it has not seen.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from ..router.config import KvRouterConfig, ServeConfig
+from ..runtime.errors import ConfigError
+from ..runtime.settings import bad_setting, options_of, resolve
+from .arena import Arena, Load
+from .contestants import Contestant
+from .environment import describe_environment
+from .outcome import SimulatedRun
+from .report import check_json_target, new_table, number, table_console, write_json
+from .sim_config import DEFAULT_WORKERS, SimulationConfig
+
+OBJECTIVES: Mapping[str, Callable[[SimulatedRun], float | None]] = {
+    "ttft": lambda run: run.ttft_ms.mean,
+    "ttft-p99": lambda run: run.ttft_ms.p99,
+    "itl": lambda run: run.itl_ms.mean,
+    "e2e": lambda run: run.e2e_ms.mean,
+    "badput": lambda run: 1 - run.goodput_share,
+}
+BOTH = "ttft+e2e"
+DEFAULT_KNOBS = (
+    "prefill_load_scale=1,2,4,8,16,32,64",
+    "decode_active_request_weight=0,1,4",
+    "router_temperature=0,0.1",
+)
+
+Settings = Mapping[str, str]
+"""Values of knobs as they were written on the command line; "none" where a knob may be unset."""
+
+
+def _option(default: Any, help: str, flag: str | None = None, **more: Any) -> Any:
+    metadata = {"help": help, **more}
+    if flag is not None:
+        metadata["flag"] = flag
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """What to tune for what. Raises ConfigError, naming the key, on a bad value."""
+
+    trace: str = field(metadata={"help": "The trace, a JSON lines file.", "positional": True})
+    knobs: tuple[str, ...] = _option(
+        (),
+        "A knob of serve and the values to try, NAME=VALUE,VALUE,...; may be repeated."
+        f" Not given: {' '.join(DEFAULT_KNOBS)}.",
+        "--knob",
+    )
+    objective: str = _option(BOTH, "What to make small.", choices=(BOTH, *OBJECTIVES))
+    rounds: int = _option(3, "Go through the knobs at most so many times.")
+    holdout_seeds: int = _option(2, "Check what was found with so many further seeds.")
+    output: str | None = _option(None, "Write the configuration, TOML for serve, to this file.")
+    workers: int = _option(DEFAULT_WORKERS, "How many engines there are.")
+    requests: int | None = _option(None, "Use only the trace's first N requests.")
+    arrival_speedup: float = _option(1.0, "Send at the trace's times divided by this.")
+    max_output: int | None = _option(None, "Ask for at most this many tokens a request.")
+    trace_block_size: int = _option(512, "Tokens that one hash id of the trace stands for.")
+    seed: int = _option(0, "The first seed.")
+    json: str | None = _option(None, 'Write all trials as JSON to this file; "-" is stdout.')
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
+
+    def __post_init__(self) -> None:
+        for key in ("rounds", "workers", "requests", "max_output", "trace_block_size"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise bad_setting(key, f"{value} must be at least 1")
+        if self.holdout_seeds < 0:
+            raise bad_setting("holdout_seeds", f"{self.holdout_seeds} must be at least 0")
+        if not 0 < self.arrival_speedup < float("inf"):
+            raise bad_setting("arrival_speedup", "must be finite and greater than 0")
+        if self.objective not in (BOTH, *OBJECTIVES):
+            known = ", ".join((BOTH, *OBJECTIVES))
+            raise bad_setting("objective", f"{self.objective!r} is not one of {known}")
+        if self.simulation.compare is not None:
+            raise bad_setting("compare", "a sweep compares settings, not policies")
+        self.space()
+
+    def space(self) -> dict[str, list[str]]:
+        """Every knob's values, each checked by itself. ConfigError on what serve would refuse."""
+        base, found = self.simulation.router(), dict[str, list[str]]()
+        for text in self.knobs or DEFAULT_KNOBS:
+            name, equals, values = text.partition("=")
+            if not equals or not values or name in found:
+                raise bad_setting("knobs", f"{text!r} is not NAME=VALUE,VALUE,... of a new NAME")
+            found[name] = values.split(",")
+            for value in found[name]:
+                apply_settings(base, {name: value})
+        return found
+
+
+def apply_settings(base: KvRouterConfig, settings: Settings) -> KvRouterConfig:
+    """A configuration with some knobs set, by their dotted names below [router]."""
+    specs = {spec.key: spec for spec in options_of(KvRouterConfig)}
+    for name, text in settings.items():
+        if name not in specs:
+            raise bad_setting("knobs", f"{name!r} is no setting of [router]")
+        section, _, key = name.rpartition(".")
+        if text == "none" and specs[name].optional:
+            value = None
+        else:
+            # `resolve` knows how to read each kind of value from text.
+            flags = {f"router.{name}": text}
+            value = _read(resolve(ServeConfig, flags, environ={}).config.router, name)
+        changed: dict[str, Any] = {key: value}
+        if section:
+            changed = {section: replace(getattr(base, section), **changed)}
+        base = replace(base, **changed)
+    return base
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Some settings and what came of them. `score`: lower is better, 1 is the start."""
+
+    settings: Settings
+    runs: Sequence[SimulatedRun]
+    score: float
+
+    @property
+    def lost(self) -> int:
+        """Requests that were turned away or failed."""
+        return sum(run.errors + run.rejected for run in self.runs)
+
+
+class Sweep:
+    """Runs trials, each setting once, and finds the best."""
+
+    def __init__(self, config: SweepConfig) -> None:
+        self.config = config
+        load = Load(
+            trace=config.trace,
+            requests=config.requests,
+            arrival_speedup=config.arrival_speedup,
+            max_output=config.max_output,
+            trace_block_size=config.trace_block_size,
+            seed=config.seed,
+        )
+        self._arena = Arena(config.simulation, load, config.workers)
+        self._base = replace(
+            config.simulation.router(),
+            block_size=config.simulation.block_size,
+            active_request_expiry_secs=float("inf"),
+        )
+        self.trials: dict[KvRouterConfig, Trial] = {}
+
+    def seeds(self, *, unseen: bool) -> range:
+        first = self.config.seed + (self.config.simulation.seeds if unseen else 0)
+        count = self.config.holdout_seeds if unseen else self.config.simulation.seeds
+        return range(first, first + count)
+
+    def search(self, on_trial: Callable[[Trial], None]) -> tuple[Trial, Trial]:
+        """The start, and the best that was found."""
+        start = best = self.try_out({}, on_trial)
+        space = self.config.space()
+        for _ in range(self.config.rounds):
+            before = best
+            for name, values in space.items():
+                for value in values:
+                    trial = self.try_out({**best.settings, name: value}, on_trial)
+                    if (trial.lost, trial.score) < (best.lost, best.score):
+                        best = trial
+            if best is before:
+                break
+        return start, best
+
+    def try_out(self, settings: Settings, on_trial: Callable[[Trial], None]) -> Trial:
+        """What came of some settings; those that were tried before, in other words, are not."""
+        config = apply_settings(self._base, settings)
+        if config not in self.trials:
+            runs = self.run_seeds(settings, self.seeds(unseen=False))
+            start = self.trials[self._base].runs if self.trials else runs
+            trial = self.trials[config] = Trial(settings, runs, self.score(runs, start))
+            on_trial(trial)
+        return self.trials[config]
+
+    def run_seeds(self, settings: Settings, seeds: Iterable[int]) -> list[SimulatedRun]:
+        config = apply_settings(self._base, settings)
+        contestant = Contestant(config.mode, config.policy_name, config)
+        return [self._arena.run(contestant, seed).run for seed in seeds]
+
+    def score(self, runs: Sequence[SimulatedRun], start: Sequence[SimulatedRun]) -> float:
+        """The objective against the start's; of both latencies, the mean of the two ratios."""
+        parts = ("ttft", "e2e") if self.config.objective == BOTH else (self.config.objective,)
+        return mean(_mean(OBJECTIVES[p], runs) / _mean(OBJECTIVES[p], start) for p in parts)
+
+
+def _mean(value: Callable[[SimulatedRun], float | None], runs: Sequence[SimulatedRun]) -> float:
+    known = [figure for run in runs if (figure := value(run)) is not None]
+    # A perfect start leaves nothing to divide by; a policy that served nobody is the worst.
+    return max(mean(known), 1e-9) if known else float("inf")
+
+
+def configuration(base: KvRouterConfig, settings: Settings, remarks: Sequence[str]) -> str:
+    """A TOML file for serve: what differs from the defaults, and why in comments."""
+    config, default = apply_settings(base, settings), KvRouterConfig()
+    tables: dict[str, list[str]] = {"router": []}
+    for spec in options_of(KvRouterConfig):
+        value = _read(config, spec.key)
+        if value is None or (value == _read(default, spec.key) and spec.key not in settings):
+            continue
+        section, _, key = f"router.{spec.key}".rpartition(".")
+        tables.setdefault(section, []).append(f"{key} = {_toml(value)}")
+    lines = [f"# {remark}" for remark in remarks]
+    for table, rows in tables.items():
+        lines += ["", f"[{table}]", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _read(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def run(config: SweepConfig) -> int:
+    """The command: 0, or 130 on Ctrl-C; ConfigError for what cannot be read or written."""
+    check_json_target(config.json)
+    if config.output is not None and not Path(config.output).resolve().parent.is_dir():
+        raise bad_setting("output", f"{config.output}: the folder does not exist")
+    sweep = Sweep(config)
+    try:
+        start, best = sweep.search(
+            lambda trial: print(f"{_named(trial.settings)}: {trial.score:.4f}", file=sys.stderr)
+        )
+        unseen = sweep.seeds(unseen=True)
+        checks = [sweep.run_seeds(trial.settings, unseen) for trial in (start, best)]
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    held = sweep.score(checks[1], checks[0]) if unseen else None
+    table = new_table(title=f"{config.trace}: {config.objective}, {config.workers} engines")
+    for title in ("score", "TTFT ms", "p99", "ITL ms", "e2e ms", "goodput", "lost"):
+        table.add_column(title, justify="right")
+    table.add_column("settings")
+    ranked = sorted(sweep.trials.values(), key=lambda trial: (trial.lost, trial.score))
+    for trial in [*ranked[:10], *([start] if start not in ranked[:10] else [])]:
+        table.add_row(*_cells(trial), _named(trial.settings))
+    console = table_console(config.json)
+    console.print(table)
+    verdict = _verdict(best, held, unseen)
+    console.print(verdict)
+    base = replace(config.simulation.router(), block_size=config.simulation.block_size)
+    if config.output is not None:
+        remarks = [
+            f"dynamo-router sweep on {Path(config.trace).name}: {config.objective},"
+            f" {config.workers} engines of {config.simulation.num_gpu_blocks} blocks,"
+            f" arrivals {config.arrival_speedup:g}x",
+            verdict,
+        ]
+        try:
+            Path(config.output).write_text(configuration(base, best.settings, remarks))
+        except OSError as error:
+            raise ConfigError(
+                f"output: cannot write {config.output}: {error.strerror}", key="output"
+            ) from None
+        console.print(f"wrote {config.output}")
+    if config.json is not None:
+        content = {
+            "best": dict(best.settings),
+            "score": best.score,
+            "holdout_score": held,
+            "trials": [
+                {
+                    "settings": dict(trial.settings),
+                    "score": trial.score,
+                    "lost": trial.lost,
+                    "ttft_ms": _mean(OBJECTIVES["ttft"], trial.runs),
+                    "e2e_ms": _mean(OBJECTIVES["e2e"], trial.runs),
+                }
+                for trial in ranked
+            ],
+            "environment": describe_environment(),
+        }
+        write_json(config.json, content)
+    return 0
+
+
+def _cells(trial: Trial) -> list[str]:
+    names = ("ttft", "ttft-p99", "itl", "e2e", "badput")
+    ttft, p99, itl, e2e, badput = (_mean(OBJECTIVES[name], trial.runs) for name in names)
+    return [
+        f"{trial.score:.4f}",
+        number(ttft, 1),
+        number(p99, 0),
+        number(itl, 2),
+        number(e2e, 0),
+        number(1 - badput, 3),
+        str(trial.lost),
+    ]
+
+
+def _named(settings: Settings) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items()) or "(start)"
+
+
+def _verdict(best: Trial, held: float | None, unseen: range) -> str:
+    if not best.settings:
+        return "nothing tried is better than the start"
+    text = f"best: {_named(best.settings)}, {best.score:.3f} of the start"
+    if held is not None:
+        text += f"; {held:.3f} on {len(unseen)} further seeds"
+        if held >= 1:
+            text += ", where it is no better: the gain is chance"
+    return text
