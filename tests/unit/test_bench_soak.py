@@ -1,7 +1,12 @@
 """The soak: its traffic keeps a bounded set of blocks, and it sees memory that grows."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from dynamo_router.bench.index.command import run
+from dynamo_router.bench.index.config import IndexBenchConfig
 from dynamo_router.bench.soak import SoakConfig, _is_flat, measure_soak, soak_table
 from dynamo_router.runtime.errors import ConfigError
 
@@ -26,6 +31,18 @@ def test_a_short_soak_applies_every_event_and_keeps_the_budget() -> None:
     tree_bytes = [window["memory_bytes"] for window in unbounded["windows"]]
     assert max(tree_bytes[5:]) <= 1.5 * max(tree_bytes[:5])
     assert soak_table(result).row_count == 4
+
+
+def test_the_command_soaks_and_writes_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "soak.json"
+    code = run(IndexBenchConfig(soak=2000, json=str(target)))
+    written = json.loads(target.read_text())
+    assert code == (0 if written["flat"] else 1) and written["events"] == 2000
+    assert "soak" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="must not be negative"):
+        IndexBenchConfig(soak=-1)
 
 
 def test_growing_memory_is_not_called_flat() -> None:
