@@ -45,6 +45,72 @@ def watched_pace(RadixTree tree not None, uint32_t step, watcher):
         tree.tree.memory.pace.give_way = NULL
 
 
+def flip_bit(RadixTree tree not None, what, uint32_t at=0):
+    """Flip the lowest bit of one number of the structure, the one at `at` if there are several.
+
+    For tests that check_integrity sees it. A second call makes it good, and must come before any
+    other use of the tree. KeyError: no such number.
+    """
+    cdef Tree* t = tree.tree
+    cdef uint32_t* small = NULL
+    cdef uint64_t* large = NULL
+    if what == "n_edges":
+        small = &t.n_edges
+    elif what == "n_workers":
+        small = &t.n_workers
+    elif what == "shadowed":
+        small = &t.shadowed
+    elif what == "free_blocks":
+        small = &t.blocks.free_blocks
+    elif what == "used":
+        small = &t.blocks.used
+    elif what == "by_ext.count":
+        small = &t.by_ext.count
+    elif what == "children.count":
+        small = &t.children.count
+    elif what == "edges_used":
+        small = &t.edges_used
+    elif what == "owner":
+        small = &t.blocks.owner[at]
+    elif what == "edge.parent":
+        small = &t.edges[at].parent
+    elif what == "edge.prev":
+        small = &t.edges[at].prev
+    elif what == "edge.len":
+        small = &t.edges[at].len
+    elif what == "edge.cap":
+        small = &t.edges[at].cap
+    elif what == "edge.full":
+        small = &t.edges[at].full.few[0]
+    elif what == "edge.partial":
+        small = &t.edges[at].partial[0].blocks
+    elif what == "worker.aliases":
+        small = &t.workers[at].aliases
+    elif what == "alias.block":
+        small = &t.aliases.all[at].block
+    elif what == "n_blocks":
+        large = &t.n_blocks
+    elif what == "worker.blocks":
+        large = &t.workers[at].blocks
+    elif what == "alias.ext":
+        large = &t.aliases.all[at].ext
+    elif what == "local":
+        large = &t.blocks.local[at]
+    elif what == "ext":
+        large = &t.blocks.ext[at]
+    elif what == "filled":
+        large = &t.blocks.filled[at]
+    elif what == "bytes":
+        t.memory.bytes ^= 1
+        return
+    else:
+        raise KeyError(what)
+    if small != NULL:
+        small[0] ^= 1
+    else:
+        large[0] ^= 1
+
+
 def read_edges(RadixTree tree not None):
     """Every edge, parents first: (edge, parent, first block, local hashes, external, coverage).
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from dynamo_router.indexer._inspect import check_integrity, light_fuse, read_edges
+from dynamo_router.indexer._inspect import check_integrity, flip_bit, light_fuse, read_edges
 from dynamo_router.indexer.radix import RadixTree
 from dynamo_router.runtime.errors import EventError
 from dynamo_router.runtime.identity import WorkerWithDpRank
@@ -489,6 +489,77 @@ def test_memory_is_given_back_when_a_worker_goes():
     assert tree.memory_bytes() <= 2 * small
     for chain in chains[:50]:
         assert tree.match(chain).scores == {(1, 0): len(chain)}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("n_edges", "n_workers", "n_blocks", "shadowed", "free_blocks", "used", "bytes"),
+        *("by_ext.count", "children.count", "edges_used", "owner", "local", "ext", "filled"),
+        *("edge.parent", "edge.prev", "edge.len", "edge.cap", "edge.full", "edge.partial"),
+        *("worker.blocks", "worker.aliases", "alias.block", "alias.ext"),
+    ],
+)
+def test_the_integrity_check_sees_every_number_that_is_wrong(tree, what):
+    """A tree with a hole, a branch, partial coverage, an alias, a free range and a free edge."""
+    tree.store(1, None, [10, 11, 12, 13], [10, 11, 12, 13])
+    tree.store(2, None, [10, 11, 12], [10, 11, 12])
+    tree.store(3, None, [70, 71, 72], [10, 11, 40])
+    for other in (100, 200, 300):
+        tree.store(4, None, range(other, other + 5), range(other, other + 5))
+    tree.remove(4, range(100, 105))
+    tree.remove(4, range(200, 205))
+    check_integrity(tree)
+    partial = next(
+        edge
+        for edge, _, _, locals_, _, coverage in read_edges(tree)
+        if any(blocks < len(locals_) for _, blocks in coverage)
+    )
+    at = partial if what == "edge.partial" else 1 if what.startswith(("edge.", "worker.")) else 0
+    flip_bit(tree, what, at)
+    try:
+        with pytest.raises(AssertionError):
+            check_integrity(tree)
+    finally:
+        flip_bit(tree, what, at)
+
+
+def test_a_number_that_is_not_there_cannot_be_flipped(tree):
+    with pytest.raises(KeyError):
+        flip_bit(tree, "nonsense")
+
+
+def test_every_single_request_for_memory_may_fail():
+    """As many runs of one scenario as it makes requests, another one of them failing each time."""
+    chain = list(range(300))
+
+    def run(tree):
+        yield lambda: tree.store(1, None, chain, chain)
+        for worker in range(2, 9):
+            yield lambda w=worker: tree.store(w, None, chain[: 40 * w], chain[: 40 * w])
+        yield lambda: tree.store(9, None, [k + 7000 for k in chain], chain)  # aliases
+        yield lambda: tree.store(1, None, [*chain[:50], 900], [*chain[:50], 900])  # a split
+        yield lambda: tree.remove(1, chain[100:200])
+        yield lambda: tree.remove(9, [k + 7000 for k in chain])
+        for worker in range(1, 9):
+            yield lambda w=worker: tree.clear_all_blocks(w)
+
+    for requests in range(1000):
+        tree = RadixTree(max_blocks=280)
+        light_fuse(tree, requests)
+        failed = False
+        for act in run(tree):
+            try:
+                act()
+            except MemoryError:
+                failed = True
+            except EventError:
+                pass
+            check_integrity(tree)
+            assert len(tree) <= 280
+        if not failed:
+            break
+    assert 10 < requests < 999
 
 
 @pytest.mark.parametrize("requests", range(0, 8))
