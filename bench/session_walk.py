@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from .markov import START
+from .markov import START, chain_depths
 from .scaling import MAX_REJECTED, FreshIds, Scaling
 from .sessions import BEYOND, CLASSES, LEVEL, WHOLE, SessionModel, turn_class
 from .streams import Streams, passes
@@ -96,7 +96,7 @@ class _Walker:
         ]
         self._repeats = TurnPool(list_records(model.repeats), streams["repeats"])
         self._stem_ids: dict[tuple[int, int], list[int]] = {}
-        self._stem_depths = _depths(model)
+        self._stem_depths = chain_depths(model.stem_parents, model.stem_lengths)
         self._pending: list[Turn] = []
         self._order = 0
 
@@ -196,13 +196,3 @@ def _share(turn: Turn, kind: int, value: float, full: int) -> int:
     if kind == LEVEL:
         return turn.levels[max(-int(value), -len(turn.levels))] if turn.levels else turn.takes
     return max(turn.session.stem, round(value * turn.takes))
-
-
-def _depths(model: SessionModel) -> list[int]:
-    depths: list[int] = []
-    for parent, length in zip(
-        model.stem_parents.tolist(), model.stem_lengths.tolist(), strict=True
-    ):
-        # A stem's parent has a lower number.
-        depths.append(length + (0 if parent == START else depths[parent]))
-    return depths

@@ -13,7 +13,7 @@ import numpy as np
 from ..runtime.errors import ConfigError
 from .arrivals import ArrivalProcess, learn_arrivals
 from .columns import TraceColumns
-from .markov import WINDOW, MarkovModel, learn_markov
+from .markov import START, WINDOW, MarkovModel, learn_markov
 from .prefix_tree import build_tree
 from .sessions import CLASSES, WHOLE, SessionModel, learn_sessions
 
@@ -97,7 +97,11 @@ def describe_model(model: TraceModel) -> dict[str, Any]:
         "block_size": model.block_size,
         "span_s": model.arrivals.span_ms / 1e3,
         "instants": len(model.arrivals.counts),
-        "output_length_mean": markov.outputs.mean,
+        "output_length": {
+            "mean": markov.outputs.mean,
+            "median": markov.outputs.quantile(0.5),
+            "p99": markov.outputs.quantile(0.99),
+        },
         "markov": {
             "window": markov.window,
             "windows": len(markov.window_offsets) - 1,
@@ -106,6 +110,7 @@ def describe_model(model: TraceModel) -> dict[str, Any]:
             if len(markov.chain_lengths)
             else 0.0,
             "transitions": len(markov.counts),
+            "first_steps": len(markov.transition_cdf(START)[0]),
             "leaves": sum(map(len, markov.leaves)),
             "leaf_blocks_mean": sum(leaf.mean * len(leaf) for leaf in markov.leaves)
             / max(1, sum(map(len, markov.leaves))),
@@ -115,8 +120,8 @@ def describe_model(model: TraceModel) -> dict[str, Any]:
             "stem_blocks": int(sessions.stem_lengths.sum()),
             "turns_by_class": [len(records) for records in sessions.turns],
             "repeats": len(sessions.repeats),
-            "going_on_by_class": [
-                len(records.gaps_ms) / max(1, len(records)) for records in sessions.turns
+            "followed_by_class": [
+                round(len(records.gaps_ms) / max(1, len(records)), 3) for records in sessions.turns
             ],
         },
         "bytes": len(_bytes_of(model)),

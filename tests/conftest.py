@@ -5,7 +5,12 @@ from collections.abc import Iterator
 from os import environ
 
 import pytest
+from hypothesis import settings
 from machines import lengthen
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -37,8 +37,9 @@ class Unparsed(Exception):
     """The oracle has no verdict."""
 
 
-def parse(data: bytes) -> Any:
-    codec: Any = msgspec.json if is_json(data) else msgspec.msgpack
+def parse(data: bytes, *, json: bool | None = None) -> Any:
+    """The value of a message; `json` says which syntax it has, None: look."""
+    codec: Any = msgspec.json if json or (json is None and is_json(data)) else msgspec.msgpack
     try:
         value = codec.decode(data)
         written = codec.encode(value)

@@ -3,7 +3,7 @@
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 from ...runtime.errors import RouterError
@@ -23,6 +23,7 @@ class Timing(NamedTuple):
     """One phase of one contender in one round."""
 
     seconds: float
+    cpu_seconds: float  # of all threads: what others run meanwhile does not count
     operations: int
     blocks: int
     each_us: Sequence[float]  # of every operation
@@ -144,6 +145,7 @@ def _time_calls(calls: Sequence[tuple[Callable[[Any], object], Any]], blocks: in
     gc.collect()
     gc.disable()
     try:
+        cpu = process_time()
         started = before = perf_counter()
         for call, ready in calls:
             call(ready)
@@ -151,9 +153,10 @@ def _time_calls(calls: Sequence[tuple[Callable[[Any], object], Any]], blocks: in
             each_us.append((now - before) * 1e6)
             before = now
         seconds = before - started
+        cpu = max(process_time() - cpu, 1e-9)
     finally:
         gc.enable()
-    return Timing(seconds, len(calls), blocks, each_us)
+    return Timing(seconds, cpu, len(calls), blocks, each_us)
 
 
 def digest(timings: Sequence[Timing]) -> dict[str, Any]:
@@ -167,6 +170,7 @@ def digest(timings: Sequence[Timing]) -> dict[str, Any]:
         "blocks": timings[0].blocks,
         "operations_per_s": of(lambda timing: timing.operations / timing.seconds),
         "blocks_per_s": of(lambda timing: timing.blocks / timing.seconds),
+        "blocks_per_cpu_s": of(lambda timing: timing.blocks / timing.cpu_seconds),
         "p50_us": of(lambda timing: percentiles(timing.each_us, 50)[0]),
         "p99_us": of(lambda timing: percentiles(timing.each_us, 99)[0]),
     }

@@ -100,13 +100,13 @@ def _traces() -> list[bytes]:
 
 
 def _message_rows() -> list[bytes]:
+    into_itself = RouterEvent(WorkerWithDpRank(7, 0), 1, Stored(None, BLOCKS[:1] * 2))
     rows = [
         _event_messages()[:8],
-        [encode_event_message([event], 1, i, 3) for i, event in enumerate(EVENTS)],
+        [encode_event_message([event], 1, place, 3) for place, event in enumerate(EVENTS)],
+        [encode_event_message([into_itself], 1, 0, 3)],
     ]
-    return [
-        b"".join(len(each).to_bytes(2, "little") + each for each in row) for row in rows
-    ]  # fmt: skip
+    return [b"".join(len(each).to_bytes(2, "little") + each for each in row) for row in rows]
 
 
 def _calls() -> list[bytes]:

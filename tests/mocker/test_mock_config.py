@@ -62,6 +62,9 @@ def test_the_longest_sequence_is_one_that_can_finish():
     assert (config.max_seq_len, config.max_input_len) == (40, 39)
     assert EngineConfig(block_size=4, num_gpu_blocks=10, max_model_len=20).max_seq_len == 20
     assert EngineConfig(block_size=4, num_gpu_blocks=10, max_model_len=99).max_seq_len == 40
+    assert config.length_key == "num_gpu_blocks"
+    assert EngineConfig(max_model_len=20).length_key == "max_model_len"
+    assert EngineConfig(enable_chunked_prefill=False).length_key == "max_num_batched_tokens"
     with pytest.raises(ConfigError, match="num_gpu_blocks: the cache must hold 2 tokens"):
         EngineConfig(block_size=1, num_gpu_blocks=1)
 

@@ -322,9 +322,13 @@ def test_output_depends_on_prompt_and_seed_and_avoids_what_it_must():
     [
         ({"tokens": []}, "input_token_ids", "the prompt is empty"),
         ({"tokens": [5, 32000]}, "input_token_ids", "token id 32000 is not below"),
-        ({"tokens": range(16)}, "input_token_ids", "16 tokens, the limit is 15"),
+        (
+            {"tokens": range(16)},
+            "input_token_ids",
+            r"16 tokens, the limit is 15 \(num_gpu_blocks\)",
+        ),
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1"),
-        ({"max_tokens": 15}, "max_tokens", "together exceed the limit of 16"),
+        ({"max_tokens": 15}, "max_tokens", r"together exceed the limit of 16 \(num_gpu_blocks\)"),
         ({"bad_token_ids": frozenset(range(32000))}, "bad_token_ids", "no token is left"),
         ({"seed": 2**64}, "seed", "64 bits"),
         ({"request_id": "taken"}, "request_id", "'taken' is in use"),

@@ -1,5 +1,6 @@
 """Measured step times: interpolated and extrapolated, and what is no profile."""
 
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +112,14 @@ def test_the_arrays_that_the_kernel_takes_are_checked_once_more():
     for place, wrong in ((0, arrays[0][:1]), (1, arrays[1][:2]), (4, arrays[4][:, :2])):
         with pytest.raises(ValueError):
             StepTiming(1.0, 1.0, tuple(wrong if i == place else a for i, a in enumerate(arrays)))
+
+
+def test_the_example_is_what_its_script_makes_and_can_be_used():
+    examples = Path(__file__).parents[2] / "examples"
+    made = runpy.run_path(str(examples / "make_step_times.py"))["step_times"]()
+    with np.load(examples / "step_times.npz") as shipped:
+        assert sorted(shipped.files) == sorted(made)
+        for name, values in made.items():
+            assert np.array_equal(shipped[name], values)
+    timing = EngineConfig(planner_profile_data=str(examples / "step_times.npz")).timing
+    assert 9 < timing.decode_ms(8 * 1024, 8) < 11 < timing.prefill_ms(1024) < 60

@@ -237,6 +237,8 @@ def test_what_can_never_run_is_refused_and_so_is_what_the_queue_cannot_hold():
     for prompt, output in ((0, 1), (16, 1), (10, 7), (3, 0)):
         with pytest.raises(InvalidRequestError):
             send(prompt, output)
+    with pytest.raises(InvalidRequestError, match=r"the limit is 15 \(num_gpu_blocks\)"):
+        send(16, 1)
     send(4, 1)
     send(4, 1)
     with pytest.raises(NoWorkersError):

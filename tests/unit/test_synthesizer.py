@@ -282,6 +282,14 @@ def test_prompts_outputs_and_times_are_scaled(sample: TraceModel, kind: ModelKin
     assert after.arrivals.instants == before.arrivals.instants
 
 
+@both
+def test_a_shortened_prefix_keeps_its_partial_end_to_itself(kind: ModelKind) -> None:
+    learned = [request(at, [1, 2] if at % 2 else [1, 10 + at], partial=3) for at in range(40)]
+    for seed in range(10):
+        made = make(learn(learned), kind, seed, prefix_len_multiplier=0.5)
+        assert all(len(lengths) == 1 for lengths in block_lengths(made).values())
+
+
 def test_pauses_are_stretched_and_requests_come_as_before() -> None:
     learned = chat(sessions=300)
     model = learn(learned)

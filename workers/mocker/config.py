@@ -123,10 +123,21 @@ class EngineConfig:
     @property
     def max_seq_len(self) -> int:
         """Longest sequence, prompt and output together, that this engine can ever finish."""
-        longest = self.capacity_tokens
+        return self._longest[0]
+
+    @property
+    def length_key(self) -> str:
+        """The setting that `max_seq_len` comes from."""
+        return self._longest[1]
+
+    @property
+    def _longest(self) -> tuple[int, str]:
+        limits = [(self.capacity_tokens, "num_gpu_blocks")]
         if not self.enable_chunked_prefill:
-            longest = min(longest, self.max_num_batched_tokens)
-        return longest if self.max_model_len is None else min(longest, self.max_model_len)
+            limits.append((self.max_num_batched_tokens, "max_num_batched_tokens"))
+        if self.max_model_len is not None:
+            limits.append((self.max_model_len, "max_model_len"))
+        return min(limits)
 
     @property
     def max_input_len(self) -> int:

@@ -156,7 +156,8 @@ class MockEngine:
             raise InvalidRequestError("the prompt is empty", field="input_token_ids")
         if prompt > config.max_input_len:
             raise InvalidRequestError(
-                f"the prompt has {prompt} tokens, the limit is {config.max_input_len}",
+                f"the prompt has {prompt} tokens, the limit is {config.max_input_len} "
+                f"({config.length_key})",
                 field="input_token_ids",
             )
         largest = int(request.token_ids.max())
@@ -170,7 +171,7 @@ class MockEngine:
         if prompt + request.max_tokens > config.max_seq_len:
             raise InvalidRequestError(
                 f"{prompt} prompt tokens and max_tokens {request.max_tokens} together exceed "
-                f"the limit of {config.max_seq_len}",
+                f"the limit of {config.max_seq_len} ({config.length_key})",
                 field="max_tokens",
             )
         banned = sum(token < config.vocab_size for token in request.bad_token_ids)

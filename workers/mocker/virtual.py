@@ -100,12 +100,13 @@ class VirtualFleet:
         config, engine = self.config, self._engine(worker, rank)
         if not 1 <= prompt_tokens <= config.max_input_len:
             raise InvalidRequestError(
-                f"the prompt has {prompt_tokens} tokens, the limit is {config.max_input_len}"
+                f"the prompt has {prompt_tokens} tokens, the limit is {config.max_input_len} "
+                f"({config.length_key})"
             )
         if output_tokens < 1 or prompt_tokens + output_tokens > config.max_seq_len:
             raise InvalidRequestError(
                 f"{prompt_tokens} prompt tokens and {output_tokens} more: the limit is "
-                f"{config.max_seq_len}"
+                f"{config.max_seq_len} ({config.length_key})"
             )
         if self._fleet.waiting(engine) >= config.max_waiting:
             raise NoWorkersError(f"worker {worker} has {config.max_waiting} requests waiting")
