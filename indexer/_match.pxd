@@ -1,6 +1,7 @@
 # _match.pxd: how many leading blocks of a request each worker holds.
 #
-# A match only reads the tree, and what it writes is its caller's: several may run at once.
+# A match reads the tree and writes no more of it than marks of use (edge_mark, made for that); the
+# rest it writes is its caller's. Several may run at once.
 from libc.stdint cimport uint32_t, uint64_t
 
 from ._edge cimport MATCHED, Edge, edge_mark, lowest64, popcount64
