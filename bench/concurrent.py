@@ -144,8 +144,8 @@ def measure_round(scene: Scene, workers: int, path: str, readers: int, mean_gap_
         began = perf_counter()
         idle, _ = _read(actor, scene, workers, readers, 0, IDLE_READS, None)
         reads_per_s = len(idle) / (perf_counter() - began)
-        counters = actor.counters()
-        if counters["invalid"] or counters["unknown"] or not len(each):
+        unknown = actor.tier_counters()[0]["unknown"]
+        if actor.counters()["invalid"] or unknown or not len(each):
             raise RouterError("the traffic is not what it is meant to be, or nobody read")
         return Round(each / 1000, blocks_per_s, reads_per_s)
     finally:

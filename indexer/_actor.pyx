@@ -62,7 +62,7 @@ from ._radix cimport (
     tree_names,
     tree_worker,
 )
-from ._sources cimport Source, source_forget, sources_free
+from ._sources cimport Source, source_forget, source_is_well, sources_free
 from ._threads cimport (
     dr_add,
     dr_load,
@@ -124,12 +124,13 @@ cdef class IndexActor:
         size_t max_bytes=1 << 28,
         uint32_t max_workers=65536,
         bint shared=True,
+        max_blocks=None,
     ):
         if max_messages == 0 or max_workers == 0:
             raise ValueError("max_messages and max_workers must be at least 1")
         cdef int tier
         cdef Tree* tree
-        self.trees = tuple([RadixTree() for _ in range(TIERS)])
+        self.trees = tuple([RadixTree(max_blocks) for _ in range(TIERS)])
         self.core = <Core*>calloc(1, sizeof(Core))
         if self.core == NULL:
             raise MemoryError
@@ -367,6 +368,29 @@ cdef class IndexActor:
                 source.cursor.state = SOURCE_DEGRADED
             stop_changing(self.core)
 
+    def relearn(self):
+        cdef const Tree* tree = self.core.ingest.tiers.trees[DEVICE]
+        cdef Source* source
+        cdef uint64_t room
+        cdef uint32_t index, asked = 0
+        with nogil:
+            start_changing(self.core, NULL)
+            # Not before a good part is free: every announcement brings a whole cache.
+            if tree.n_blocks <= tree.max_blocks - tree.max_blocks // 4:
+                room = tree.max_blocks - tree.n_blocks
+                for index in range(min(self.core.ingest.sources.count, tree.workers_used)):
+                    source = self.core.ingest.sources.all + index
+                    if (
+                        0 < tree.workers[index].missing <= room
+                        and source.cursor.state == SOURCE_EXACT
+                        and source_is_well(source)
+                    ):
+                        room -= tree.workers[index].missing
+                        source.cursor.state = SOURCE_REBUILDING
+                        asked += 1
+            stop_changing(self.core)
+        return asked
+
     def mark_suspect(self):
         cdef uint32_t index
         cdef Source* source
@@ -384,7 +408,7 @@ cdef class IndexActor:
         return dr_load(&self.core.ingest.alarms)
 
     def sources(self):
-        """Every worker the tree knows: (worker, Cursor as a dict, first held id, blocks by tier)."""
+        """Every worker the tree knows: (worker, Cursor as a dict, first held id, blocks by tier, missing)."""
         return self.census(False)
 
     def recovering(self):
@@ -409,6 +433,7 @@ cdef class IndexActor:
                     dict(known[i].cursor),
                     known[i].first_held if known[i].held else None,
                     (known[i].blocks[0], known[i].blocks[1], known[i].blocks[2], known[i].blocks[3]),
+                    known[i].missing,
                 )
                 for i in range(count)
             ]
@@ -417,14 +442,26 @@ cdef class IndexActor:
 
     def counters(self):
         cdef Counters counters
-        cdef uint64_t held_now
+        cdef uint64_t held_now, blocks = 0, size = 0, evicted = 0, evictions = 0
+        cdef const Tree* tree
+        cdef int tier
         with nogil:
             gate_enter(&self.core.gate, gate_arrive(&self.core.gate))
             counters = self.core.ingest.counters
             held_now = self.core.ingest.sources.budget.events
+            for tier in range(TIERS):
+                tree = self.core.ingest.tiers.trees[tier]
+                blocks += tree.n_blocks
+                size += tree.memory.bytes + sizeof(Tree)
+                evicted += tree.evicted
+                evictions += tree.evictions
             gate_leave(&self.core.gate)
         return dict(counters) | {
             "held_now": held_now,
+            "indexed_blocks": blocks,
+            "index_bytes": size,
+            "evicted_blocks": evicted,
+            "evicted_branches": evictions,
             "waiting": mailbox_length(&self.core.mailbox),
             "dropped": mailbox_refused(&self.core.mailbox),
         }

@@ -5,7 +5,7 @@
 # with an alias for a block covers that block, and the alias is then its only key for it.
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._memory cimport Memory, array_grow, array_release
+from ._memory cimport Memory, array_grow, array_release, array_shrink
 from ._table cimport (
     NONE,
     Table,
@@ -13,20 +13,21 @@ from ._table cimport (
     table_add,
     table_free,
     table_remove,
+    table_rename,
     table_reserve,
     table_seek,
+    table_trim,
 )
 
 cdef struct Alias:
     uint64_t ext       # what the worker calls the block
-    uint32_t block     # the next free one, if it is free
-    uint32_t worker    # NONE: it is free
+    uint32_t block
+    uint32_t worker
 
 cdef struct Aliases:
-    Alias* all
-    uint32_t used      # entries ever in use
+    Alias* all         # without gaps: the last one moves to where one is dropped
+    uint32_t used
     uint32_t capacity
-    uint32_t vacant    # first free entry
     Table by_key       # (worker, ext) -> alias
     Table by_block     # (worker, block) -> alias
 
@@ -63,7 +64,7 @@ cdef inline bint aliases_reserve(Aliases* aliases, Memory* memory) noexcept nogi
         return False
     if not table_reserve(&aliases.by_block, memory, 1):
         return False
-    if aliases.vacant != NONE or aliases.used < aliases.capacity:
+    if aliases.used < aliases.capacity:
         return True
     room = aliases.capacity + aliases.capacity // 2 + 16
     grown = <Alias*>array_grow(
@@ -80,12 +81,8 @@ cdef inline void alias_add(
     Aliases* aliases, uint32_t worker, uint64_t ext, uint32_t block
 ) noexcept nogil:
     """Room must have been reserved; neither (worker, ext) nor (worker, block) is in yet."""
-    cdef uint32_t i = aliases.vacant
-    if i == NONE:
-        i = aliases.used
-        aliases.used += 1
-    else:
-        aliases.vacant = aliases.all[i].block
+    cdef uint32_t i = aliases.used
+    aliases.used += 1
     aliases.all[i].ext = ext
     aliases.all[i].block = block
     aliases.all[i].worker = worker
@@ -95,14 +92,46 @@ cdef inline void alias_add(
 
 cdef inline void alias_drop(Aliases* aliases, uint32_t i) noexcept nogil:
     cdef Alias* alias = &aliases.all[i]
+    cdef uint32_t last = aliases.used - 1
     table_remove(&aliases.by_key, hash_pair(alias.ext, alias.worker), i)
     table_remove(&aliases.by_block, hash_pair(alias.block, alias.worker), i)
-    alias.worker = NONE
-    alias.block = aliases.vacant
-    aliases.vacant = i
+    if i != last:
+        alias[0] = aliases.all[last]
+        table_rename(&aliases.by_key, hash_pair(alias.ext, alias.worker), last, i)
+        table_rename(&aliases.by_block, hash_pair(alias.block, alias.worker), last, i)
+    aliases.used = last
+
+
+cdef inline void alias_move(Aliases* aliases, uint32_t i, uint32_t block) noexcept nogil:
+    """Its block has got another id."""
+    cdef Alias* alias = &aliases.all[i]
+    table_remove(&aliases.by_block, hash_pair(alias.block, alias.worker), i)
+    alias.block = block
+    table_add(&aliases.by_block, hash_pair(block, alias.worker), i)
 
 
 cdef inline void aliases_close(Aliases* aliases, Memory* memory) noexcept nogil:
+    """Give all memory back; it may be filled again."""
     array_release(memory, aliases.all, aliases.capacity * sizeof(Alias))
+    aliases.all = NULL
+    aliases.used = aliases.capacity = 0
     table_free(&aliases.by_key, memory)
     table_free(&aliases.by_block, memory)
+
+
+cdef inline void aliases_trim(Aliases* aliases, Memory* memory) noexcept nogil:
+    """Give back what is mostly unused."""
+    cdef uint32_t room = aliases.used + aliases.used // 4 + 16
+    cdef void* shrunk
+    if aliases.used == 0:
+        aliases_close(aliases, memory)
+        return
+    table_trim(&aliases.by_key, memory)
+    table_trim(&aliases.by_block, memory)
+    if room < aliases.capacity // 2:
+        shrunk = array_shrink(
+            memory, aliases.all, aliases.capacity * sizeof(Alias), room * sizeof(Alias)
+        )
+        if shrunk != NULL:
+            aliases.all = <Alias*>shrunk
+            aliases.capacity = room

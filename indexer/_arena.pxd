@@ -5,7 +5,7 @@
 # neighbours in constant time, and no byte is spent outside. Only the two ends are meaningful.
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._memory cimport Memory, array_grow, array_release
+from ._memory cimport Memory, array_grow, array_release, array_shrink
 from ._table cimport NONE
 
 cdef extern from * nogil:
@@ -14,6 +14,7 @@ cdef extern from * nogil:
 
 cdef enum:
     ARENA_BINS = 128
+    LEAST_ROOM = 64   # positions that are not worth giving back
     ARENA_TRIES = 4   # ranges of the tightest class that are tried for a fit
 
 cdef struct Arena:
@@ -111,7 +112,7 @@ cdef inline void* arena_array(
     cdef void* new
     if room[0] >= wanted:
         return old
-    new = array_grow(memory, old, room[0] * item, wanted * item)
+    new = array_grow(memory, old, room[0] * item, <size_t>wanted * item)
     if new != NULL:
         room[0] = wanted
     return new
@@ -144,6 +145,29 @@ cdef inline bint arena_reserve(Arena* arena, Memory* memory, uint32_t more) noex
     return True
 
 
+cdef inline bint arena_trim_array(
+    Memory* memory, void** array, uint32_t* room, uint32_t wanted, size_t item
+) noexcept nogil:
+    cdef void* new = array_shrink(memory, array[0], room[0] * item, wanted * item)
+    if new == NULL:
+        return False
+    array[0] = new
+    room[0] = wanted
+    return True
+
+
+cdef inline void arena_trim(Arena* arena, Memory* memory) noexcept nogil:
+    """Give the end of the arrays back if half of them and more lies behind what is in use."""
+    cdef uint32_t wanted = arena.used + arena.used // 4 + LEAST_ROOM
+    if arena.capacity // 2 < wanted:
+        return
+    # Whatever fails is larger than the capacity, as after a growth that failed halfway.
+    arena.capacity = wanted
+    if arena_trim_array(memory, <void**>&arena.local, &arena.rooms[0], wanted, 8):
+        if arena_trim_array(memory, <void**>&arena.ext, &arena.rooms[1], wanted, 8):
+            arena_trim_array(memory, <void**>&arena.owner, &arena.rooms[2], wanted, 4)
+
+
 cdef inline uint32_t arena_take(
     Arena* arena, uint32_t start, uint32_t size, uint32_t edge
 ) noexcept nogil:
@@ -155,8 +179,8 @@ cdef inline uint32_t arena_take(
     return start
 
 
-cdef inline uint32_t arena_allocate(Arena* arena, uint32_t size, uint32_t edge) noexcept nogil:
-    """A range of `size` blocks for an edge: its first block. Room must have been reserved."""
+cdef inline uint32_t arena_reuse(Arena* arena, uint32_t size, uint32_t edge) noexcept nogil:
+    """A range of `size` blocks for an edge among those that are free, or NONE."""
     cdef uint32_t b = arena_bin(size)
     cdef uint32_t at = arena.bins[b]
     cdef uint32_t tries = 0
@@ -175,9 +199,16 @@ cdef inline uint32_t arena_allocate(Arena* arena, uint32_t size, uint32_t edge) 
     if left != 0:
         b = (b & 64) + ctz64(left)
         return arena_take(arena, arena.bins[b], size, edge)
-    at = arena.used
-    arena.used += size
-    arena.owner[at] = arena.owner[at + size - 1] = edge
+    return NONE
+
+
+cdef inline uint32_t arena_allocate(Arena* arena, uint32_t size, uint32_t edge) noexcept nogil:
+    """A range of `size` blocks for an edge: its first block. Room must have been reserved."""
+    cdef uint32_t at = arena_reuse(arena, size, edge)
+    if at == NONE:
+        at = arena.used
+        arena.used += size
+        arena.owner[at] = arena.owner[at + size - 1] = edge
     return at
 
 

@@ -12,6 +12,7 @@ cdef struct Known:
     uint64_t worker_id
     uint32_t dp_rank
     uint64_t blocks[4]   # that it holds, by Event.tier
+    uint64_t missing     # more on its device, for which there was no room
     Cursor cursor        # of its source; zero if nothing was heard of that
     uint32_t held        # events that wait behind a gap
     uint64_t first_held  # the id of the first of them
@@ -47,6 +48,7 @@ cdef inline Known* take_census(
         memset(known, 0, sizeof(Known))
         known.worker_id = worker.worker_id
         known.dp_rank = worker.dp_rank
+        known.missing = worker.missing
         for tier in range(TIERS if tiers.lower else DEVICE + 1):
             inside = tier_worker(tiers, tier, w)
             if inside != UINT32_MAX:

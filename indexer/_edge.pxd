@@ -3,18 +3,29 @@
 # A worker covers the first k blocks of an edge: 0 < k < len stands in `partial`, k == len is
 # membership of the full set. Few full workers are listed in the edge itself, more are a bitset.
 # Whoever would need anything but a prefix splits the edge first.
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from ._memory cimport Memory, memory_release, memory_resize, memory_shrink, memory_zeroed
 from ._table cimport NONE
 
 cdef extern from * nogil:
+    """
+    /* Readers may set a mark while others read it: a byte, and which of them wins does not matter. */
+    #define dr_mark_load(at) __atomic_load_n((at), __ATOMIC_RELAXED)
+    #define dr_mark_store(at, value) __atomic_store_n((at), (value), __ATOMIC_RELAXED)
+    """
+    uint8_t mark_load "dr_mark_load" (const uint8_t*)
+    void mark_store "dr_mark_store" (uint8_t*, uint8_t)
     int popcount64 "__builtin_popcountll" (unsigned long long)
     int lowest64 "__builtin_ctzll" (unsigned long long)
 
 cdef enum:
-    FEW = 4  # full workers listed in place
+    FEW = 4       # full workers listed in place
+    # Marks of use: rounds of the clock that an edge survives (_evict.pxd).
+    STORED = 1
+    MATCHED = 2
+    FRESH = 3     # of the event that fills the tree
 
 cdef struct Span:
     uint32_t worker
@@ -28,15 +39,22 @@ cdef struct Edge:
     uint32_t start         # first block in the arena
     uint32_t len           # blocks; 0: the root, or not in use
     uint32_t cap           # positions it owns from start; more than len: room to grow
-    uint32_t parent        # edge it hangs below; free edges: the next free one
+    uint32_t parent        # edge it hangs below
     uint32_t first_child
-    uint32_t next          # sibling
-    uint32_t prev          # sibling
+    uint32_t next          # sibling, or neighbour in the list of edges not in use
+    uint32_t prev
     uint32_t n_full        # workers in the full set
     FullSet full
-    uint32_t n_words
+    uint16_t n_words
+    uint8_t mark           # how recently it was of use; written with edge_mark
     uint32_t n_partial
     Span* partial          # unordered; span_room(n_partial) of them
+
+
+cdef inline void edge_mark(Edge* edge, uint8_t mark) noexcept nogil:
+    """Note a use, unless a greater one is noted. The one change that readers make."""
+    if mark_load(&edge.mark) < mark:
+        mark_store(&edge.mark, mark)
 
 
 cdef inline uint32_t span_room(uint32_t n) noexcept nogil:
@@ -304,20 +322,28 @@ cdef inline bint edge_divide(
     return good
 
 
-cdef inline bint edge_truncate(Edge* edge, Memory* memory, uint32_t blocks) noexcept nogil:
-    """Make an edge that nobody covers beyond `blocks` that long; false without memory."""
+cdef inline bint edge_reserve_truncation(
+    Edge* edge, Memory* memory, uint32_t blocks
+) noexcept nogil:
+    """Room for all who would cover the whole of it if the edge were that long."""
     cdef uint32_t i, highest = 0, reaching = 0
     for i in range(edge.n_partial):
-        if edge.partial[i].blocks == blocks:
+        if edge.partial[i].blocks >= blocks:
             reaching += 1
             if edge.partial[i].worker > highest:
                 highest = edge.partial[i].worker
-    if reaching != 0 and not full_reserve(edge, memory, reaching, highest):
+    return reaching == 0 or full_reserve(edge, memory, reaching, highest)
+
+
+cdef inline bint edge_truncate(Edge* edge, Memory* memory, uint32_t blocks) noexcept nogil:
+    """Make an edge that long, above 0; who covered more covers all of it then. False without
+    memory, which does not happen once it is reserved."""
+    cdef uint32_t i = 0
+    if not edge_reserve_truncation(edge, memory, blocks):
         return False
     edge.len = blocks
-    i = 0
     while i < edge.n_partial:
-        if edge.partial[i].blocks == blocks:
+        if edge.partial[i].blocks >= blocks:
             full_add(edge, edge.partial[i].worker)
             span_drop(edge, memory, i)
         else:

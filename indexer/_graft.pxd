@@ -208,7 +208,7 @@ cdef inline void match_continued(
         )
         going = False
         for w in range(tree.workers_used):
-            at = places[w] if places != NULL else tree.workers[w].number
+            at = places[w] if places != NULL else tree.numbers[w]
             if at >= n_out or tree.workers[w].blocks == 0 or reached[at] < depth:
                 continue  # unknown, empty, or stopped above this edge
             covered = depth + min(edge_coverage(edge, w), matched)

@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 from ..runtime.identity import WorkerWithDpRank
 from ._radix import RadixTree
 
+def flip_bit(tree: RadixTree, what: str, at: int = 0) -> None: ...
 def light_fuse(tree: RadixTree, requests: int | None) -> None: ...
 def watched_pace(
     tree: RadixTree, step: int, watcher: Callable[[], object]

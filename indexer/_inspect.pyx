@@ -45,6 +45,72 @@ def watched_pace(RadixTree tree not None, uint32_t step, watcher):
         tree.tree.memory.pace.give_way = NULL
 
 
+def flip_bit(RadixTree tree not None, what, uint32_t at=0):
+    """Flip the lowest bit of one number of the structure, the one at `at` if there are several.
+
+    For tests that check_integrity sees it. A second call makes it good, and must come before any
+    other use of the tree. KeyError: no such number.
+    """
+    cdef Tree* t = tree.tree
+    cdef uint32_t* small = NULL
+    cdef uint64_t* large = NULL
+    if what == "n_edges":
+        small = &t.n_edges
+    elif what == "n_workers":
+        small = &t.n_workers
+    elif what == "shadowed":
+        small = &t.shadowed
+    elif what == "free_blocks":
+        small = &t.blocks.free_blocks
+    elif what == "used":
+        small = &t.blocks.used
+    elif what == "by_ext.count":
+        small = &t.by_ext.count
+    elif what == "children.count":
+        small = &t.children.count
+    elif what == "edges_used":
+        small = &t.edges_used
+    elif what == "owner":
+        small = &t.blocks.owner[at]
+    elif what == "edge.parent":
+        small = &t.edges[at].parent
+    elif what == "edge.prev":
+        small = &t.edges[at].prev
+    elif what == "edge.len":
+        small = &t.edges[at].len
+    elif what == "edge.cap":
+        small = &t.edges[at].cap
+    elif what == "edge.full":
+        small = &t.edges[at].full.few[0]
+    elif what == "edge.partial":
+        small = &t.edges[at].partial[0].blocks
+    elif what == "worker.aliases":
+        small = &t.workers[at].aliases
+    elif what == "alias.block":
+        small = &t.aliases.all[at].block
+    elif what == "n_blocks":
+        large = &t.n_blocks
+    elif what == "worker.blocks":
+        large = &t.workers[at].blocks
+    elif what == "alias.ext":
+        large = &t.aliases.all[at].ext
+    elif what == "local":
+        large = &t.blocks.local[at]
+    elif what == "ext":
+        large = &t.blocks.ext[at]
+    elif what == "filled":
+        large = &t.blocks.filled[at]
+    elif what == "bytes":
+        t.memory.bytes ^= 1
+        return
+    else:
+        raise KeyError(what)
+    if small != NULL:
+        small[0] ^= 1
+    else:
+        large[0] ^= 1
+
+
 def read_edges(RadixTree tree not None):
     """Every edge, parents first: (edge, parent, first block, local hashes, external, coverage).
 
@@ -84,8 +150,7 @@ def read_aliases(RadixTree tree not None):
     found = {}
     for i in range(t.aliases.used):
         alias = &t.aliases.all[i]
-        if alias.worker != NONE:
-            found[name_of(t, alias.worker), alias.block] = alias.ext
+        found[name_of(t, alias.worker), alias.block] = alias.ext
     return found
 
 
@@ -117,6 +182,7 @@ def check_integrity(RadixTree tree not None):
             + t.blocks.rooms[2] * 4
             + t.edges_room * sizeof(Edge)
             + t.workers_room * sizeof(Worker)
+            + t.numbers_room * sizeof(uint32_t)
             + t.aliases.capacity * sizeof(Alias)
         )
         for table_bytes in (
@@ -200,9 +266,24 @@ cdef size_t check_edges(Tree* t) except? 0:
             before = child
             child = t.edges[child].next
     expect(len(seen) == t.n_edges, "edges miscounted")
+    check_free_edges(t, seen)
     expect(t.children.count == t.n_edges - 1, "the table of children has others")
     expect(blocks == t.n_blocks, "blocks miscounted")
     return held
+
+
+cdef object check_free_edges(Tree* t, seen):
+    """Every entry that is no edge is in the list of those, once."""
+    cdef uint32_t e = t.edges_free
+    cdef uint32_t before = NONE
+    free_edges = set()
+    while e != NONE:
+        expect(e not in seen and e not in free_edges, "an edge in use is listed as free")
+        expect(t.edges[e].prev == before and t.edges[e].len == 0, "the list of free edges is broken")
+        free_edges.add(e)
+        before = e
+        e = t.edges[e].next
+    expect(len(seen) + len(free_edges) == t.edges_used <= t.edges_room, "edges are lost")
 
 
 cdef size_t check_coverage(Tree* t, const Edge* edge) except? 0:
@@ -237,7 +318,8 @@ cdef object check_arena(Tree* t):
     for e in range(1, t.edges_used):
         if t.edges[e].len:
             ranges.append((t.edges[e].start, t.edges[e].cap, False))
-            expect(arena.owner[t.edges[e].start + t.edges[e].cap - 1] != NONE, "a range looks free")
+            last = t.edges[e].start + t.edges[e].cap - 1
+            expect(arena.owner[last] == e, "the end of a range names another edge")
     for b in range(ARENA_BINS):
         at = arena.bins[b]
         before = NONE
@@ -289,8 +371,6 @@ cdef object check_keys(Tree* t):
     counts = {}
     for i in range(t.aliases.used):
         alias = &t.aliases.all[i]
-        if alias.worker == NONE:
-            continue
         counts[alias.worker] = counts.get(alias.worker, 0) + 1
         expect(alias_by_key(&t.aliases, alias.worker, alias.ext) == i, "an alias is lost")
         expect(alias_by_block(&t.aliases, alias.worker, alias.block) == i, "an alias is lost")

@@ -1,5 +1,5 @@
 # _lifetime.pxd: making a tree, and freeing it.
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from ._aliases cimport aliases_close
@@ -16,7 +16,9 @@ cdef inline Tree* make_tree() noexcept nogil:
     if tree == NULL:
         return NULL
     tree.memory.fuse = -1
-    tree.edges_free = tree.workers_free = tree.aliases.vacant = NONE
+    tree.max_blocks = <uint64_t>-1
+    tree.fresh = NONE
+    tree.edges_free = tree.workers_free = NONE
     arena_init(&tree.blocks)
     if not reserve_edge(tree):
         free_tree(tree)
@@ -33,6 +35,7 @@ cdef inline void free_tree(Tree* tree) noexcept nogil:
         edge_uncover_all(&tree.edges[e], &tree.memory)
     array_release(&tree.memory, tree.edges, tree.edges_room * sizeof(Edge))
     array_release(&tree.memory, tree.workers, tree.workers_room * sizeof(Worker))
+    array_release(&tree.memory, tree.numbers, tree.numbers_room * sizeof(uint32_t))
     arena_close(&tree.blocks, &tree.memory)
     aliases_close(&tree.aliases, &tree.memory)
     table_free(&tree.by_ext, &tree.memory)

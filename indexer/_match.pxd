@@ -1,11 +1,12 @@
 # _match.pxd: how many leading blocks of a request each worker holds.
 #
-# A match only reads the tree, and what it writes is its caller's: several may run at once.
+# A match reads the tree and writes no more of it than marks of use (edge_mark, made for that); the
+# rest it writes is its caller's. Several may run at once.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from ._edge cimport Edge, lowest64, popcount64
+from ._edge cimport MATCHED, Edge, edge_mark, lowest64, popcount64
 from ._store cimport common_run
 from ._table cimport NONE, prefetch
 from ._tree cimport ROOT, Tree, find_child
@@ -37,7 +38,7 @@ cdef inline void hit(
 ) noexcept nogil:
     cdef uint32_t number
     if walk.bound != NULL:
-        number = tree.workers[worker].number
+        number = tree.numbers[worker]
         if number < walk.n_bound:
             walk.bound[number] = blocks
             walk.longest = max(walk.longest, blocks)
@@ -63,6 +64,19 @@ cdef inline void hit_all(
     const Tree* tree, Walk* walk, uint32_t word_index, uint64_t word, uint32_t blocks
 ) noexcept nogil:
     """A result for every worker in one word of a bitset."""
+    cdef const uint32_t* numbers = tree.numbers + 64 * word_index
+    cdef uint32_t* bound = walk.bound
+    cdef uint32_t n_bound = walk.n_bound
+    cdef uint32_t number, longest = 0
+    if bound != NULL:
+        while word != 0:
+            number = numbers[lowest64(word)]
+            word &= word - 1
+            if number < n_bound:
+                bound[number] = blocks
+                longest = blocks
+        walk.longest = max(walk.longest, longest)
+        return
     while word != 0:
         hit(tree, walk, 64 * word_index + lowest64(word), blocks)
         word &= word - 1
@@ -109,7 +123,7 @@ cdef inline void enter_next(
 cdef inline void match_chain(
     const Tree* tree, Walk* walk, const uint64_t* local, uint32_t n, bint early_exit
 ) noexcept nogil:
-    cdef const Edge* edge
+    cdef Edge* edge
     cdef uint32_t e = ROOT
     cdef uint32_t depth = 0
     cdef uint32_t matched, i
@@ -118,6 +132,7 @@ cdef inline void match_chain(
         if e == NONE:
             break
         edge = &tree.edges[e]
+        edge_mark(edge, MATCHED)
         if edge.first_child != NONE:
             prefetch(&tree.edges[edge.first_child])
         matched = common_run(

@@ -1,10 +1,11 @@
 # _memory.pxd: allocation of the tree's arrays, counted, and able to fail on purpose.
 #
-# Large arrays are mapped, in huge pages where the kernel has them: an index is read and written at
-# random, and with small pages finding the page costs more than the access. Growing such an array
-# moves its pages, not its bytes.
+# Large arrays are mapped: growing one moves its pages, not its bytes, and what it does not use any
+# more goes back to the system. They are in huge pages where the kernel has them: an index is read
+# and written at random, and with small pages finding the page costs more than the access. But not
+# as long as the unused end of the last huge page would be a good part of the whole.
 from libc.stdint cimport int64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
 from ._pace cimport Pace
@@ -14,22 +15,29 @@ cdef extern from * nogil:
     #if defined(__linux__)
     #include <sys/mman.h>
     #define DR_LARGE ((size_t)2 << 20)  /* a huge page; sizes are rounded up to it */
+    #define DR_HUGE (4 * DR_LARGE)
     #define DR_ROUND(size) (((size) + DR_LARGE - 1) & ~(DR_LARGE - 1))
-    static inline void *dr_map(size_t size) {
+    static inline void dr_wish_huge(void *at, size_t size) {  /* failure costs speed only */
+        madvise(at, DR_ROUND(size), MADV_HUGEPAGE);
+    }
+    static inline void *dr_map(size_t size, size_t huge_from) {
         void *at = mmap(NULL, DR_ROUND(size), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) return NULL;
-        madvise(at, DR_ROUND(size), MADV_HUGEPAGE);  /* a wish: failure costs speed only */
+        if (size >= huge_from) dr_wish_huge(at, size);
         return at;
     }
     static inline void *dr_remap(void *old, size_t old_size, size_t size) {
         void *at = mremap(old, DR_ROUND(old_size), DR_ROUND(size), MREMAP_MAYMOVE);
-        return at == MAP_FAILED ? NULL : at;
+        if (at == MAP_FAILED) return NULL;
+        if (size >= DR_HUGE) dr_wish_huge(at, size);
+        return at;
     }
     static inline void dr_unmap(void *old, size_t size) { munmap(old, DR_ROUND(size)); }
     #else
     #define DR_LARGE SIZE_MAX
-    static inline void *dr_map(size_t size) { return calloc(size, 1); }
+    #define DR_HUGE SIZE_MAX
+    static inline void *dr_map(size_t size, size_t huge_from) { return calloc(size, 1); }
     static inline void *dr_remap(void *old, size_t old_size, size_t size) {
         return realloc(old, size);
     }
@@ -37,7 +45,8 @@ cdef extern from * nogil:
     #endif
     """
     const size_t LARGE "DR_LARGE"
-    void* map_pages "dr_map" (size_t size)
+    const size_t HUGE_FROM "DR_HUGE"
+    void* map_pages "dr_map" (size_t size, size_t huge_from)
     void* remap_pages "dr_remap" (void* old, size_t old_size, size_t size)
     void unmap_pages "dr_unmap" (void* old, size_t size)
 
@@ -110,7 +119,7 @@ cdef inline void* array_grow(
     if old_size >= LARGE:
         new = remap_pages(old, old_size, new_size)
     else:
-        new = map_pages(new_size)
+        new = map_pages(new_size, HUGE_FROM)
         if new != NULL and old != NULL:
             memcpy(new, old, old_size)
             free(old)
@@ -119,13 +128,35 @@ cdef inline void* array_grow(
     return new
 
 
+cdef inline void* array_shrink(
+    Memory* memory, void* old, size_t old_size, size_t new_size
+) noexcept nogil:
+    """`old` at its new, smaller size above 0; NULL leaves it as it was."""
+    cdef void* new
+    if memory_blown(memory):
+        return NULL
+    if old_size < LARGE:
+        new = realloc(old, new_size)
+    elif new_size >= LARGE:
+        new = remap_pages(old, old_size, new_size)
+    else:
+        new = malloc(new_size)
+        if new != NULL:
+            memcpy(new, old, new_size)
+            unmap_pages(old, old_size)
+    if new != NULL:
+        memory.bytes -= old_size - new_size
+    return new
+
+
 cdef inline void* array_zeroed(Memory* memory, size_t size) noexcept nogil:
+    """A new array, of which all will be used from the start."""
     cdef void* new
     if size < LARGE:
         return memory_zeroed(memory, size)
     if memory_blown(memory):
         return NULL
-    new = map_pages(size)
+    new = map_pages(size, LARGE)
     if new != NULL:
         memory.bytes += size
     return new

@@ -7,6 +7,7 @@ from ._tree cimport (
     TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
     TREE_OK,
+    TREE_PARENT_EVICTED,
     TREE_PARENT_NOT_FOUND,
     Tree,
     TreeStatus,
@@ -24,6 +25,10 @@ cdef struct Name:
 
 cdef Tree* tree_open() noexcept nogil                # NULL: no memory
 cdef void tree_close(Tree* tree) noexcept nogil
+
+# The most blocks that stay after an event, at least 1. What does not fit is dropped, longest unused
+# first, and counted.
+cdef void tree_limit(Tree* tree, uint64_t max_blocks) noexcept nogil
 
 # The number the tree knows (worker_id, dp_rank) by, new if need be; UINT32_MAX: no memory.
 cdef uint32_t tree_worker(Tree* tree, uint64_t worker_id, uint32_t dp_rank) noexcept nogil

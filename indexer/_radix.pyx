@@ -12,6 +12,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
+from ._evict cimport keep_budget
 from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
 from ._graft cimport graft_chain, match_continued
 from ._integers cimport UIntView, view_integers
@@ -20,11 +21,13 @@ from ._match cimport Walk, active_words, match_bound, match_chain
 from ._remove cimport clear_worker, remove_blocks
 from ._store cimport store_chain
 from ._table cimport NONE
+from ._tidy cimport tidy_up
 from ._tree cimport (
     TREE_BLOCK_NOT_FOUND,
     TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
     TREE_OK,
+    TREE_PARENT_EVICTED,
     TREE_PARENT_NOT_FOUND,
     Tree,
 )
@@ -50,6 +53,13 @@ cdef void tree_close(Tree* tree) noexcept nogil:
     free_tree(tree)
 
 
+cdef void tree_limit(Tree* tree, uint64_t max_blocks) noexcept nogil:
+    cdef uint64_t before = tree.n_blocks
+    tree.max_blocks = max_blocks
+    keep_budget(tree)
+    tidy_up(tree, before - tree.n_blocks)
+
+
 cdef uint32_t tree_worker(Tree* tree, uint64_t worker_id, uint32_t dp_rank) noexcept nogil:
     return intern_worker(tree, worker_id, dp_rank)
 
@@ -69,7 +79,11 @@ cdef int tree_store(
     const uint64_t* local,
     uint32_t n,
 ) noexcept nogil:
-    return store_chain(tree, worker, has_parent, parent, ext, local, n)
+    cdef int status = store_chain(tree, worker, has_parent, parent, ext, local, n)
+    cdef uint64_t before = tree.n_blocks
+    keep_budget(tree)
+    tidy_up(tree, before - tree.n_blocks)
+    return status
 
 
 cdef int tree_store_below(
@@ -82,26 +96,35 @@ cdef int tree_store_below(
     const uint64_t* local,
     uint32_t n,
 ) noexcept nogil:
-    return graft_chain(tree, worker, upper, upper_worker, parent, ext, local, n)
+    cdef int status = graft_chain(tree, worker, upper, upper_worker, parent, ext, local, n)
+    cdef uint64_t before = tree.n_blocks
+    keep_budget(tree)
+    tidy_up(tree, before - tree.n_blocks)
+    return status
 
 
 cdef int tree_remove(
     Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n, uint32_t* unknown
 ) noexcept nogil:
-    return remove_blocks(tree, worker, ext, n, unknown)
+    cdef uint64_t before = tree.n_blocks
+    cdef int status = remove_blocks(tree, worker, ext, n, unknown)
+    tidy_up(tree, before - tree.n_blocks)
+    return status
 
 
 cdef void tree_clear(Tree* tree, uint32_t worker) noexcept nogil:
+    cdef uint64_t before = tree.n_blocks
     clear_worker(tree, worker)
+    tidy_up(tree, before - tree.n_blocks)
 
 
 cdef void tree_drop_worker(Tree* tree, uint32_t worker) noexcept nogil:
-    clear_worker(tree, worker)
+    tree_clear(tree, worker)
     forget_worker(tree, worker)
 
 
 cdef void tree_bind(Tree* tree, uint32_t worker, uint32_t number) noexcept nogil:
-    tree.workers[worker].number = number
+    tree.numbers[worker] = number
 
 
 cdef bint tree_match(
@@ -193,6 +216,8 @@ cdef int raise_status(int status, uint64_t worker_id) except -1:
         message, code = "Failed to find parent block", "parent_not_found"
     elif status == TREE_INVALID_SEQUENCE:
         message, code = "Invalid block sequence", "invalid_sequence"
+    elif status == TREE_PARENT_EVICTED:
+        message, code = "Parent block was dropped for want of room", "parent_evicted"
     else:
         message, code = "Failed to find block", "block_not_found"
     raise EventError(message, worker_id=worker_id, code=code)
@@ -242,12 +267,20 @@ cdef class RadixTree:
 
     A worker is an id, which means its rank 0, or (worker_id, dp_rank). Hashes are arrays of
     uint64, which are not copied, or lists or tuples of ints.
+
+    With `max_blocks` the tree holds no more than that many different blocks after any call: it
+    drops the branches that were of use longest ago. What a worker loses that way is counted in
+    `num_missing`; the tree then says less than the worker holds, never more.
     """
 
-    def __cinit__(self):
+    def __cinit__(self, max_blocks=None):
+        if max_blocks is not None and not 1 <= max_blocks < 1 << 64:
+            raise ValueError(f"max_blocks must be at least 1, not {max_blocks}")
         self.tree = tree_open()
         if self.tree == NULL:
             raise MemoryError
+        if max_blocks is not None:
+            tree_limit(self.tree, max_blocks)
         batch_init(&self.batch)
         self.names = []
         self.roster = np.empty(0, object)
@@ -280,7 +313,9 @@ cdef class RadixTree:
         worker held elsewhere moves here.
 
         Raises EventError, which is a RuntimeError: parent_not_found, and nothing is stored;
-        invalid_sequence, if the chain runs into itself: the blocks before that are stored.
+        parent_evicted, likewise, if the tree has dropped blocks of this worker for want of room:
+        the event is in order, but cannot be indexed; invalid_sequence, if the chain runs into
+        itself: the blocks before that are stored.
         ValueError if the two differ in length, OverflowError or TypeError for no hashes.
         """
         cdef Name name
@@ -295,7 +330,7 @@ cdef class RadixTree:
         if w == NONE:
             raise MemoryError
         raise_status(
-            store_chain(
+            tree_store(
                 self.tree,
                 w,
                 parent_hash is not None,
@@ -341,7 +376,8 @@ cdef class RadixTree:
     def remove(self, worker, block_hashes):
         """The worker holds these blocks no more; what it holds below them stays held.
 
-        Raises EventError (block_not_found) if it did not hold one of them; the others are removed.
+        Raises EventError (block_not_found) if it did not hold one of them, unless that may have
+        been dropped for want of room; the others are removed.
         """
         cdef Name name
         cdef UIntView ext = view_hashes(block_hashes)
@@ -350,7 +386,7 @@ cdef class RadixTree:
         read_name(&name, worker)
         w = find_worker(self.tree, name.worker_id, name.dp_rank)
         if w != NONE:
-            status = remove_blocks(
+            status = tree_remove(
                 self.tree, w, <const uint64_t*>ext.data, <uint32_t>ext.size, &unknown
             )
         elif ext.size != 0:
@@ -383,7 +419,7 @@ cdef class RadixTree:
         if w == NONE:
             status = TREE_NO_MEMORY
         elif parsed.kind == EVENT_STORED:
-            status = store_chain(
+            status = tree_store(
                 self.tree,
                 w,
                 parsed.has_parent,
@@ -393,9 +429,9 @@ cdef class RadixTree:
                 parsed.count,
             )
         elif parsed.kind == EVENT_REMOVED:
-            status = remove_blocks(self.tree, w, ext, parsed.count, &unknown)
+            status = tree_remove(self.tree, w, ext, parsed.count, &unknown)
         else:
-            clear_worker(self.tree, w)
+            tree_clear(self.tree, w)
         raise_status(status, name.worker_id)
 
     def match(self, local_hashes, bint early_exit=False):
@@ -474,7 +510,7 @@ cdef class RadixTree:
     def clear_all_blocks(self, worker):
         """The same ranks hold nothing any more, but stay known."""
         for w in self.numbers_of(worker):
-            clear_worker(self.tree, w)
+            tree_clear(self.tree, w)
 
     def dump_tree_as_events(self):
         """JSON router events that rebuild the tree; see dump.py."""
@@ -495,6 +531,15 @@ cdef class RadixTree:
     def num_blocks(self, worker):
         """How many blocks a worker holds: an id's on all its ranks, a tuple's on that one."""
         return sum(self.tree.workers[<uint32_t>w].blocks for w in self.numbers_of(worker))
+
+    def num_missing(self, worker):
+        """How many more blocks a worker was said to hold, which the tree dropped or had no place
+        for; counted as in num_blocks. An upper estimate."""
+        return sum(self.tree.workers[<uint32_t>w].missing for w in self.numbers_of(worker))
+
+    def evicted(self):
+        """(blocks, branches) dropped for want of room since the tree was made."""
+        return self.tree.evicted, self.tree.evictions
 
     def __len__(self):
         """How many different blocks are held, with the holes above them."""

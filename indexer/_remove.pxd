@@ -38,9 +38,10 @@ cdef inline bint uncover_run(
     return True
 
 
-cdef inline int remove_blocks(
+cdef inline bint uncover_blocks(
     Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n, uint32_t* unknown
 ) noexcept nogil:
+    """Take blocks from a worker, counting those that it does not hold; false without memory."""
     cdef uint32_t i = 0
     cdef uint32_t first, last, begin, end, most
     cdef const Edge* edge
@@ -76,17 +77,31 @@ cdef inline int remove_blocks(
                 last += 1
                 i += 1
         if not uncover_run(tree, worker, first, last):
-            return TREE_NO_MEMORY
+            return False
         pace_work(&tree.memory.pace, last + 1 - first)
+    return True
+
+
+cdef inline int remove_blocks(
+    Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n, uint32_t* unknown
+) noexcept nogil:
+    cdef uint64_t dropped
+    if not uncover_blocks(tree, worker, ext, n, unknown):
+        return TREE_NO_MEMORY
+    # What was dropped for want of room is not known any more, and rightly said to be gone.
+    dropped = min(<uint64_t>unknown[0], tree.workers[worker].missing)
+    tree.workers[worker].missing -= dropped
+    unknown[0] -= <uint32_t>dropped
     return TREE_OK if unknown[0] == 0 else TREE_BLOCK_NOT_FOUND
 
 
 cdef inline void clear_worker(Tree* tree, uint32_t worker) noexcept nogil:
     cdef uint32_t e, alias
+    tree.workers[worker].missing = 0
     if tree.workers[worker].aliases != 0:
-        for alias in range(tree.aliases.used):
-            if tree.aliases.all[alias].worker == worker:
-                alias_drop(&tree.aliases, alias)
+        for alias in range(tree.aliases.used, 0, -1):
+            if tree.aliases.all[alias - 1].worker == worker:
+                alias_drop(&tree.aliases, alias - 1)
             pace_work(&tree.memory.pace, alias & 1)
         tree.workers[worker].aliases = 0
     if tree.workers[worker].blocks == 0:

@@ -4,10 +4,10 @@ from libc.string cimport memcpy
 
 from ._aliases cimport alias_add, alias_by_key, aliases_reserve
 from ._arena cimport arena_allocate, arena_extend, arena_release, arena_reserve
-from ._edge cimport Edge, edge_cover, edge_coverage, edge_is_full
+from ._edge cimport STORED, Edge, edge_cover, edge_coverage, edge_is_full, edge_mark
 from ._keys cimport find_held, forget_alias, is_canonical
 from ._pace cimport pace_limit, pace_work
-from ._remove cimport uncover_run
+from ._remove cimport uncover_blocks, uncover_run
 from ._table cimport NONE, hash_key, table_prefetch, table_put, table_reserve, table_seek
 from ._tree cimport (
     AHEAD,
@@ -15,6 +15,7 @@ from ._tree cimport (
     TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
     TREE_OK,
+    TREE_PARENT_EVICTED,
     TREE_PARENT_NOT_FOUND,
     Tree,
     Worker,
@@ -51,6 +52,7 @@ cdef inline bint advance(
     cdef Edge* edge = &tree.edges[cursor.edge]
     cdef uint32_t covered = edge_coverage(edge, worker)
     cdef uint32_t last, parent
+    edge_mark(edge, STORED)
     cursor.at += run
     if cursor.at <= covered:
         return True
@@ -183,6 +185,7 @@ cdef inline bint append_run(
     else:
         room = enter_blocks(tree, worker, start, room)
     own_range(tree, start, room, e)
+    edge_mark(edge, STORED)
     edge.len += room
     tree.n_blocks += room
     tree.workers[worker].blocks += room
@@ -268,6 +271,21 @@ cdef inline int store_one(
     return TREE_OK
 
 
+cdef inline int refuse_orphans(
+    Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n
+) noexcept nogil:
+    """What a chain without a known parent means."""
+    cdef uint32_t elsewhere
+    if tree.workers[worker].missing == 0:
+        return TREE_PARENT_NOT_FOUND
+    # The parent may have been dropped. Then the worker does hold these blocks, and not, under the
+    # same hashes, others.
+    if not uncover_blocks(tree, worker, ext, n, &elsewhere):
+        return TREE_NO_MEMORY
+    tree.workers[worker].missing += n
+    return TREE_PARENT_EVICTED
+
+
 cdef inline int store_below(
     Tree* tree,
     uint32_t worker,
@@ -281,6 +299,7 @@ cdef inline int store_below(
     cdef uint32_t i = 0
     cdef uint32_t block, child, run
     cdef int status
+    tree.fresh = NONE
     while i < n:
         edge = &tree.edges[cursor.edge]
         if cursor.at < edge.len and tree.blocks.local[edge.start + cursor.at] != local[i]:
@@ -324,6 +343,8 @@ cdef inline int store_below(
                 return status
         i += run
         pace_work(&tree.memory.pace, run)
+    if cursor.edge != ROOT:
+        tree.fresh = tree.edges[cursor.edge].start + cursor.at - 1
     return TREE_OK
 
 
@@ -343,6 +364,6 @@ cdef inline int store_chain(
     if has_parent:
         block = find_held(tree, worker, parent)
         if block == NONE:
-            return TREE_PARENT_NOT_FOUND
+            return refuse_orphans(tree, worker, ext, n)
         place(tree, &cursor, block)
     return store_below(tree, worker, cursor, ext, local, n)

@@ -16,6 +16,7 @@ cdef extern from * nogil:
     void prefetch "__builtin_prefetch" (const void*)
 
 cdef enum:
+    LEAST_BITS = 4  # of the capacity of a table in use
     SLOTS_A_BLOCK = 8  # that are moved to a larger table in the time a block takes to be stored
 
 cdef struct Table:
@@ -65,10 +66,21 @@ cdef inline bint table_reserve(Table* table, Memory* memory, uint64_t more) noex
     cdef uint32_t bits
     if table.slots != NULL and wanted * 5 <= (table.mask + 1) * 4:
         return True
-    bits = 4 if table.slots == NULL else 33 - table.shift
+    bits = LEAST_BITS if table.slots == NULL else 33 - table.shift
     while bits <= 32 and wanted * 5 > (<uint64_t>1 << bits) * 4:
         bits += 1
     return bits <= 32 and table_resize(table, memory, bits)
+
+
+cdef inline void table_trim(Table* table, Memory* memory) noexcept nogil:
+    """Give memory back if the table is an eighth full at most, and there is memory to do so."""
+    cdef uint32_t bits = LEAST_BITS
+    if table.slots == NULL or <uint64_t>table.count * 8 > table.mask:
+        return
+    while <uint64_t>table.count * 5 > (<uint64_t>1 << bits) * 2:
+        bits += 1
+    if bits < 32 - table.shift:
+        table_resize(table, memory, bits)
 
 
 cdef inline void table_add(Table* table, uint32_t hashed, uint32_t id) noexcept nogil:
@@ -80,17 +92,38 @@ cdef inline void table_add(Table* table, uint32_t hashed, uint32_t id) noexcept 
     table.count += 1
 
 
+cdef inline uint64_t* table_find(
+    const Table* table, uint32_t hashed, uint32_t id
+) noexcept nogil:
+    """The slot of an entry, NULL if it is not there."""
+    cdef uint64_t wanted = (<uint64_t>hashed << 32) | (<uint64_t>id + 1)
+    cdef uint64_t at
+    if table.slots == NULL:
+        return NULL
+    at = hashed >> table.shift
+    while table.slots[at] != wanted:
+        if table.slots[at] == 0:
+            return NULL
+        at = (at + 1) & table.mask
+    return &table.slots[at]
+
+
+cdef inline void table_rename(
+    Table* table, uint32_t hashed, uint32_t old, uint32_t new
+) noexcept nogil:
+    """Let an entry, if it is there, stand for another id."""
+    cdef uint64_t* slot = table_find(table, hashed, old)
+    if slot != NULL:
+        slot[0] = (<uint64_t>hashed << 32) | (<uint64_t>new + 1)
+
+
 cdef inline bint table_remove(Table* table, uint32_t hashed, uint32_t id) noexcept nogil:
     """Take an id out; false if it is not there."""
-    cdef uint64_t wanted = (<uint64_t>hashed << 32) | (<uint64_t>id + 1)
+    cdef uint64_t* slot = table_find(table, hashed, id)
     cdef uint64_t hole, at, home
-    if table.slots == NULL:
+    if slot == NULL:
         return False
-    hole = hashed >> table.shift
-    while table.slots[hole] != wanted:
-        if table.slots[hole] == 0:
-            return False
-        hole = (hole + 1) & table.mask
+    hole = slot - table.slots
     # Close the gap: move back what probed past it.
     at = hole
     while True:

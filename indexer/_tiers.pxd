@@ -13,6 +13,7 @@ from ._radix cimport (
     Name,
     TREE_NO_MEMORY,
     TREE_OK,
+    TREE_PARENT_EVICTED,
     TREE_PARENT_NOT_FOUND,
     Tree,
     hits_free,
@@ -87,7 +88,7 @@ cdef inline int tier_store(
         )
         if inside == UINT32_MAX:
             return TREE_NO_MEMORY
-        tree_bind(tree, inside, device.workers[worker].number)
+        tree_bind(tree, inside, device.numbers[worker])
     status = tree_store(
         tree, inside, event.has_parent, event.parent_hash, ext, local, event.count
     )
@@ -95,7 +96,7 @@ cdef inline int tier_store(
         return status
     tiers.lower = True
     for upper in range(TIERS):
-        if status != TREE_PARENT_NOT_FOUND:
+        if status != TREE_PARENT_NOT_FOUND and status != TREE_PARENT_EVICTED:
             break
         holder = tier_worker(tiers, upper, worker)
         if upper != event.tier and holder != UINT32_MAX:

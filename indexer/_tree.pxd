@@ -6,6 +6,7 @@
 # - The canonical key of a block is in `by_ext` unless another block has the same one; such blocks
 #   are counted in `shadowed`, and their holders have aliases.
 # - The last block of an edge without children is covered by somebody.
+# - After every event n_blocks is at most max_blocks (_evict.pxd).
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
@@ -15,6 +16,7 @@ from ._edge cimport (
     Edge,
     edge_deepest,
     edge_divide,
+    edge_mark,
     edge_same_full,
     edge_truncate,
     edge_uncover_all,
@@ -45,12 +47,13 @@ cdef enum TreeStatus:
     TREE_BLOCK_NOT_FOUND = 2    # a removal named blocks that are not held; the others are removed
     TREE_INVALID_SEQUENCE = 3   # the chain runs into itself; the blocks before that are stored
     TREE_NO_MEMORY = 4          # a prefix of the event is applied, the tree is consistent
+    TREE_PARENT_EVICTED = 5     # the event was dropped: so was its parent, for want of room
 
 cdef struct Worker:
     uint64_t worker_id
     uint64_t blocks      # how many it holds
+    uint64_t missing     # how many more it was said to hold, dropped for want of room
     uint32_t dp_rank
-    uint32_t number      # what the registry calls it; NONE: unbound
     uint32_t aliases     # how many of its keys are not canonical
     uint32_t next_vacant
     bint live
@@ -66,11 +69,21 @@ cdef struct Tree:
     uint32_t edges_used  # edges ever in use
     uint32_t edges_room
     uint32_t edges_free  # first edge not in use
+    uint64_t credit      # blocks that may be moved to tidy up, for those that left (_tidy.pxd)
+    bint tidying_blocks  # whether those of the arena are being moved
+    bint tidying_edges
     uint32_t n_edges     # in use, root included
     uint64_t n_blocks    # in edges, holes included
+    uint64_t max_blocks  # the most of them that stay after an event
+    uint32_t hand        # edge that the clock looked at last
+    uint32_t fresh       # last block of the last stored event; or NONE
+    uint64_t evicted     # blocks dropped for want of room, since the tree was made
+    uint64_t evictions   # branches cut for that
     Worker* workers
+    uint32_t* numbers    # what the registry calls each; NONE: unbound. Dense: a match reads many
     uint32_t workers_used
     uint32_t workers_room
+    uint32_t numbers_room  # more than workers_room after a failure in between
     uint32_t workers_free
     uint32_t n_workers
     uint64_t names       # grows when a worker comes or goes
@@ -151,6 +164,17 @@ cdef inline bint reserve_edge(Tree* tree) noexcept nogil:
     return True
 
 
+cdef inline void unlist_edge(Tree* tree, uint32_t e) noexcept nogil:
+    """Take an edge out of the list of those not in use."""
+    cdef const Edge* edge = &tree.edges[e]
+    if edge.prev != NONE:
+        tree.edges[edge.prev].next = edge.next
+    else:
+        tree.edges_free = edge.next
+    if edge.next != NONE:
+        tree.edges[edge.next].prev = edge.prev
+
+
 cdef inline uint32_t new_edge(Tree* tree) noexcept nogil:
     """An edge without blocks, coverage or place. Room must have been reserved."""
     cdef uint32_t e = tree.edges_free
@@ -158,7 +182,7 @@ cdef inline uint32_t new_edge(Tree* tree) noexcept nogil:
         e = tree.edges_used
         tree.edges_used += 1
     else:
-        tree.edges_free = tree.edges[e].parent
+        unlist_edge(tree, e)
     memset(&tree.edges[e], 0, sizeof(Edge))
     tree.edges[e].parent = tree.edges[e].first_child = NONE
     tree.edges[e].next = tree.edges[e].prev = NONE
@@ -170,8 +194,10 @@ cdef inline void drop_edge(Tree* tree, uint32_t e) noexcept nogil:
     """Forget an edge that is unlinked and has no range any more."""
     edge_uncover_all(&tree.edges[e], &tree.memory)
     tree.edges[e].len = tree.edges[e].cap = 0
-    tree.edges[e].first_child = NONE
-    tree.edges[e].parent = tree.edges_free
+    tree.edges[e].first_child = tree.edges[e].prev = NONE
+    tree.edges[e].next = tree.edges_free
+    if tree.edges_free != NONE:
+        tree.edges[tree.edges_free].prev = e
     tree.edges_free = e
     tree.n_edges -= 1
 
@@ -180,6 +206,11 @@ cdef inline void own_range(Tree* tree, uint32_t start, uint32_t n, uint32_t e) n
     cdef uint32_t i
     for i in range(n):
         tree.blocks.owner[start + i] = e
+
+
+cdef inline void own_end(Tree* tree, uint32_t e) noexcept nogil:
+    """Let the last position of an edge's range name it too."""
+    tree.blocks.owner[tree.edges[e].start + tree.edges[e].cap - 1] = e
 
 
 cdef inline void adopt_children(Tree* tree, uint32_t old, uint32_t new) noexcept nogil:
@@ -234,6 +265,7 @@ cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
     n = new_edge(tree)
     old = &tree.edges[e]
     new = &tree.edges[n]
+    edge_mark(new, old.mark)
     edge_uncover_all(old, &tree.memory)
     if at <= old.len - at or not has_few_children(tree, e):
         parent = old.parent
@@ -256,6 +288,7 @@ cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
         move_coverage(old, &upper)
         move_coverage(new, &lower)
         own_range(tree, new.start, new.len, n)
+        own_end(tree, n)
         adopt_children(tree, e, n)
         link_child(tree, e, n)
     return True
@@ -282,6 +315,8 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
         own_range(tree, lower.start, lower.len, e)
         upper.len += lower.len
         upper.cap += lower.cap
+        own_end(tree, e)
+        edge_mark(upper, lower.mark)
         adopt_children(tree, c, e)
         drop_edge(tree, c)
     else:
@@ -291,6 +326,7 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
         lower.start = upper.start
         lower.len += upper.len
         lower.cap += upper.len
+        edge_mark(lower, upper.mark)
         link_child(tree, parent, c)
         drop_edge(tree, e)
 
@@ -299,6 +335,8 @@ cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept 
     """Take blocks that leave the tree out of the table. Nobody finds them by a match any more."""
     cdef uint32_t i
     cdef const uint64_t* ext = tree.blocks.ext + start
+    for i in range(min(n, <uint32_t>AHEAD)):
+        table_prefetch(&tree.by_ext, hash_key(ext[i]))
     for i in range(n):
         if i + AHEAD < n:
             table_prefetch(&tree.by_ext, hash_key(ext[i + AHEAD]))
@@ -308,33 +346,33 @@ cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept 
     tree.n_blocks -= n
 
 
-cdef inline void settle_edge(Tree* tree, uint32_t e) noexcept nogil:
+cdef inline uint32_t settle_edge(Tree* tree, uint32_t e) noexcept nogil:
     """After coverage was lost: cut off what nobody holds, upwards, and merge what can be.
 
-    Without memory for the new coverage the rest stays as it is, which matches alike.
+    Returns the lowest edge that is left of it. Without memory for the new coverage the rest stays
+    as it is, which matches alike.
     """
     cdef Edge* edge
-    cdef uint32_t deepest, parent, n
+    cdef uint32_t deepest, parent, first, n
     while e != ROOT:
         edge = &tree.edges[e]
         parent = edge.parent
-        if edge.first_child != NONE:
-            merge_edge(tree, e)
-            merge_edge(tree, parent)
-            return
-        deepest = edge_deepest(edge)
+        first = edge.start
+        deepest = edge.len if edge.first_child != NONE else edge_deepest(edge)
         if deepest != 0:
             if deepest < edge.len:
                 n = edge.len - deepest
                 if not edge_truncate(edge, &tree.memory, deepest):
-                    return
+                    return e
                 forget_blocks(tree, edge.start + deepest, n)
                 arena_release(&tree.blocks, edge.start + deepest, edge.cap - deepest)
                 edge.cap = deepest
+            merge_edge(tree, e)
             merge_edge(tree, parent)
-            return
+            return tree.blocks.owner[first]
         forget_blocks(tree, edge.start, edge.len)
         unlink_child(tree, e)
         arena_release(&tree.blocks, edge.start, edge.cap)
         drop_edge(tree, e)
         e = parent
+    return ROOT

@@ -6,6 +6,9 @@ from ._memory cimport array_grow
 from ._table cimport NONE, hash_pair, table_add, table_remove, table_reserve, table_seek
 from ._tree cimport Tree, Worker
 
+cdef enum:
+    MOST_WORKERS = 1 << 21  # an edge counts the words of its bitset in 16 bits
+
 
 cdef inline uint32_t find_worker(
     const Tree* tree, uint64_t worker_id, uint32_t dp_rank
@@ -30,8 +33,19 @@ cdef inline bint reserve_worker(Tree* tree) noexcept nogil:
         return False
     if tree.workers_free != NONE or tree.workers_used < old:
         return True
-    if old >= NONE // 4:
+    if old >= MOST_WORKERS:
         return False
+    if tree.numbers_room < new:
+        grown = array_grow(
+            &tree.memory,
+            tree.numbers,
+            tree.numbers_room * sizeof(uint32_t),
+            new * sizeof(uint32_t),
+        )
+        if grown == NULL:
+            return False
+        tree.numbers = <uint32_t*>grown
+        tree.numbers_room = new
     grown = array_grow(&tree.memory, tree.workers, old * sizeof(Worker), new * sizeof(Worker))
     if grown == NULL:
         return False
@@ -58,7 +72,7 @@ cdef inline uint32_t intern_worker(
     memset(&tree.workers[w], 0, sizeof(Worker))
     tree.workers[w].worker_id = worker_id
     tree.workers[w].dp_rank = dp_rank
-    tree.workers[w].number = NONE
+    tree.numbers[w] = NONE
     tree.workers[w].live = True
     table_add(&tree.by_name, hash_pair(worker_id, dp_rank), w)
     tree.n_workers += 1
@@ -71,7 +85,7 @@ cdef inline void forget_worker(Tree* tree, uint32_t worker) noexcept nogil:
     cdef Worker* gone = &tree.workers[worker]
     table_remove(&tree.by_name, hash_pair(gone.worker_id, gone.dp_rank), worker)
     gone.live = False
-    gone.number = NONE
+    tree.numbers[worker] = NONE
     gone.next_vacant = tree.workers_free
     tree.workers_free = worker
     tree.n_workers -= 1

@@ -39,7 +39,9 @@ class EventIndex:
 
     `max_messages` and `max_bytes` bound what may wait: a message beyond is refused and counted,
     and its loss shows as a gap of its source. `max_workers` bounds how many (worker, rank) are
-    indexed.
+    indexed, `max_blocks` how many different blocks in each storage tier: beyond, the branches that
+    were of use longest ago are dropped, and their holders are `trimmed`. ValueError if a bound is
+    below 1.
 
     Each storage tier has a tree of its own; the device's is the one that routes. A lower tier's
     blocks count where they continue what the tiers above hold of a prompt: see TierOverlap. A
@@ -59,6 +61,7 @@ class EventIndex:
         max_bytes: int = 1 << 28,
         max_workers: int = 65536,
         read_path: ReadPath = "shared",
+        max_blocks: int | None = None,
         predict_ttl_s: float | None = None,
     ) -> None:
         if read_path not in READ_PATHS:
@@ -70,6 +73,7 @@ class EventIndex:
             max_bytes=max_bytes,
             max_workers=max_workers,
             shared=read_path == "shared",
+            max_blocks=max_blocks,
         )
 
     @property
@@ -197,6 +201,11 @@ class EventIndex:
         """A rebuilding worker did not answer."""
         self._actor.mark_degraded(worker)
 
+    def relearn(self) -> int:
+        """Trimmed sources whose dropped blocks would fit again are rebuilding from now on, if a
+        quarter of the index is free; returns how many."""
+        return self._actor.relearn()
+
     def mark_suspect(self) -> None:
         """Events may have been missed: exact sources are recovering until they say more."""
         self._actor.mark_suspect()
@@ -219,7 +228,8 @@ class EventIndex:
         return restore_source(self._actor, *image)
 
     def counters(self) -> dict[str, int]:
-        """Running totals of the event path; `waiting` and `predicted` are present numbers."""
+        """Running totals of the event path; `waiting`, `predicted`, `indexed_blocks` and
+        `index_bytes` are present numbers."""
         predicted = 0 if self._predicted is None else len(self._predicted)
         return {**self._actor.counters(), "predicted": predicted}
 
@@ -237,6 +247,7 @@ def _status(
     cursor: dict[str, Any],
     held: int | None,
     by_tier: tuple[int, int, int, int],
+    unindexed: int,
 ) -> SourceStatus:
     """`held`: the first event that waits behind a gap."""
     blocks, lower = by_tier[0], by_tier[1:]
@@ -248,12 +259,15 @@ def _status(
         state = SourceState.RECOVERING
         until = held - 1 if held is not None else newest if newest > last else None
         missing = Missing(cursor["publisher_id"], last + 1, until)
+    elif state is SourceState.EXACT and unindexed:
+        state = SourceState.TRIMMED
     return SourceStatus(
         worker=worker,
         state=state,
         blocks=blocks,
         lower_blocks=lower,
         missing=missing,
+        unindexed=unindexed,
         last_event_id=last,
         restored=cursor["suspect"] == _RESTORED,
         **{name: cursor[name] for name in _COUNTS},

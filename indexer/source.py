@@ -12,6 +12,7 @@ class SourceState(enum.Enum):
 
     SILENT = "silent"  # nothing was heard of it yet
     EXACT = "exact"  # all it said since it started, or since its last clear, is applied
+    TRIMMED = "trimmed"  # as exact, but some of it was dropped for want of room: never wrong
     RECOVERING = "recovering"  # exact until a gap; asked for what it said after that
     REBUILDING = "rebuilding"  # something was missed; it was asked to announce itself again
     DEGRADED = "degraded"  # something was missed and nobody answers: incomplete, never wrong
@@ -52,12 +53,14 @@ class SourceImage(NamedTuple):
 @dataclass(frozen=True)
 class SourceStatus:
     """What is known of one worker's events. `blocks`: how many it is believed to hold on its
-    device; `lower_blocks`: in host memory, on disk, in external storage.
+    device; `lower_blocks`: in host memory, on disk, in external storage; `unindexed`: how many more
+    it said it holds on its device, for which the index had no room, an upper estimate.
     """
 
     worker: WorkerWithDpRank
     state: SourceState
     blocks: int
+    unindexed: int = 0
     applied: int = 0
     last_event_id: int = 0
     gaps: int = 0

@@ -107,6 +107,12 @@ class KvRouterConfig:
         "several at once. Exclusive: one after another, by a plain mutex.",
         choices=READ_PATHS,
     )
+    router_max_index_blocks: int = _knob(
+        2**26,
+        "With KV events: most different blocks indexed in a storage tier (about 40 bytes each);"
+        " beyond, those of use longest ago are dropped.",
+        "--router-max-index-blocks",
+    )
     router_ttl_secs: float = _knob(
         120.0,
         "Without KV events: how long a predicted block is believed.",
@@ -167,6 +173,7 @@ class KvRouterConfig:
             known = ", ".join(READ_PATHS)
             raise bad_setting("index_read_path", f"{self.index_read_path!r} is not one of {known}")
         _require_at_least("block_size", self.block_size, 1)
+        _require_at_least("router_max_index_blocks", self.router_max_index_blocks, 1)
         _require_at_least("router_max_tree_size", self.router_max_tree_size, 1)
         for key in (
             "overlap_score_credit",

@@ -116,6 +116,8 @@ class EventFeed:
             await self._plane.publish(self._resync, encode_request(request))
 
     async def _keep_up(self, now: float) -> None:
+        if asked := self._index.relearn():
+            log.info("room for dropped blocks again", sources=asked)
         sources = self._index.sources()
         registered = {worker for _, worker in self._registry.numbered()}
         self._forget_strangers({source.worker for source in sources} - registered, now)

@@ -49,6 +49,9 @@ def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
         lower = gauge(
             "dynamo_router_worker_lower_tier_blocks", "Blocks it has in slower storage.", "tier"
         )
+        unindexed = gauge(
+            "dynamo_router_worker_unindexed_blocks", "Blocks it holds for which there was no room."
+        )
         source = gauge("dynamo_router_event_source_state", "1 for its present state.", "state")
         states = Counter({state.value: 0 for state in WorkerState})
         for view in router.workers():
@@ -58,6 +61,7 @@ def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
             tokens.add_metric(key, view.active_prefill_tokens)
             requests.add_metric(key, view.active_requests)
             indexed.add_metric(key, view.indexed_blocks)
+            unindexed.add_metric(key, view.unindexed_blocks)
             source.add_metric([*key, view.event_source_state], 1)
             for tier, count in zip(TIERS[1:], view.lower_tier_blocks, strict=True):
                 if count:
@@ -65,7 +69,7 @@ def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
         workers = GaugeMetricFamily("dynamo_router_workers", "Ranks by state.", labels=["state"])
         for state, count in states.items():
             workers.add_metric([state], count)
-        return (blocks, tokens, requests, indexed, lower, source, workers)
+        return (blocks, tokens, requests, indexed, lower, unindexed, source, workers)
 
     return collect
 
@@ -101,6 +105,16 @@ def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
             "Removals of blocks that were not held.",
             sum(each["unknown"] for each in tiers.values()),
         )
+        for name, help, value in (
+            ("evictions", "Branches dropped for want of room.", "evicted_branches"),
+            ("evicted_blocks", "Blocks in those branches.", "evicted_blocks"),
+        ):
+            yield CounterMetricFamily(f"dynamo_router_index_{name}", help, counters[value])
+        for name, help, value in (
+            ("dynamo_router_indexed_blocks", "Different blocks indexed.", "indexed_blocks"),
+            ("dynamo_router_index_bytes", "Memory of the index.", "index_bytes"),
+        ):
+            yield GaugeMetricFamily(name, help, counters[value])
         for name, help in _EVENT_FAULTS.items():
             yield CounterMetricFamily(f"dynamo_router_events_{name}", help, counters[name])
         yield GaugeMetricFamily(

@@ -477,7 +477,9 @@ class KvRouter:
 def _index_of(config: KvRouterConfig) -> PrefixIndex:
     if config.use_kv_events:
         return EventIndex(
-            read_path=config.index_read_path, predict_ttl_s=config.router_predicted_ttl_secs
+            read_path=config.index_read_path,
+            max_blocks=config.router_max_index_blocks,
+            predict_ttl_s=config.router_predicted_ttl_secs,
         )
     return ApproximateIndex(
         ttl_s=config.router_ttl_secs,

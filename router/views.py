@@ -21,8 +21,9 @@ class WorkerView:
     active_blocks: int  # distinct blocks held by requests in flight
     active_prefill_tokens: int  # prompt tokens of those still to be prefilled
     active_requests: int
-    event_source_state: str  # see indexer/actor.py: SourceState
+    event_source_state: str  # see indexer/source.py: SourceState
     lower_tier_blocks: tuple[int, int, int] = (0, 0, 0)  # in host memory, on disk, external
+    unindexed_blocks: int = 0  # more on its device, for which the index had no room
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,23 @@ def worker_views(
                 active_requests=requests[number],
                 event_source_state=(source.state if source else SourceState.SILENT).value,
                 lower_tier_blocks=source.lower_blocks if source else (0, 0, 0),
+                unindexed_blocks=source.unindexed if source else 0,
             )
         )
     for worker, source in heard.items():
-        state, lower = source.state.value, source.lower_blocks
-        view = WorkerView(worker, None, "unregistered", "", source.blocks, 0, 0, 0, state, lower)
-        views.append(view)
+        views.append(
+            WorkerView(
+                worker=worker,
+                address=None,
+                state="unregistered",
+                reason="",
+                indexed_blocks=source.blocks,
+                active_blocks=0,
+                active_prefill_tokens=0,
+                active_requests=0,
+                event_source_state=source.state.value,
+                lower_tier_blocks=source.lower_blocks,
+                unindexed_blocks=source.unindexed,
+            )
+        )
     return views

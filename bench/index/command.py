@@ -5,6 +5,7 @@ from typing import Any
 from ...runtime.errors import RouterError
 from ..environment import describe_environment, pin_to_core, unpin
 from ..report import check_json_target, table_console, write_json
+from ..soak import SoakConfig, measure_soak, soak_table
 from .config import IndexBenchConfig
 from .drained import measure_drained
 from .event_path import measure_events
@@ -38,6 +39,13 @@ def run(config: IndexBenchConfig) -> int:
     if config.core is not None:
         pin_to_core(config.core)
     console = table_console(config.json)
+    if config.soak:
+        soak = measure_soak(SoakConfig(events=config.soak, seed=config.seed))
+        console.print(soak_table(soak))
+        if config.json is not None:
+            content = {"benchmark": "soak", "events": config.soak, "seed": config.seed, **soak}
+            write_json(config.json, {**content, "environment": describe_environment()})
+        return 0 if soak["flat"] else 1
     if "dynamo" not in config.contenders:
         console.print(
             "dynamo is not measured: ai-dynamo-runtime is not installed, or not asked for"

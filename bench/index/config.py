@@ -33,6 +33,9 @@ class IndexBenchConfig:
     max_blocks: int = _option(50_000_000, "Let the tree of the growth part hold so many blocks.")
     max_workers: int = _option(4096, "Let the fleet of the growth part have so many workers.")
     event_seconds: float = _option(5.0, "How long events run through NATS, each of two loads.")
+    soak: int = _option(
+        0, "Nothing of that: apply so many stored and removed events; exit 1 if memory grows."
+    )
     seed: int = _option(7, "Which prompt goes to which worker, and which hashes are invented.")
     rounds: int = _option(5, "Rounds over all contenders; medians of them are reported.")
     core: int | None = _option(None, "Pin this process to a CPU core (steadier, and fairer).")
@@ -48,6 +51,8 @@ class IndexBenchConfig:
                 raise bad_setting(key, f"{getattr(self, key)} must be at least {least}")
         if not 0 < self.event_seconds <= 3600:
             raise bad_setting("event_seconds", f"{self.event_seconds} must be above 0, to 3600")
+        if self.soak < 0:
+            raise bad_setting("soak", f"{self.soak} must not be negative")
         if self.seed < 0:
             raise bad_setting("seed", f"{self.seed} must not be negative")
         for key in ("block_size", "workers"):

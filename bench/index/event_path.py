@@ -193,7 +193,7 @@ class Reader:
         )
 
     def _look(self) -> None:
-        counters = self._index.counters()
+        counters = self._index.tier_counters()["device"]
         applied = counters["stored"], counters["removed"]
         if applied != self._applied:
             self._applied = applied

@@ -2,11 +2,11 @@
 
 import json
 
+from held_blocks import TOP, honest_keys, read_holdings
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from oracle_tree import OracleTree, Refused
-from tree_truth import TOP, holdings, honest_keys
 
 from dynamo_router.indexer._inspect import check_integrity, light_fuse
 from dynamo_router.indexer.radix import RadixTree
@@ -164,12 +164,12 @@ class RadixTreeMachine(RuleBasedStateMachine):
             copy.apply_event(event["worker_id"], json.dumps(event["event"]).encode())
         check_integrity(copy)
         kept = {worker: held for worker, held in self.oracle.holdings().items() if held}
-        assert holdings(copy) == kept
+        assert read_holdings(copy) == kept
 
     @invariant()
     def agrees(self):
         check_integrity(self.tree)
-        assert holdings(self.tree) == self.oracle.holdings()
+        assert read_holdings(self.tree) == self.oracle.holdings()
         assert len(self.tree) == self.oracle.size()
         for path in self.chains[-4:]:
             assert self.tree.match(path).scores == self.oracle.match(path)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from oracle_tiers import TIERS, OracleTiers
 from oracle_tree import Refused
-from tree_truth import TOP, holdings, honest_keys
+from held_blocks import TOP, read_holdings, honest_keys
 
 from dynamo_router.indexer._inspect import check_integrity, light_fuse
 from dynamo_router.indexer.actor import EventIndex
@@ -162,7 +162,7 @@ class TiersMachine(RuleBasedStateMachine):
         for tier, tree in enumerate(self.index._actor.tier_trees()):
             check_integrity(tree)
             held = {w: tiers[tier] for w, tiers in self.oracle.held.items() if tiers[tier]}
-            assert {w: keys for w, keys in holdings(tree).items() if keys} == held
+            assert {w: keys for w, keys in read_holdings(tree).items() if keys} == held
         for path in self.chains[-4:]:
             self.check_overlaps(path)
 

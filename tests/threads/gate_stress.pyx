@@ -182,7 +182,7 @@ def run(
     assert truth.shape[0] == (s.n_steps + 1) * s.n_chains * n_workers
     for i in range(n_workers):
         assert intern_worker(s.tree, i, 0) == i
-        s.tree.workers[i].number = i
+        s.tree.numbers[i] = i
     s.tree.memory.pace = Pace(gate_give_way, &s.gate, STEP_BLOCKS, 0)
     with nogil:
         for i in range(n_readers):

@@ -184,7 +184,7 @@ def test_messages_of_the_drained_load_leave_the_index_as_the_calls_would() -> No
                 plain.store(plain.ready_store(op))
             elif isinstance(op, Removed):
                 plain.remove(plain.ready_remove(op))
-        counters = index.counters()
+        counters = index.counters() | index.tier_counters()["device"]
         assert counters["unknown"] == counters["undecodable"] == 0
         for prompt in prompts[::5]:
             found = {worker.worker_id: n for worker, n in index.scores(prompt.local).items()}

@@ -174,7 +174,53 @@ def test_too_many_workers_are_refused_and_counted() -> None:
     index.close()
 
 
-@pytest.mark.parametrize("bad", [{"max_messages": 0}, {"max_workers": 0}])
+def test_what_was_dropped_for_room_is_no_sign_of_lost_events() -> None:
+    index = EventIndex(max_blocks=8)
+    index.apply(message(1, stored(*range(1, 9))))
+    index.apply(message(2, stored(11, 12, 13, 14)))
+    assert source(index).state is SourceState.TRIMMED
+    assert source(index).blocks == 8 and source(index).unindexed == 4
+    assert index.scores(local(*range(1, 9))) == {W: 4}
+    index.apply(message(3, stored(9, parent=8)))  # a child of a dropped block
+    index.apply(message(4, Removed([8, 9])))  # and the removal of both
+    status = source(index)
+    assert status.state is SourceState.TRIMMED and status.unindexed == 3
+    assert status.orphans == 0 and index.tier_counters()["device"]["unknown"] == 0
+    totals = index.counters()
+    assert (totals["evicted_blocks"], totals["evicted_branches"]) == (4, 1)
+    assert totals["indexed_blocks"] == 8 and totals["index_bytes"] > 0
+    index.apply(message(5, Removed([5, 6, 7])))
+    assert source(index).state is SourceState.EXACT and source(index).unindexed == 0
+    index.apply(message(6, stored(9, parent=8)))
+    assert source(index).orphans == 1 and source(index).state is SourceState.REBUILDING
+    index.close()
+
+
+def test_what_was_dropped_is_learnt_again_once_there_is_room() -> None:
+    index = EventIndex(max_blocks=8)
+    other = WorkerWithDpRank(8)
+    index.apply(message(1, stored(*range(1, 9))))
+    index.apply(message(1, stored(11, 12, 13, 14), worker=other))
+    assert source(index).unindexed == 4 and source(index, other).state is SourceState.EXACT
+    assert index.relearn() == 0  # it is full
+    index.unbind(other)
+    assert index.relearn() == 1 and index.relearn() == 0
+    assert source(index).state is SourceState.REBUILDING
+    assert index.scores(local(*range(1, 9))) == {W: 4}  # what it has is right meanwhile
+    index.apply(message(2, Cleared()))
+    index.apply(message(3, stored(*range(1, 9))))
+    assert source(index).state is SourceState.EXACT and index.scores(local(*range(1, 9))) == {W: 8}
+    index.close()
+
+
+def test_one_event_larger_than_the_budget_keeps_its_beginning() -> None:
+    index = EventIndex(max_blocks=5)
+    index.apply(message(1, stored(*range(1, 100))))
+    assert index.scores(local(*range(1, 100))) == {W: 5} and source(index).unindexed == 94
+    index.close()
+
+
+@pytest.mark.parametrize("bad", [{"max_messages": 0}, {"max_workers": 0}, {"max_blocks": 0}])
 def test_impossible_bounds_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         EventIndex(**bad)

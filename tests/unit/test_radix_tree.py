@@ -2,12 +2,11 @@
 
 import array
 import json
-import random
 
 import numpy as np
 import pytest
 
-from dynamo_router.indexer._inspect import check_integrity, light_fuse, read_edges
+from dynamo_router.indexer._inspect import check_integrity, read_edges
 from dynamo_router.indexer.radix import RadixTree
 from dynamo_router.runtime.errors import EventError
 from dynamo_router.runtime.identity import WorkerWithDpRank
@@ -340,51 +339,3 @@ def test_a_dump_rebuilds_holes_and_renamed_blocks(tree):
         assert both.match(range(10)).scores == {(1, 0): 4}
         assert both.num_blocks(1) == 9 and both.num_blocks(2) == 6
         both.remove(2, range(102, 108))
-
-
-def test_memory_is_bounded_by_what_is_held(tree):
-    """A long churn of chains leaves no more behind than one round of it."""
-    rng = random.Random(5)
-    keys = [[rng.getrandbits(64) for _ in range(rng.randrange(1, 60))] for _ in range(300)]
-
-    def churn():
-        live = []
-        for chain in keys:
-            tree.store(rng.randrange(20), None, chain, chain)
-            live.append(chain)
-        for worker in range(20):
-            tree.clear_all_blocks(worker)
-        assert len(tree) == 0
-
-    for _ in range(3):
-        churn()
-    full = tree.memory_bytes()
-    for _ in range(10):
-        churn()
-    assert tree.memory_bytes() <= full * 1.3
-
-
-@pytest.mark.parametrize("requests", range(0, 14))
-def test_without_memory_the_tree_stays_consistent(tree, requests):
-    chain = list(range(200))
-    light_fuse(tree, requests)
-    failed = 0
-    for act in (
-        lambda: tree.store(1, None, chain, chain),
-        lambda: tree.store(2, None, chain[:50], chain[:50]),
-        lambda: tree.store(3, None, chain[:50] + [900], chain[:50] + [900]),
-        lambda: [tree.store(w, None, chain[:10], chain[:10]) for w in range(200)],
-        lambda: tree.store(1, 199, [7000], [300]),
-        lambda: tree.store(4, None, [7000], [0]),
-        lambda: tree.remove(1, [20, 25, 30]),
-    ):
-        try:
-            act()
-        except (MemoryError, EventError):
-            failed += 1
-        check_integrity(tree)
-    assert failed
-    light_fuse(tree, None)
-    for worker in range(200):
-        tree.remove_worker(worker)
-    assert len(tree) == 0

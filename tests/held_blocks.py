@@ -1,11 +1,15 @@
-"""A tree's content as plain Python, and keys as engines make them."""
+"""Chains of blocks as engines name them, and what a tree says is held, read off its structure."""
+
+from collections.abc import Iterable
 
 from dynamo_router.indexer._inspect import read_aliases, read_edges
+from dynamo_router.indexer.radix import RadixTree
+from dynamo_router.runtime.identity import WorkerWithDpRank
 
 TOP = 2**64 - 1
 
 
-def honest_keys(path, salt):
+def honest_keys(path: Iterable[int], salt: int) -> list[int]:
     """Keys as engines make them: a chained hash, the same for all who share the salt."""
     keys, key = [], salt
     for local in path:
@@ -14,9 +18,11 @@ def honest_keys(path, salt):
     return keys
 
 
-def holdings(tree):
-    """Each worker's truth, read off the structure."""
-    paths, aliases, found = {0: ()}, read_aliases(tree), {w: {} for w in tree.workers()}
+def read_holdings(tree: RadixTree) -> dict[WorkerWithDpRank, dict[int, tuple[int, ...]]]:
+    """Each worker's truth: external hash -> path of local hashes."""
+    paths: dict[int, tuple[int, ...]] = {0: ()}
+    aliases = read_aliases(tree)
+    found: dict[WorkerWithDpRank, dict[int, tuple[int, ...]]] = {w: {} for w in tree.workers()}
     for edge, parent, start, locals_, exts, coverage in read_edges(tree):
         paths[edge] = paths[parent] + tuple(locals_)
         depth = len(paths[parent])

@@ -1,0 +1,182 @@
+"""A tree with a budget: never more than the truth, exact outside what it dropped, within bounds.
+
+Two plain models run along. One is the truth. The other is told after every event which blocks the
+tree no longer has; it must agree with the tree in all else, and what it is told must be allowed.
+"""
+
+from held_blocks import TOP, honest_keys, read_holdings
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from oracle_tree import OracleTree, Refused
+
+from dynamo_router.indexer._inspect import check_integrity, light_fuse
+from dynamo_router.indexer.radix import RadixTree
+from dynamo_router.runtime.errors import EventError
+
+WORKERS = [(0, 0), (0, 1), (1, 0), (TOP, 0)] + [(100 + w, 0) for w in range(80)]
+A_WORKER = st.sampled_from(WORKERS[:4])
+LOCALS = st.sampled_from([0, 1, 2, TOP])
+CHAINS = st.lists(LOCALS, max_size=12)
+WILD = st.sampled_from([0, 1, 2, 3, TOP])
+SLACK = 4096  # _evict.pxd: BATCH
+
+
+def refusal(act):
+    try:
+        act()
+    except (Refused, EventError) as error:
+        return error.code
+    return None
+
+
+class BoundedTreeMachine(RuleBasedStateMachine):
+    @initialize(budget=st.integers(1, 60))
+    def start(self, budget):
+        self.budget = budget
+        self.tree = RadixTree(max_blocks=budget)
+        self.truth = OracleTree()
+        self.told = OracleTree()
+        self.missing = {}
+        self.dropped = 0
+        self.chains = [[]]
+
+    def store_blocks(self, worker, parent, keys, path):
+        told = self.told
+        if parent is None or parent in told.held.get(worker, {}):
+            expected = refusal(lambda: told.store(worker, parent, keys, path))
+        elif not self.missing.get(worker):
+            expected = "parent_not_found"
+            told.held.setdefault(worker, {})
+        else:
+            expected = "parent_evicted"
+            for key in keys:
+                if key in told.held[worker]:
+                    told.drop(worker, key)
+            self.missing[worker] += len(keys)
+        refusal(lambda: self.truth.store(worker, parent, keys, path))
+        assert refusal(lambda: self.tree.store(worker, parent, keys, path)) == expected
+        self.take_note()
+
+    def take_note(self):
+        """See what the tree dropped, check that it may, and tell the model."""
+        size, kept = self.told.size(), read_holdings(self.tree)
+        gone = {
+            (worker, key): path
+            for worker, held in self.told.holdings().items()
+            for key, path in held.items()
+            if key not in kept.get(worker, {})
+        }
+        assert len(self.tree) <= self.budget
+        if size <= self.budget:
+            assert not gone
+            return
+        assert gone
+        target = self.budget - min(self.budget // 16, SLACK)
+        assert len(set(gone.values())) <= size - target
+        left = {path for held in kept.values() for path in held.values()}
+        lost = set(gone.values())
+        for path in left:  # dropped for everybody, with all that continues it
+            assert not any(path[:n] in lost for n in range(1, len(path) + 1))
+        for worker, key in gone:
+            self.told.drop(worker, key)
+            self.missing[worker] = self.missing.get(worker, 0) + 1
+        blocks, branches = self.tree.evicted()
+        assert blocks - self.dropped == size - len(self.tree) and branches > 0
+        self.dropped = blocks
+
+    def known_path(self, data):
+        return list(data.draw(st.sampled_from(self.chains[-12:])))
+
+    @rule(worker=A_WORKER, more=CHAINS, salt=st.sampled_from([7, 7, 7, 8]), data=st.data())
+    def store(self, worker, more, salt, data):
+        path = (self.known_path(data)[: data.draw(st.integers(0, 12))] + more)[:30]
+        keys = honest_keys(path, salt)
+        at = min(len(path), data.draw(st.sampled_from([0, len(path) - len(more), len(path)])))
+        self.chains.append(path)
+        at = max(at, 0)
+        self.store_blocks(worker, keys[at - 1] if at else None, keys[at:], path[at:])
+
+    @rule(first=st.integers(0, 83), n=st.integers(1, 80), data=st.data())
+    def store_by_many(self, first, n, data):
+        path = self.known_path(data)
+        for worker in WORKERS[first : first + n]:
+            self.store_blocks(worker, None, honest_keys(path, 7), path)
+
+    @rule(
+        worker=A_WORKER,
+        parent=st.one_of(st.none(), WILD),
+        blocks=st.lists(st.tuples(WILD, LOCALS), max_size=5),
+    )
+    def store_wildly(self, worker, parent, blocks):
+        keys, path = [b[0] for b in blocks], [b[1] for b in blocks]
+        self.chains.append(path)
+        self.store_blocks(worker, parent, keys, path)
+
+    @rule(worker=A_WORKER, data=st.data())
+    def remove(self, worker, data):
+        """What it holds, in the tree or not; something it never held only if nothing is missing,
+        because the tree cannot tell the two apart."""
+        keys = sorted(self.truth.held.get(worker, {}))
+        some = data.draw(st.lists(st.sampled_from(keys), max_size=6, unique=True)) if keys else []
+        if not self.missing.get(worker) and data.draw(st.booleans()):
+            some.append(5)
+        unknown = len([key for key in some if key not in self.told.held.get(worker, {})])
+        refusal(lambda: self.told.remove(worker, some))
+        refusal(lambda: self.truth.remove(worker, some))
+        excused = min(unknown, self.missing.get(worker, 0))
+        expected = "block_not_found" if unknown > excused else None
+        assert refusal(lambda: self.tree.remove(worker, some)) == expected
+        self.missing[worker] = self.missing.get(worker, 0) - excused
+        self.take_note()
+
+    @rule(worker=A_WORKER)
+    def clear(self, worker):
+        self.tree.clear_all_blocks(worker)
+        self.told.clear(worker)
+        self.truth.clear(worker)
+        self.missing[worker] = 0
+
+    @rule(worker=A_WORKER)
+    def remove_worker(self, worker):
+        self.tree.remove_worker(worker)
+        self.told.drop_worker(worker)
+        self.truth.drop_worker(worker)
+        self.missing[worker] = 0
+
+    @rule(worker=A_WORKER, requests=st.integers(0, 2), data=st.data())
+    def run_short_of_memory(self, worker, requests, data):
+        """What a failed event left behind is made good by a clear; the bounds hold all the time."""
+        path = self.known_path(data) + [0, 1, 2] * 5
+        light_fuse(self.tree, requests)
+        try:
+            self.tree.store(worker, None, honest_keys(path, 7), path)
+        except (MemoryError, EventError):
+            pass
+        light_fuse(self.tree, None)
+        for everybody in WORKERS:
+            self.clear(everybody)
+        self.dropped = self.tree.evicted()[0]
+
+    @rule(more=CHAINS, data=st.data())
+    def match(self, more, data):
+        path = self.known_path(data) + more
+        scores = self.tree.match(path).scores
+        assert scores == self.told.match(path)
+        truth = self.truth.match(path)
+        assert all(blocks <= truth[worker] for worker, blocks in scores.items())
+
+    @invariant()
+    def agrees(self):
+        check_integrity(self.tree)
+        held = {worker: some for worker, some in read_holdings(self.tree).items() if some}
+        assert held == {worker: some for worker, some in self.told.holdings().items() if some}
+        for worker, truth in self.truth.holdings().items():
+            kept = held.get(worker, {})
+            assert kept.items() <= truth.items()
+            missing = self.tree.num_missing(worker)
+            assert missing == self.missing.get(worker, 0) >= len(truth) - len(kept)
+
+
+TestBoundedTreeMachine = BoundedTreeMachine.TestCase
+TestBoundedTreeMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
