@@ -1,12 +1,12 @@
 """The event index agrees with the oracle on every storage tier, and its trees are sound."""
 
 import numpy as np
+from held_blocks import TOP, honest_keys, read_holdings
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from oracle_tiers import TIERS, OracleTiers
 from oracle_tree import Refused
-from held_blocks import TOP, read_holdings, honest_keys
 
 from dynamo_router.indexer._inspect import check_integrity, light_fuse
 from dynamo_router.indexer.actor import EventIndex
