@@ -61,6 +61,6 @@ class LedgerRouter:
         self.touched.append(request_id)
         return request_id in self.booked
 
-    def free(self, request_id: str) -> bool:
+    def free(self, request_id: str, *, output_tokens: int | None = None) -> bool:
         del self.booked[request_id]
         return True
