@@ -29,7 +29,7 @@ def draw_grid(path: str, results: "Sequence[CellResult]", policy: str) -> Path:
     sizes = sorted({each.cell.workers for each in plain})
     columns = sorted({(each.cell.cache, each.cell.rate) for each in plain})
     with matplotlib.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(1.2 + 0.95 * len(columns), 2.6 * len(_MAPS)), dpi=120)
+        figure = Figure(figsize=(max(6.0, 1.2 + 0.95 * len(columns)), 2.8 * len(_MAPS)), dpi=120)
         figure.set_layout_engine("constrained")
         for axes, (key, title, reach) in zip(
             figure.subplots(len(_MAPS), 1, squeeze=False)[:, 0], _MAPS, strict=True
