@@ -42,7 +42,7 @@ COMMANDS: Mapping[str, Entry] = {
     "config": Entry("Print the configuration of serve.", "router.config:ServeConfig", None),
 }
 BENCHES: Mapping[str, Entry] = {
-    "index": Entry("The index.", "bench.index:IndexBenchConfig", "bench.index:run"),
+    "index": Entry("The index.", "bench.index.config:IndexBenchConfig", "bench.index.command:run"),
     "decision": Entry(
         "A routing decision.", "bench.decision:DecisionBenchConfig", "bench.decision:run"
     ),
@@ -104,7 +104,9 @@ def build_command(name: str, entry: Entry) -> click.Command:
 def _parameter(spec: OptionSpec) -> click.Parameter:
     kind: Any = click.Choice(spec.choices) if spec.choices else spec.kind
     if spec.positional:
-        return click.Argument([spec.name], type=kind, required=spec.default is None)
+        count = -1 if spec.repeated else 1
+        required = spec.default is None
+        return click.Argument([spec.name], type=kind, required=required, nargs=count)
     names = [spec.name]
     for flag in spec.flags:
         bare = flag.removeprefix("--")

@@ -1,13 +1,15 @@
-"""dynamo-router analyze: what a trace is like, and how another one differs from it."""
+"""dynamo-router analyze: what a trace is like, and how others differ from it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from ..runtime.settings import bad_setting
-from .analyzer import Spread, TraceAnalysis, analyze
+from .analyzer import Samples, Spread, TraceAnalysis, analyze
+from .cache_curve import default_sizes
 from .columns import read_columns
 from .environment import describe_environment
 from .report import check_json_target, new_table, number, table_console, write_json
@@ -24,13 +26,13 @@ def _option(default: Any, help: str, **more: Any) -> Any:
 class AnalyzeConfig:
     """What to analyze. Raises ConfigError, naming the key, on a bad value."""
 
-    trace: str = field(
-        metadata={"help": "The trace, a JSON lines file, or a model.", "positional": True}
+    traces: tuple[str, ...] = field(
+        metadata={
+            "help": "Traces (JSON lines), shown beside the first one; or one model.",
+            "positional": True,
+        }
     )
-    against: str | None = _option(
-        None, "Another trace, shown beside it, and how far the two lie apart."
-    )
-    trace_block_size: int = _option(512, "Tokens that one hash id of the trace stands for.")
+    trace_block_size: int = _option(512, "Tokens that one hash id of the traces stands for.")
     cache_tokens: tuple[int, ...] = _option(
         (), "Cache size to report the hit rate of; may be repeated. Not given: 125k, doubled."
     )
@@ -38,6 +40,8 @@ class AnalyzeConfig:
     json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
+        if not self.traces:
+            raise bad_setting("traces", "at least one is needed")
         if not 1 <= self.trace_block_size <= 2**20:
             raise bad_setting(
                 "trace_block_size", f"{self.trace_block_size} must be from 1 to 2**20"
@@ -50,42 +54,66 @@ def run(config: AnalyzeConfig) -> int:
     """The command: 0, or ConfigError for what cannot be read or written."""
     check_json_target(config.json)
     check_plot_target(config.plot)
-    if is_model(config.trace):
-        _inspect(config)
-        return 0
-    sizes = config.cache_tokens or None
-    found, samples = analyze(
-        read_columns(config.trace, trace_block_size=config.trace_block_size), sizes
-    )
-    analyses, drawn = [found], {found.trace: samples}
-    distances: dict[str, float] = {}
-    if config.against is not None:
-        columns = read_columns(config.against, trace_block_size=config.trace_block_size)
-        other, other_samples = analyze(columns, [size for size, _ in found.hit_rate_curve])
-        analyses.append(other)
-        # A trace may be held against itself, too.
-        drawn[other.trace if other.trace != found.trace else f"{other.trace} again"] = other_samples
-        distances = compare(samples, other_samples)
+    for trace in config.traces:
+        if is_model(trace):
+            _inspect(config, trace)
+            return 0
+    analyses, samples = _analyze_all(config)
+    labels = trace_labels(config.traces)
+    distances = {
+        label: compare(samples[0], each)
+        for label, each in zip(labels[1:], samples[1:], strict=True)
+    }
     console = table_console(config.json)
-    console.print(analysis_table(analyses))
-    console.print(prefixes_table(found))
+    console.print(analysis_table(labels, analyses))
+    for label, analysis in zip(labels, analyses, strict=True):
+        console.print(prefixes_table(label, analysis))
     if distances:
-        console.print(distances_table(distances))
+        console.print(distances_table(labels[0], distances))
     if config.plot is not None:
-        plot_traces(drawn, config.plot)
+        plot_traces(dict(zip(labels, samples, strict=True)), config.plot)
     if config.json is not None:
-        result: dict[str, Any] = asdict(found)
+        result: dict[str, Any] = asdict(analyses[0])
         if distances:
-            result |= {"against": asdict(analyses[1]), "distances": distances}
+            result["others"] = [
+                {**asdict(analysis), "distances": apart}
+                for analysis, apart in zip(analyses[1:], distances.values(), strict=True)
+            ]
         write_json(config.json, result | {"environment": describe_environment()})
     return 0
 
 
-def _inspect(config: AnalyzeConfig) -> None:
-    if config.against is not None or config.plot is not None:
-        raise bad_setting("trace", f"{config.trace} is a model: make a trace of it to compare")
-    facts = describe_model(load_model(config.trace))
-    table = new_table("", title=config.trace)
+def _analyze_all(config: AnalyzeConfig) -> tuple[list[TraceAnalysis], list[Samples]]:
+    """Every trace's analysis, all hit-rate curves at the same cache sizes."""
+    found = [
+        analyze(read_columns(trace, trace_block_size=config.trace_block_size))
+        for trace in config.traces
+    ]
+    largest = max(int(samples.reuse_distance.max(initial=0)) for _, samples in found)
+    sizes = config.cache_tokens or default_sizes(largest)
+    analyses = [
+        replace(analysis, hit_rate_curve=samples.curve.curve(sizes)) for analysis, samples in found
+    ]
+    return analyses, [samples for _, samples in found]
+
+
+def trace_labels(paths: Sequence[str]) -> list[str]:
+    """A different name for each trace: that of its file, its path, or with a number behind it."""
+    names = [Path(path).name for path in paths]
+    labels = [
+        name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)
+    ]
+    return [
+        label if label not in labels[:at] else f"{label} ({labels[:at].count(label) + 1})"
+        for at, label in enumerate(labels)
+    ]
+
+
+def _inspect(config: AnalyzeConfig, model: str) -> None:
+    if len(config.traces) > 1 or config.plot is not None:
+        raise bad_setting("traces", f"{model} is a model: make a trace of it to compare")
+    facts = describe_model(load_model(model))
+    table = new_table("", title=model)
     table.add_column("", justify="right")
     for name, value in facts.items():
         for inner, cell in value.items() if isinstance(value, dict) else [("", value)]:
@@ -93,23 +121,25 @@ def _inspect(config: AnalyzeConfig) -> None:
             table.add_row(f"{name} {inner}".replace("_", " "), shown)
     table_console(config.json).print(table)
     if config.json is not None:
-        write_json(config.json, {"model": config.trace, **facts})
+        write_json(config.json, {"model": model, **facts})
 
 
-def analysis_table(analyses: Sequence[TraceAnalysis]) -> Table:
+def analysis_table(labels: Sequence[str], analyses: Sequence[TraceAnalysis]) -> Table:
     """Traces side by side, a column each."""
     table = new_table("")
-    for analysis in analyses:
-        table.add_column(analysis.trace, justify="right", overflow="fold")
+    for label in labels:
+        table.add_column(label, justify="right", overflow="fold")
     columns = [list(_rows(analysis)) for analysis in analyses]
-    for cells in zip(*columns, strict=False):
+    for cells in zip(*columns, strict=True):
         table.add_row(cells[0][0], *(cell for _, cell in cells))
     return table
 
 
-def prefixes_table(analysis: TraceAnalysis) -> Table:
+def prefixes_table(label: str, analysis: TraceAnalysis) -> Table:
     """The most visited prefixes of a trace."""
-    table = new_table("tokens", "requests", "share", "continuations", "last id", title="prefixes")
+    table = new_table(
+        "tokens", "requests", "share", "continuations", "last id", title=f"prefixes of {label}"
+    )
     for prefix in analysis.top_prefixes:
         table.add_row(
             number(prefix.tokens, 0),
@@ -121,11 +151,14 @@ def prefixes_table(analysis: TraceAnalysis) -> Table:
     return table
 
 
-def distances_table(distances: dict[str, float]) -> Table:
-    """How far two traces lie apart."""
-    table = new_table("distance", "0 is alike, 1 is apart")
-    for name, value in distances.items():
-        table.add_row(name.replace("_", " "), number(value, 3))
+def distances_table(first: str, distances: Mapping[str, Mapping[str, float]]) -> Table:
+    """How far other traces lie from the first one, a column each."""
+    table = new_table("", title=f"distance from {first} (0 alike, 1 apart)")
+    for label in distances:
+        table.add_column(label, justify="right", overflow="fold")
+    for name in next(iter(distances.values())):
+        cells = [number(apart[name], 3) for apart in distances.values()]
+        table.add_row(name.replace("_", " "), *cells)
     return table
 
 

@@ -134,6 +134,16 @@ class Samples:
     interarrival_s: NDArray[np.float64]
     curve: CacheCurve
 
+    @property
+    def unique_prompt_length(self) -> NDArray[np.int64]:
+        """Per request: the tokens in blocks that no other request has."""
+        return self.input_length - self.context_length
+
+    @property
+    def reuse_tokens(self) -> NDArray[np.int64]:
+        """Per reuse distance: how many tokens that reuse is worth."""
+        return np.diff(self.curve.tokens, prepend=0)
+
 
 def describe(samples: ArrayLike) -> Spread:
     """The spread of some samples."""
@@ -145,19 +155,12 @@ def describe(samples: ArrayLike) -> Spread:
     return Spread(float(values.mean()), float(values.std()), low, p25, median, p75, p99, high)
 
 
-def analyze(
-    columns: TraceColumns, sizes: Sequence[int] | None = None
-) -> tuple[TraceAnalysis, Samples]:
-    """The analysis of a trace, and the samples behind it.
-
-    `sizes` are the cache sizes in tokens of the curve; by default 125k and its doublings.
-    """
+def analyze(columns: TraceColumns) -> tuple[TraceAnalysis, Samples]:
+    """The analysis of a trace, its curve at `default_sizes`, and the samples behind it."""
     tree = build_tree(columns)
     turns = find_turns(tree)
     curve = build_curve(tree)
     samples = _samples(tree, turns, curve)
-    if sizes is None:
-        sizes = default_sizes(int(samples.reuse_distance.max(initial=0)))
     times = columns.timestamps_ms
     analysis = TraceAnalysis(
         trace=columns.source,
@@ -167,9 +170,9 @@ def analyze(
         input_length=describe(samples.input_length),
         output_length=describe(samples.output_length),
         context_length=describe(samples.context_length),
-        unique_prompt_length=describe(samples.input_length - samples.context_length),
+        unique_prompt_length=describe(samples.unique_prompt_length),
         hit_rate_infinite=curve.hit_rate_infinite,
-        hit_rate_curve=curve.curve(sizes),
+        hit_rate_curve=curve.curve(default_sizes(int(samples.reuse_distance.max(initial=0)))),
         arrivals=_arrivals(times),
         blocks=Blocks(
             total=len(tree.nodes),

@@ -50,7 +50,7 @@ class Arena:
                 capacity_blocks=capacity,
                 trace_block_size=load.trace_block_size,
             )
-            for capacity in (workers * config.num_gpu_blocks, None)
+            for capacity in (workers * config.dp_size * config.num_gpu_blocks, None)
         )
         self._bounds = Bounds(pooled, infinite)
         self._trace: tuple[int, SimulatedTrace] | None = None
@@ -104,6 +104,10 @@ class Arena:
                 "max_num_seqs": config.max_num_seqs,
                 "max_num_batched_tokens": config.max_num_batched_tokens,
                 "worker_speeds": config.worker_speeds,
+                "preemption_mode": config.preemption_mode,
+                "dp_size": config.dp_size,
+                "startup_time_s": config.startup_time_s,
+                "planner_profile_data": config.planner_profile_data,
                 "event_delay_ms": config.event_delay_ms,
                 "event_loss": config.event_loss,
                 "slo_ttft_ms": config.slo_ttft_ms,

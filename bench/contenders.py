@@ -21,6 +21,7 @@ class Contender(Protocol):
     def store(self, ready: Any, /) -> None: ...
     def match(self, ready: Any, /) -> object: ...
     def remove(self, ready: Any, /) -> None: ...
+    def remove_worker(self, worker: int, /) -> None: ...
 
     def scores(self, matched: Any) -> dict[int, int]:
         """Worker to overlap, of what `match` returned; not timed, to compare the contenders."""
@@ -49,6 +50,9 @@ class Arrays:
 
     def remove(self, ready: Any, /) -> None:
         self._tree.remove(*ready)
+
+    def remove_worker(self, worker: int, /) -> None:
+        self._tree.remove_worker(worker)
 
     def scores(self, matched: Any) -> dict[int, int]:
         return _by_worker_id(matched.scores)
@@ -155,6 +159,10 @@ class Dicts:
         for name in sequence:
             held.pop(name)[1].discard(worker)
 
+    def remove_worker(self, worker: int, /) -> None:
+        for _, holders in self._held.pop(worker, {}).values():
+            holders.discard(worker)
+
     def scores(self, matched: Any) -> dict[int, int]:
         return dict(matched)
 
@@ -186,6 +194,9 @@ class Dynamo:
 
     def remove(self, ready: Any, /) -> None:
         self._tree.apply_event(*ready)
+
+    def remove_worker(self, worker: int, /) -> None:
+        self._tree.remove_worker(worker)
 
     def scores(self, matched: Any) -> dict[int, int]:
         return _by_worker_id(matched)

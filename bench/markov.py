@@ -66,6 +66,14 @@ def depth_class(depth: int) -> int:
     return ((depth + 1) * (depth + 1)).bit_length() - 1
 
 
+def chain_depths(parents: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[int]:
+    """Blocks from the start (START) to the end of each chain; a parent has a lower number."""
+    depths: list[int] = []
+    for parent, length in zip(parents.tolist(), lengths.tolist(), strict=True):
+        depths.append(length + (0 if parent == START else depths[parent]))
+    return depths
+
+
 def learn_markov(tree: PrefixTree, window: int = WINDOW) -> MarkovModel:
     """The model of a trace with a set of transitions for every `window` requests (0: only one)."""
     columns = tree.columns

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from .empirical import Empirical
-from .markov import END, START, MarkovModel, depth_class
+from .markov import END, START, MarkovModel, chain_depths, depth_class
 from .scaling import MAX_REJECTED, FreshIds, Scaling
 from .streams import Streams, passes
 from .trace import TraceRequest
@@ -49,7 +49,7 @@ class _Walker:
         self._families = passes(range(scaling.prefix_root_multiplier), streams["families"])
         self._residuals = passes(model.residuals.samples(), streams["residuals"])
         self._leaves = [self._deck(leaf, streams, at) for at, leaf in enumerate(model.leaves)]
-        self._depths = _depths(model)
+        self._depths = chain_depths(model.chain_parents, model.chain_lengths)
         self._stems: list[bool] = model.chain_stems.tolist()
         self._families_of: dict[int, int] = {}  # by the first chain that is no stem
         self._residual_of: list[int] = model.chain_residuals.tolist()
@@ -117,7 +117,9 @@ class _Walker:
 
     def _new_ids(self, chain: int, before: int) -> range:
         blocks = int(self._depths[chain] * self._scaling.prefix_len_multiplier + self._dither())
-        return self._fresh.take(max(0, blocks - before))
+        # Where prompts end within a block, that block is nobody else's, however short the chain.
+        least = 0 < self._residual_of[chain] < self._block_size
+        return self._fresh.take(max(least, blocks - before))
 
     def _next_window(self) -> None:
         model = self._model
@@ -142,13 +144,3 @@ class _Walker:
         self._steps = {source: list(steps) for source, steps in self._all_steps.items()}
         for deck in self._steps.values():
             self._shuffle(deck)
-
-
-def _depths(model: MarkovModel) -> list[int]:
-    """Blocks from the start to the end of each chain; a chain's parent has a lower number."""
-    depths: list[int] = []
-    for parent, length in zip(
-        model.chain_parents.tolist(), model.chain_lengths.tolist(), strict=True
-    ):
-        depths.append(length + (0 if parent == START else depths[parent]))
-    return depths

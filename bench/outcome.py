@@ -69,7 +69,7 @@ def summarise_run(
     by_worker = np.bincount(trail.worker[served], prompt[served], minlength=workers)
     share = _ratio(trail.cached_tokens[served].sum(), prompt[served].sum())
     gaps, counts = trail.gaps
-    engine_seconds = trail.end_s * workers
+    engine_seconds = trail.end_s * len(trail.engines)
     return SimulatedRun(
         mode=mode,
         policy=policy,
@@ -105,9 +105,7 @@ def summarise_run(
             "cached_tokens": int(trail.cached_tokens[served].sum()),
             "input_tokens_by_worker": by_worker.astype(int).tolist() if workers <= 64 else None,
             "engine_steps": sum(each.steps for each in trail.engines),
-            "engine_busy_share": _ratio(
-                sum(e.busy_s for e in trail.engines), trail.end_s * workers
-            ),
+            "engine_busy_share": _ratio(sum(e.busy_s for e in trail.engines), engine_seconds),
             "lost_event_messages": trail.lost_messages,
             "cache_announcements": trail.announcements,
         },

@@ -14,14 +14,17 @@ class Scaling:
     """Multipliers, 1 being as learned, and limits in tokens. ConfigError on a bad value.
 
     `prefix_len` stretches what prompts share and `prompt_len` the rest of them; `prefix_root` makes
-    so many families that share nothing; `speedup` divides times. A prompt outside of its limits is
-    drawn again; an output is cut to them.
+    so many families that share nothing; `speedup` divides all times. `pause` stretches the time
+    from a turn to those that follow it, while requests come as often as before: fewer sessions are
+    under way at a time, or more. A prompt outside of its limits is drawn again; an output is cut to
+    them.
     """
 
     prefix_len_multiplier: float = 1.0
     prefix_root_multiplier: int = 1
     prompt_len_multiplier: float = 1.0
     osl_multiplier: float = 1.0
+    pause_multiplier: float = 1.0
     speedup_ratio: float = 1.0
     min_isl: int | None = None
     max_isl: int | None = None
@@ -30,8 +33,12 @@ class Scaling:
 
     def __post_init__(self) -> None:
         for key in (
-            "prefix_len_multiplier", "prompt_len_multiplier", "osl_multiplier", "speedup_ratio"
-        ):  # fmt: skip
+            "prefix_len_multiplier",
+            "prompt_len_multiplier",
+            "osl_multiplier",
+            "pause_multiplier",
+            "speedup_ratio",
+        ):
             value = getattr(self, key)
             if not 0 < value < float("inf"):
                 raise bad_setting(key, f"{value} must be finite and greater than 0")

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from .markov import START
+from .markov import START, chain_depths
 from .scaling import MAX_REJECTED, FreshIds, Scaling
-from .sessions import BEYOND, CLASSES, LEVEL, SessionModel
+from .sessions import BEYOND, CLASSES, LEVEL, WHOLE, SessionModel, turn_class
 from .streams import Streams, passes
 from .trace import TraceRequest
 from .turn_pool import Balance, Record, TurnPool, list_records
@@ -31,9 +31,10 @@ class Turn(NamedTuple):
     order: int
     number: int
     session: Session
-    takes: int  # blocks, as learned
+    takes: int  # full blocks, as learned
     levels: tuple[int, ...]  # what each turn above it took over, if less; deepest last
     ids: list[int]  # of what it takes over
+    length: int  # of the prompt before it, which it repeats; 0 if it does not
 
 
 def walk_sessions(
@@ -83,12 +84,19 @@ class _Walker:
             max(1, min(OPENINGS_HELD, len(openings) // OPENINGS_SHARE)),
         )
         self._balances = [Balance() for _ in range(scaling.prefix_root_multiplier)]
-        self._pools = [
-            TurnPool(list_records(records), streams[f"turns {at}"])
+        pools = {
+            at: TurnPool(list_records(records), streams[f"turns {at}"])
             for at, records in enumerate(model.turns[1:], 1)
+            if len(records)
+        }
+        # Of the class next to it where a class has none: a drawn session may be longer or shorter
+        # than the one its records come from.
+        self._pools = [
+            pools[min(pools, key=lambda filled: abs(filled - at))] for at in range(CLASSES) if pools
         ]
+        self._repeats = TurnPool(list_records(model.repeats), streams["repeats"])
         self._stem_ids: dict[tuple[int, int], list[int]] = {}
-        self._stem_depths = _depths(model)
+        self._stem_depths = chain_depths(model.stem_parents, model.stem_lengths)
         self._pending: list[Turn] = []
         self._order = 0
 
@@ -97,7 +105,7 @@ class _Walker:
         for _ in range(MAX_REJECTED):
             if self._pending and self._pending[0].due_ms <= due_ms:
                 turn = heappop(self._pending)
-                pool = self._pools[min(turn.number, CLASSES - 1) - 1]
+                pool = self._repeats if turn.length else self._pools[turn_class(turn.number)]
                 record = pool.draw(turn.takes, turn.number, self._balances[turn.session.family])
             else:
                 record = next(self._openings)
@@ -117,39 +125,46 @@ class _Walker:
         ids = [] if record.takes == START else self._ids_of_stem(family, record.takes)
         depth = 0 if record.takes == START else self._stem_depths[record.takes]
         session = Session(family, depth, len(ids), self._phase())
-        return Turn(0.0, 0, 0, session, depth, (), ids)
+        return Turn(0.0, 0, 0, session, depth, (), ids, 0)
 
     def _write(
         self, turn: Turn, record: Record, now_ms: float
     ) -> tuple[int, int, list[int]] | None:
         """The request of a turn; its children become pending. None if it is out of the limits."""
         size = self._block_size
-        blocks = turn.takes - (-record.new_tokens // size)
-        children = [
-            (gap_ms, _share(turn, kind, value, blocks)) for gap_ms, kind, value in record.children
-        ]
-        # What some child takes over is prefix, and stretched as one; the rest is this prompt's own.
-        kept = max([turn.takes, *(share for _, share in children)])
-        rest = (turn.takes - kept) * size + record.new_tokens
-        if rest > 0:
-            rest = self._scaling.leaf_tokens(rest)
-        length = self._made(turn.session, kept) * size + rest
-        if length < 1:  # a shared end whose blocks were all scaled away
-            length += size
+        # A repeat has no tokens of its own, whatever the repeat it is like had.
+        full = turn.takes if turn.length else turn.takes + record.new_tokens // size
+        shares = [_share(turn, kind, value, full) for _, kind, value in record.children]
+        length = turn.length or self._length(turn, record, max(shares, default=0))
         if not self._scaling.fits(length):
             return None
         ids = [*turn.ids, *self._fresh.take(-(-length // size) - len(turn.ids))]
-        for gap_ms, share in children:
+        for (gap_ms, kind, _), share in zip(record.children, shares, strict=True):
             self._order += 1
-            levels = tuple(level for level in (*turn.levels, turn.takes) if level < share)
-            made = ids[: self._made(turn.session, share)]
-            heappush(
-                self._pending,
-                Turn(
-                    now_ms + gap_ms, self._order, turn.number + 1, turn.session, share, levels, made
-                ),
+            whole = kind == WHOLE
+            made = min(self._made(turn.session, share), length // size)
+            child = Turn(
+                due_ms=now_ms + gap_ms * self._scaling.pause_multiplier,
+                order=self._order,
+                number=turn.number + 1,
+                session=turn.session,
+                takes=share,
+                levels=tuple(level for level in (*turn.levels, turn.takes) if level < share),
+                ids=ids if whole else ids[:made],
+                length=length if whole else 0,
             )
+            heappush(self._pending, child)
         return length, record.output, ids
+
+    def _length(self, turn: Turn, record: Record, shared: int) -> int:
+        """The length of a turn's prompt, of which its children take over so many blocks."""
+        # What some child takes over is prefix, and stretched as one; the rest is this prompt's own.
+        kept = max(turn.takes, shared)
+        length = self._made(turn.session, kept) * self._block_size
+        own = (turn.takes - kept) * self._block_size + record.new_tokens
+        if own > 0:
+            length += self._scaling.leaf_tokens(own)
+        return length or self._block_size  # 0 if all of it was scaled away
 
     def _made(self, session: Session, depth: int) -> int:
         """How many blocks are written for so many learned ones of a session's prefix."""
@@ -172,20 +187,12 @@ class _Walker:
         return known
 
 
-def _share(turn: Turn, kind: int, value: float, blocks: int) -> int:
-    """How many blocks a child takes over from a turn that has so many."""
+def _share(turn: Turn, kind: int, value: float, full: int) -> int:
+    """How many blocks a child takes over from a turn that has so many full ones."""
+    if kind == WHOLE:
+        return full
     if kind == BEYOND:
-        return min(turn.takes + int(value), blocks)
+        return min(turn.takes + int(value), full)
     if kind == LEVEL:
         return turn.levels[max(-int(value), -len(turn.levels))] if turn.levels else turn.takes
     return max(turn.session.stem, round(value * turn.takes))
-
-
-def _depths(model: SessionModel) -> list[int]:
-    depths: list[int] = []
-    for parent, length in zip(
-        model.stem_parents.tolist(), model.stem_lengths.tolist(), strict=True
-    ):
-        # A stem's parent has a lower number.
-        depths.append(length + (0 if parent == START else depths[parent]))
-    return depths

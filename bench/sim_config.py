@@ -5,11 +5,15 @@ from typing import Any
 
 from ..router.config import KvRouterConfig, ServeConfig
 from ..runtime.settings import bad_setting, resolve
-from ..workers.mocker.config import EngineConfig, parse_speeds
+from ..workers.mocker.config import (
+    ENGINE_TYPES,
+    PREEMPTION_MODES,
+    EngineConfig,
+    parse_speeds,
+)
 
 DEFAULT_COMPARE = "kv,round-robin"
 DEFAULT_WORKERS = 8
-ENGINES = ("vllm",)
 
 
 def _option(default: Any, help: str, flag: str | None = None, **more: Any) -> Any:
@@ -27,7 +31,12 @@ class SimulationConfig:
         None, f"policies, with commas; not given: {DEFAULT_COMPARE}, or the one of --mode."
     )
     seeds: int = _option(1, "run each policy with so many seeds.")
-    engine: str = _option("vllm", "profile of the engines' scheduler.", choices=ENGINES)
+    engine: str = _option(
+        "vllm",
+        "profile of the engines' scheduler.",
+        choices=ENGINE_TYPES,
+        aliases=("--engine-type",),
+    )
     block_size: int = _option(64, "tokens in a KV-cache block.")
     num_gpu_blocks: int = _option(16384, "KV-cache blocks of an engine.")
     max_num_seqs: int = _option(256, "most requests running at once on an engine.")
@@ -35,6 +44,21 @@ class SimulationConfig:
     worker_speeds: str = _option(
         "1",
         "how fast each engine is: numbers with commas, over and over if there are more engines.",
+    )
+    preemption_mode: str | None = _option(
+        None,
+        "who gives way when a cache is full: lifo, the youngest, or fifo, the oldest; not given: "
+        "the profile's own.",
+        choices=PREEMPTION_MODES,
+    )
+    dp_size: int = _option(
+        1, "data-parallel ranks of an engine.", "--dp-size", aliases=("--data-parallel-size",)
+    )
+    startup_time_s: float = _option(
+        0.0, "how long an engine takes to start.", "--startup-time-s", aliases=("--startup-time",)
+    )
+    planner_profile_data: str | None = _option(
+        None, "NPZ file of measured step times; not given: polynomials."
     )
     event_delay_ms: float = _option(0.0, "how long a KV event is under way.")
     event_loss: float = _option(0.0, "share of KV event messages that get lost.")
@@ -48,8 +72,6 @@ class SimulationConfig:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise bad_setting("seeds", f"{self.seeds} must be at least 1")
-        if self.engine not in ENGINES:
-            raise bad_setting("engine", f"{self.engine!r} is not one of {', '.join(ENGINES)}")
         if not 0 <= self.event_delay_ms < float("inf"):
             raise bad_setting("event_delay_ms", f"{self.event_delay_ms} must be finite, at least 0")
         if not 0 <= self.event_loss <= 1:
@@ -69,6 +91,11 @@ class SimulationConfig:
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
+            engine_type=self.engine,
+            preemption_mode=self.preemption_mode,
+            dp_size=self.dp_size,
+            startup_time_s=self.startup_time_s,
+            planner_profile_data=self.planner_profile_data,
             block_size=self.block_size,
             num_gpu_blocks=self.num_gpu_blocks,
             max_num_seqs=self.max_num_seqs,

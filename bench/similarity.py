@@ -24,16 +24,16 @@ def compare(one: Samples, other: Samples) -> dict[str, float]:
         "context_length": ks_distance(one.context_length, other.context_length),
         "interarrival_time": ks_distance(one.interarrival_s, other.interarrival_s),
         "reuse_distance": ks_distance(
-            one.reuse_distance, other.reuse_distance, _weights(one), _weights(other)
+            one.reuse_distance, other.reuse_distance, one.reuse_tokens, other.reuse_tokens
         ),
         "hit_rate_curve": float(np.abs(rates[0] - rates[1]).max()),
         "session_size": ks_distance(one.session_size, other.session_size),
         "session_span": ks_distance(one.session_span_s, other.session_span_s),
         "history_taken_over": ks_distance(one.history_share, other.history_share),
         "prefix_interarrival_time": ks_distance(one.gap_s, other.gap_s),
-        "input_with_output": _joint(one, other, "input_length"),
-        "context_with_output": _joint(one, other, "context_length"),
-        "context_with_unique": _joint_unique(one, other),
+        "input_with_output": _joint(one, other, "input_length", "output_length"),
+        "context_with_output": _joint(one, other, "context_length", "output_length"),
+        "context_with_unique": _joint(one, other, "context_length", "unique_prompt_length"),
     }
 
 
@@ -83,20 +83,9 @@ def _ranks(values: NDArray[np.generic]) -> NDArray[np.float64]:
     return found
 
 
-def _weights(samples: Samples) -> NDArray[np.int64]:
-    return np.diff(samples.curve.tokens, prepend=0)
-
-
-def _joint(one: Samples, other: Samples, name: str) -> float:
+def _joint(one: Samples, other: Samples, first: str, second: str) -> float:
     correlations = [
-        rank_correlation(getattr(samples, name), samples.output_length) for samples in (one, other)
-    ]
-    return abs(correlations[0] - correlations[1]) / 2
-
-
-def _joint_unique(one: Samples, other: Samples) -> float:
-    correlations = [
-        rank_correlation(samples.context_length, samples.input_length - samples.context_length)
+        rank_correlation(getattr(samples, first), getattr(samples, second))
         for samples in (one, other)
     ]
     return abs(correlations[0] - correlations[1]) / 2

@@ -21,6 +21,7 @@ from ..router.kv_router import KvRouter
 from ..router.queue import Ticket
 from ..router.resync import ResyncPlanner
 from ..runtime.errors import InvalidRequestError, NoWorkersError
+from ..runtime.identity import WorkerWithDpRank
 from ..workers.mocker.config import EVEN_SPEEDS, EngineConfig
 from ..workers.mocker.virtual import EngineStats, VirtualFleet
 from ..workers.publisher import MIN_HEAL_INTERVAL_S
@@ -102,6 +103,7 @@ class Simulation:
         for worker in range(fleet.workers):
             self.router.add_worker(
                 worker,
+                dp_size=fleet.engine.dp_size,
                 total_kv_blocks=fleet.engine.num_gpu_blocks,
                 max_num_batched_tokens=fleet.engine.max_num_batched_tokens,
             )
@@ -232,6 +234,7 @@ class Simulation:
             self.fleet.submit(
                 decision.worker.worker_id,
                 place,
+                rank=decision.worker.dp_rank,
                 prompt_tokens=request.input_length,
                 output_tokens=output_tokens,
                 local_hashes=local,
@@ -266,9 +269,9 @@ class _Healing:
         self._rng = Random(f"resync {seed}")
         self._planner = ResyncPlanner()
         self._ticks = 0
-        self._due: list[tuple[float, int]] = []  # announcements
-        self._wanted: set[int] = set()
-        self._last: dict[int, float] = {}
+        self._due: list[tuple[float, WorkerWithDpRank]] = []  # announcements
+        self._wanted: set[WorkerWithDpRank] = set()
+        self._last: dict[WorkerWithDpRank, float] = {}
         self.announcements = 0
 
     @property
@@ -283,7 +286,7 @@ class _Healing:
             self._wanted.discard(worker)
             self._last[worker] = now
             self.announcements += 1
-            fleet.announce(worker, now)
+            fleet.announce(worker.worker_id, now, worker.dp_rank)
             return
         self._ticks += 1
         index = router.index
@@ -292,8 +295,7 @@ class _Healing:
         plan = self._planner.plan(index.sources(), workers, now)
         for each in plan.degraded:
             index.mark_degraded(each)
-        for each in plan.ask:
-            worker = each.worker_id
+        for worker in plan.ask:
             if self._rng.random() < self._loss or worker in self._wanted:
                 continue
             self._wanted.add(worker)

@@ -51,7 +51,10 @@ class SynthesizeConfig:
     prefix_root_multiplier: int = _option(1, "So many families that share nothing.")
     prompt_len_multiplier: float = _option(1.0, "Stretch what is a prompt's own.")
     osl_multiplier: float = _option(1.0, "Stretch outputs.")
-    speedup_ratio: float = _option(1.0, "Divide times.")
+    pause_multiplier: float = _option(
+        1.0, "Stretch the time from a turn to the next; of the sessions model only."
+    )
+    speedup_ratio: float = _option(1.0, "Divide all times.")
     min_isl: int | None = _option(None, "Draw shorter prompts again.")
     max_isl: int | None = _option(None, "Draw longer prompts again; a session ends there.")
     min_osl: int | None = _option(None, "Raise shorter outputs to this.")
@@ -72,6 +75,8 @@ class SynthesizeConfig:
             )
         if self.json == "-" and self.output == "-":
             raise bad_setting("json", "stdout is taken by the trace: give --output")
+        if self.model == "markov" and self.pause_multiplier != 1:
+            raise bad_setting("pause_multiplier", "the Markov model knows of no turns")
         self.scaling()
 
     def scaling(self) -> Scaling:

@@ -13,9 +13,9 @@ import numpy as np
 from ..runtime.errors import ConfigError
 from .arrivals import ArrivalProcess, learn_arrivals
 from .columns import TraceColumns
-from .markov import WINDOW, MarkovModel, learn_markov
+from .markov import START, WINDOW, MarkovModel, learn_markov
 from .prefix_tree import build_tree
-from .sessions import SessionModel, learn_sessions
+from .sessions import CLASSES, WHOLE, SessionModel, learn_sessions
 
 # A trace cannot begin like this; the number is the format's.
 MAGIC = b"dynamo-router trace model 1\n"
@@ -97,7 +97,11 @@ def describe_model(model: TraceModel) -> dict[str, Any]:
         "block_size": model.block_size,
         "span_s": model.arrivals.span_ms / 1e3,
         "instants": len(model.arrivals.counts),
-        "output_length_mean": markov.outputs.mean,
+        "output_length": {
+            "mean": markov.outputs.mean,
+            "median": markov.outputs.quantile(0.5),
+            "p99": markov.outputs.quantile(0.99),
+        },
         "markov": {
             "window": markov.window,
             "windows": len(markov.window_offsets) - 1,
@@ -106,6 +110,7 @@ def describe_model(model: TraceModel) -> dict[str, Any]:
             if len(markov.chain_lengths)
             else 0.0,
             "transitions": len(markov.counts),
+            "first_steps": len(markov.transition_cdf(START)[0]),
             "leaves": sum(map(len, markov.leaves)),
             "leaf_blocks_mean": sum(leaf.mean * len(leaf) for leaf in markov.leaves)
             / max(1, sum(map(len, markov.leaves))),
@@ -114,8 +119,9 @@ def describe_model(model: TraceModel) -> dict[str, Any]:
             "stems": len(sessions.stem_lengths),
             "stem_blocks": int(sessions.stem_lengths.sum()),
             "turns_by_class": [len(records) for records in sessions.turns],
-            "going_on_by_class": [
-                len(records.gaps_ms) / max(1, len(records)) for records in sessions.turns
+            "repeats": len(sessions.repeats),
+            "followed_by_class": [
+                round(len(records.gaps_ms) / max(1, len(records)), 3) for records in sessions.turns
             ],
         },
         "bytes": len(_bytes_of(model)),
@@ -193,9 +199,15 @@ def _require_sound(model: TraceModel) -> None:
         1 <= markov.window <= markov.requests,
         len(markov.window_offsets) == -(-markov.requests // markov.window) + 1,
         len(sessions.stem_parents) == len(sessions.stem_lengths),
-        len(sessions.turns[0]) >= 1,
+        len(sessions.turns) == CLASSES and len(sessions.turns[0]) >= 1,
     ]
-    for records in sessions.turns:
+    # Who goes on needs a record to go on with.
+    kinds = np.concatenate([each.share_kinds for each in (*sessions.turns, sessions.repeats)])
+    sound += [
+        any(map(len, sessions.turns[1:])) or not (kinds != WHOLE).any(),
+        len(sessions.repeats) >= 1 or not (kinds == WHOLE).any(),
+    ]
+    for records in (*sessions.turns, sessions.repeats):
         sound += [
             len(records.numbers) == len(records.new_tokens) == len(records.outputs) == len(records),
             len(records.child_offsets) == len(records) + 1,

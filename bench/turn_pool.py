@@ -10,8 +10,8 @@ from .streams import Stream
 # was learned; docs/synthesizer.md has the figures.
 NEAREST = 4  # records to choose from, by how much they take over
 POOL_SHARE = 16  # a class's pool holds one in so many of its records,
-POOL_LEAST = 8  # but at least and
-POOL_MOST = 128  # at most so many
+POOL_LEAST = 32  # but at least and
+POOL_MOST = 64  # at most so many
 DEEP = 64  # blocks; deviations count the more the deeper they are, doubly from about here
 ALIKE = 2  # so many that are just alike are enough to choose from
 
@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
 
 class Balance:
-    """What drawn turns hand down to their children beyond what the learned ones did, weighted."""
+    """What drawn turns take over beyond what their records did, weighted."""
 
     def __init__(self) -> None:
         self.surplus = 0.0
@@ -75,9 +75,9 @@ class TurnPool:
         if self._waits(other) > self._waits(at):
             at = other
         record = self._records[pool.pop(at) % TURN]
-        if record.children:
-            weight = len(record.children) * (1 + (takes + record.takes) / DEEP)
-            balance.surplus += (takes - record.takes) * weight
+        # Each record is drawn once a pass, so what turns take over beyond their records is just
+        # what the trace's shared context has too much.
+        balance.surplus += (takes - record.takes) * (1 + (takes + record.takes) / DEEP)
         self._refill()
         return record
 

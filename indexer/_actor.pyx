@@ -38,7 +38,7 @@ from ._radix cimport (
     tree_match_bound,
     tree_worker,
 )
-from ._sources cimport Source, source_forget, sources_free
+from ._sources cimport Source, source_forget, source_is_well, sources_free
 from ._threads cimport (
     dr_add,
     dr_load,
@@ -271,26 +271,42 @@ cdef class IndexActor:
             source = self.core.ingest.sources.all + index
             if source.cursor.state == SOURCE_EXACT and not source.cursor.suspect:
                 source.cursor.suspect = SUSPECT_DEAF
+        dr_add(&self.core.ingest.alarms, 1)
         self.disown()
 
     @property
     def alarms(self):
         return dr_load(&self.core.ingest.alarms)
 
+    cdef tuple describe(self, worker):
+        """(worker, Cursor as a dict, first held id or None, blocks held). With owner held."""
+        cdef Source* source = self.find(worker)
+        held = None
+        if source != NULL and source.held.count:
+            held = source.held.events[0].event.event_id
+        cursor = {} if source == NULL else dict(source.cursor)
+        return WorkerWithDpRank(*worker), cursor, held, self.tree.num_blocks(worker)
+
     def sources(self):
-        """(worker, Cursor as a dict, first held id or None, blocks held) of every known worker."""
+        """Every worker that the tree knows, described."""
+        self.own()
+        try:
+            return [self.describe(worker) for worker in self.tree.workers()]
+        finally:
+            self.disown()
+
+    def recovering(self):
+        """Those among them that are exact but for a gap or a doubt."""
+        cdef uint32_t index
         cdef Source* source
         found = []
         self.own()
         try:
-            for worker in self.tree.workers():
-                source = self.find(worker)
-                cursor = {} if source == NULL else dict(source.cursor)
-                held = None
-                if source != NULL and source.held.count:
-                    held = source.held.events[0].event.event_id
-                blocks = self.tree.num_blocks(worker)
-                found.append((WorkerWithDpRank(*worker), cursor, held, blocks))
+            for index in range(self.core.ingest.sources.count):
+                source = self.core.ingest.sources.all + index
+                if source.cursor.state == SOURCE_EXACT and not source_is_well(source):
+                    worker = self.core.ingest.tree.workers[index]
+                    found.append(self.describe((worker.worker_id, worker.dp_rank)))
         finally:
             self.disown()
         return found

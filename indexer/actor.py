@@ -132,6 +132,10 @@ class EventIndex:
         """The state of every worker that is bound or was heard of."""
         return [_status(*source) for source in self._actor.sources()]
 
+    def recovering(self) -> list[SourceStatus]:
+        """The state of those workers alone that are recovering."""
+        return [_status(*source) for source in self._actor.recovering()]
+
     def await_replays(self, *, max_events: int = MAX_HELD, max_blocks: int = MAX_HELD_BLOCKS) -> None:
         """Hold events behind a gap back from now on, at most so many over all sources.
 

@@ -26,6 +26,8 @@ _EVENT_FAULTS = {
     "lower_tier": "Events of storage tiers that are not indexed.",
     "refused": "Events refused because there are too many workers.",
     "out_of_memory": "Events lost for want of memory.",
+    "held": "Events that had to wait behind a gap.",
+    "overflows": "Gaps given up because too many events waited.",
 }
 
 
@@ -90,12 +92,16 @@ def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
             "dynamo_router_events_waiting", "Messages in the mailbox.", counters["waiting"]
         )
         yield GaugeMetricFamily(
+            "dynamo_router_events_held_now", "Events behind gaps.", counters["held_now"]
+        )
+        yield GaugeMetricFamily(
             "dynamo_router_index_predicted_blocks",
             "Blocks believed to be cached because of where requests were sent.",
             counters["predicted"],
         )
         for name, help in (
             ("gaps", "Holes in a source's numbering."),
+            ("given_up", "Holes that were not filled."),
             ("restarts", "Sources that began anew."),
             ("duplicates", "Events that had been applied before."),
         ):
@@ -154,6 +160,8 @@ def plane_metrics(plane: EventPlane, feed: EventFeed) -> Callable[[], Iterable[M
             ("handler_errors", "Messages that made us fail.", stats.handler_errors),
             ("connects", "Times it became reachable.", stats.connects),
             ("refused", "Messages that the index's full mailbox did not take.", feed.refused),
+            ("replays_asked", "Requests for missed events.", feed.replays_asked),
+            ("announcements_asked", "Requests for whole caches.", feed.announcements_asked),
         ):
             yield CounterMetricFamily(f"dynamo_router_event_plane_{name}", help, value)
 

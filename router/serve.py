@@ -18,6 +18,7 @@ from ..runtime.embedded_nats import DEFAULT_URL, EmbeddedNats, probe
 from ..runtime.errors import ConfigError
 from ..runtime.event_plane import EventPlane
 from ..runtime.nats_plane import NatsPlane
+from ..runtime.open_files import allow_open_files
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
 from .admission import admission_of
@@ -45,6 +46,7 @@ GREET_S = 2.0
 """How long the ready line waits for the first word of every worker."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """Requests make no cycles; looking for some after every 700 objects is wasted on them."""
+OPEN_FILES = 1 << 16
 KEEP_S = 0.5
 """How often we look whether the nats-server of our own still runs."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -55,6 +57,7 @@ log = structlog.get_logger(__name__)
 def run(config: ServeConfig) -> int:
     """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start."""
     _log_to_stderr(config.log_level)
+    allow_open_files(OPEN_FILES)  # a connection for each worker and each client
     # gRPC's core logs each fork and each peer that goes; we say what matters of that ourselves.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
@@ -259,7 +262,7 @@ class Server:
     def _on_workers(self) -> None:
         if self._admission is not None:
             self._admission.poll()
-        self._grpc.set_serving(bool(self.monitor.ready_clients()) and not self._draining)
+        self._grpc.set_serving(self.monitor.any_ready and not self._draining)
 
     def _health(self) -> tuple[bool, dict[str, Any]]:
         """For /health."""

@@ -13,6 +13,7 @@ from urllib.parse import quote
 KV_EVENTS = "kv-events"
 KV_METRICS = "kv_metrics"
 KV_RESYNC = "kv-resync"
+KV_HEARTBEAT = "kv-heartbeat"
 
 Handler = Callable[[str, bytes], None]
 """Called on the event loop with (subject, payload); must not block."""

@@ -2,8 +2,24 @@
 
 import gc
 from collections.abc import Iterator
+from os import environ
 
 import pytest
+from hypothesis import settings
+from machines import lengthen
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    classes = {getattr(item, "cls", None) for item in items if item.name == "runTest"}
+    machines = [cls for cls in classes if hasattr(cls, "settings")]
+    try:
+        lengthen(machines, environ.get("HYPOTHESIS_PROFILE", ""))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(autouse=True)

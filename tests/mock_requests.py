@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dynamo_router.workers.mocker.kv_events import BlocksStored, KvEvent
-from dynamo_router.workers.mocker.sequence import EngineRequest, Sequence
+from dynamo_router.workers.mocker.sequence import EngineRequest
 
 
 def request(request_id: str, tokens: Iterable[int], max_tokens: int = 1, **more: object):
@@ -14,12 +14,6 @@ def request(request_id: str, tokens: Iterable[int], max_tokens: int = 1, **more:
         token_ids=np.array(list(tokens), dtype=np.uint32),
         max_tokens=max_tokens,
         **more,
-    )
-
-
-def sequence(tokens: Iterable[int], *, block_size: int = 4, max_tokens: int = 1) -> Sequence:
-    return Sequence(
-        request("s", tokens, max_tokens), 0.0, block_size=block_size, vocab_size=1000, eos=2
     )
 
 

@@ -1,9 +1,10 @@
-"""The reference for VirtualFleet: one MockEngine each, moved step by step in plain Python."""
+"""The reference for VirtualFleet: one engine each, moved step by step in plain Python."""
 
 from dataclasses import dataclass, field
 
+from oracle_engine import OracleMockEngine, OracleStep
+
 from dynamo_router.workers.mocker.config import EngineConfig
-from dynamo_router.workers.mocker.engine import MockEngine, StepResult
 from dynamo_router.workers.mocker.kv_events import KvEvent
 from dynamo_router.workers.mocker.sequence import EngineRequest, Sequence
 
@@ -20,15 +21,15 @@ class OracleEngine:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self.engine = MockEngine(self.config)
-        self._clock = 0.0
-        self._step: StepResult | None = None
+        self.engine = OracleMockEngine(self.config)
+        self._clock = self.config.startup_time_s
+        self._step: OracleStep | None = None
         self._last: dict[int, float] = {}
 
     def submit(self, request: EngineRequest, now: float) -> Sequence:
         if self._step is None:
             self._clock = max(self._clock, now)
-        return self.engine.submit(request, now)
+        return self.engine.submit(request)
 
     def advance(self, until: float) -> None:
         while True:
@@ -39,20 +40,19 @@ class OracleEngine:
                 self._step = None
             if not self.engine.has_work or self._clock >= until:
                 return
-            self._step = self.engine.step(self._clock)
+            self._step = self.engine.step()
             self.steps += 1
             if self._step.events:
                 self.events.append((self._clock, self._step.events))
             self._clock += self._step.duration_s / self.speed
 
-    def _emit(self, step: StepResult) -> None:
-        for sequence in step.outputs:
-            number = int(sequence.request.request_id)
+    def _emit(self, step: OracleStep) -> None:
+        for job in step.outputs:
+            number = int(job.sequence.request.request_id)
             if number in self._last:
                 self.gaps.append(self._clock - self._last[number])
-            kind = (number not in self._last) | sequence.finished << 1
+            kind = (number not in self._last) | job.finished << 1
             self._last[number] = self._clock
             if kind:
-                cached = sequence.cached_tokens
-                assert cached is not None
-                self.emitted.append((self._clock, number, kind, cached, sequence.preemptions))
+                assert job.cached_tokens is not None
+                self.emitted.append((self._clock, number, kind, job.cached_tokens, job.preemptions))

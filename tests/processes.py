@@ -79,12 +79,12 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-async def http_json(address: str, path: str, body: object = None) -> Any:
-    """GET, or POST of a JSON body, off the event loop."""
+async def http_json(address: str, path: str, body: object = None, method: str | None = None) -> Any:
+    """GET, or POST (or another method) of a JSON body, off the event loop."""
     data = None if body is None else json.dumps(body).encode()
 
     def ask() -> Any:
-        request = urllib.request.Request(f"http://{address}{path}", data=data)
+        request = urllib.request.Request(f"http://{address}{path}", data=data, method=method)
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 

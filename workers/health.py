@@ -22,6 +22,9 @@ from .trtllm_client import EngineIdentity, TrtllmClient, WorkerUrl, parse_worker
 PROBES_PER_DESCRIPTION = 12
 """An engine that is well is asked for its facts again with every so many probes."""
 
+GREETED_AT_ONCE = 64
+"""First probes at the same time. All of a large fleet at once would only wait for one another."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -47,9 +50,9 @@ class HealthMonitor:
         self._policy = policy or HealthPolicy()
         self._engines: dict[str, _Engine] = {}
         self._holders: dict[int, _Engine] = {}
+        self._facts: EngineFacts | None = None
+        self._greeting = asyncio.Semaphore(GREETED_AT_ONCE)
         self.listeners: list[Callable[[], None]] = []
-        self.facts = EngineFacts()
-        """of the engines that are ready, as if they were one"""
 
     def add(self, url: str) -> None:
         """Watch one more engine; ConfigError if the URL is none, or known already."""
@@ -73,6 +76,17 @@ class HealthMonitor:
         """The way to a worker's engine; None if it is not one that we were given the address of."""
         engine = self._holders.get(worker_id)
         return engine.client if engine is not None else None
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Of the engines that are ready, as if they were one."""
+        if self._facts is None:
+            self._facts = merge_facts(e.facts for e in self._holders.values() if e.is_ready)
+        return self._facts
+
+    @property
+    def any_ready(self) -> bool:
+        return any(engine.is_ready for engine in self._holders.values())
 
     def ready_clients(self) -> list[TrtllmClient]:
         return [engine.client for engine in self._holders.values() if engine.is_ready]
@@ -112,7 +126,11 @@ class HealthMonitor:
         while True:
             try:
                 probes += 1
-                await self._probe(engine, describe=probes % PROBES_PER_DESCRIPTION == 0)
+                if probes == 1:
+                    async with self._greeting:
+                        await self._probe(engine, describe=True)
+                else:
+                    await self._probe(engine, describe=probes % PROBES_PER_DESCRIPTION == 0)
             except Exception:  # a bug of ours must not end the watch over an engine
                 log.exception("probe failed", address=engine.url.address)
                 engine.tracker.on_probe_failed(self._clock.now(), "internal error")
@@ -204,7 +222,7 @@ class HealthMonitor:
         self._changed()
 
     def _changed(self) -> None:
-        self.facts = merge_facts(e.facts for e in self._holders.values() if e.is_ready)
+        self._facts = None  # made when asked for: a large fleet changes often while it starts
         for listener in self.listeners:
             listener()
 

@@ -68,6 +68,8 @@ class Outbox:
         self._stale = False
         self.given_up = 0
         """times it became stale"""
+        self.clear_id = -1
+        """id of the last clearing that was written"""
 
     @property
     def stale(self) -> bool:
@@ -143,6 +145,7 @@ class Outbox:
             writer.stored(worker_id, dp_rank, self._next_id, *change)
         elif change.block_hashes is None:
             writer.cleared(worker_id, dp_rank, self._next_id)
+            self.clear_id = self._next_id
         else:
             writer.removed(worker_id, dp_rank, self._next_id, change.block_hashes)
 

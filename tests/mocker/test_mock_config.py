@@ -18,6 +18,14 @@ from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
         (EngineConfig, "max_model_len", 1),
         (EngineConfig, "watermark", 1.0),
         (EngineConfig, "watermark", float("nan")),
+        (EngineConfig, "num_gpu_blocks", 2**31),
+        (EngineConfig, "engine_type", "trtllm"),
+        (EngineConfig, "preemption_mode", "oldest"),
+        (EngineConfig, "dp_size", 0),
+        (EngineConfig, "dp_size", 5000),
+        (EngineConfig, "startup_time_s", -0.1),
+        (EngineConfig, "startup_time_s", float("inf")),
+        (EngineConfig, "planner_profile_data", "/no/such/file"),
         (EngineConfig, "vocab_size", 1),
         (EngineConfig, "vocab_size", 2**32 + 1),
         (EngineConfig, "eos_token_id", -1),
@@ -29,6 +37,7 @@ from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
         (MockerConfig, "worker_speeds", "1,nan"),
         (MockerConfig, "worker_speeds", "1,,2"),
         (MockerConfig, "worker_speeds", "-1"),
+        (MockerConfig, "fault_port", 65536),
         (MockerConfig, "drain_timeout_s", -1.0),
         (MockerConfig, "worker_id", 2**64),
         (MockerConfig, "endpoint", ""),
@@ -53,6 +62,9 @@ def test_the_longest_sequence_is_one_that_can_finish():
     assert (config.max_seq_len, config.max_input_len) == (40, 39)
     assert EngineConfig(block_size=4, num_gpu_blocks=10, max_model_len=20).max_seq_len == 20
     assert EngineConfig(block_size=4, num_gpu_blocks=10, max_model_len=99).max_seq_len == 40
+    assert config.length_key == "num_gpu_blocks"
+    assert EngineConfig(max_model_len=20).length_key == "max_model_len"
+    assert EngineConfig(enable_chunked_prefill=False).length_key == "max_num_batched_tokens"
     with pytest.raises(ConfigError, match="num_gpu_blocks: the cache must hold 2 tokens"):
         EngineConfig(block_size=1, num_gpu_blocks=1)
 

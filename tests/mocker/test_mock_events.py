@@ -65,7 +65,7 @@ class ToldCaches:
 
 
 def cached(engine: MockServer) -> set[int]:
-    return {block.block_hash for block in engine.engine.kv.cached_blocks()}
+    return {block.block_hash for block in engine.engine.cached_blocks()}
 
 
 @asynccontextmanager

@@ -52,10 +52,10 @@ async def test_it_takes_the_time_the_steps_say(speedup):
     assert [s.ready for s in streams] == [50, 50]
     twin = MockEngine(CONFIG)
     for i in range(2):
-        twin.submit(request(str(i), range(10 * i, 10 * i + 8), 50), 0.0)
+        twin.submit(request(str(i), range(10 * i, 10 * i + 8), 50))
     wanted = 0.0
     while twin.has_work:
-        wanted += twin.step(0.0).duration_s
+        wanted += twin.step().duration_s
     # What is shorter than a timer resolves is made up later, so only the sum is exact.
     assert timers.clock.now() == pytest.approx(wanted / speedup, abs=0.001)
     assert not live.busy
@@ -106,7 +106,7 @@ async def test_release_aborts_only_what_is_not_finished():
     live.release(left)
     live.release(left)
     assert left.aborted and not live.engine.has_work
-    assert live.engine.kv.active_blocks == 0
+    assert live.engine.active_blocks == 0
     await live.stop()
 
 
@@ -144,7 +144,7 @@ async def test_stopping_ends_every_stream():
 
 async def test_an_engine_that_fails_says_why_and_lets_nobody_wait(monkeypatch, caplog):
     live = live_engine(Timers())
-    monkeypatch.setattr(live.engine, "step", lambda now: 1 / 0)
+    monkeypatch.setattr(live.engine, "step", lambda: 1 / 0)
     live.start()
     stream = live.submit(request("a", range(8), 5))
     await drain(stream)

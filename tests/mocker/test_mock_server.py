@@ -152,7 +152,7 @@ async def test_abort_ends_the_stream_and_of_an_unknown_id_is_no_error():
         assert (await stub.Abort(pb.AbortRequest(request_id="a"))).success
         (last,) = await call
         assert last.complete.finish_reason == "cancelled"
-        assert engine.engine.kv.active_blocks == 0
+        assert engine.engine.active_blocks == 0
         answer = await stub.Abort(pb.AbortRequest(request_id="a"))
         assert not answer.success and answer.message == "'a' not found"
 
@@ -163,7 +163,7 @@ async def test_a_client_that_goes_away_frees_its_request():
         await until(lambda: engine.engine.running)
         call.cancel()
         await until(lambda: not engine.busy and not engine.engine.has_work)
-        assert engine.engine.kv.active_blocks == 0
+        assert engine.engine.active_blocks == 0
 
 
 async def test_an_engine_tells_who_and_what_it_is():
@@ -200,7 +200,7 @@ async def test_what_an_engine_without_a_tokenizer_cannot_do_is_unimplemented():
 
 async def test_an_engine_that_failed_reports_it(monkeypatch):
     async with serving() as (engine, stub):
-        monkeypatch.setattr(engine.engine, "step", lambda now: 1 / 0)
+        monkeypatch.setattr(engine.engine, "step", lambda: 1 / 0)
         with pytest.raises(grpc.RpcError) as caught:
             await answers(stub.Generate(generate("a", range(8))))
         assert caught.value.code() is grpc.StatusCode.INTERNAL
@@ -263,7 +263,7 @@ async def follow(call: Any, told: ToldCache, engine: MockServer) -> None:
     """Apply batches until what was told is what is cached."""
 
     def cached() -> set[int]:
-        return {block.block_hash for block in engine.engine.kv.cached_blocks()}
+        return {block.block_hash for block in engine.engine.cached_blocks()}
 
     while not told.sequence or set(told.tokens) != cached():
         told.apply(await asyncio.wait_for(call.read(), 10))

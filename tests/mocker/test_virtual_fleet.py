@@ -1,4 +1,4 @@
-"""The native fleet against the engines of the live mocker: same steps, tokens and cache events."""
+"""The native engines in virtual time against plain Python: same steps, tokens and cache events."""
 
 import math
 
@@ -12,7 +12,7 @@ from oracle_fleet import OracleEngine
 from dynamo_router.indexer.events import Cleared, Removed, Stored
 from dynamo_router.indexer.wire import decode_event_message
 from dynamo_router.runtime.errors import InvalidRequestError, NoWorkersError
-from dynamo_router.workers.mocker.config import EngineConfig
+from dynamo_router.workers.mocker.config import ENGINE_TYPES, PREEMPTION_MODES, EngineConfig
 from dynamo_router.workers.mocker.kv_events import BlocksStored, KvEvent
 from dynamo_router.workers.mocker.sequence import Sequence
 from dynamo_router.workers.mocker.virtual import VirtualFleet
@@ -27,8 +27,8 @@ def submit(fleet: VirtualFleet, engine: int, number: int, sequence: Sequence, no
         number,
         prompt_tokens=sequence.prompt_len,
         output_tokens=len(sequence.output),
-        local_hashes=np.array(sequence.local_hashes, np.uint64),
-        sequence_hashes=np.array(sequence.hashes, np.uint64),
+        local_hashes=sequence.local_hashes,
+        sequence_hashes=sequence.sequence_hashes,
         now=now,
     )
 
@@ -61,8 +61,10 @@ def check_same(fleet: VirtualFleet, oracles: list[OracleEngine]) -> None:
     for number, oracle in enumerate(oracles):
         kv = oracle.engine.kv
         assert fleet.pools(number) == (kv.active_blocks, kv.inactive_blocks)
-        assert [block[:3] for block in fleet.cached_blocks(number)] == [
-            (block.block_hash, block.parent_hash, block.local_hash) for block in kv.cached_blocks()
+        holders = kv.holders
+        assert fleet.cached_blocks(number) == [
+            (block.block_hash, block.parent_hash, block.local_hash, holders[block.block_hash])
+            for block in kv.cached_blocks()
         ]
 
 
@@ -85,14 +87,17 @@ configs = st.builds(
     max_num_seqs=st.sampled_from([1, 3, 8]),
     max_num_batched_tokens=st.sampled_from([2, 10, 64]),
     enable_chunked_prefill=st.booleans(),
-    watermark=st.sampled_from([0.0, 0.2]),
+    watermark=st.sampled_from([None, 0.0, 0.2]),
+    engine_type=st.sampled_from(ENGINE_TYPES),
+    preemption_mode=st.sampled_from([None, *PREEMPTION_MODES]),
+    startup_time_s=st.sampled_from([0.0, 0.0, 0.2]),
     decode_speedup_ratio=st.sampled_from([1.0, 1.5]),
 )
 
 
 @given(config=configs, requests=requests, speed=st.sampled_from([1.0, 0.5, 3.0]))
 @settings(max_examples=200, deadline=None)
-def test_every_step_is_that_of_the_live_mockers_engine(config, requests, speed):
+def test_every_step_is_that_of_the_plain_engine(config, requests, speed):
     fleet = VirtualFleet(config, 2, speeds=(1.0, speed))
     oracles = [OracleEngine(config), OracleEngine(config, speed)]
     emitted: list[tuple[float, int, int, int, int]] = []
@@ -109,11 +114,9 @@ def test_every_step_is_that_of_the_live_mockers_engine(config, requests, speed):
         check_same(fleet, oracles)
         tokens = [*range(10, 10 + prefix), *range(100 * kind + 100, 100 * kind + 100 + own)]
         new_request = request(str(number), tokens, max_tokens)
-        try:
-            sequence = oracles[engine].submit(new_request, now)
-        except InvalidRequestError:
+        if len(tokens) + max_tokens > config.max_seq_len:
             continue
-        submit(fleet, engine, number, sequence, now)
+        submit(fleet, engine, number, oracles[engine].submit(new_request, now), now)
     for oracle in oracles:
         oracle.advance(math.inf)
     fleet.advance(math.inf)
@@ -234,6 +237,8 @@ def test_what_can_never_run_is_refused_and_so_is_what_the_queue_cannot_hold():
     for prompt, output in ((0, 1), (16, 1), (10, 7), (3, 0)):
         with pytest.raises(InvalidRequestError):
             send(prompt, output)
+    with pytest.raises(InvalidRequestError, match=r"the limit is 15 \(num_gpu_blocks\)"):
+        send(16, 1)
     send(4, 1)
     send(4, 1)
     with pytest.raises(NoWorkersError):

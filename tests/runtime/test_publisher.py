@@ -20,7 +20,8 @@ from dynamo_router.runtime.event_plane import (
 )
 from dynamo_router.runtime.local_plane import LocalPlane
 from dynamo_router.workers.outbox import StoredRun
-from dynamo_router.workers.publisher import KvEventPublisher, ResyncRequest
+from dynamo_router.workers.publisher import KvEventPublisher
+from dynamo_router.workers.resync_wire import ResyncRequest
 
 EVENTS = endpoint_subject("ns", "backend", "generate", KV_EVENTS)
 RESYNC = endpoint_subject("ns", "backend", "generate", KV_RESYNC)

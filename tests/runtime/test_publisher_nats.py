@@ -16,7 +16,8 @@ from dynamo_router.runtime.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.event_plane import KV_EVENTS, KV_RESYNC, PlaneState, endpoint_subject
 from dynamo_router.runtime.nats_plane import NatsPlane
 from dynamo_router.workers.outbox import StoredRun
-from dynamo_router.workers.publisher import KvEventPublisher, ResyncRequest
+from dynamo_router.workers.publisher import KvEventPublisher
+from dynamo_router.workers.resync_wire import ResyncRequest
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -7,6 +7,7 @@ from fake_engine import prompt
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle_generate import expected
 
 from dynamo_router.router._generate_request import parse_generate
 from dynamo_router.workers.trtllm_proto import pb
@@ -43,21 +44,6 @@ def requests(draw: st.DrawFn) -> Any:
     if draw(st.booleans()):
         request.prompt_tuning_config.embedding_table = draw(st.binary(max_size=9))
     return request
-
-
-def expected(message: Any) -> tuple[Any, ...]:
-    tokens = list(message.tokenized.input_token_ids)
-    return (
-        message.request_id,
-        tokens,
-        max(tokens, default=0),
-        message.max_tokens,
-        message.sampling_config.num_return_sequences,
-        message.lora_config.task_id if message.HasField("lora_config") else None,
-        message.cache_salt_id if message.HasField("cache_salt_id") else None,
-        message.HasField("multimodal_input") or message.HasField("prompt_tuning_config"),
-        message.streaming,
-    )
 
 
 def parsed(body: bytes) -> tuple[Any, ...]:

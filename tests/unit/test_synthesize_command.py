@@ -83,8 +83,12 @@ def test_the_command_line(
     assert code == 0 and json.loads(out)["requests"] == REQUESTS
     code, _, err = call("analyze", str(learned), "--plot", str(tmp_path / "x.png"))
     assert code == 2 and "is a model" in err
-    code, out, _ = call("analyze", str(target), "--against", str(SAMPLE_TRACE))
+    code, out, _ = call("analyze", str(SAMPLE_TRACE), str(target))
     assert code == 0 and "distance" in out
+    code, _, err = call("analyze")
+    assert code == 2 and "Missing argument" in err
+    code, _, err = call("analyze", str(target), str(learned))
+    assert code == 2 and "is a model: make a trace of it to compare" in err
     for words, message in (
         (["--prefix-len-multiplier", "0"], "prefix_len_multiplier: 0.0 must be"),
         (["--prefix-root-multiplier", "-1"], "prefix_root_multiplier: -1 must be"),
@@ -93,6 +97,11 @@ def test_the_command_line(
         (["--trace-block-size", "0"], "trace_block_size: 0 must be"),
         (["--model", "crystal-ball"], "crystal-ball"),
         (["--json", "-"], "json: stdout is taken by the trace"),
+        (["--pause-multiplier", "0"], "pause_multiplier: 0.0 must be"),
+        (
+            ["--model", "markov", "--pause-multiplier", "2"],
+            "pause_multiplier: the Markov model knows of no turns",
+        ),
         (["--min-isl", "10", "--max-isl", "9"], "min_isl: 10 must not be above max_isl"),
         (["--max-isl", "2", "--output", str(target)], "max_isl: no prompt of 20000 drawn"),
         (["--output", str(tmp_path)], "output: cannot write"),

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import SIZE, SPECIAL, chat, traces
+from traces import SIZE, SPECIAL, chat, request, traces
 
 from dynamo_router.bench.analyzer import TraceAnalysis, analyze
-from dynamo_router.bench.columns import columns_of, read_columns
-from dynamo_router.bench.sample import SAMPLE_TRACE
+from dynamo_router.bench.columns import TraceColumns, columns_of, read_columns
+from dynamo_router.bench.sample import sample_traffic
 from dynamo_router.bench.scaling import Scaling
 from dynamo_router.bench.synthesizer import KINDS, ModelKind, synthesize
 from dynamo_router.bench.trace import TraceRequest, encode_request, read_trace
@@ -30,8 +30,19 @@ def look(requests: list[TraceRequest], block_size: int = SIZE) -> TraceAnalysis:
 
 
 @pytest.fixture(scope="module")
-def sample() -> TraceModel:
-    return learn_model(read_columns(SAMPLE_TRACE))
+def traffic() -> TraceColumns:
+    """More of the shipped sample, so that chance and the trace's ends matter little."""
+    return columns_of(sample_traffic(3000))
+
+
+@pytest.fixture(scope="module")
+def sample(traffic: TraceColumns) -> TraceModel:
+    return learn_model(traffic, window=32)  # sessions of seconds need short ones
+
+
+def prompts(columns: TraceColumns) -> list[tuple[int, ...]]:
+    """The ids of each request."""
+    return [tuple(ids) for ids in np.split(columns.ids, columns.offsets[1:-1])]
 
 
 def make(model: TraceModel, kind: ModelKind, seed: int = 0, **scaling: float) -> list[TraceRequest]:
@@ -44,6 +55,17 @@ def make(model: TraceModel, kind: ModelKind, seed: int = 0, **scaling: float) ->
             scaling=Scaling(**scaling),  # type: ignore[arg-type]  # whole numbers where it says so
         )
     )
+
+
+def block_lengths(requests: list[TraceRequest], block_size: int = SIZE) -> dict[int, set[int]]:
+    """Per id: how many tokens it stands for. Only a partial last block has fewer than the size."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for made in requests:
+        *inner, last = made.hash_ids
+        for block in inner:
+            found[block].add(block_size)
+        found[last].add(made.input_length - len(inner) * block_size)
+    return found
 
 
 @both
@@ -85,6 +107,21 @@ def test_whatever_is_learned_and_asked_a_valid_trace_comes_out(
     assert len(made) == count and made[0].timestamp_ms == 0
     again = list(synthesize(model, count, seed=seed, kind=kind, scaling=scaling))
     assert again == made
+    if kind == "sessions":  # whatever was learned; the Markov walk repeats what it was shown
+        assert all(len(lengths) == 1 for lengths in block_lengths(made).values())
+
+
+@both
+@pytest.mark.parametrize("factor", [0.2, 0.5, 1.0, 1.7])
+def test_a_partial_block_is_its_prompts_own_or_a_repeats(
+    traffic: TraceColumns, sample: TraceModel, kind: ModelKind, factor: float
+) -> None:
+    made = make(sample, kind, prefix_len_multiplier=factor)
+    assert all(len(lengths) == 1 for lengths in block_lengths(made, 512).values())
+    if factor == 1:
+        drawn = [request.hash_ids for request in made]
+        repeats = [len(ids) - len(set(ids)) for ids in (prompts(traffic), drawn)]
+        assert repeats[0] > 10 and repeats[1] == pytest.approx(repeats[0], rel=0.25)
 
 
 @both
@@ -114,23 +151,27 @@ def test_special_traces_stay_what_they_are(name: str, kind: ModelKind) -> None:
             assert found.hit_rate_infinite > 0.8
 
 
-def test_a_markov_trace_of_the_learned_size_visits_as_it_was_learned(sample: TraceModel) -> None:
-    learned = analyze(read_columns(SAMPLE_TRACE))[0]
+def test_a_markov_trace_of_the_learned_size_visits_as_it_was_learned(
+    traffic: TraceColumns, sample: TraceModel
+) -> None:
+    learned = analyze(traffic)[0]
     for seed in range(3):
         made = look(make(sample, "markov", seed), 512)
         assert made.hit_rate_infinite == pytest.approx(learned.hit_rate_infinite, rel=1e-3)
         assert made.input_length.mean == pytest.approx(learned.input_length.mean, rel=1e-3)
         assert made.context_length.mean == pytest.approx(learned.context_length.mean, rel=1e-3)
-        assert made.output_length == learned.output_length
+        assert made.output_length.mean == pytest.approx(learned.output_length.mean)
+        assert made.output_length.std == pytest.approx(learned.output_length.std)
         # Which turn follows which is what a memoryless walk forgets.
         assert made.sessions.count == pytest.approx(learned.sessions.count, rel=0.1)
 
 
 @both
-def test_it_is_like_what_was_learned(sample: TraceModel, kind: ModelKind) -> None:
-    """Of a few hundred requests, too; docs/synthesizer.md has the figures of a long trace."""
-    columns = read_columns(SAMPLE_TRACE)
-    learned, samples = analyze(columns)
+def test_it_is_like_what_was_learned(
+    traffic: TraceColumns, sample: TraceModel, kind: ModelKind
+) -> None:
+    """docs/synthesizer.md has the figures of a real trace."""
+    learned, samples = analyze(traffic)
     for seed in range(4):
         made, drawn = analyze(columns_of(make(sample, kind, seed)))
         assert made.hit_rate_infinite == pytest.approx(learned.hit_rate_infinite, rel=0.03)
@@ -162,6 +203,21 @@ def test_a_session_extends_its_own_history() -> None:
     shares = {kind: look(make(model, kind)).sessions.whole_history_share for kind in KINDS}
     assert shares["sessions"] == 1.0
     assert (shares["markov"] or 0) < 0.9
+
+
+def test_long_sessions_stay_long() -> None:
+    """Few go on and on beside many that end at once: the mean of both would be neither."""
+    learned = chat(sessions=600, turns=2)
+    for made in chat(sessions=20, turns=16):
+        ids = [block if block < 2 else block + 10**6 for block in made.hash_ids]
+        learned.append(request(made.timestamp_ms + 50_000, ids, partial=3))
+    learned.sort(key=lambda made: made.timestamp_ms)
+    model = learn(learned)
+    for seed in range(4):
+        made = columns_of(make(model, "sessions", seed), trace_block_size=SIZE)
+        sizes = analyze(made)[1].session_size
+        assert 10 <= (sizes >= 12).sum() <= 30
+        assert (sizes == 2).sum() > 500
 
 
 def test_agents_share_their_parents_prefix() -> None:
@@ -204,7 +260,8 @@ def test_prefixes_are_stretched(sample: TraceModel, kind: ModelKind, factor: flo
     if factor == int(factor):
         assert contexts == pytest.approx([factor] * 4, rel=0.02)
     else:
-        assert np.mean(contexts) == pytest.approx(factor, rel=0.02)
+        # The one block of the system prompt is rounded up or down for all of a trace.
+        assert np.mean(contexts) == pytest.approx(factor, rel=0.03)
 
 
 @both
@@ -215,13 +272,36 @@ def test_prompts_outputs_and_times_are_scaled(sample: TraceModel, kind: ModelKin
     assert after.unique_prompt_length.mean == pytest.approx(
         1.25 * (before.unique_prompt_length.mean or 0), rel=0.01
     )
-    assert after.context_length == before.context_length
+    # All but the partial blocks of repeats, which are a prompt's own.
+    assert after.context_length.mean == pytest.approx(before.context_length.mean, rel=1e-3)
     assert after.output_length.mean == pytest.approx(
         0.3 * (before.output_length.mean or 0), rel=0.02
     )
     assert after.span_s == pytest.approx(before.span_s / 2)
     # Not one instant is lost to rounding.
     assert after.arrivals.instants == before.arrivals.instants
+
+
+@both
+def test_a_shortened_prefix_keeps_its_partial_end_to_itself(kind: ModelKind) -> None:
+    learned = [request(at, [1, 2] if at % 2 else [1, 10 + at], partial=3) for at in range(40)]
+    for seed in range(10):
+        made = make(learn(learned), kind, seed, prefix_len_multiplier=0.5)
+        assert all(len(lengths) == 1 for lengths in block_lengths(made).values())
+
+
+def test_pauses_are_stretched_and_requests_come_as_before() -> None:
+    learned = chat(sessions=300)
+    model = learn(learned)
+    gaps = {}
+    for pause in (0.5, 1.0, 3.0):
+        made = make(model, "sessions", pause_multiplier=pause)
+        found = look(made)
+        gaps[pause] = found.sessions.gap_s.median
+        assert [request.timestamp_ms for request in made] == [
+            request.timestamp_ms for request in make(model, "sessions")
+        ]
+    assert gaps == {pause: pytest.approx(3.0 * pause, rel=0.1) for pause in gaps}
 
 
 @both
@@ -237,8 +317,8 @@ def test_four_families_of_one_system_prompt(kind: ModelKind) -> None:
     learned = chat(sessions=400)
     made = make(learn(learned, 128), kind, seed=2, prefix_root_multiplier=4)
     families = defaultdict(list)
-    for request in made:
-        families[request.hash_ids[0]].append(request)
+    for each in made:
+        families[each.hash_ids[0]].append(each)
     assert len(families) == 4
     ids = [
         {block for request in family for block in request.hash_ids} for family in families.values()

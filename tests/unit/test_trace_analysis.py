@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import SIZE, SPECIAL, chat, request, traces
 
-from dynamo_router.bench.analyze import AnalyzeConfig, run
+from dynamo_router.bench.analyze import AnalyzeConfig, run, trace_labels
 from dynamo_router.bench.analyzer import Spread, analyze, describe
 from dynamo_router.bench.columns import columns_of, read_columns
 from dynamo_router.bench.sample import SAMPLE_TRACE
@@ -29,14 +29,19 @@ def test_lengths_are_split_into_what_is_shared_and_what_is_not() -> None:
         request(2000, [1, 2, 4]),
         request(4000, [7], partial=2, output=9),
     ]
-    found, _ = analyze(columns_of(requests, trace_block_size=SIZE), [16, 10**6])
+    found, samples = analyze(columns_of(requests, trace_block_size=SIZE))
     assert (found.requests, found.span_s) == (3, 4.0)
     assert found.input_length.mean == pytest.approx((21 + 24 + 6) / 3)
     assert found.context_length.max == 16 and found.context_length.min == 0
     assert found.unique_prompt_length.mean == pytest.approx((5 + 8 + 6) / 3)
     assert found.output_length == describe([5, 5, 9])
     assert found.hit_rate_infinite == pytest.approx(16 / 51)
-    assert found.hit_rate_curve == [(16, pytest.approx(16 / 51)), (10**6, pytest.approx(16 / 51))]
+    assert found.hit_rate_curve == [(125_000, pytest.approx(16 / 51))]
+    assert samples.curve.curve([7, 8, 16]) == [
+        (7, 0.0),
+        (8, pytest.approx(8 / 51)),
+        (16, pytest.approx(16 / 51)),
+    ]
     assert found.blocks.total == 7 and found.blocks.different == 5
     assert found.sessions.count == 2 and found.sessions.follow_up_share == pytest.approx(1 / 3)
     top = found.top_prefixes[0]
@@ -108,11 +113,13 @@ def test_the_command_writes_what_scripts_rely_on(
     two = write(tmp_path / "two.jsonl", chat(turns=3))
     plot, target = tmp_path / "plot.png", tmp_path / "out.json"
     config = AnalyzeConfig(
-        trace=one, against=two, trace_block_size=SIZE, plot=str(plot), json=str(target)
+        traces=(one, two, one), trace_block_size=SIZE, plot=str(plot), json=str(target)
     )
     assert run(config) == 0
     shown = capsys.readouterr().out
-    assert "hit rate, infinite cache" in shown and "session size" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("  requests  "))
+    assert row.split() == ["requests", "160", "120", "160"]
+    assert "prefixes of two.jsonl" in shown and "session size" in shown
     assert plot.read_bytes().startswith(b"\x89PNG")
     told = json.loads(target.read_text())
     for name in ("input_length", "output_length", "context_length", "unique_prompt_length"):
@@ -120,18 +127,31 @@ def test_the_command_writes_what_scripts_rely_on(
     assert told["requests"] == 160 and told["span_s"] > 0
     assert 0 < told["hit_rate_infinite"] < 1
     assert all(len(pair) == 2 for pair in told["hit_rate_curve"])
-    assert told["against"]["requests"] == 120
-    assert told["distances"]["session_size"] == 1.0
+    other, again = told["others"]
+    assert other["requests"] == 120 and other["distances"]["session_size"] == 1.0
+    assert again["requests"] == 160 and set(again["distances"].values()) == {0.0}
+    assert [size for size, _ in other["hit_rate_curve"]] == [
+        size for size, _ in told["hit_rate_curve"]
+    ]
     assert told["environment"]["machine"]
 
 
 def test_the_command_says_the_json_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(AnalyzeConfig(trace=str(SAMPLE_TRACE), json="-", cache_tokens=(1000, 10**9))) == 0
+    assert (
+        run(AnalyzeConfig(traces=(str(SAMPLE_TRACE),), json="-", cache_tokens=(1000, 10**9))) == 0
+    )
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert [size for size, _ in told["hit_rate_curve"]] == [1000, 10**9]
     assert told["hit_rate_curve"][1][1] == told["hit_rate_infinite"]
+    assert "others" not in told
     assert "input tokens" in err
+
+
+def test_every_trace_has_a_label_of_its_own() -> None:
+    assert trace_labels(["a/one.jsonl", "b/two.jsonl"]) == ["one.jsonl", "two.jsonl"]
+    assert trace_labels(["a/x.jsonl", "b/x.jsonl"]) == ["a/x.jsonl", "b/x.jsonl"]
+    assert trace_labels(["x", "y", "x", "x"]) == ["x", "y", "x (2)", "x (3)"]
 
 
 def test_what_cannot_be_done_is_said_at_once(
@@ -139,18 +159,22 @@ def test_what_cannot_be_done_is_said_at_once(
 ) -> None:
     trace = write(tmp_path / "trace.jsonl", chat())
     with pytest.raises(ConfigError, match="plot: .* must end in"):
-        run(AnalyzeConfig(trace=trace, plot=str(tmp_path / "plot.txt")))
+        run(AnalyzeConfig(traces=(trace,), plot=str(tmp_path / "plot.txt")))
     with pytest.raises(ConfigError, match="no such directory"):
-        run(AnalyzeConfig(trace=trace, plot=str(tmp_path / "none" / "plot.png")))
+        run(AnalyzeConfig(traces=(trace,), plot=str(tmp_path / "none" / "plot.png")))
     with pytest.raises(ConfigError, match="cannot be read"):
-        run(AnalyzeConfig(trace=str(tmp_path / "none.jsonl")))
+        run(AnalyzeConfig(traces=(trace, str(tmp_path / "none.jsonl")), trace_block_size=SIZE))
     with pytest.raises(ConfigError, match=r"trace.jsonl:1: .* hash_ids for"):
-        run(AnalyzeConfig(trace=trace))  # of blocks of 8 tokens
+        run(AnalyzeConfig(traces=(trace,)))  # of blocks of 8 tokens
     with pytest.raises(ConfigError, match="cache_tokens: must be"):
-        AnalyzeConfig(trace=trace, cache_tokens=(0,))
+        AnalyzeConfig(traces=(trace,), cache_tokens=(0,))
+    with pytest.raises(ConfigError, match="traces: at least one"):
+        AnalyzeConfig(traces=())
+    with pytest.raises(ConfigError, match="trace_block_size: 0 must be from 1"):
+        AnalyzeConfig(traces=(trace,), trace_block_size=0)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'dynamo-router\[plot\]'"):
-        run(AnalyzeConfig(trace=trace, plot=str(tmp_path / "plot.png")))
+        run(AnalyzeConfig(traces=(trace,), plot=str(tmp_path / "plot.png")))
 
 
 def test_columns_hold_the_trace(tmp_path: Path) -> None:

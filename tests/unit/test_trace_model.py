@@ -14,7 +14,7 @@ from dynamo_router.bench.columns import columns_of, read_columns
 from dynamo_router.bench.markov import END, LEAF, START, MarkovModel, depth_class, learn_markov
 from dynamo_router.bench.prefix_tree import build_tree
 from dynamo_router.bench.sample import SAMPLE_TRACE
-from dynamo_router.bench.sessions import BEYOND, FRACTION, LEVEL, learn_sessions
+from dynamo_router.bench.sessions import BEYOND, FRACTION, LEVEL, WHOLE, learn_sessions
 from dynamo_router.bench.synthesizer import KINDS, synthesize
 from dynamo_router.bench.trace import TraceRequest
 from dynamo_router.bench.trace_model import (
@@ -124,18 +124,41 @@ def test_turns_are_told_by_what_they_take_over() -> None:
             )
         )
     )
-    opening, second, later = model.turns
+    opening, second, later, latest, _ = model.turns
     assert opening.takes.tolist() == [START] and opening.new_tokens.tolist() == [48]
-    assert second.takes.tolist() == [6] and later.takes.tolist() == [6, 4, 5, 4]
-    assert later.numbers.tolist() == [2, 3, 4, 5]
-    assert later.new_tokens.tolist() == [8, 8, 8, 8]
-    kinds = [*opening.share_kinds, *second.share_kinds, *later.share_kinds]
-    values = [*opening.share_values, *second.share_values, *later.share_values]
+    assert second.takes.tolist() == [6] and later.takes.tolist() == [6, 4]
+    assert later.numbers.tolist() == [2, 3] and latest.numbers.tolist() == [4, 5]
+    assert later.new_tokens.tolist() == [8, 8]
+    assert latest.takes.tolist() == [5, 4] and latest.new_tokens.tolist() == [8, 8]
+    assert not len(model.repeats)
+    classes = (opening, second, later, latest)
+    kinds = [kind for each in classes for kind in each.share_kinds]
+    values = [value for each in classes for value in each.share_values]
     assert kinds == [BEYOND, BEYOND, FRACTION, BEYOND, LEVEL]
     assert values == pytest.approx([6, 0, 4 / 6, 1, 1])
-    gaps = [*opening.gaps_ms, *second.gaps_ms, *later.gaps_ms]
-    assert gaps == [10, 20, 30, 40, 50]
-    assert later.child_offsets.tolist() == [0, 1, 2, 3, 3]
+    assert [gap for each in classes for gap in each.gaps_ms] == [10, 20, 30, 40, 50]
+    assert latest.child_offsets.tolist() == [0, 1, 1]
+
+
+def test_repeats_are_apart_and_partial_blocks_are_nobody_elses() -> None:
+    model = learn_sessions(
+        build_tree(
+            columns_of(
+                [
+                    request(0, [1, 2, 3], partial=5),
+                    request(10, [1, 2, 3], partial=5),  # the same again
+                    request(20, [1, 2, 3], partial=4),  # not quite: its last block counts as new
+                    request(30, [1, 2, 3, 4]),  # nor is a partial block what one goes on from
+                ],
+                trace_block_size=SIZE,
+            )
+        )
+    )
+    opening, second, later, *_ = model.turns
+    assert opening.share_kinds.tolist() == [WHOLE] and opening.new_tokens.tolist() == [19]
+    assert not len(second) and len(model.repeats) == 1
+    assert model.repeats.takes.tolist() == [2] and model.repeats.new_tokens.tolist() == [3]
+    assert later.takes.tolist() == [2, 2] and later.new_tokens.tolist() == [4, 16]
 
 
 @pytest.mark.parametrize("name", [*SPECIAL, "chat"])
@@ -174,7 +197,8 @@ def test_a_model_has_no_id_of_the_trace(tmp_path: Path) -> None:
 def test_what_a_model_holds_is_told() -> None:
     facts = describe_model(learn_model(read_columns(SAMPLE_TRACE)))
     assert facts["block_size"] == 512 and facts["requests"] > 200
-    assert sum(facts["sessions"]["turns_by_class"]) == facts["requests"]
+    told = facts["sessions"]
+    assert sum(told["turns_by_class"]) + told["repeats"] == facts["requests"]
     assert facts["markov"]["transitions"] > 0
     msgspec.json.encode(facts)
 
@@ -231,6 +255,21 @@ def test_a_model_with_parts_that_do_not_fit_is_refused(
     path.write_bytes(seal(msgspec.msgpack.encode(tree)))
     with pytest.raises(ModelError, match="is damaged"):
         load_model(path)
+
+
+def test_a_model_whose_turns_have_nothing_to_go_on_with_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.model"
+    for learned, cut in (
+        (SPECIAL["all identical"], lambda told: told | {"repeats": told["turns"][-1]}),
+        (chat(), lambda told: told | {"turns": [told["turns"][0], *[told["repeats"]] * 4]}),
+        (chat(), lambda told: told | {"turns": told["turns"][:3]}),
+    ):
+        save_model(learn_model(columns_of(learned, trace_block_size=SIZE)), path)
+        tree = msgspec.msgpack.decode(unseal(path.read_bytes()))
+        tree["sessions"] = cut(tree["sessions"])
+        path.write_bytes(seal(msgspec.msgpack.encode(tree)))
+        with pytest.raises(ModelError, match="its parts contradict each other"):
+            load_model(path)
 
 
 def test_windows_keep_prefixes_together_in_time() -> None:

@@ -13,6 +13,8 @@ cdef struct Entry:
     uint64_t parent      # stored: the block before the first one, if has_parent
     uint64_t first       # of its blocks in the journal's columns
     uint32_t count
+    uint32_t request     # stored: whose blocks they are
+    uint32_t place       # stored: of the first one among that request's blocks
     uint32_t message     # entries of one message are lost together
     uint8_t kind
     uint8_t has_parent

@@ -3,18 +3,20 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from ._timing import StepTiming
 from .config import EngineConfig
 
 @final
 class Fleet:
     """See virtual.py."""
 
-    size: int
+    size: int  # engines: ranks of workers
     lost: int  # messages so far
     def __init__(
         self,
         config: EngineConfig,
-        size: int,
+        timing: StepTiming,
+        workers: int,
         *,
         speeds: NDArray[np.float64],
         record_events: bool,

@@ -7,24 +7,21 @@ from libc.stdlib cimport calloc, free
 
 import numpy as np
 
-from ...indexer._table cimport NONE
 from ...indexer._writer cimport EventWriter
 from ._engine cimport (
     Engine,
-    Limits,
     Record,
-    Sequence,
-    Timing,
     engine_advance,
-    engine_announce,
     engine_free,
     engine_init,
+    engine_is_busy,
     engine_submit,
     engines_advance,
-    sequence_new,
 )
 from ._journal cimport ENTRY_CLEARED, ENTRY_STORED, Entry, Journal, journal_compact
-from ._pool cimport Pool, pool_find
+from ._kv_manager cimport Sequence, kv_announce, kv_listing
+from ._scheduler cimport Limits, read_limits, sequence_new
+from ._timing cimport StepTiming
 
 cdef enum:
     MAX_EVENTS_PER_MESSAGE = 128
@@ -46,7 +43,8 @@ cdef class Fleet:
     cdef Engine* engines
     cdef readonly uint32_t size
     cdef Limits limits
-    cdef Timing timing
+    cdef StepTiming timing
+    cdef uint32_t ranks        # engines of one worker
     cdef Record record
     cdef uint32_t* queue       # of engines, room for all
     cdef EventWriter writer
@@ -56,28 +54,27 @@ cdef class Fleet:
     cdef readonly uint64_t lost
 
     def __cinit__(
-        self, config, uint32_t size, *, const double[::1] speeds, bint record_events, double loss,
-        uint64_t seed,
+        self, config, StepTiming timing not None, uint32_t workers, *, const double[::1] speeds,
+        bint record_events, double loss, uint64_t seed,
     ):
-        cdef uint32_t i
-        if size == 0:
+        cdef uint32_t i, ranks = config.dp_size, capacity = config.num_gpu_blocks
+        cdef double start = config.startup_time_s
+        if workers == 0:
             raise ValueError("a fleet needs an engine")
-        if speeds.shape[0] != size:
-            raise ValueError("every engine needs a speed")
-        self.engines = <Engine*>calloc(size, sizeof(Engine))
-        self.queue = <uint32_t*>calloc(size, sizeof(uint32_t))
+        if speeds.shape[0] != workers:
+            raise ValueError("every worker needs a speed")
+        self.size = workers * ranks
+        self.ranks = ranks
+        self.engines = <Engine*>calloc(self.size, sizeof(Engine))
+        self.queue = <uint32_t*>calloc(self.size, sizeof(uint32_t))
         if self.engines == NULL or self.queue == NULL:
             raise MemoryError
-        self.size = size
-        for i in range(size):
-            engine_init(&self.engines[i], config.num_gpu_blocks, record_events, speeds[i])
-        self.limits.block_size = config.block_size
-        self.limits.max_num_seqs = config.max_num_seqs
-        self.limits.budget = config.max_num_batched_tokens
-        self.limits.admission = int((1 - config.watermark) * config.num_gpu_blocks)
-        self.limits.chunked = config.enable_chunked_prefill
-        self.timing.total_tokens = config.capacity_tokens
-        self.timing.decode_speedup = config.decode_speedup_ratio
+        read_limits(&self.limits, config)
+        for i in range(self.size):
+            engine_init(
+                &self.engines[i], &self.limits, capacity, record_events, speeds[i // ranks], start
+            )
+        self.timing = timing
         self.writer = EventWriter()
         self.seed = mix(seed)
         self.threshold = UINT64_MAX if loss >= 1 else int(loss * 2.0**64)
@@ -118,7 +115,7 @@ cdef class Fleet:
         engine_submit(&self.engines[engine], sequence, now)
 
     def waiting(self, uint32_t engine):
-        return self.engine(engine).n_waiting
+        return self.engine(engine).queues.n_waiting
 
     def advance(self, double until, bint to_answer):
         cdef uint32_t i
@@ -128,13 +125,13 @@ cdef class Fleet:
         with nogil:
             if self.record.followed or to_answer:
                 status = engines_advance(
-                    self.engines, self.size, self.queue, &self.limits, &self.timing, &self.record,
+                    self.engines, self.size, self.queue, &self.limits, &self.timing.timing, &self.record,
                     until,
                 )
             else:  # nothing that happens here can concern another engine
                 for i in range(self.size):
                     status = engine_advance(
-                        &self.engines[i], &self.limits, &self.timing, &self.record, until
+                        &self.engines[i], &self.limits, &self.timing.timing, &self.record, until
                     )
                     if status < 0:
                         break
@@ -143,8 +140,8 @@ cdef class Fleet:
         return min(until, self.record.stop)
 
     def announce(self, uint32_t engine, double now):
-        if engine_announce(
-            self.engine(engine), now, MAX_EVENTS_PER_MESSAGE, MAX_BLOCKS_PER_MESSAGE
+        if kv_announce(
+            &self.engine(engine).kv, now, MAX_EVENTS_PER_MESSAGE, MAX_BLOCKS_PER_MESSAGE
         ) < 0:
             raise MemoryError
 
@@ -153,7 +150,7 @@ cdef class Fleet:
         cdef uint32_t i
         cdef Journal* journal
         for i in range(self.size):
-            journal = &self.engines[i].journal
+            journal = &self.engines[i].kv.journal
             if journal.head < journal.length and journal.entries[journal.head].time <= until:
                 self.write(i, until)
                 journal_compact(journal)
@@ -164,8 +161,9 @@ cdef class Fleet:
 
     cdef int write(self, uint32_t number, double until) except -1:
         cdef Engine* engine = &self.engines[number]
-        cdef Journal* journal = &engine.journal
+        cdef Journal* journal = &engine.kv.journal
         cdef Entry* entry
+        cdef uint32_t worker = number // self.ranks, rank = number % self.ranks
         cdef uint64_t event_id, last = UINT64_MAX
         cdef bint lost = False
         while journal.head < journal.length:
@@ -183,15 +181,15 @@ cdef class Fleet:
                 continue
             if entry.kind == ENTRY_STORED:
                 self.writer.put_stored(
-                    number, 0, event_id, entry.has_parent, entry.parent,
+                    worker, rank, event_id, entry.has_parent, entry.parent,
                     journal.names + entry.first, journal.contents + entry.first, entry.count,
                     "device",
                 )
             elif entry.kind == ENTRY_CLEARED:
-                self.writer.cleared(number, 0, event_id)
+                self.writer.cleared(worker, rank, event_id)
             else:
                 self.writer.put_removed(
-                    number, 0, event_id, journal.names + entry.first, entry.count, "device"
+                    worker, rank, event_id, journal.names + entry.first, entry.count, "device"
                 )
         return 0
 
@@ -237,19 +235,11 @@ cdef class Fleet:
 
     def cache(self, uint32_t engine):
         """((name, parent or None, content, holders), ...) in the order they came; for tests."""
-        cdef Pool* pool = &self.engine(engine).pool
-        cdef uint32_t i
-        found = []
-        for i in range(pool.used):
-            if pool_find(pool, pool.blocks[i].name) == i:
-                block = pool.blocks[i]
-                parent = None if block.parent == NONE else pool.blocks[block.parent].name
-                found.append((block.serial, block.name, parent, block.content, block.holders))
-        return [row[1:] for row in sorted(found)]
+        return kv_listing(&self.engine(engine).kv)
 
     def pools(self, uint32_t engine):
         """(active, inactive) blocks."""
-        return self.engine(engine).pool.active, self.engine(engine).pool.inactive
+        return self.engine(engine).kv.pool.active, self.engine(engine).kv.pool.inactive
 
     def collected(self, uint32_t engine):
         return self.engine(engine).next_event - 1
@@ -257,6 +247,6 @@ cdef class Fleet:
     def is_busy(self):
         cdef uint32_t i
         for i in range(self.size):
-            if self.engines[i].n_running or self.engines[i].n_waiting or self.engines[i].stepping:
+            if engine_is_busy(&self.engines[i]):
                 return True
         return False

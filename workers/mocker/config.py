@@ -2,17 +2,23 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ...runtime.settings import bad_setting
+from .timing import StepTiming, load_timing
 
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 MAX_TOKEN_ID = 2**32
 EVEN_SPEEDS = (1.0,)
+ENGINE_TYPES = ("vllm", "classic")
+PREEMPTION_MODES = ("lifo", "fifo")
+_CLASSIC_WATERMARK = 0.01
+_MOST_RANKS = 4096
 
 
-def _knob(default: Any, help: str, flag: str | None = None, *aliases: str) -> Any:
-    metadata: dict[str, Any] = {"help": help, "aliases": aliases}
+def _knob(default: Any, help: str, flag: str | None = None, *aliases: str, **more: Any) -> Any:
+    metadata: dict[str, Any] = {"help": help, "aliases": aliases, **more}
     if flag is not None:
         metadata["flag"] = flag
     return field(default=default, metadata=metadata)
@@ -22,6 +28,14 @@ def _knob(default: Any, help: str, flag: str | None = None, *aliases: str) -> An
 class EngineConfig:
     """One engine's cache, scheduler and model. ConfigError, naming the key, if out of range."""
 
+    engine_type: str = _knob(
+        "vllm",
+        "Profile of the scheduler: vllm (one running queue, one token budget) or classic (waiting, "
+        "prefill and decode queues).",
+        "--engine-type",
+        "--engine",
+        choices=ENGINE_TYPES,
+    )
     block_size: int = _knob(64, "Tokens in a KV-cache block.")
     num_gpu_blocks: int = _knob(
         16384, "Blocks in the KV cache.", "--num-gpu-blocks", "--num-gpu-blocks-override"
@@ -29,8 +43,28 @@ class EngineConfig:
     max_num_seqs: int = _knob(256, "Most requests running at once.")
     max_num_batched_tokens: int = _knob(8192, "Tokens computed in one step, all requests together.")
     enable_chunked_prefill: bool = _knob(True, "Spread a long prompt over several steps.")
-    watermark: float = _knob(
-        0.0, "Share of the cache that is kept free when a waiting request is admitted."
+    watermark: float | None = _knob(
+        None,
+        "Share of the cache that is kept free when a waiting request is admitted; not given: 0, "
+        f"and {_CLASSIC_WATERMARK} for classic.",
+    )
+    preemption_mode: str | None = _knob(
+        None,
+        "Who gives way when the cache is full, the youngest (lifo) or the oldest (fifo); not "
+        "given: lifo, and fifo for classic.",
+        choices=PREEMPTION_MODES,
+    )
+    dp_size: int = _knob(
+        1,
+        "Data-parallel ranks of an engine, each with a cache and a scheduler of its own.",
+        "--dp-size",
+        "--data-parallel-size",
+    )
+    startup_time_s: float = _knob(
+        0.0, "How long an engine takes to start.", "--startup-time-s", "--startup-time"
+    )
+    planner_profile_data: str | None = _knob(
+        None, "NPZ file of measured step times; not given: polynomials."
     )
     max_model_len: int | None = _knob(
         None, "Longest prompt and output together, in tokens; not given: what the cache holds."
@@ -43,14 +77,43 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for key in ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
             _require(key, getattr(self, key) >= 1, "must be at least 1")
-        _require("max_waiting", self.max_waiting >= 1, "must be at least 1")
-        _require("watermark", 0 <= self.watermark < 1, "must be in [0, 1)")
+        for key in ("max_waiting", "dp_size"):
+            _require(key, getattr(self, key) >= 1, "must be at least 1")
+        _require("num_gpu_blocks", self.num_gpu_blocks < 2**31, "must be below 2**31")
+        _require("dp_size", self.dp_size <= _MOST_RANKS, f"must be at most {_MOST_RANKS}")
+        _require_choice("engine_type", self.engine_type, ENGINE_TYPES)
+        if self.preemption_mode is not None:
+            _require_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
+        if self.watermark is not None:
+            _require("watermark", 0 <= self.watermark < 1, "must be in [0, 1)")
+        _require("startup_time_s", 0 <= self.startup_time_s < math.inf, "must be 0 or more")
         _require("vocab_size", 2 <= self.vocab_size <= MAX_TOKEN_ID, "must be in 2..2**32")
         _require("eos_token_id", self.eos_token_id >= 0, "must not be negative")
         _require_positive("decode_speedup_ratio", self.decode_speedup_ratio)
         if self.max_model_len is not None:
             _require("max_model_len", self.max_model_len >= 2, "must be at least 2")
         _require("num_gpu_blocks", self.max_seq_len >= 2, "the cache must hold 2 tokens")
+        _ = self.timing  # which reads the profile
+
+    @cached_property
+    def timing(self) -> StepTiming:
+        """How long a step takes."""
+        return load_timing(
+            self.planner_profile_data, self.capacity_tokens, self.decode_speedup_ratio
+        )
+
+    @property
+    def preempts(self) -> str:
+        """The preemption mode, given or not."""
+        return self.preemption_mode or ("fifo" if self.engine_type == "classic" else "lifo")
+
+    @property
+    def admission_blocks(self) -> int:
+        """Most blocks in use after a waiting request is admitted beside others."""
+        free = self.watermark
+        if free is None:
+            free = _CLASSIC_WATERMARK if self.engine_type == "classic" else 0.0
+        return int((1 - free) * self.num_gpu_blocks)
 
     @property
     def capacity_tokens(self) -> int:
@@ -60,10 +123,21 @@ class EngineConfig:
     @property
     def max_seq_len(self) -> int:
         """Longest sequence, prompt and output together, that this engine can ever finish."""
-        longest = self.capacity_tokens
+        return self._longest[0]
+
+    @property
+    def length_key(self) -> str:
+        """The setting that `max_seq_len` comes from."""
+        return self._longest[1]
+
+    @property
+    def _longest(self) -> tuple[int, str]:
+        limits = [(self.capacity_tokens, "num_gpu_blocks")]
         if not self.enable_chunked_prefill:
-            longest = min(longest, self.max_num_batched_tokens)
-        return longest if self.max_model_len is None else min(longest, self.max_model_len)
+            limits.append((self.max_num_batched_tokens, "max_num_batched_tokens"))
+        if self.max_model_len is not None:
+            limits.append((self.max_model_len, "max_model_len"))
+        return min(limits)
 
     @property
     def max_input_len(self) -> int:
@@ -100,6 +174,11 @@ class MockerConfig:
         "How fast each engine is beside the others: numbers with commas, over and over if there "
         "are more engines.",
     )
+    fault_port: int | None = _knob(
+        None,
+        "HTTP port, on --host, through which engines are made to fail; 0 takes a free one. Not "
+        "given: none.",
+    )
     drain_timeout_s: float = _knob(5.0, "How long running requests may finish at shutdown.")
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -107,6 +186,8 @@ class MockerConfig:
         _require("workers", self.workers >= 1, "must be at least 1")
         last_port = self.port + (self.workers - 1 if self.port else 0)
         _require("port", self.port >= 0 and last_port <= 65535, "a port is outside 0..65535")
+        if self.fault_port is not None:
+            _require("fault_port", 0 <= self.fault_port <= 65535, "must be in 0..65535")
         if self.worker_id is not None:
             last_id = self.worker_id + self.workers - 1
             _require("worker_id", self.worker_id >= 0 and last_id < 2**64, "must fit 64 bits")
@@ -133,6 +214,10 @@ def parse_speeds(text: str) -> tuple[float, ...]:
 def _require(key: str, holds: bool, text: str) -> None:
     if not holds:
         raise bad_setting(key, text)
+
+
+def _require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    _require(key, value in choices, f"{value!r} is not one of {', '.join(choices)}")
 
 
 def _require_positive(key: str, value: float) -> None:

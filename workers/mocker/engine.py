@@ -1,22 +1,24 @@
-"""MockEngine: an LLM engine as a pure state machine, driven in real or in virtual time.
+"""MockEngine: an LLM engine as a pure state machine, with tokens. The live mocker drives it.
 
-Requests and `now` go in; how long each step lasts, who got a token in it and what changed in the
-cache come out. It knows no clock, no loop and no network.
+Requests and steps go in; how long each step lasts, who got a token in it and what changed in the
+cache come out. It knows no clock, no loop and no network. Scheduling and cache are native, and are
+those of the simulation (_engine.pyx); here are the tokens, and what a request may not ask for.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ._solo import SoloEngine
 from .config import EngineConfig
-from .kv_events import KvEvent
-from .kv_manager import KvManager
-from .scheduler import Scheduler
+from .kv_events import BlocksRemoved, BlocksStored, CachedBlock, KvEvent
 from .sequence import EngineRequest, Sequence
-from .timing import PolynomialTiming, StepTiming
+
+_NUMBERS = 2**32
 
 
 class StepResult(NamedTuple):
-    """One step: begun at the `now` it was given, over `duration_s` seconds later."""
+    """One step, over `duration_s` seconds after it was begun."""
 
     duration_s: float
     outputs: list[Sequence]  # each has one more token when the step is over; see `finished`
@@ -26,26 +28,35 @@ class StepResult(NamedTuple):
 
 
 class MockEngine:
-    """One engine. A finished or aborted request is forgotten at once."""
+    """One engine, or one data-parallel rank of one. A finished or aborted request is forgotten."""
 
-    def __init__(self, config: EngineConfig, timing: StepTiming | None = None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.kv = KvManager(config.num_gpu_blocks)
-        self._scheduler = Scheduler(config, self.kv)
-        self._timing = timing or PolynomialTiming(
-            config.capacity_tokens, decode_speedup=config.decode_speedup_ratio
-        )
-        self._live: dict[str, Sequence] = {}
+        self._core = SoloEngine(config, config.timing)
+        self._live: dict[str, int] = {}
+        self._sequences: dict[int, Sequence] = {}
+        self._last_number = 0
+        self._cached: dict[int, CachedBlock] = {}  # a parent comes before its children
 
     @property
     def running(self) -> int:
-        """Requests that hold blocks."""
-        return len(self._scheduler.running)
+        """Requests that were admitted."""
+        return self._core.running
 
     @property
     def waiting(self) -> int:
         """Requests that were not admitted yet, or were preempted."""
-        return len(self._scheduler.waiting)
+        return self._core.waiting
+
+    @property
+    def active_blocks(self) -> int:
+        """Blocks that requests hold, partial ones included."""
+        return self._core.active_blocks
+
+    @property
+    def inactive_blocks(self) -> int:
+        """Cached blocks that nobody holds."""
+        return self._core.inactive_blocks
 
     @property
     def has_work(self) -> bool:
@@ -54,64 +65,90 @@ class MockEngine:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._live
 
-    def submit(self, request: EngineRequest, now: float) -> Sequence:
+    def cached_blocks(self) -> Iterable[CachedBlock]:
+        """Every full block in the cache, parents first."""
+        return self._cached.values()
+
+    def holders(self) -> dict[int, int]:
+        """How many requests hold each cached block."""
+        return {name: holders for name, _, _, holders in self._core.cache()}
+
+    def submit(self, request: EngineRequest) -> Sequence:
         """Queue a request.
 
         Raises InvalidRequestError if it can never run here or its id is in use, NoWorkersError
         if the waiting queue is full.
         """
         self._check(request)
-        if len(self._scheduler.waiting) >= self.config.max_waiting:
-            raise NoWorkersError(f"the engine has {self.config.max_waiting} requests waiting")
+        config = self.config
+        if self.waiting >= config.max_waiting:
+            raise NoWorkersError(f"the engine has {config.max_waiting} requests waiting")
         sequence = Sequence(
             request,
-            now,
-            block_size=self.config.block_size,
-            vocab_size=self.config.vocab_size,
-            eos=self.config.eos_token_id,
+            block_size=config.block_size,
+            vocab_size=config.vocab_size,
+            eos=config.eos_token_id,
         )
-        self._live[request.request_id] = sequence
-        self._scheduler.add(sequence)
+        number = self._new_number()
+        self._core.submit(
+            number,
+            sequence.prompt_len,
+            len(sequence.output),
+            sequence.sequence_hashes,
+            sequence.local_hashes,
+        )
+        self._live[request.request_id] = number
+        self._sequences[number] = sequence
         return sequence
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its blocks; False if there is none of that id."""
-        sequence = self._live.pop(request_id, None)
-        if sequence is None:
+        number = self._live.pop(request_id, None)
+        if number is None:
             return False
-        self._scheduler.remove(sequence)
+        del self._sequences[number]
+        self._core.abort(number)
         return True
 
-    def step(self, now: float) -> StepResult:
+    def step(self) -> StepResult:
         """Begin the next step; the caller lets `duration_s` pass before it begins another one.
 
         Without work nothing happens and the duration is 0. A request that finishes has let go of
         its blocks when this returns: nothing else can use them before the step is over.
         """
         if not self._live:
-            return StepResult(0.0, [], self.kv.take_events(), 0, 0)
-        plan = self._scheduler.schedule()
-        milliseconds = self._timing.prefill_ms(plan.prefill_tokens)
-        if plan.decodes:
-            milliseconds += self._timing.decode_ms(plan.decode_tokens)
-        finished = []
-        for sequence in plan.ready:
+            return StepResult(0.0, [], [], 0, 0)
+        seconds, tokens, changes, prefill_tokens, preempted = self._core.step()
+        events = [self._event(change) for change in changes]
+        outputs = []
+        for number, last, cached, preemptions in tokens:
+            sequence = self._sequences[number]
             sequence.generated += 1
-            sequence.known += 1
-            if sequence.generated == len(sequence.output):
+            sequence.cached_tokens = cached
+            sequence.preemptions = preemptions
+            outputs.append(sequence)
+            if last:
                 sequence.finished = True
-                finished.append(sequence)
-        if finished:
-            self._scheduler.retire(finished)
-            for sequence in finished:
-                del self._live[sequence.request.request_id]
-        return StepResult(
-            milliseconds / 1000,
-            plan.ready,
-            self.kv.take_events(),
-            plan.prefill_tokens,
-            len(plan.preempted),
-        )
+                del self._sequences[number], self._live[sequence.request.request_id]
+        return StepResult(seconds, outputs, events, prefill_tokens, preempted)
+
+    def _event(self, change: tuple[int, int, int] | list[int]) -> KvEvent:
+        """A change of the native cache, with the tokens that belong to it."""
+        if isinstance(change, list):
+            for name in change:
+                del self._cached[name]
+            return BlocksRemoved(change)
+        number, first, count = change
+        sequence = self._sequences[number]
+        blocks = [sequence.cached_block(place) for place in range(first, first + count)]
+        self._cached.update((block.block_hash, block) for block in blocks)
+        return BlocksStored(blocks)
+
+    def _new_number(self) -> int:
+        while True:
+            self._last_number = (self._last_number + 1) % _NUMBERS
+            if self._last_number not in self._sequences:
+                return self._last_number
 
     def _check(self, request: EngineRequest) -> None:
         config, prompt = self.config, len(request.token_ids)
@@ -119,7 +156,8 @@ class MockEngine:
             raise InvalidRequestError("the prompt is empty", field="input_token_ids")
         if prompt > config.max_input_len:
             raise InvalidRequestError(
-                f"the prompt has {prompt} tokens, the limit is {config.max_input_len}",
+                f"the prompt has {prompt} tokens, the limit is {config.max_input_len} "
+                f"({config.length_key})",
                 field="input_token_ids",
             )
         largest = int(request.token_ids.max())
@@ -133,7 +171,7 @@ class MockEngine:
         if prompt + request.max_tokens > config.max_seq_len:
             raise InvalidRequestError(
                 f"{prompt} prompt tokens and max_tokens {request.max_tokens} together exceed "
-                f"the limit of {config.max_seq_len}",
+                f"the limit of {config.max_seq_len} ({config.length_key})",
                 field="max_tokens",
             )
         banned = sum(token < config.vocab_size for token in request.bad_token_ids)

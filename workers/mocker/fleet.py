@@ -9,11 +9,16 @@ import uvloop
 
 from ...runtime.clock import Clock
 from ...runtime.embedded_nats import probe
+from ...runtime.errors import ConfigError
 from ...runtime.event_plane import EventPlane
 from ...runtime.nats_plane import NatsPlane
+from ...runtime.open_files import allow_open_files
+from ...runtime.shared_plane import SharedPlane
 from .config import DEFAULT_NATS_URL, MockerConfig
+from .fault_door import FaultDoor
 from .server import MockServer
 
+_OTHER_FILES = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -29,8 +34,10 @@ class MockFleet:
         plane: EventPlane | None = None,
         clock: Clock | None = None,
     ) -> None:
+        # All engines listen for the same requests, each for its own.
+        shared = SharedPlane(plane) if plane is not None else None
         self.engines = [
-            MockServer(config, index, plane=plane, clock=clock)
+            MockServer(config, index, plane=shared, clock=clock)
             for config in configs
             for index in range(config.workers)
         ]
@@ -87,6 +94,7 @@ async def run_mocker(config: MockerConfig) -> None:
 
     Prints a line for each engine and then `ready`. ConfigError if a port is in use.
     """
+    _allow_connections(config.workers)
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -97,20 +105,37 @@ async def run_mocker(config: MockerConfig) -> None:
         loop.add_signal_handler(number, on_signal)
     plane = await _event_plane(config)
     fleet = MockFleet(config, plane=plane)
+    door = FaultDoor(fleet.engines)
     try:
         await fleet.start()
         for index, engine in enumerate(fleet.engines):
             _say(f"engine {index}: grpc://{engine.address} worker {engine.worker_id}")
+        if config.fault_port is not None:
+            await door.start(config.host, config.fault_port)
+            _say(f"faults: http://{door.address}")
         _say("ready")
         await stop.wait()
         _say(f"draining for at most {config.drain_timeout_s:g} s")
         await _drain(fleet, config.drain_timeout_s, hurry)
     finally:
+        await door.close()
         await fleet.stop()
         if plane is not None:
             await plane.close()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+def _allow_connections(engines: int) -> None:
+    """Make room for every engine's port and for some clients; ConfigError if not even for one."""
+    needed = _OTHER_FILES + 2 * engines
+    limit = allow_open_files(_OTHER_FILES + 8 * engines)
+    if limit < needed:
+        raise ConfigError(
+            f"workers: {engines} engines need {needed} open files, the limit is {limit}"
+            " (ulimit -n)",
+            key="workers",
+        )
 
 
 async def _event_plane(config: MockerConfig) -> EventPlane | None:

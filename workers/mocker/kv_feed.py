@@ -1,4 +1,4 @@
-"""KvEventFeed: the cache events of one engine for gRPC subscribers (SubscribeKvEvents).
+"""KvEventFeed: the cache events of one engine's ranks for gRPC subscribers (SubscribeKvEvents).
 
 A new subscriber gets the state of the cache, then what changes. While nobody has ever asked,
 nothing is kept and nothing is encoded.
@@ -57,26 +57,27 @@ class KvSubscription:
 class KvEventFeed:
     """Numbers the batches of one engine and hands them to its subscribers."""
 
-    def __init__(self, engine: MockEngine) -> None:
-        self._engine = engine
+    def __init__(self, engines: list[MockEngine]) -> None:
+        """`engines`: one for each rank."""
+        self._engines = engines
         self._sequence = FIRST_SEQUENCE  # of the last batch
-        self._event_id = 0  # of the last event
+        self._event_ids = [0] * len(engines)  # of each rank's last event
         self._recording = False
         self._history: deque[tuple[int, bytes]] = deque(maxlen=HISTORY_BATCHES)
         self._subscriptions: set[KvSubscription] = set()
 
-    def on_events(self, events: list[KvEvent]) -> None:
-        """The cache changed: one batch for all subscribers."""
+    def on_events(self, rank: int, events: list[KvEvent]) -> None:
+        """A rank's cache changed: one batch for all subscribers."""
         self._sequence += 1
         if self._recording:
-            batch = self._new_batch(self._sequence)
+            batch = self._new_batch(self._sequence, rank)
             for offset, event in enumerate(events, start=1):
-                add_kv_event(batch, event, self._event_id + offset)
+                add_kv_event(batch, event, self._event_ids[rank] + offset)
             data: bytes = batch.SerializeToString()
             self._history.append((self._sequence, data))
             for subscription in self._subscriptions:
                 subscription.push(data)
-        self._event_id += len(events)
+        self._event_ids[rank] += len(events)
 
     def subscribe(self, start: int, *, load_first: bool = False) -> KvSubscription:
         """Batches from number `start` on; from the state of the cache if 0 or not to be had.
@@ -86,9 +87,10 @@ class KvEventFeed:
         self._recording = True
         subscription = KvSubscription()
         if load_first:
-            record = self._new_batch(0)
-            record.load.load_only = True
-            subscription.push(record.SerializeToString())
+            for rank in range(len(self._engines)):
+                record = self._new_batch(0, rank)
+                record.load.load_only = True
+                subscription.push(record.SerializeToString())
         oldest = self._history[0][0] if self._history else self._sequence + 1
         if start and oldest <= start <= self._sequence + 1:
             for number, data in self._history:
@@ -109,35 +111,37 @@ class KvEventFeed:
             subscription.close()
 
     def _snapshot(self) -> list[bytes]:
-        """The cache as batches: cleared, then every block, parents first."""
-        blocks = list(self._engine.kv.cached_blocks())
+        """The caches as batches: for each rank cleared, then every block, parents first."""
+        caches = [list(engine.cached_blocks()) for engine in self._engines]
         parts = [
-            blocks[first : first + BLOCKS_PER_CHUNK]
-            for first in range(0, len(blocks), BLOCKS_PER_CHUNK)
-        ] or [[]]
+            (rank, first, blocks[first : first + BLOCKS_PER_CHUNK])
+            for rank, blocks in enumerate(caches)
+            for first in range(0, max(1, len(blocks)), BLOCKS_PER_CHUNK)
+        ]
         chunks = []
-        for index, part in enumerate(parts):
-            batch = self._new_batch(self._sequence - len(parts) + 1 + index)
+        for index, (rank, first, part) in enumerate(parts):
+            batch = self._new_batch(self._sequence - len(parts) + 1 + index, rank)
             batch.snapshot.index = index
             batch.snapshot.count = len(parts)
-            batch.snapshot.blocks = len(blocks)
-            if index == 0:
+            batch.snapshot.blocks = sum(map(len, caches))
+            if first == 0:
                 batch.events.add().cleared.SetInParent()
             for event in chains(part):
                 add_stored(batch, event.blocks, 0)
             chunks.append(batch.SerializeToString())
         return chunks
 
-    def _new_batch(self, sequence: int) -> Any:
-        engine = self._engine
-        batch = common_pb.KvEventBatch(sequence_number=sequence, timestamp=time.time(), dp_rank=0)
+    def _new_batch(self, sequence: int, rank: int) -> Any:
+        engine = self._engines[rank]
+        capacity = engine.config.num_gpu_blocks
+        batch = common_pb.KvEventBatch(
+            sequence_number=sequence, timestamp=time.time(), dp_rank=rank
+        )
         batch.load.running_requests = engine.running
         batch.load.waiting_requests = engine.waiting
         batch.load.max_running_requests = engine.config.max_num_seqs
-        batch.load.active_token_usage = engine.kv.active_blocks / engine.kv.capacity
-        batch.load.token_usage = (
-            engine.kv.active_blocks + engine.kv.inactive_blocks
-        ) / engine.kv.capacity
+        batch.load.active_token_usage = engine.active_blocks / capacity
+        batch.load.token_usage = (engine.active_blocks + engine.inactive_blocks) / capacity
         batch.load.sample = sequence
         return batch
 

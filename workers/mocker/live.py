@@ -64,6 +64,9 @@ class LiveEngine:
         """`on_events` hears of each step's cache events before another step is begun."""
         self.engine = engine
         self.failure: str | None = None  # why it stopped on its own
+        self.slowdown = 1.0  # a fault: steps take so many times as long
+        self.awake = asyncio.Event()  # a fault, if it is not set: no step is begun or ended
+        self.awake.set()
         self._speedup = speedup_ratio
         self._clock = clock or SystemClock()
         self._sleep = sleep
@@ -89,6 +92,9 @@ class LiveEngine:
         """Whether a request is here whose reader has not seen its end."""
         return bool(self._streams)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._streams
+
     def submit(self, request: EngineRequest) -> TokenStream:
         """Take a request in; `release` it in any case.
 
@@ -96,9 +102,9 @@ class LiveEngine:
         """
         if self.failure is not None or self._task is None:
             raise WorkerError(self.failure or "the engine is stopped")
-        if request.request_id in self._streams:  # finished in the step that is running
+        if request.request_id in self:  # finished in the step that is running
             raise request_id_in_use(request.request_id)
-        stream = TokenStream(self.engine.submit(request, self._clock.now()))
+        stream = TokenStream(self.engine.submit(request))
         self._streams[request.request_id] = stream
         self._work.set()
         return stream
@@ -137,11 +143,12 @@ class LiveEngine:
                 await self._work.wait()
                 due = max(due, clock.now())
                 steps = 0
+            await self.awake.wait()
             now = clock.now()
-            result = engine.step(now)
+            result = engine.step()
             if result.events and self._on_events is not None:
                 self._on_events(result.events)
-            due = max(due, now - _MOST_LAG_S) + result.duration_s / self._speedup
+            due = max(due, now - _MOST_LAG_S) + result.duration_s * self.slowdown / self._speedup
             steps += 1
             if due - now >= _SHORTEST_SLEEP_S:
                 await self._sleep(due - now)
@@ -149,6 +156,7 @@ class LiveEngine:
             elif steps >= _STEPS_PER_TURN:
                 await asyncio.sleep(0)  # lets the readers write what they have
                 steps = 0
+            await self.awake.wait()
             self._hand_out(result)
 
     def _hand_out(self, result: StepResult) -> None:

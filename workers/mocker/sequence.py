@@ -27,7 +27,7 @@ class EngineRequest:
 
 
 class Sequence:
-    """A request inside the engine. The scheduler advances it; others only read.
+    """A request inside the engine. The engine advances it; others only read.
 
     Its output is planned when it arrives, so the blocks it will ever fill are hashed once, and
     a step has only counters to move.
@@ -40,15 +40,9 @@ class Sequence:
         "visible",
         "finish_reason",
         "matched_stop",
-        "hashes",
         "local_hashes",
-        "arrived_at",
-        "known",
-        "computed",
+        "sequence_hashes",
         "generated",
-        "held",
-        "partial",
-        "slack",
         "cached_tokens",
         "preemptions",
         "finished",
@@ -57,7 +51,7 @@ class Sequence:
     )
 
     def __init__(
-        self, request: EngineRequest, now: float, *, block_size: int, vocab_size: int, eos: int
+        self, request: EngineRequest, *, block_size: int, vocab_size: int, eos: int
     ) -> None:
         plan = plan_output(request, vocab_size=vocab_size, eos=eos)
         tokens = np.concatenate([request.token_ids, plan.tokens])
@@ -73,15 +67,9 @@ class Sequence:
         self.visible = plan.visible  # tokens of `output` that the client gets to see
         self.finish_reason = plan.finish_reason
         self.matched_stop = plan.matched_stop
-        self.hashes: list[int] = sequence_hashes(local).tolist()  # of every block it may fill
-        self.local_hashes: list[int] = local.tolist()
-        self.arrived_at = now
-        self.known = self.prompt_len  # tokens that exist: prompt and generated ones
-        self.computed = 0  # tokens whose keys and values are in the cache
+        self.local_hashes = local  # of every block it may fill
+        self.sequence_hashes = sequence_hashes(local)
         self.generated = 0
-        self.held = 0  # full blocks held, from the first one on
-        self.partial: int | None = None  # id of the partial block behind them
-        self.slack = 0  # tokens that the partial block takes before it is full, less the last one
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it first ran
         self.preemptions = 0
         self.finished = False
@@ -92,9 +80,9 @@ class Sequence:
         """Full block `position` as the cache announces it."""
         start = position * self._block_bytes
         return CachedBlock(
-            self.hashes[position],
-            self.hashes[position - 1] if position else None,
-            self.local_hashes[position],
+            int(self.sequence_hashes[position]),
+            int(self.sequence_hashes[position - 1]) if position else None,
+            int(self.local_hashes[position]),
             self._tokens[start : start + self._block_bytes],
             self.request.lora_name,
             self.request.cache_namespace,

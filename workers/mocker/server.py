@@ -1,6 +1,8 @@
 """MockServer: one mock engine behind a gRPC server of its own, publishing its cache events."""
 
+import asyncio
 import socket
+from functools import partial
 from typing import Any
 
 from grpc import aio
@@ -13,9 +15,10 @@ from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
 from .config import MockerConfig, parse_speeds
 from .engine import MockEngine
+from .faults import HEALTHY, Fault, FaultyPlane
 from .kv_events import BlocksStored, KvEvent
 from .kv_feed import KvEventFeed, chains
-from .live import LiveEngine
+from .ranked import RankedEngine
 from .servicer import TrtllmServicer
 
 _MAX_MESSAGE_BYTES = 32 << 20
@@ -40,102 +43,148 @@ class MockServer:
         plane: EventPlane | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.engine = MockEngine(config.engine)
         self.worker_id = -1  # until it listens, if it depends on the address
         self.address = ""
-        self.publisher: KvEventPublisher | None = None
+        self.fault = HEALTHY
         self._config = config
         self._index = index
-        self._plane = plane
+        self._port = config.port + index if config.port else 0
+        self._plane = FaultyPlane(plane) if plane is not None else None
         self._clock = clock or SystemClock()
-        self._feed = KvEventFeed(self.engine)
         speeds = parse_speeds(config.worker_speeds)
-        self._live = LiveEngine(
-            self.engine,
-            speedup_ratio=config.speedup_ratio * speeds[index % len(speeds)],
+        self._speedup = config.speedup_ratio * speeds[index % len(speeds)]
+        self._publishers: list[KvEventPublisher] = []  # one for each rank
+        self._server: aio.Server | None = None
+        self._changing = asyncio.Lock()
+        self._build()
+
+    def _build(self) -> None:
+        """New ranks with empty caches."""
+        self.ranked = RankedEngine(
+            self._config.engine,
+            speedup_ratio=self._speedup,
             clock=self._clock,
             on_events=self._on_events,
         )
-        self._server: aio.Server | None = None
+        self._feed = KvEventFeed(self.ranked.engines)
+
+    @property
+    def engine(self) -> MockEngine:
+        """The engine, or its rank 0."""
+        return self.ranked.engines[0]
 
     @property
     def busy(self) -> bool:
         """Whether requests are here that have not been answered."""
-        return self._live.busy
+        return self.ranked.busy
 
-    async def start(self) -> None:
+    async def start(self, first_event_id: int = 1) -> None:
         """Listen and run. ConfigError if the port cannot be had."""
         config = self._config
         server = aio.server(options=_OPTIONS)
-        port = config.port + self._index if config.port else 0
         try:
-            port = server.add_insecure_port(f"{config.host}:{port}")
+            port = server.add_insecure_port(f"{config.host}:{self._port}")
         except RuntimeError:
             port = 0
         if not port:
             await server.stop(None)
-            wanted = f"{config.host}:{config.port + self._index}"
+            wanted = f"{config.host}:{self._port}"
             raise ConfigError(f"cannot listen on {wanted}: is it in use?", key="port")
+        self._port = port
         self.address = f"{_advertised_host(config)}:{port}"
         if config.worker_id is None:
             self.worker_id = address_worker_id(self.address)
         else:
             self.worker_id = config.worker_id + self._index
         if self._plane is not None:
-            self.publisher = KvEventPublisher(
-                self._plane,
-                worker_id=self.worker_id,
-                namespace=config.namespace,
-                component=config.component,
-                endpoint=config.endpoint,
-                snapshot=self._snapshot,
-                clock=self._clock,
-            )
-            await self.publisher.start()
-        servicer = TrtllmServicer(self._live, self._feed, config, self.worker_id)
+            self._publishers = [
+                KvEventPublisher(
+                    self._plane,
+                    worker_id=self.worker_id,
+                    dp_rank=rank,
+                    namespace=config.namespace,
+                    component=config.component,
+                    endpoint=config.endpoint,
+                    snapshot=partial(self._snapshot, rank),
+                    clock=self._clock,
+                    start_event_id=first_event_id,
+                )
+                for rank in range(config.engine.dp_size)
+            ]
+            for publisher in self._publishers:
+                await publisher.start()
+        servicer = TrtllmServicer(self.ranked, self._feed, config, self.worker_id)
         server.add_generic_rpc_handlers((servicer.handlers(),))
-        self._live.start()
+        self.ranked.start()
         await server.start()
         self._server = server
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no more requests, let those here finish for `grace_s`, end the rest. Idempotent."""
         await self._stop_serving(grace_s)
-        publisher, self.publisher = self.publisher, None
-        if publisher is not None:
+        publishers, self._publishers = self._publishers, []
+        for publisher in publishers:
             publisher.cleared()  # nobody should look for its blocks any more
             await publisher.close()
+        if self._plane is not None:
+            await self._plane.close()
 
     async def kill(self) -> None:
         """Be gone at once, as a process that crashed: connections break, nothing is announced."""
-        publisher, self.publisher = self.publisher, None
+        publishers, self._publishers = self._publishers, []
         await self._stop_serving(0.0)
-        if publisher is not None:
+        for publisher in publishers:
             await publisher.close()
+
+    async def set_fault(self, fault: Fault) -> None:
+        """Be as `fault` says from now on. ConfigError if it cannot listen again after a crash."""
+        async with self._changing:
+            if fault.crash:
+                await self.kill()
+            elif self._server is None:
+                await self._start_again(1)
+            self.fault = fault
+            self.ranked.slow_down(fault.slow)
+            self.ranked.hang(fault.hang)
+            if self._plane is not None:
+                await self._plane.set_fault(fault)
+
+    async def restart(self, first_event_id: int = 0) -> None:
+        """Crash, and be back in place: healthy, empty, events numbered from `first_event_id`."""
+        async with self._changing:
+            await self.kill()
+            await self._start_again(first_event_id)
+            self.fault = HEALTHY
+            if self._plane is not None:
+                await self._plane.set_fault(HEALTHY)
+
+    async def _start_again(self, first_event_id: int) -> None:
+        self._build()
+        await self.start(first_event_id)
 
     async def _stop_serving(self, grace_s: float) -> None:
         if self._server is not None:
             self._feed.close()  # subscriptions never end by themselves
             await self._server.stop(grace_s or None)
             self._server = None  # not before: a stop that was cut short can be called again
-        await self._live.stop()
+        await self.ranked.stop()
 
-    def _on_events(self, events: list[KvEvent]) -> None:
-        self._feed.on_events(events)
-        publisher = self.publisher
-        if publisher is None:
+    def _on_events(self, rank: int, events: list[KvEvent]) -> None:
+        self._feed.on_events(rank, events)
+        if not self._publishers:
             return
+        publisher = self._publishers[rank]
         for event in events:
             if isinstance(event, BlocksStored):
                 publisher.stored(event.parent_hash, event.block_hashes, event.local_hashes)
             else:
                 publisher.removed(event.block_hashes)
 
-    def _snapshot(self) -> list[StoredRun]:
-        """The whole cache as it is now, parents first."""
+    def _snapshot(self, rank: int) -> list[StoredRun]:
+        """The whole cache of a rank as it is now, parents first."""
         return [
             StoredRun(chain.parent_hash, chain.block_hashes, chain.local_hashes)
-            for chain in chains(self.engine.kv.cached_blocks())
+            for chain in chains(self.ranked.engines[rank].cached_blocks())
         ]
 
 

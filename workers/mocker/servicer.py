@@ -10,10 +10,12 @@ from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
 from ..trtllm_proto import SERVICE, common_pb, pb
 from .config import MockerConfig
 from .kv_feed import KvEventFeed
-from .live import LiveEngine
 from .messages import ResponseWriter, engine_request
+from .ranked import RankedEngine
 
 VERSION = "mock-1"
+DP_RANK_KEY = "x-dynamo-dp-rank"
+"""Metadata that names the rank of a request: the protocol has no field for it."""
 
 _EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -24,12 +26,15 @@ class TrtllmServicer:
     """The handlers of one engine."""
 
     def __init__(
-        self, live: LiveEngine, feed: KvEventFeed, config: MockerConfig, worker_id: int
+        self, ranked: RankedEngine, feed: KvEventFeed, config: MockerConfig, worker_id: int
     ) -> None:
-        self._live = live
+        self._ranked = ranked
         self._feed = feed
         self._config = config
-        self._identity = (("x-dynamo-worker-id", str(worker_id)), ("x-dynamo-dp-size", "1"))
+        self._identity = (
+            ("x-dynamo-worker-id", str(worker_id)),
+            ("x-dynamo-dp-size", str(config.engine.dp_size)),
+        )
         self._unnamed = itertools.count()
 
     def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
@@ -60,10 +65,12 @@ class TrtllmServicer:
 
     async def generate(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> None:
         """Deltas while streaming, one for each token; then the whole output once."""
+        await self._ranked.awake()
         # An unnamed request cannot be aborted, but it can run.
         request_id = message.request_id or f"unnamed {next(self._unnamed)}"
         try:
-            stream = self._live.submit(engine_request(message, request_id))
+            rank = _wanted_rank(context)
+            stream = self._ranked.submit(engine_request(message, request_id), rank)
         except InvalidRequestError as error:
             duplicate = error.field == "request_id"
             code = grpc.StatusCode.ALREADY_EXISTS if duplicate else _INVALID
@@ -83,23 +90,27 @@ class TrtllmServicer:
                 if stream.done:
                     break
                 await stream.wait(stream.ready)
-            if self._live.failure is not None:
-                await context.abort(grpc.StatusCode.INTERNAL, self._live.failure)
+            if self._ranked.failure is not None:
+                await context.abort(grpc.StatusCode.INTERNAL, self._ranked.failure)
             await context.write(writer.complete())
         finally:
-            self._live.release(stream)
+            self._ranked.release(stream)
 
     async def abort(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
-        if self._live.abort(message.request_id):
+        await self._ranked.awake()
+        if self._ranked.abort(message.request_id):
             return pb.AbortResponse(success=True, message="aborted")
         return pb.AbortResponse(success=False, message=f"{message.request_id!r} not found")
 
     async def health_check(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+        await self._ranked.awake()
         await context.send_initial_metadata(self._identity)
-        failure = self._live.failure
-        return pb.HealthCheckResponse(status="OK" if failure is None else f"failed: {failure}")
+        failure = self._ranked.failure
+        status = "OK" if failure is None else f"failed: {failure}"
+        return pb.HealthCheckResponse(status="starting" if self._ranked.starting else status)
 
     async def get_model_info(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+        await self._ranked.awake()
         await context.send_initial_metadata(self._identity)
         engine = self._config.engine
         return pb.GetModelInfoResponse(
@@ -117,6 +128,7 @@ class TrtllmServicer:
         )
 
     async def get_server_info(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+        await self._ranked.awake()
         await context.send_initial_metadata(self._identity)
         return pb.GetServerInfoResponse(
             version=VERSION,
@@ -124,13 +136,14 @@ class TrtllmServicer:
             tensor_parallel_size=1,
             pipeline_parallel_size=1,
             context_parallel_size=1,
-            world_size=1,
+            world_size=self._config.engine.dp_size,
         )
 
     async def subscribe_kv_events(
         self, message: Any, context: "aio.ServicerContext[Any, Any]"
     ) -> None:
         """The state of the cache, then its changes, until the client goes or is too far behind."""
+        await self._ranked.awake()
         await context.send_initial_metadata(self._identity)
         subscription = self._feed.subscribe(
             message.start_sequence_number, load_first=message.load_records_before_first_batch
@@ -149,6 +162,16 @@ class TrtllmServicer:
 
     async def get_tokenizer(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> None:
         await context.abort(_UNIMPLEMENTED, "a mock engine has no tokenizer")
+
+
+def _wanted_rank(context: "aio.ServicerContext[Any, Any]") -> int | None:
+    """The rank that the call's metadata names. InvalidRequestError if that is no number."""
+    for key, value in context.invocation_metadata() or ():
+        if key == DP_RANK_KEY:
+            if not str(value).isdecimal():
+                raise InvalidRequestError(f"{DP_RANK_KEY} {value!r} is no rank", field="dp_rank")
+            return int(value)
+    return None
 
 
 def _unary(handler: Any, request: Any, response: Any) -> "grpc.RpcMethodHandler[Any, Any]":

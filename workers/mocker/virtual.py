@@ -1,7 +1,7 @@
 """VirtualFleet: many engines in virtual time, as one native machine. Driven by the simulator.
 
-Each engine takes the very steps that a MockEngine takes, for the same requests at the same times;
-tokens have no content here, only hashes. What the event plane does to the engines' events is
+The engines are those that a MockEngine drives in real time; tokens have no content here, only
+hashes. What the event plane does to the engines' events is
 decided by a seed: a message is what one step says, and a lost one leaves a gap in the numbering.
 """
 
@@ -45,7 +45,9 @@ class EngineStats(NamedTuple):
 
 
 class VirtualFleet:
-    """`size` engines, numbered from 0; an engine's number is the worker id in its events.
+    """`size` workers, numbered from 0, which is the worker id in their events.
+
+    A worker is an engine, or `config.dp_size` of them: its data-parallel ranks.
 
     Time only moves on: no call takes a time before that of the call before. After `advance(t)`,
     steps that end by t have ended, and those that begin before t have begun: a request submitted
@@ -62,13 +64,14 @@ class VirtualFleet:
         event_loss: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """`speeds`: how fast each engine is, over and over if there are more engines.
+        """`speeds`: how fast each worker is, over and over if there are more of them.
 
         `event_loss`: the share of messages that get lost. Off, `record_events` saves time.
         """
         self.config = config
         self._fleet = Fleet(
             config,
+            config.timing,
             size,
             speeds=np.resize(np.array(speeds, np.float64), size),
             record_events=record_events,
@@ -78,9 +81,10 @@ class VirtualFleet:
 
     def submit(
         self,
-        engine: int,
+        worker: int,
         request: int,
         *,
+        rank: int = 0,
         prompt_tokens: int,
         output_tokens: int,
         local_hashes: Hashes,
@@ -93,18 +97,19 @@ class VirtualFleet:
         `followed_after_s`: how long after its last token a request arrives that depends on it.
         Raises InvalidRequestError if it can never run here, NoWorkersError if the queue is full.
         """
-        config = self.config
+        config, engine = self.config, self._engine(worker, rank)
         if not 1 <= prompt_tokens <= config.max_input_len:
             raise InvalidRequestError(
-                f"the prompt has {prompt_tokens} tokens, the limit is {config.max_input_len}"
+                f"the prompt has {prompt_tokens} tokens, the limit is {config.max_input_len} "
+                f"({config.length_key})"
             )
         if output_tokens < 1 or prompt_tokens + output_tokens > config.max_seq_len:
             raise InvalidRequestError(
                 f"{prompt_tokens} prompt tokens and {output_tokens} more: the limit is "
-                f"{config.max_seq_len}"
+                f"{config.max_seq_len} ({config.length_key})"
             )
         if self._fleet.waiting(engine) >= config.max_waiting:
-            raise NoWorkersError(f"engine {engine} has {config.max_waiting} requests waiting")
+            raise NoWorkersError(f"worker {worker} has {config.max_waiting} requests waiting")
         self._fleet.submit(
             engine,
             request,
@@ -124,9 +129,9 @@ class VirtualFleet:
         """
         return self._fleet.advance(until, to_answer)
 
-    def announce(self, engine: int, now: float) -> None:
+    def announce(self, worker: int, now: float, rank: int = 0) -> None:
         """The engine publishes its whole cache anew, as one `cleared` and its blocks."""
-        self._fleet.announce(engine, now)
+        self._fleet.announce(self._engine(worker, rank), now)
 
     def collect(self, published_until: float) -> bytes | None:
         """What was published until then and not lost, as a message of the event plane."""
@@ -136,9 +141,9 @@ class VirtualFleet:
         """First and last tokens since the last call."""
         return Emissions(*self._fleet.take_emissions())
 
-    def collected_events(self, engine: int) -> int:
-        """Number of the engine's last event that was collected, lost or not."""
-        return self._fleet.collected(engine)
+    def collected_events(self, worker: int, rank: int = 0) -> int:
+        """Number of the rank's last event that was collected, lost or not."""
+        return self._fleet.collected(self._engine(worker, rank))
 
     @property
     def lost_messages(self) -> int:
@@ -155,12 +160,19 @@ class VirtualFleet:
         return self._fleet.gaps()
 
     def stats(self) -> list[EngineStats]:
+        """Of every engine: the ranks of the first worker, then those of the next one."""
         return [EngineStats(*row) for row in self._fleet.stats()]
 
-    def cached_blocks(self, engine: int) -> list[tuple[int, int | None, int, int]]:
+    def cached_blocks(self, worker: int, rank: int = 0) -> list[tuple[int, int | None, int, int]]:
         """(hash, parent's hash, local hash, holders) of each cached block, parents first."""
-        return self._fleet.cache(engine)
+        return self._fleet.cache(self._engine(worker, rank))
 
-    def pools(self, engine: int) -> tuple[int, int]:
+    def pools(self, worker: int, rank: int = 0) -> tuple[int, int]:
         """Blocks held, and blocks cached that nobody holds."""
-        return self._fleet.pools(engine)
+        return self._fleet.pools(self._engine(worker, rank))
+
+    def _engine(self, worker: int, rank: int) -> int:
+        """The number of a rank among all engines."""
+        if not 0 <= rank < self.config.dp_size:
+            raise IndexError(f"there is no rank {rank}")
+        return worker * self.config.dp_size + rank

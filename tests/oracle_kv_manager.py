@@ -1,4 +1,4 @@
-"""KvManager: a paged prefix cache that holds block ids instead of keys and values.
+"""The mock engine's prefix cache in plain Python: what the native one is held against.
 
 A block is in one of two pools: active (some request holds it; reference-counted) or inactive
 (cached, free to be evicted in LRU order). A full block is known by its sequence hash and can be
@@ -10,10 +10,22 @@ into a set gives, after every call, exactly the full blocks that are here.
 """
 
 from collections.abc import Iterator
+from typing import Protocol
 
-from .evictor import LruEvictor
-from .kv_events import BlocksRemoved, BlocksStored, CachedBlock, KvEvent
-from .sequence import Sequence
+from dynamo_router.workers.mocker.kv_events import (
+    BlocksRemoved,
+    BlocksStored,
+    CachedBlock,
+    KvEvent,
+)
+
+
+class Holder(Protocol):
+    """What the cache asks of a request."""
+
+    hashes: list[int]
+
+    def cached_block(self, position: int) -> CachedBlock: ...
 
 
 class KvManager:
@@ -23,7 +35,7 @@ class KvManager:
         """`capacity`: blocks, full and partial, active and inactive together."""
         self.capacity = capacity
         self._holders: dict[int, int] = {}  # active block -> requests that hold it
-        self._inactive = LruEvictor()
+        self._inactive: dict[int, None] = {}  # first to leave first
         self._cached: dict[int, CachedBlock] = {}  # full blocks; a parent comes before its children
         self._last_partial = 0
         self._events: list[KvEvent] = []
@@ -31,6 +43,11 @@ class KvManager:
     @property
     def active_blocks(self) -> int:
         return len(self._holders)
+
+    @property
+    def holders(self) -> dict[int, int]:
+        """Full block -> requests that hold it, 0 for an inactive one."""
+        return {block: self._holders.get(block, 0) for block in self._cached}
 
     @property
     def inactive_blocks(self) -> int:
@@ -58,7 +75,7 @@ class KvManager:
         holders = self._holders
         return sum(block not in holders for block in hashes[first:last])
 
-    def use(self, sequence: Sequence, first: int, last: int) -> bool:
+    def use(self, sequence: Holder, first: int, last: int) -> bool:
         """Hold full blocks first..last-1 of `sequence`, one more holder each; all or none.
 
         Blocks that are not cached come into the cache. False if that would need more room than
@@ -72,7 +89,8 @@ class KvManager:
             block = hashes[position]
             if block in holders:
                 holders[block] += 1
-            elif inactive.discard(block):
+            elif block in inactive:
+                del inactive[block]
                 holders[block] = 1
             else:
                 missing.append(position)
@@ -92,7 +110,7 @@ class KvManager:
         self._holders[self._last_partial] = 1
         return self._last_partial
 
-    def promote(self, partial: int, sequence: Sequence, position: int) -> None:
+    def promote(self, partial: int, sequence: Holder, position: int) -> None:
         """`partial` has become full: its holder now holds block `position` of `sequence`.
 
         If that block is here already the two become one and the partial's room is free again.
@@ -103,10 +121,12 @@ class KvManager:
             self._holders[block] += 1
             return
         self._holders[block] = 1
-        if not self._inactive.discard(block):
+        if block in self._inactive:
+            del self._inactive[block]
+        else:
             self._store(sequence, [position])
 
-    def deref(self, sequence: Sequence, held: int) -> None:
+    def deref(self, sequence: Holder, held: int) -> None:
         """Let go of the first `held` full blocks, the last one first; unheld ones turn inactive."""
         holders, inactive = self._holders, self._inactive
         for block in reversed(sequence.hashes[:held]):
@@ -115,7 +135,7 @@ class KvManager:
                 holders[block] = left
             else:
                 del holders[block]
-                inactive.insert(block)
+                inactive[block] = None
 
     def destroy(self, partial: int) -> None:
         """Give up a partial block; nothing of it stays."""
@@ -139,12 +159,12 @@ class KvManager:
         """Evict until `blocks` more fit; the caller knows that they can."""
         excess = len(self._holders) + len(self._inactive) + blocks - self.capacity
         if excess > 0:
-            evicted = [self._inactive.evict() for _ in range(excess)]
+            evicted = list(self._inactive)[:excess]
             for block in evicted:
-                del self._cached[block]
+                del self._inactive[block], self._cached[block]
             self._events.append(BlocksRemoved(evicted))
 
-    def _store(self, sequence: Sequence, positions: list[int]) -> None:
+    def _store(self, sequence: Holder, positions: list[int]) -> None:
         """Cache new blocks; announce each run of neighbours as one chain."""
         previous = -2
         chain: list[CachedBlock] = []

@@ -1,0 +1,1 @@
+"""dynamo-router bench index: the index by itself, beside its rivals, and at the end of a wire."""

@@ -1,0 +1,70 @@
+"""What the index benchmark measures."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...runtime.settings import bad_setting
+from ..contenders import available_contenders
+
+PARTS = ("hashing", "phases", "drained", "memory", "growth", "events")
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    trace: str | None = _option(None, "A trace to take prompts from; not given: synthesized ones.")
+    requests: int = _option(2000, "Use the first N requests of the trace.")
+    block_size: tuple[int, ...] = _option((64, 16), "Tokens in a block; may be repeated.")
+    workers: tuple[int, ...] = _option((64,), "How many workers hold blocks; may be repeated.")
+    cache_tokens: int = _option(500_000, "Size of a worker's cache in the mixed phases.")
+    contender: tuple[str, ...] = _option(
+        (),
+        "Measure only these: arrays, lists, events, dicts, dynamo; may be repeated."
+        " Not given: all but dicts, which is slow and only checks the answers.",
+    )
+    part: tuple[str, ...] = _option(
+        (), f"Only this part: {', '.join(PARTS)}; may be repeated. Not given: all."
+    )
+    max_blocks: int = _option(50_000_000, "Let the tree of the growth part hold so many blocks.")
+    max_workers: int = _option(4096, "Let the fleet of the growth part have so many workers.")
+    event_seconds: float = _option(5.0, "How long events run through NATS, each of two loads.")
+    seed: int = _option(7, "Which prompt goes to which worker, and which hashes are invented.")
+    rounds: int = _option(5, "Rounds over all contenders; medians of them are reported.")
+    core: int | None = _option(None, "Pin this process to a CPU core (steadier, and fairer).")
+    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+    plot: str | None = _option(None, "Draw the curves of the growth part into this folder.")
+
+    def __post_init__(self) -> None:
+        for key in ("requests", "rounds", "cache_tokens"):
+            if getattr(self, key) < 1:
+                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+        for key, least in (("max_blocks", 1000), ("max_workers", 8)):
+            if getattr(self, key) < least:
+                raise bad_setting(key, f"{getattr(self, key)} must be at least {least}")
+        if not 0 < self.event_seconds <= 3600:
+            raise bad_setting("event_seconds", f"{self.event_seconds} must be above 0, to 3600")
+        if self.seed < 0:
+            raise bad_setting("seed", f"{self.seed} must not be negative")
+        for key in ("block_size", "workers"):
+            if not getattr(self, key) or min(getattr(self, key)) < 1:
+                raise bad_setting(key, "must be numbers of at least 1")
+        for key, known in (("contender", tuple(available_contenders())), ("part", PARTS)):
+            for name in getattr(self, key):
+                if name not in known:
+                    listed = ", ".join(known)
+                    raise bad_setting(key, f"{name!r} is not one of those here: {listed}")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is to be measured, in the order in which it is."""
+        return tuple(part for part in PARTS if not self.part or part in self.part)
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """Who is timed."""
+        return self.contender or tuple(name for name in available_contenders() if name != "dicts")

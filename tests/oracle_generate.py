@@ -1,0 +1,19 @@
+"""Plain twin of the GenerateRequest kernel: protobuf parses, and the fields are read off."""
+
+from typing import Any
+
+
+def expected(message: Any) -> tuple[Any, ...]:
+    """What the kernel must say of this message, its tokens as a list."""
+    tokens = list(message.tokenized.input_token_ids)
+    return (
+        message.request_id,
+        tokens,
+        max(tokens, default=0),
+        message.max_tokens,
+        message.sampling_config.num_return_sequences,
+        message.lora_config.task_id if message.HasField("lora_config") else None,
+        message.cache_salt_id if message.HasField("cache_salt_id") else None,
+        message.HasField("multimodal_input") or message.HasField("prompt_tuning_config"),
+        message.streaming,
+    )

@@ -1,0 +1,60 @@
+# _kv_manager.pxd: what requests hold of an engine's cache, and what is told of its changes.
+#
+# The four signals: `kv_grow` uses blocks and promotes the partial one, `kv_release` derefs full
+# blocks and destroys the partial one. A request holds its blocks from the first one on and lets go
+# of the last one first, so the cached blocks of any request are a prefix of it.
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+
+from ._journal cimport Journal
+from ._pool cimport Pool
+
+cdef struct Sequence:      # what every step touches comes first: half a cache line
+    double last_token      # when its last token came
+    uint32_t known         # tokens that exist: prompt and generated ones
+    uint32_t computed      # tokens whose keys and values are in the cache
+    uint32_t generated
+    uint32_t output        # tokens it will generate
+    uint32_t slack         # tokens the partial block takes before it is full, less the last one
+    uint32_t held          # full blocks held, from the first one on
+    uint32_t planned       # prompt tokens of the running step
+    uint8_t decoding       # whether it is one of the running step's decodes
+    uint8_t partial        # whether it holds a partial block behind the full ones
+    uint64_t* names        # sequence hashes of every block it may fill
+    uint64_t* contents     # local hashes, aligned; one allocation with names and ids
+    uint32_t* ids          # the blocks it holds
+    Sequence* next         # in the waiting queue
+    double follow          # seconds after its end that another request follows; negative: none
+    uint32_t request
+    uint32_t began_with    # tokens it had generated when it was admitted
+    int32_t cached         # prompt tokens found in the cache when it first ran; -1 before
+    uint32_t preemptions
+
+cdef struct KvManager:
+    Pool pool
+    Journal journal
+    uint32_t block_size
+    double now             # when what changes is told
+
+cdef int kv_init(
+    KvManager* kv, uint32_t capacity, uint32_t block_size, bint journal
+) noexcept nogil
+cdef void kv_free(KvManager* kv) noexcept nogil
+# Leading ones of the first `limit` blocks that are cached; `shared`: of those, held by somebody.
+cdef uint32_t kv_match(
+    const KvManager* kv, const Sequence* sequence, uint32_t limit, uint32_t* shared
+) noexcept nogil
+# Leading tokens that need not be computed. The last known one is computed in any case: its result
+# is the next token.
+cdef uint32_t kv_cached_tokens(const KvManager* kv, const Sequence* sequence) noexcept nogil
+# Get the blocks for `tokens` more: 1; 0, nothing done, if above `limit` active ones; -1: no memory.
+cdef int kv_grow(
+    KvManager* kv, Sequence* sequence, uint32_t tokens, uint32_t limit
+) noexcept nogil
+# Give up all blocks, the last one first.
+cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil
+# [(name, parent or None, content, holders)] of the cached blocks, in the order they came.
+cdef list kv_listing(const KvManager* kv)
+# The whole cache into the journal, as an announcement at `now`; -1: no memory.
+cdef int kv_announce(
+    KvManager* kv, double now, uint32_t max_events, uint32_t max_blocks
+) noexcept nogil

@@ -1,0 +1,107 @@
+"""One engine, moved a step at a time by somebody who has a clock. The face is engine.py."""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+
+from ._engine cimport (
+    LAST_TOKEN,
+    Engine,
+    engine_begin_step,
+    engine_free,
+    engine_init,
+    engine_submit,
+)
+from ._journal cimport ENTRY_STORED, Entry, Journal, journal_compact
+from ._kv_manager cimport Sequence, kv_listing
+from ._scheduler cimport Limits, Step, queues_remove, read_limits, sequence_new
+from ._timing cimport StepTiming
+
+
+@cython.final
+cdef class SoloEngine:
+    """See _solo.pyi."""
+
+    cdef Engine engine
+    cdef Limits limits
+    cdef StepTiming timing
+
+    def __cinit__(self, config, StepTiming timing not None):
+        read_limits(&self.limits, config)
+        engine_init(&self.engine, &self.limits, config.num_gpu_blocks, True, 1.0, 0.0)
+        self.engine.every_token = True
+        self.timing = timing
+
+    def __dealloc__(self):
+        engine_free(&self.engine)
+
+    @property
+    def running(self):
+        return self.engine.queues.n_running
+
+    @property
+    def waiting(self):
+        return self.engine.queues.n_waiting
+
+    @property
+    def active_blocks(self):
+        return self.engine.kv.pool.active
+
+    @property
+    def inactive_blocks(self):
+        return self.engine.kv.pool.inactive
+
+    def submit(
+        self, uint32_t request, uint32_t prompt, uint32_t output, const uint64_t[::1] names,
+        const uint64_t[::1] contents,
+    ):
+        cdef uint32_t n = <uint32_t>names.shape[0]
+        cdef Sequence* sequence
+        if contents.shape[0] != names.shape[0]:
+            raise ValueError("names and contents differ in length")
+        if n < (<uint64_t>prompt + output) // self.limits.block_size:
+            raise ValueError("there are more full blocks than hashes")
+        sequence = sequence_new(
+            request, prompt, output, &names[0] if n else NULL, &contents[0] if n else NULL, n, -1.0
+        )
+        if sequence == NULL:
+            raise MemoryError
+        engine_submit(&self.engine, sequence, 0.0)
+
+    def abort(self, uint32_t request):
+        return bool(queues_remove(&self.engine.queues, &self.engine.kv, request))
+
+    def step(self):
+        cdef Step step
+        cdef uint32_t i
+        self.engine.clock = 0.0
+        if engine_begin_step(&self.engine, &self.limits, &self.timing.timing, NULL, &step) < 0:
+            raise MemoryError
+        self.engine.stepping = False  # it is the caller who lets the time pass
+        tokens = [
+            (
+                self.engine.pending[i].request,
+                self.engine.pending[i].kind & LAST_TOKEN != 0,
+                self.engine.pending[i].cached,
+                self.engine.pending[i].preemptions,
+            )
+            for i in range(self.engine.n_pending)
+        ]
+        return self.engine.clock, tokens, self.take_changes(), step.prefill, step.preempted
+
+    cdef list take_changes(self):
+        cdef Journal* journal = &self.engine.kv.journal
+        cdef Entry* entry
+        cdef size_t i
+        changes = []
+        while journal.head < journal.length:
+            entry = &journal.entries[journal.head]
+            journal.head += 1
+            if entry.kind == ENTRY_STORED:
+                changes.append((entry.request, entry.place, entry.count))
+            else:
+                changes.append([journal.names[entry.first + i] for i in range(entry.count)])
+        journal_compact(journal)
+        return changes
+
+    def cache(self):
+        return kv_listing(&self.engine.kv)

@@ -1,0 +1,101 @@
+"""What can be made to go wrong with a mock engine: Fault, and FaultyPlane for its events.
+
+A fault is a state: it holds until another one replaces it, and the healthy one lifts it.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Annotated
+
+import msgspec
+
+from ...runtime.event_plane import (
+    EventPlane,
+    Handler,
+    PlaneState,
+    PlaneStats,
+    StateCallback,
+    Subscription,
+)
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is wrong with one engine. The default is a healthy one."""
+
+    slow: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    """steps take so many times as long; the one that runs ends as it was begun"""
+    hang: bool = False
+    """no call is answered and no step is begun; connections stay open"""
+    crash: bool = False
+    """connections break and are refused; lifted, it starts with an empty cache on its old port"""
+    drop: Share = 0.0
+    """share of its event messages that get lost"""
+    duplicate: Share = 0.0
+    """share of its event messages that arrive twice"""
+    reorder: Share = 0.0
+    """share of its event messages that arrive after the next one"""
+    seed: int = 0
+    """of which messages these are"""
+
+
+HEALTHY = Fault()
+
+
+class FaultyPlane:
+    """An event plane that mishandles what one engine publishes, as its fault says."""
+
+    def __init__(self, plane: EventPlane) -> None:
+        self._plane = plane
+        self._fault = HEALTHY
+        self._random = Random(0)
+        self._late: tuple[str, bytes] | None = None
+
+    async def set_fault(self, fault: Fault) -> None:
+        """Begin anew with the seed of `fault`. A message that was kept back is let go."""
+        self._fault = fault
+        self._random = Random(fault.seed)
+        await self._let_go()
+
+    @property
+    def state(self) -> PlaneState:
+        return self._plane.state
+
+    @property
+    def stats(self) -> PlaneStats:
+        return self._plane.stats
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        fault, chance = self._fault, self._random.random
+        # Three draws for each message, so that one share does not move the others' choices.
+        dropped, twice, late = (
+            chance() < share for share in (fault.drop, fault.duplicate, fault.reorder)
+        )
+        if dropped:
+            return
+        if late and self._late is None:
+            self._late = (subject, payload)
+            return
+        await self._plane.publish(subject, payload)
+        if twice:
+            await self._plane.publish(subject, payload)
+        await self._let_go()
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscription:
+        return await self._plane.subscribe(subject, handler)
+
+    def on_state(self, callback: StateCallback) -> Callable[[], None]:
+        return self._plane.on_state(callback)
+
+    async def flush(self) -> bool:
+        return await self._plane.flush()
+
+    async def close(self) -> None:
+        """Let go of what was kept back. The plane below stays open."""
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        late, self._late = self._late, None
+        if late is not None:
+            await self._plane.publish(*late)
