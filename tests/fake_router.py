@@ -16,6 +16,7 @@ class LedgerRouter:
         self.registry = registry
         self.booked: dict[str, int] = {}
         self.prefilled: list[str] = []
+        self.output_tokens: list[int | None] = []
         self.touched: list[str] = []
         self.decisions: list[dict[str, Any]] = []
 
@@ -63,4 +64,5 @@ class LedgerRouter:
 
     def free(self, request_id: str, *, output_tokens: int | None = None) -> bool:
         del self.booked[request_id]
+        self.output_tokens.append(output_tokens)
         return True
