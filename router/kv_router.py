@@ -203,8 +203,10 @@ class KvRouter:
             overlap = 0 if overlaps is None else int(overlaps[number])
             worker = self.registry.worker(number)
             if request_id is not None:
-                self._book(request_id, number, prompt, overlap, now, expected_output_tokens, config)
-                if self._observer is not None:
+                booked = self._book(
+                    request_id, number, prompt, overlap, now, expected_output_tokens, config
+                )
+                if booked and self._observer is not None:
                     self._observer.on_booked(request_id, number, candidates)
                 if prompt.local is not None and self.index.predicts:
                     self.index.record(worker, prompt.local, sequence_hashes(prompt.local), now)
@@ -451,8 +453,8 @@ class KvRouter:
         now: float,
         expected_output_tokens: int | None,
         config: KvRouterConfig,
-    ) -> None:
-        self._slots.add_request(
+    ) -> bool:
+        return self._slots.add_request(
             request_id,
             number,
             prompt.sequence,
