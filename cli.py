@@ -52,6 +52,7 @@ BENCHES: Mapping[str, Entry] = {
         "bench.concurrent:run",
     ),
     "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
+    "grid": Entry("A policy in many fleets.", "bench.grid:GridConfig", "bench.grid:run"),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
 }
 

@@ -2,6 +2,7 @@
 
 kv                     the default policy of mode kv
 dynamo:SCALE           mode kv with Dynamo's cost at that prefill_load_scale
+forecast, or the name of a policy that an installed package offers
 round-robin, random, least-loaded, power-of-two
 prefix-hash:BLOCKS     by the hash of the prompt's first blocks (of the trace: 512 tokens)
 chwbl:FACTOR[:BLOCKS]  consistent hashing with bounded loads; 2 blocks if not given
@@ -11,8 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..router.config import KvRouterConfig
+from ..router.config import DYNAMO, KvRouterConfig
 from ..router.kv_router import KvRouter
+from ..router.policies import known_policies
 from ..router.prefix_hash import bounded_consistent_hash, prefix_hash
 from ..router.selection import Strategy
 from ..runtime.clock import Clock
@@ -61,11 +63,16 @@ def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> Contestant
             return Contestant(name, name, replace(base, mode=name))  # type: ignore[arg-type]  # is a Mode
         if name == "kv":
             config = replace(base, mode="kv")
-            return Contestant("kv", f"dynamo:{config.cost_params().prefill_load_scale:g}", config)
-        if kind == "dynamo" and len(values) == 1:
-            scale = float(values[0])
-            config = replace(base, mode="kv", prefill_load_scale=scale, overlap_score_weight=None)
-            return Contestant("kv", f"dynamo:{scale:g}", config)
+            return Contestant("kv", config.policy_name, config)
+        if kind == DYNAMO and len(values) == 1:
+            config = replace(
+                base,
+                mode="kv",
+                policy=DYNAMO,
+                prefill_load_scale=float(values[0]),
+                overlap_score_weight=None,
+            )
+            return Contestant("kv", config.policy_name, config)
         if kind == "prefix-hash" and len(values) == 1:
             trace_blocks = int(values[0])
             blocks = _router_blocks(trace_blocks, trace_block_size, base.block_size)
@@ -82,8 +89,11 @@ def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> Contestant
             return Contestant(kind, policy, base, lambda: bounded_consistent_hash(factor, blocks))
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"compare: {name!r}: {error}", key="compare") from None
+    if name in known_policies():
+        config = replace(base, mode="kv", policy=name)
+        return Contestant("kv", config.policy_name, config)
     raise ConfigError(
-        f"compare: {name!r} is none of kv, dynamo:SCALE, {', '.join(LOAD_MODES)}, "
+        f"compare: {name!r} is none of kv, {', '.join(known_policies())}, {', '.join(LOAD_MODES)}, "
         "prefix-hash:BLOCKS, chwbl:FACTOR",
         key="compare",
     )

@@ -47,8 +47,9 @@ def _option(default: Any, help: str, **more: Any) -> Any:
 class DecisionBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 
-    tokens: tuple[int, ...] = _option((1024, 8192), "Prompt length; may be repeated.")
-    workers: tuple[int, ...] = _option((8, 64, 256), "Fleet size; may be repeated.")
+    tokens: tuple[int, ...] = _option((1024, 2048, 8192), "Prompt length; may be repeated.")
+    workers: tuple[int, ...] = _option((8, 64, 256, 1024), "Fleet size; may be repeated.")
+    policy: str = _option("forecast", "Policy that decides.")
     block_size: int = _option(64, "Tokens in a block.")
     decisions: int = _option(500, "Decisions per round.")
     rounds: int = _option(7, "Rounds over all settings; medians of them are reported.")
@@ -90,10 +91,11 @@ class Scene:
 class RouterCell:
     """Whole decisions, through the library as a frontend would call it."""
 
-    def __init__(self, scene: Scene, as_list: bool) -> None:
+    def __init__(self, scene: Scene, policy: str, as_list: bool) -> None:
         prompts: list[Any] = [*scene.prompts]
         self._prompts = [prompt.tolist() for prompt in prompts] if as_list else prompts
-        self._router = KvRouter(KvRouterConfig(block_size=scene.block_size, seed=1))
+        config = KvRouterConfig(block_size=scene.block_size, seed=1, policy=policy)
+        self._router = KvRouter(config)
         for worker in range(scene.workers):
             self._router.add_worker(worker)
         for worker, event in scene.events:
@@ -191,8 +193,8 @@ def measure_decisions(config: DecisionBenchConfig) -> list[dict[str, Any]]:
     try:
         for tokens, workers in product(config.tokens, config.workers):
             scene = Scene(tokens, workers, config.block_size)
-            cells[tokens, workers, "array"] = RouterCell(scene, as_list=False)
-            cells[tokens, workers, "list"] = RouterCell(scene, as_list=True)
+            cells[tokens, workers, "array"] = RouterCell(scene, config.policy, as_list=False)
+            cells[tokens, workers, "list"] = RouterCell(scene, config.policy, as_list=True)
             cells[tokens, workers, "stages"] = StagesCell(scene)
         for cell in cells.values():
             cell.measure(PROMPTS)  # warm-up
@@ -207,6 +209,7 @@ def measure_decisions(config: DecisionBenchConfig) -> list[dict[str, Any]]:
             cell.close()
     return [
         {
+            "policy": config.policy,
             "tokens": tokens,
             "workers": workers,
             **{

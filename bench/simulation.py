@@ -208,7 +208,7 @@ class Simulation:
             if kind & 1:
                 router.mark_prefill_complete(str(place))
             if kind & 2:
-                router.free(str(place))
+                router.free(str(place), output_tokens=self._trace.output_tokens(place))
                 self._call_follower(place, time)
         firsts, lasts = (emissions.kinds & 1).astype(bool), (emissions.kinds & 2).astype(bool)
         self._first[emissions.requests[firsts]] = emissions.times[firsts]

@@ -21,6 +21,7 @@ cdef enum:  # field numbers
     TOKENIZED = 2
     SAMPLING_CONFIG = 3
     MAX_TOKENS = 5
+    STREAMING = 6
     LORA_CONFIG = 13
     PROMPT_TUNING_CONFIG = 14
     MULTIMODAL_INPUT = 15
@@ -47,6 +48,7 @@ cdef struct Facts:
     int64_t cache_salt_id
     uint32_t max_tokens
     uint32_t sequences
+    bint streaming
     bint has_lora
     bint has_salt
     bint has_media              # images or a prompt table: more than tokens make its content
@@ -160,6 +162,8 @@ cdef bint read_facts(Cursor cursor, Facts* facts) noexcept nogil:
         if field.wire == VARINT:
             if field.number == MAX_TOKENS:
                 facts.max_tokens = <uint32_t>field.value
+            elif field.number == STREAMING:
+                facts.streaming = field.value != 0
             elif field.number == CACHE_SALT_ID:
                 facts.has_salt, facts.cache_salt_id = True, <int64_t>field.value
         elif field.wire == DELIMITED:
@@ -201,7 +205,7 @@ cdef bint read_tokens(Cursor cursor, uint32_t* out, uint32_t* largest) noexcept 
 
 def parse_generate(const uint8_t[::1] body not None):
     """(request_id, token_ids, largest token, max_tokens, sequences, task_id | None,
-    cache_salt_id | None, has media) of a serialized request; ValueError if it is none.
+    cache_salt_id | None, has media, streaming) of a serialized request; ValueError if it is none.
     """
     cdef Facts facts
     cdef Cursor cursor
@@ -213,7 +217,7 @@ def parse_generate(const uint8_t[::1] body not None):
     facts.request_id_size = facts.n_tokens = 0
     facts.task_id = facts.cache_salt_id = 0
     facts.max_tokens = facts.sequences = 0
-    facts.has_lora = facts.has_salt = facts.has_media = False
+    facts.has_lora = facts.has_salt = facts.has_media = facts.streaming = False
     if not read_facts(cursor, &facts):
         raise ValueError("not a GenerateRequest")
     tokens = np.empty(facts.n_tokens, np.uint32)
@@ -232,4 +236,5 @@ def parse_generate(const uint8_t[::1] body not None):
         facts.task_id if facts.has_lora else None,
         facts.cache_salt_id if facts.has_salt else None,
         facts.has_media,
+        bool(facts.streaming),
     )

@@ -14,6 +14,16 @@ from .limits import AdmissionConfig
 
 Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 MODES: tuple[str, ...] = ("kv", "round-robin", "random", "least-loaded", "power-of-two", "direct")
+FORECAST, DYNAMO = "forecast", "dynamo"  # the policies that are ours
+# What Dynamo's cost function is made of; other policies have no use for it.
+DYNAMO_KNOBS = (
+    "overlap_score_credit",
+    "overlap_score_credit_decay",
+    "prefill_load_scale",
+    "overlap_score_weight",
+    "decode_active_request_weight",
+    "router_track_prefill_tokens",
+)
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 
 
@@ -35,6 +45,13 @@ class KvRouterConfig:
         "--router-mode",
         choices=MODES,
         env=("DYN_ROUTER_MODE",),
+    )
+    policy: str | None = _knob(
+        None,
+        "How mode kv weighs workers: forecast, dynamo, dynamo:SCALE, or a policy of an installed"
+        " package. Not given: forecast, or dynamo where one of the knobs of its cost is set.",
+        "--policy",
+        "--router-policy",
     )
     block_size: int = _knob(
         64,
@@ -172,6 +189,7 @@ class KvRouterConfig:
         if self.index_read_path not in READ_PATHS:
             known = ", ".join(READ_PATHS)
             raise bad_setting("index_read_path", f"{self.index_read_path!r} is not one of {known}")
+        self._check_policy()
         _require_at_least("block_size", self.block_size, 1)
         _require_at_least("router_max_index_blocks", self.router_max_index_blocks, 1)
         _require_at_least("router_max_tree_size", self.router_max_tree_size, 1)
@@ -200,16 +218,44 @@ class KvRouterConfig:
         if self.router_track_output_blocks and not self.router_track_active_blocks:
             raise bad_setting("router_track_output_blocks", "needs router_track_active_blocks")
 
+    def _check_policy(self) -> None:
+        if self.policy is None:
+            return
+        kind, colon, given = self.policy.partition(":")
+        if kind == DYNAMO and colon:
+            try:
+                scale = float(given)
+            except ValueError:
+                raise bad_setting("policy", f"{given!r} in {self.policy!r} is no number") from None
+            _require_at_least("policy", scale, 0)
+            for key in ("prefill_load_scale", "overlap_score_weight"):
+                if getattr(self, key) != _default_of(key):
+                    raise bad_setting(key, f"the policy {self.policy!r} has set it")
+        elif kind != DYNAMO and self.mode == "kv" and (knob := self._dynamo_knob()) is not None:
+            raise bad_setting(knob, f"has no effect with the policy {self.policy!r}")
+
+    def _dynamo_knob(self) -> str | None:
+        """A knob of Dynamo's cost that was set to something of its own."""
+        return next((key for key in DYNAMO_KNOBS if getattr(self, key) != _default_of(key)), None)
+
     @property
     def policy_name(self) -> str:
-        """What a report calls this way of choosing: dynamo:SCALE for the cost function."""
+        """What a report calls this way of choosing: dynamo:SCALE for Dynamo's cost function."""
         if self.mode != "kv":
             return self.mode
-        return f"dynamo:{self.cost_params().prefill_load_scale:g}"
+        policy = self.policy
+        if policy is None:
+            policy = FORECAST if self._dynamo_knob() is None else DYNAMO
+        if policy.partition(":")[0] == DYNAMO:
+            return f"{DYNAMO}:{self.cost_params().prefill_load_scale:g}"
+        return policy
 
     def cost_params(self) -> CostParams:
         """The cost function's parameters, from whichever of the two vocabularies was used."""
         scale, credit = self.prefill_load_scale, self.overlap_score_credit
+        kind, colon, given = (self.policy or "").partition(":")
+        if kind == DYNAMO and colon:
+            scale = float(given)
         if self.overlap_score_weight is not None:
             scale, credit = params_from_legacy_weight(self.overlap_score_weight)
         return CostParams(
@@ -282,6 +328,10 @@ class ServeConfig:
             raise bad_setting("speedup_ratio", "must be greater than 0")
         if self.request_timeout_s is not None and not self.request_timeout_s > 0:
             raise bad_setting("request_timeout_s", "must be greater than 0")
+
+
+def _default_of(key: str) -> Any:
+    return KvRouterConfig.__dataclass_fields__[key].default
 
 
 def _require_at_least(key: str, value: float, least: float) -> None:

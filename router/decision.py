@@ -50,6 +50,7 @@ class CandidateTerms:
     active_requests: int
     cost: float  # what it would cost, whether or not it is eligible
     index_state: str = ""  # state of its event source: how far the overlap can be trusted
+    policy_terms: Mapping[str, float] | None = None  # where another policy decides: its own terms
 
     def to_dict(self) -> dict[str, Any]:
         return _plain(self.worker, asdict(self))
@@ -57,9 +58,14 @@ class CandidateTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Every candidate of a request that was asked about, not booked."""
+    """Every candidate of a request that was asked about, not booked.
+
+    The candidates' terms are those of Dynamo's cost. Where another policy decides that can say
+    why, theirs come with them, and its `cost` makes the cheapest.
+    """
 
     mode: str
+    policy: str = ""
     isl: int  # prompt tokens
     block_size: int
     request_blocks: int  # blocks of the prompt, rounded up
@@ -71,12 +77,16 @@ class Explanation:
     def cheapest(self) -> tuple[WorkerWithDpRank, ...]:
         """The eligible workers that tie for the lowest cost; at temperature 0 one of them wins."""
         eligible = [each for each in self.candidates if each.eligible]
-        lowest = min((each.cost for each in eligible), default=0.0)
-        return tuple(each.worker for each in eligible if each.cost == lowest)
+        costs = [(each.policy_terms or {}).get("cost", each.cost) for each in eligible]
+        lowest = min(costs, default=0.0)
+        return tuple(
+            each.worker for each, cost in zip(eligible, costs, strict=True) if cost == lowest
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "mode": self.mode,
+            "policy": self.policy,
             "isl": self.isl,
             "block_size": self.block_size,
             "request_blocks": self.request_blocks,

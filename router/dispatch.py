@@ -238,7 +238,7 @@ class Dispatcher:
             async for message in answers:
                 at = now()
                 observer.on_message(flight, message, at)
-                if not flight.messages:
+                if not flight.messages and flight.facts.streaming:  # else the whole answer
                     router.mark_prefill_complete(request_id)
                     self._load_fell()
                 flight.messages += 1
@@ -260,7 +260,8 @@ class Dispatcher:
             details = "it was silent for too long" if flight.silent else "it cancelled the request"
             return self._judge(flight, worker_id, grpc.StatusCode.CANCELLED, details, error)
         finally:
-            router.free(request_id)
+            # A message is a token or a few: it is their pace that a policy learns.
+            router.free(request_id, output_tokens=flight.messages or None)
             self._load_fell()
             flight.waiting_since = math.inf
             if running and client is not None and call is not None:

@@ -69,7 +69,12 @@ def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
         workers = GaugeMetricFamily("dynamo_router_workers", "Ranks by state.", labels=["state"])
         for state, count in states.items():
             workers.add_metric([state], count)
-        return (blocks, tokens, requests, indexed, lower, unindexed, source, workers)
+        failures = CounterMetricFamily(
+            "dynamo_router_policy_failures",
+            "Times that an installed policy raised or answered nonsense.",
+            router.policy_failures,
+        )
+        return (blocks, tokens, requests, indexed, lower, unindexed, source, workers, failures)
 
     return collect
 

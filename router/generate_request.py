@@ -20,7 +20,8 @@ class GenerateFacts(NamedTuple):
     """The parts of a request that decide where it goes.
 
     `lora_name` and `cache_namespace` select the hash space of its blocks, as in block hashing.
-    `sequences` is how many answers it asks for.
+    `sequences` is how many answers it asks for, `streaming` whether it
+    wants them token by token.
     """
 
     request_id: str
@@ -30,14 +31,16 @@ class GenerateFacts(NamedTuple):
     lora_name: str | None
     cache_namespace: str | None
     sequences: int
+    streaming: bool
 
 
 def read_generate(body: bytes) -> GenerateFacts:
     """Read a serialized GenerateRequest; InvalidRequestError if it is none or has no prompt."""
     try:
-        request_id, tokens, largest, max_tokens, sequences, task, salt, media = parse_generate(body)
+        facts = parse_generate(body)
     except ValueError:
         raise InvalidRequestError(_NO_REQUEST) from None
+    request_id, tokens, largest, max_tokens, sequences, task, salt, media, streaming = facts
     if not len(tokens):
         raise InvalidRequestError("empty prompt: tokenized.input_token_ids has no token id")
     namespace = None if salt is None else str(salt)
@@ -49,6 +52,7 @@ def read_generate(body: bytes) -> GenerateFacts:
         None if task is None else str(task),
         _media_namespace(body, namespace) if media else namespace,
         sequences or 1,
+        streaming,
     )
 
 

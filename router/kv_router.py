@@ -24,18 +24,20 @@ from ..runtime.errors import ConfigError, InvalidRequestError
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..slots.table import SlotTable
 from ..workers.registry import WorkerEntry, WorkerRegistry
-from .config import KvRouterConfig
-from .cost import lower_saving, terms
+from .config import DYNAMO, KvRouterConfig
+from .cost import Mask, lower_saving, terms
 from .decision import Decision, Explanation
 from .limits import LoadLimits
 from .overlaps import Overlaps
+from .policies import GuardedStrategy, guarded, new_strategy
 from .prompt import Content, Prompt, hash_prompt, prompt_length
-from .selection import Candidates, Strategy, choose, strategy
+from .selection import Candidates, Observer, Strategy, choose, pick
 from .views import PotentialLoad, WorkerView, worker_views
 
 WorkerLike = int | tuple[int, int]
 T = TypeVar("T")
 _UNASKED = Overlaps(0)
+_DYNAMO = replace(KvRouterConfig(), policy=DYNAMO)
 
 
 class KvRouter:
@@ -63,7 +65,10 @@ class KvRouter:
         self._rng = random.Random(self.config.seed if seed is None else seed)
         self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
         self.limits = LoadLimits(self.config.admission, self._slots, self.registry)
-        self._strategy = strategy or self._strategy_of(self.config)
+        if strategy is not None:
+            strategy = guarded(strategy, "the strategy that was passed in", self.config)
+        self._strategy = strategy or new_strategy(self.config)
+        self._observer: Observer | None = self._strategy.observer
         self._overlaps = Overlaps(0)
         self._dropped: list[str] = []
         self._lock = threading.RLock()
@@ -71,11 +76,21 @@ class KvRouter:
         self.registry.on_remove.append(self._on_remove)
         for number, worker in self.registry.numbered():
             self._on_add(worker, number)
+        if self._observer is not None:
+            self.registry.on_update.append(self._on_update)
+            for entry in self.registry.entries():
+                self._on_update(entry)
 
     @property
     def uses_caches(self) -> bool:
         """Whether decisions look at the workers' caches, and at the slots' blocks, at all."""
         return self._strategy.needs_overlaps
+
+    @property
+    def policy_failures(self) -> int:
+        """How often a policy that is not ours has raised, or answered nonsense."""
+        how = self._strategy
+        return how.failures.count if isinstance(how, GuardedStrategy) else 0
 
     # Workers
 
@@ -172,17 +187,10 @@ class KvRouter:
             eligible = self.registry.eligible(now)
             if excluded_workers:
                 eligible = eligible & ~self._mask(excluded_workers)
+            candidates = self._candidates(prompt, overlaps, eligible, now, config)
             number = choose(
                 how,
-                Candidates(
-                    self._slots,
-                    isl=prompt.isl,
-                    eligible=eligible,
-                    overlaps=overlaps.device,
-                    seq_hashes=prompt.sequence,
-                    host_overlaps=overlaps.host,
-                    disk_overlaps=overlaps.disk,
-                ),
+                candidates,
                 self._rng,
                 allowed=None if allowed_workers is None else self._mask(allowed_workers),
                 pinned=self._pin(pinned_worker),
@@ -195,7 +203,11 @@ class KvRouter:
                 saved += int(lower_saving(config.cost_params(), host, disk))
             worker = self.registry.worker(number)
             if request_id is not None:
-                self._book(request_id, number, prompt, saved, now, expected_output_tokens, config)
+                booked = self._book(
+                    request_id, number, prompt, saved, now, expected_output_tokens, config
+                )
+                if booked and self._observer is not None:
+                    self._observer.on_booked(request_id, number, candidates)
                 if prompt.local is not None and self.index.predicts:
                     self.index.record(worker, prompt.local, sequence_hashes(prompt.local), now)
         return Decision(
@@ -219,8 +231,8 @@ class KvRouter:
         overrides: Mapping[str, Any] | None = None,
     ) -> Explanation:
         """Every candidate's cost and what it is made of, whatever the mode. Books nothing."""
-        config, _ = self._how(overrides)
-        how = self._strategy_of(replace(config, mode="kv"))
+        config, decides = self._how(overrides)
+        how = new_strategy(_DYNAMO)
         content = Content(block_mm_infos, lora_name, cache_namespace)
         prompt = self._prompt(token_ids, content, how, config)
         with self._lock:
@@ -250,8 +262,16 @@ class KvRouter:
                 reasons=reasons,
                 index_states={n: states.get(w, SourceState.SILENT.value) for n, w in numbered},
             )
+            if decides.explain is not None:
+                own = decides.explain(
+                    self._candidates(prompt, overlaps, self.registry.eligible(now), now, config)
+                )
+                candidates = [
+                    replace(each, policy_terms=own.get(each.number)) for each in candidates
+                ]
         return Explanation(
             mode=config.mode,
+            policy=config.policy_name,
             isl=prompt.isl,
             block_size=self.block_size,
             request_blocks=-(-prompt.isl // self.block_size),
@@ -341,6 +361,8 @@ class KvRouter:
     def mark_prefill_complete(self, request_id: str) -> bool:
         """The first token is out. False if the request is not booked, which is no error."""
         with self._lock:
+            if self._observer is not None:
+                self._observer.on_first_token(request_id, self._clock.now())
             return self._slots.mark_prefill_completed(request_id)
 
     def add_output_tokens(self, request_id: str, generated: int) -> None:
@@ -354,9 +376,14 @@ class KvRouter:
         with self._lock:
             return self._slots.touch(request_id, self._clock.now())
 
-    def free(self, request_id: str) -> bool:
-        """The request ended, however it did. False if it is not booked, which is no error."""
+    def free(self, request_id: str, *, output_tokens: int | None = None) -> bool:
+        """The request ended, however it did. False if it is not booked, which is no error.
+
+        `output_tokens`, where somebody has counted them, tells a policy how long a token takes.
+        """
         with self._lock:
+            if self._observer is not None:
+                self._observer.on_end(request_id, self._clock.now(), output_tokens)
             return self._slots.free(request_id)
 
     def close(self) -> None:
@@ -365,6 +392,8 @@ class KvRouter:
         if self._on_add in self.registry.on_add:
             self.registry.on_add.remove(self._on_add)
             self.registry.on_remove.remove(self._on_remove)
+            if self._observer is not None:
+                self.registry.on_update.remove(self._on_update)
 
     def __enter__(self) -> "KvRouter":
         return self
@@ -395,11 +424,23 @@ class KvRouter:
             config = replace(self.config, **overrides)
         except TypeError:
             raise ConfigError(f"overrides: unknown key among {', '.join(overrides)}") from None
-        same_mode = config.mode == self.config.mode != "kv"
-        return config, self._strategy if same_mode else self._strategy_of(config)
-
-    def _strategy_of(self, config: KvRouterConfig) -> Strategy:
-        return strategy(config.mode, config.cost_params(), config.router_temperature)
+        if config.policy_name != self.config.policy_name:
+            how = new_strategy(config)
+            if how.observer is not None:
+                raise ConfigError(
+                    f"overrides: {config.policy_name!r} learns from what it sends; a router has"
+                    " it from the start, or not at all",
+                    key="policy",
+                )
+            return config, how
+        if self._observer is None and config.mode == "kv":
+            return config, new_strategy(config)
+        temperature = config.router_temperature
+        if config.mode == "kv" and temperature != self.config.router_temperature:
+            return config, replace(
+                self._strategy, pick=lambda costs, rng: pick(costs, temperature, rng)
+            )
+        return config, self._strategy
 
     def _prompt(
         self, token_ids: Integers, content: Content, how: Strategy, config: KvRouterConfig
@@ -413,6 +454,29 @@ class KvRouter:
         if not config.router_assume_kv_reuse:
             return Prompt(isl, local, self._slots.private_hashes(len(local)))
         return Prompt(isl, local, sequence_hashes(local))
+
+    def _candidates(
+        self,
+        prompt: Prompt,
+        overlaps: Overlaps,
+        eligible: Mask,
+        now: float,
+        config: KvRouterConfig,
+    ) -> Candidates:
+        spared = overlaps.device
+        if overlaps.host is not None:
+            spared = overlaps.saved(config.cost_params())
+        return Candidates(
+            self._slots,
+            isl=prompt.isl,
+            eligible=eligible,
+            overlaps=overlaps.device,
+            seq_hashes=prompt.sequence,
+            host_overlaps=overlaps.host,
+            disk_overlaps=overlaps.disk,
+            spared=spared,
+            now=now,
+        )
 
     def _match(self, prompt: Prompt) -> Overlaps:
         if prompt.local is None:
@@ -431,8 +495,8 @@ class KvRouter:
         now: float,
         expected_output_tokens: int | None,
         config: KvRouterConfig,
-    ) -> None:
-        self._slots.add_request(
+    ) -> bool:
+        return self._slots.add_request(
             request_id,
             number,
             prompt.sequence,
@@ -444,7 +508,9 @@ class KvRouter:
         )
 
     def _expire(self, now: float) -> None:
-        self._slots.expire(now)
+        for request_id in self._slots.expire(now):
+            if self._observer is not None:
+                self._observer.on_end(request_id, now, None)
         self.index.expire(now)
 
     def _mask(self, workers: Iterable[WorkerLike]) -> npt.NDArray[np.bool_]:
@@ -472,6 +538,14 @@ class KvRouter:
         with self._lock:
             self._dropped += self._slots.remove_worker(number)
             self.index.unbind(worker)
+            if self._observer is not None:
+                self._observer.on_worker_gone(number)
+
+    def _on_update(self, entry: WorkerEntry) -> None:
+        with self._lock:
+            assert self._observer is not None
+            for number in entry.numbers:
+                self._observer.on_worker(number, entry)
 
 
 def _index_of(config: KvRouterConfig) -> PrefixIndex:

@@ -5,7 +5,7 @@ a score gives each a cost, a pick draws one. Stages see the request as Candidate
 random comes out of the generator that is handed in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..runtime.errors import InvalidRequestError, NoWorkersError, RouterError
 from ..slots.table import SlotTable
+from ..workers.registry import WorkerEntry
 from . import _cost
 from .config import Mode
 from .cost import Blocks, CostParams, Counts, Floats, Mask, score
@@ -29,8 +30,10 @@ class Candidates:
     """One request before the workers. Arrays are by worker number; loads are computed when asked.
 
     `eligible` are the workers it may go to; `overlaps` (blocks) and `seq_hashes` are None where
-    the mode has no use for them, the lower tiers' overlaps where there are none. Good for one
-    decision: the loads are those of the moment they were first asked for.
+    the mode has no use for them, the lower tiers' overlaps where there are none. `spared` are the
+    blocks of prefill that all tiers together save, each at its weight: `overlaps` if there is only
+    the device. `now` is the router's time. Good for one decision: the loads are those of when they
+    were first asked for.
     """
 
     def __init__(
@@ -44,8 +47,11 @@ class Candidates:
         host_overlaps: Blocks | None = None,
         disk_overlaps: Blocks | None = None,
         shared_blocks: Blocks | None = None,
+        spared: Blocks | None = None,
+        now: float = 0.0,
     ) -> None:
         self.slots = slots
+        self.now = now
         self.isl = isl
         self.block_size = slots.block_size
         self.eligible = eligible
@@ -54,6 +60,7 @@ class Candidates:
         self.host_overlaps = host_overlaps
         self.disk_overlaps = disk_overlaps
         self.shared_blocks = shared_blocks
+        self.spared = overlaps if spared is None else spared
         # Not cached_property: in Python 3.11 it takes a lock, which costs more than the arrays do.
         self._potential_blocks: Floats | None = None
         self._prefill_tokens: Counts | None = None
@@ -81,19 +88,49 @@ class Candidates:
         return self._active_requests
 
 
+class Observer(Protocol):
+    """Hears what becomes of requests, in the order it happens; called under the router's lock.
+
+    Times are those of the router's clock, `number` is a worker's. A request is booked once and
+    ends once, if it does not go with its worker; a first token need not come.
+    """
+
+    def on_worker(self, number: int, entry: WorkerEntry) -> None:
+        """A worker came, or what is known of it has changed."""
+
+    def on_worker_gone(self, number: int) -> None:
+        """A worker left, and its requests with it."""
+
+    def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
+        """A request goes to a worker, whoever chose it. The candidates are those it was one of."""
+
+    def on_first_token(self, request_id: str, now: float) -> None:
+        """Its first token is out."""
+
+    def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
+        """It ended, however; `output_tokens` where somebody has counted them."""
+
+
 Filter = Callable[[Candidates], Mask]  # of the eligible workers, those that may be scored
 Score = Callable[[Candidates], Floats]  # cost of each worker; inf or nan where it is out
+Explain = Callable[[Candidates], Mapping[int, Mapping[str, float]]]  # terms by worker number
 Pick = Callable[[Floats, Rng], int]  # the number of a worker whose cost is finite
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a mode chooses. `needs_overlaps` says whether its stages look at the caches at all."""
+    """How a mode chooses. `needs_overlaps` says whether its stages look at the caches at all.
+
+    An `observer` is told what becomes of requests: such a strategy belongs to one router. `explain`
+    says what the costs of candidates are made of; its `cost` is what the score would be.
+    """
 
     score: Score
     pick: Pick
     filter: Filter | None = None
     needs_overlaps: bool = False
+    observer: Observer | None = None
+    explain: Explain | None = None
 
     def __call__(self, candidates: Candidates, rng: Rng) -> int:
         """The number of the chosen worker; NoWorkersError if the stages leave none."""

@@ -16,6 +16,7 @@ class LedgerRouter:
         self.registry = registry
         self.booked: dict[str, int] = {}
         self.prefilled: list[str] = []
+        self.output_tokens: list[int | None] = []
         self.touched: list[str] = []
         self.decisions: list[dict[str, Any]] = []
 
@@ -61,6 +62,7 @@ class LedgerRouter:
         self.touched.append(request_id)
         return request_id in self.booked
 
-    def free(self, request_id: str) -> bool:
+    def free(self, request_id: str, *, output_tokens: int | None = None) -> bool:
         del self.booked[request_id]
+        self.output_tokens.append(output_tokens)
         return True

@@ -15,4 +15,5 @@ def expected(message: Any) -> tuple[Any, ...]:
         message.lora_config.task_id if message.HasField("lora_config") else None,
         message.cache_salt_id if message.HasField("cache_salt_id") else None,
         message.HasField("multimodal_input") or message.HasField("prompt_tuning_config"),
+        message.streaming,
     )

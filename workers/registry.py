@@ -56,7 +56,10 @@ class WorkerEntry:
 
 
 class WorkerRegistry:
-    """The registered workers. Listeners (`on_add`, `on_remove`) hear of numbers given and taken."""
+    """The registered workers. Listeners (`on_add`, `on_remove`) hear of numbers given and taken.
+
+    Those in `on_update` hear of every entry that was added or renewed, with its numbers.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[int, WorkerEntry] = {}
@@ -69,6 +72,7 @@ class WorkerRegistry:
         self._inhibited: set[int] = set()
         self.on_add: list[Callable[[WorkerWithDpRank, int], None]] = []
         self.on_remove: list[Callable[[WorkerWithDpRank, int], None]] = []
+        self.on_update: list[Callable[[WorkerEntry], None]] = []
 
     def add(
         self,
@@ -107,6 +111,8 @@ class WorkerRegistry:
                 self._assign(worker)
         entry = replace(entry, numbers=tuple(self._numbers[worker] for worker in wanted))
         self._store(entry)
+        for listener in self.on_update:
+            listener(entry)
         return entry
 
     def remove(self, worker_id: int) -> bool:

@@ -99,7 +99,7 @@ def test_it_runs_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "kv: starting 2 engines and a router" in shown.err
     assert "kv: 12 requests, all answered." in shown.out
     [result] = json.loads(out.read_text())["runs"]
-    assert (result["mode"], result["policy"], result["workers"]) == ("kv", "dynamo:1", 2)
+    assert (result["mode"], result["policy"], result["workers"]) == ("kv", "forecast", 2)
     assert (result["requests"], result["errors"], result["rejected"]) == (12, 0, 0)
     assert 0 < result["cached_token_share"] < 1
     assert 1 <= result["balance_max_over_mean"] <= 2

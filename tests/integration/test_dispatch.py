@@ -37,6 +37,22 @@ async def test_bytes_pass_unchanged_both_ways() -> None:
         assert rig.router.prefilled == ["r1"]
 
 
+async def test_an_answer_that_comes_whole_says_nothing_of_its_first_token() -> None:
+    async with Rig(FakeEngine()) as rig:
+        request = prompt("r1")
+        request.streaming = False
+        assert await rig.answers(request)
+        await rig.settled()
+        assert not rig.router.prefilled
+
+
+async def test_the_router_hears_how_much_was_said() -> None:
+    async with Rig(FakeEngine()) as rig:
+        messages = await rig.answers(prompt("r1"))
+        await rig.settled()
+        assert rig.router.output_tokens == [len(messages)]
+
+
 async def test_routing_sees_what_it_needs() -> None:
     async with Rig(FakeEngine()) as rig:
         request = prompt("r1", 3, cache_salt_id=5)

@@ -459,4 +459,4 @@ async def test_it_says_how_requests_find_their_worker() -> None:
         call = doors.channel.unary_unary(f"/{SERVICE}/GetModelInfo", None, None)(b"")
         told = dict(await call.initial_metadata())
         await call
-    assert (told["x-dynamo-router-mode"], told["x-dynamo-router-policy"]) == ("kv", "dynamo:1")
+    assert (told["x-dynamo-router-mode"], told["x-dynamo-router-policy"]) == ("kv", "forecast")

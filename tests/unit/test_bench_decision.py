@@ -22,7 +22,7 @@ from dynamo_router.runtime.errors import ConfigError
 def test_the_scene_has_something_to_find_and_something_to_weigh() -> None:
     scene = Scene(tokens=512, workers=8, block_size=32)
     assert all(prompt.dtype == np.uint32 and len(prompt) == 512 for prompt in scene.prompts)
-    cell = RouterCell(scene, as_list=False)
+    cell = RouterCell(scene, "forecast", as_list=False)
     try:
         router: Any = cell._router
         overlaps = router.overlaps(scene.prompts[0])

@@ -63,7 +63,9 @@ def test_both_vocabularies_of_the_cost_function_are_understood(run) -> None:
 
 
 def test_a_policy_has_the_name_that_reports_use() -> None:
-    assert KvRouterConfig().policy_name == "dynamo:1"
+    assert KvRouterConfig().policy_name == "forecast"
+    assert KvRouterConfig(policy="dynamo").policy_name == "dynamo:1"
+    assert KvRouterConfig(policy="dynamo:32").policy_name == "dynamo:32"
     assert KvRouterConfig(overlap_score_weight=16.0).policy_name == "dynamo:16"
     assert KvRouterConfig(mode="random").policy_name == "random"
 

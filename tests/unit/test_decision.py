@@ -80,4 +80,5 @@ def test_an_explanation_as_json():
         "active_requests": 2,
         "cost": 11.0,
         "index_state": "exact",
+        "policy_terms": None,
     }

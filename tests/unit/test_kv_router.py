@@ -91,8 +91,13 @@ def test_a_request_id_in_use_is_refused(router: KvRouter) -> None:
     assert sum(requests for _, _, requests in loads(router).values()) == 1
 
 
-def test_load_spreads_requests_without_a_common_prefix(router: KvRouter) -> None:
-    chosen = [router.best_worker([7 * i] * 64, f"r{i}")[0] for i in range(3)]
+def test_load_spreads_requests_without_a_common_prefix(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    chosen = []
+    for i in range(3):
+        clock.advance(0.001)  # what comes at the same moment may better share a step
+        chosen.append(router.best_worker([7 * i] * 64, f"r{i}")[0])
     assert sorted(chosen) == [10, 11, 12]
 
 
@@ -123,13 +128,14 @@ def test_salts_and_adapters_do_not_share_a_cache(router: KvRouter) -> None:
     assert router.best_worker(PROMPT, cache_namespace="tenant")[2] == 0
 
 
-def test_unready_and_removed_workers_get_nothing(router: KvRouter) -> None:
+def test_unready_and_removed_workers_get_nothing(router: KvRouter, clock: ManualClock) -> None:
     router.apply_event(cache_event(PROMPT), worker_id=12)
     router.registry.set_state(12, WorkerState.UNHEALTHY)
     assert router.best_worker(PROMPT, "r1")[0] in (10, 11)
     held = router.registry.entry(10)
     assert held is not None
     router.registry.set_state(12, WorkerState.READY)
+    clock.advance(0.001)
     assert router.best_worker(PROMPT, "r2") == (12, 0, 4)
     assert router.remove_worker(12) == ["r2"] and not router.free("r2")
     assert router.overlaps(PROMPT) == {}
@@ -199,7 +205,7 @@ def test_direct_mode_wants_to_be_told() -> None:
 
 def test_two_routers_with_one_seed_decide_alike() -> None:
     def run() -> list[int]:
-        router = KvRouter(KvRouterConfig(block_size=BLOCK), seed=42)
+        router = KvRouter(KvRouterConfig(block_size=BLOCK), clock=ManualClock(), seed=42)
         for worker_id in range(8):
             router.add_worker(worker_id)
         chosen = [router.best_worker([i] * 40, f"r{i}")[0] for i in range(40)]

@@ -30,7 +30,7 @@ def sample(requests: int = 150, **more: Any) -> SimulatedTrace:
 
 
 def simulation(
-    trace: SimulatedTrace, policy: str = "kv", seed: int = 0, **fleet: Any
+    trace: SimulatedTrace, policy: str = "dynamo:1", seed: int = 0, **fleet: Any
 ) -> Simulation:
     contestant = parse_contestants(policy, block_size=64, trace_block_size=512)[0]
     return Simulation(
@@ -155,7 +155,7 @@ def sessions(count: int, delay_ms: float, *, turns: int = 4) -> list[Turn]:
     return made
 
 
-@pytest.mark.parametrize("policy", ["kv", "round-robin"])
+@pytest.mark.parametrize("policy", ["dynamo:1", "round-robin"])
 @pytest.mark.parametrize("delay_ms", [0.0, 0.7, 500.0])
 @pytest.mark.parametrize("loss", [0.0, 0.1])
 def test_a_turn_follows_the_answer_before_it(policy: str, delay_ms: float, loss: float) -> None:

@@ -1,0 +1,96 @@
+# cython: language_level=3
+"""A latency model of three numbers, learnt online: seconds = x . theta, least squares.
+
+Old samples fade by FADE, and PRIOR samples' worth of `start` keeps the fit where they say nothing.
+A sample far off the usual error counts as if it were OUTLIER times that error away: a stall or a
+late report must not turn the model over. Held against tests/oracle_forecast.py.
+"""
+
+from libc.math cimport fabs
+
+cdef enum:
+    N = 3                   # numbers in a model
+
+cdef extern from *:
+    """
+    #define FORECAST_FADE 0.999
+    #define FORECAST_PRIOR 0.01
+    #define FORECAST_OUTLIER 6.0
+    #define FORECAST_SLOW 0.02
+    """
+    const double FADE "FORECAST_FADE"    # weight of everything before, at each sample
+    const double PRIOR "FORECAST_PRIOR"     # samples, of size one
+    const double OUTLIER "FORECAST_OUTLIER"   # usual errors
+    const double SLOW "FORECAST_SLOW"     # share of the newest sample in a running mean
+
+cdef struct Fit:
+    double start[3]         # what is believed before the first sample
+    double theta[3]         # what is believed now, none of them negative
+    double moments[3][3]    # sum of x x', faded
+    double products[3]      # sum of x y
+    double error            # usual absolute error, seconds
+    double mean             # of y, seconds
+    long samples
+
+
+cdef inline void fit_init(Fit* fit, double first, double second, double third) noexcept nogil:
+    cdef int i, j
+    fit.start[0] = first
+    fit.start[1] = second
+    fit.start[2] = third
+    for i in range(N):
+        fit.theta[i] = fit.start[i]
+        fit.products[i] = 0.0
+        for j in range(N):
+            fit.moments[i][j] = 0.0
+    fit.error = 0.0
+    fit.mean = 0.0
+    fit.samples = 0
+
+
+cdef inline double fit_predict(const Fit* fit, const double* x) noexcept nogil:
+    return fit.theta[0] * x[0] + fit.theta[1] * x[1] + fit.theta[2] * x[2]
+
+
+cdef inline void fit_add(Fit* fit, const double* x, double y) noexcept nogil:
+    """Learn that `x` took `y` seconds."""
+    cdef double error = fabs(y - fit_predict(fit, x))
+    cdef double weight = 1.0
+    cdef int i, j
+    if fit.samples == 0:
+        fit.error = error
+        fit.mean = y
+    elif error > OUTLIER * fit.error > 0.0:
+        weight = OUTLIER * fit.error / error
+        error = OUTLIER * fit.error
+    fit.samples += 1
+    fit.error += SLOW * (error - fit.error)
+    fit.mean += SLOW * (y - fit.mean)
+    for i in range(N):
+        fit.products[i] = FADE * fit.products[i] + weight * x[i] * y
+        for j in range(N):
+            fit.moments[i][j] = FADE * fit.moments[i][j] + weight * x[i] * x[j]
+    fit_solve(fit)
+
+
+cdef inline void fit_solve(Fit* fit) noexcept nogil:
+    """(moments + PRIOR) theta = products + PRIOR start, by elimination: it is positive definite."""
+    cdef double a[3][4]
+    cdef double factor
+    cdef int i, j, k
+    for i in range(N):
+        for j in range(N):
+            a[i][j] = fit.moments[i][j]
+        a[i][i] += PRIOR
+        a[i][3] = fit.products[i] + PRIOR * fit.start[i]
+    for i in range(N):
+        for j in range(i + 1, N):
+            factor = a[j][i] / a[i][i]
+            for k in range(i, N + 1):
+                a[j][k] -= factor * a[i][k]
+    for i in range(N - 1, -1, -1):
+        for k in range(i + 1, N):
+            a[i][3] -= a[i][k] * a[k][3]
+        a[i][3] /= a[i][i]
+    for i in range(N):
+        fit.theta[i] = max(0.0, a[i][3])
