@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..indexer.radix import RadixTree
 from ..runtime.errors import RouterError
 from .workload import CacheEvents, Prompt, Removed, Stored
@@ -28,10 +30,12 @@ class Contender(Protocol):
 
 
 class Arrays:
-    """Ours at its best: arrays in, an object over arrays out."""
+    """Ours as the router uses it: arrays in, an array of overlaps by worker number out."""
 
     def __init__(self) -> None:
         self._tree = RadixTree()
+        self._numbers: dict[int, int] = {}
+        self._overlaps = np.zeros(0, np.uint32)
 
     def ready_store(self, op: Stored) -> Any:
         return op.worker, op.parent, op.sequence, op.local
@@ -44,18 +48,28 @@ class Arrays:
 
     def store(self, ready: Any, /) -> None:
         self._tree.store(*ready)
+        if ready[0] not in self._numbers:
+            self._bind(ready[0])
 
     def match(self, ready: Any, /) -> object:
-        return self._tree.match(ready)
+        self._tree.match_bound(ready, self._overlaps)
+        return self._overlaps
 
     def remove(self, ready: Any, /) -> None:
         self._tree.remove(*ready)
 
     def remove_worker(self, worker: int, /) -> None:
         self._tree.remove_worker(worker)
+        self._numbers.pop(worker, None)
 
     def scores(self, matched: Any) -> dict[int, int]:
-        return _by_worker_id(matched.scores)
+        by_number = {number: worker for worker, number in self._numbers.items()}
+        return {by_number[n]: int(matched[n]) for n in np.flatnonzero(matched).tolist()}
+
+    def _bind(self, worker: int) -> None:
+        number = self._numbers[worker] = len(self._overlaps)
+        self._tree.bind(worker, number)
+        self._overlaps = np.zeros(number + 1, np.uint32)
 
 
 class Lists(Arrays):

@@ -14,6 +14,9 @@ from ._tree cimport ROOT, Tree, find_child
 cdef enum:
     STACK_WORDS = 256  # of a match's bitset of workers; more of them are allocated
 
+cdef extern from "<stdint.h>" nogil:
+    const uint64_t ALL "UINT64_MAX"
+
 cdef struct Walk:
     # Given, the rest zeroed: a word for every 64 workers, and a place for the results.
     uint64_t* active   # workers that held every block so far, a bitset
@@ -60,6 +63,18 @@ cdef inline uint64_t full_word(const Edge* edge, uint32_t i) noexcept nogil:
     return word
 
 
+cdef inline bint are_consecutive(const uint32_t* numbers, uint32_t end) noexcept nogil:
+    """Whether 64 workers were given one number after another, all below `end`."""
+    cdef uint32_t first = numbers[0]
+    cdef uint32_t differs = 0
+    cdef uint32_t i
+    if end < 64 or first > end - 64:
+        return False
+    for i in range(64):
+        differs |= numbers[i] ^ (first + i)
+    return differs == 0
+
+
 cdef inline void hit_all(
     const Tree* tree, Walk* walk, uint32_t word_index, uint64_t word, uint32_t blocks
 ) noexcept nogil:
@@ -68,7 +83,15 @@ cdef inline void hit_all(
     cdef uint32_t* bound = walk.bound
     cdef uint32_t n_bound = walk.n_bound
     cdef uint32_t number, longest = 0
+    cdef int i
     if bound != NULL:
+        if word == ALL and are_consecutive(numbers, n_bound):
+            # Large fleets: a fill in place of 64 scattered writes.
+            bound += numbers[0]
+            for i in range(64):
+                bound[i] = blocks
+            walk.longest = max(walk.longest, blocks)
+            return
         while word != 0:
             number = numbers[lowest64(word)]
             word &= word - 1

@@ -4,93 +4,30 @@ The library's front: used by the service, by embedding frontends and by simulati
 without I/O, safe to call from several threads. The one place where load is booked and released.
 """
 
-import random
-import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
-from types import TracebackType
-from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from ..indexer.actor import EventIndex
-from ..indexer.approximate import ApproximateIndex
 from ..indexer.hashing import BlockMmInfos, Integers, sequence_hashes
-from ..indexer.prefix_index import PrefixIndex, TierOverlap
-from ..indexer.source import SourceState
-from ..runtime.clock import Clock, SystemClock
 from ..runtime.errors import ConfigError, InvalidRequestError
-from ..runtime.identity import WorkerWithDpRank, as_worker
-from ..slots.table import SlotTable
-from ..workers.registry import WorkerEntry, WorkerRegistry
-from .config import DYNAMO, KvRouterConfig
-from .cost import Mask, lower_saving, terms
-from .decision import Decision, Explanation
-from .limits import LoadLimits
-from .overlaps import Overlaps
-from .policies import GuardedStrategy, guarded, new_strategy
-from .prompt import Content, Prompt, hash_prompt, prompt_length
-from .selection import Candidates, Observer, Strategy, choose, pick
-from .views import PotentialLoad, WorkerView, worker_views
-
-WorkerLike = int | tuple[int, int]
-T = TypeVar("T")
-_UNASKED = Overlaps(0)
-_DYNAMO = replace(KvRouterConfig(), policy=DYNAMO)
+from ..runtime.identity import as_worker
+from ..workers.registry import WorkerEntry
+from .config import KvRouterConfig
+from .cost import lower_saving
+from .decision import Decision
+from .prompt import Content, Prompt
+from .router_questions import RouterQuestions
+from .router_state import WorkerLike
+from .selection import choose
 
 
-class KvRouter:
+class KvRouter(RouterQuestions):
     """Routes prompts to workers by their caches and their load.
 
     `registry` may be shared with whoever discovers workers; `clock` and `seed` make a run
     repeatable; a `strategy` decides in place of the mode's. Close it when done: the event index
     has a thread.
     """
-
-    def __init__(
-        self,
-        config: KvRouterConfig | None = None,
-        *,
-        registry: WorkerRegistry | None = None,
-        clock: Clock | None = None,
-        seed: int | None = None,
-        strategy: Strategy | None = None,
-    ) -> None:
-        self.config = config or KvRouterConfig()
-        self.registry = registry if registry is not None else WorkerRegistry()
-        self.block_size = self.config.block_size
-        self.index: PrefixIndex = _index_of(self.config)
-        self._clock = clock or SystemClock()
-        self._rng = random.Random(self.config.seed if seed is None else seed)
-        self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
-        self.limits = LoadLimits(self.config.admission, self._slots, self.registry)
-        if strategy is not None:
-            strategy = guarded(strategy, "the strategy that was passed in", self.config)
-        self._strategy = strategy or new_strategy(self.config)
-        self._observer: Observer | None = self._strategy.observer
-        self._overlaps = Overlaps(0)
-        self._dropped: list[str] = []
-        self._lock = threading.RLock()
-        self.registry.on_add.append(self._on_add)
-        self.registry.on_remove.append(self._on_remove)
-        for number, worker in self.registry.numbered():
-            self._on_add(worker, number)
-        if self._observer is not None:
-            self.registry.on_update.append(self._on_update)
-            for entry in self.registry.entries():
-                self._on_update(entry)
-
-    @property
-    def uses_caches(self) -> bool:
-        """Whether decisions look at the workers' caches, and at the slots' blocks, at all."""
-        return self._strategy.needs_overlaps
-
-    @property
-    def policy_failures(self) -> int:
-        """How often a policy that is not ours has raised, or answered nonsense."""
-        how = self._strategy
-        return how.failures.count if isinstance(how, GuardedStrategy) else 0
 
     # Workers
 
@@ -121,11 +58,6 @@ class KvRouter:
             self._dropped = []
             self.registry.remove(worker_id)
             return self._dropped
-
-    def workers(self) -> list[WorkerView]:
-        """Every registered rank, then those that only publish events."""
-        with self._lock:
-            return worker_views(self.registry, self._slots, self.index.sources())
 
     # Events
 
@@ -221,141 +153,6 @@ class KvRouter:
             disk_overlap_blocks=disk,
         )
 
-    def explain(
-        self,
-        token_ids: Integers,
-        *,
-        lora_name: str | None = None,
-        cache_namespace: str | None = None,
-        block_mm_infos: BlockMmInfos | None = None,
-        overrides: Mapping[str, Any] | None = None,
-    ) -> Explanation:
-        """Every candidate's cost and what it is made of, whatever the mode. Books nothing."""
-        config, decides = self._how(overrides)
-        how = new_strategy(_DYNAMO)
-        content = Content(block_mm_infos, lora_name, cache_namespace)
-        prompt = self._prompt(token_ids, content, how, config)
-        with self._lock:
-            now = self._clock.now()
-            self._expire(now)
-            overlaps = self._match(prompt)
-            blocks, _ = self._slots.potential(prompt.sequence, prompt.isl, None)
-            states = {source.worker: source.state.value for source in self.index.sources()}
-            reasons = {
-                number: entry.reason or entry.state.value
-                for entry in self.registry.entries()
-                for number in entry.numbers
-            }
-            numbered = self.registry.numbered()
-            candidates = terms(
-                config.cost_params(),
-                numbered,
-                isl=prompt.isl,
-                block_size=self.block_size,
-                overlaps=overlaps.device,
-                host_overlaps=overlaps.host,
-                disk_overlaps=overlaps.disk,
-                prefill_tokens=self._slots.active_prefill_tokens(),
-                potential_blocks=blocks,
-                active_requests=self._slots.active_requests(),
-                eligible=self.registry.eligible(now),
-                reasons=reasons,
-                index_states={n: states.get(w, SourceState.SILENT.value) for n, w in numbered},
-            )
-            if decides.explain is not None:
-                own = decides.explain(
-                    self._candidates(prompt, overlaps, self.registry.eligible(now), now, config)
-                )
-                candidates = [
-                    replace(each, policy_terms=own.get(each.number)) for each in candidates
-                ]
-        return Explanation(
-            mode=config.mode,
-            policy=config.policy_name,
-            isl=prompt.isl,
-            block_size=self.block_size,
-            request_blocks=-(-prompt.isl // self.block_size),
-            temperature=config.router_temperature,
-            params=vars(config.cost_params()),
-            candidates=tuple(candidates),
-        )
-
-    def overlaps(
-        self,
-        token_ids: Integers,
-        *,
-        lora_name: str | None = None,
-        cache_namespace: str | None = None,
-        block_mm_infos: BlockMmInfos | None = None,
-    ) -> dict[WorkerWithDpRank, int]:
-        """Leading blocks of the prompt that each worker holds on its device, registered or not."""
-        return self._asked(
-            self.index.scores, token_ids, Content(block_mm_infos, lora_name, cache_namespace)
-        )
-
-    def tier_overlaps(
-        self,
-        token_ids: Integers,
-        *,
-        lora_name: str | None = None,
-        cache_namespace: str | None = None,
-        block_mm_infos: BlockMmInfos | None = None,
-    ) -> dict[WorkerWithDpRank, TierOverlap]:
-        """The same by storage tier, of every worker that holds a prefix in all tiers together."""
-        return self._asked(
-            self.index.tier_scores, token_ids, Content(block_mm_infos, lora_name, cache_namespace)
-        )
-
-    def potential_loads(
-        self,
-        token_ids: Integers,
-        *,
-        lora_name: str | None = None,
-        cache_namespace: str | None = None,
-    ) -> list[PotentialLoad]:
-        """What every registered rank's load would be with this prompt on it."""
-        content = Content(None, lora_name, cache_namespace)
-        local = hash_prompt(token_ids, self.block_size, content)
-        prompt = Prompt(prompt_length(token_ids), local, sequence_hashes(local))
-        with self._lock:
-            self._expire(self._clock.now())
-            saved = self._match(prompt).saved(self.config.cost_params())
-            blocks, tokens = self._slots.potential(prompt.sequence, prompt.isl, saved)
-            return [
-                PotentialLoad(worker, int(blocks[number]), int(tokens[number]))
-                for number, worker in self.registry.numbered()
-            ]
-
-    def has_room(self, worker: WorkerLike | None = None) -> bool:
-        """Whether a request, for that worker if one is given, should go now rather than wait.
-
-        False while every worker it may go to is saturated; see AdmissionConfig.queue_threshold.
-        """
-        with self._lock:
-            eligible = self.registry.eligible(self._clock.now())
-            if worker is not None:
-                eligible = eligible & self._mask([as_worker(worker)])
-            return self.limits.has_room(eligible)
-
-    def uncached_tokens(
-        self,
-        token_ids: Integers,
-        *,
-        lora_name: str | None = None,
-        cache_namespace: str | None = None,
-    ) -> int:
-        """Prompt tokens that even the worker with the longest overlap would have to compute."""
-        isl = prompt_length(token_ids)
-        content = Content(None, lora_name, cache_namespace)
-        with self._lock:
-            overlaps = self._match(
-                Prompt(isl, hash_prompt(token_ids, self.block_size, content), None)
-            )
-            saved = overlaps.saved(self.config.cost_params())
-            usable = self.registry.eligible(self._clock.now())
-            best = 0 if saved is None else int(saved[usable].max(initial=0))
-        return max(0, isl - best * self.block_size)
-
     # Requests in flight
 
     def mark_prefill_complete(self, request_id: str) -> bool:
@@ -386,105 +183,7 @@ class KvRouter:
                 self._observer.on_end(request_id, self._clock.now(), output_tokens)
             return self._slots.free(request_id)
 
-    def close(self) -> None:
-        """Stop the index's thread and let go of the registry. Idempotent."""
-        self.index.close()
-        if self._on_add in self.registry.on_add:
-            self.registry.on_add.remove(self._on_add)
-            self.registry.on_remove.remove(self._on_remove)
-            if self._observer is not None:
-                self.registry.on_update.remove(self._on_update)
-
-    def __enter__(self) -> "KvRouter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     # Inside
-
-    def _asked(
-        self, ask: Callable[[npt.NDArray[np.uint64]], T], token_ids: Integers, content: Content
-    ) -> T:
-        """What the index says of a prompt's full blocks now."""
-        local = hash_prompt(token_ids, self.block_size, content)
-        with self._lock:
-            self.index.expire(self._clock.now())
-            return ask(local)
-
-    def _how(self, overrides: Mapping[str, Any] | None) -> tuple[KvRouterConfig, Strategy]:
-        if not overrides:
-            return self.config, self._strategy
-        try:
-            config = replace(self.config, **overrides)
-        except TypeError:
-            raise ConfigError(f"overrides: unknown key among {', '.join(overrides)}") from None
-        if config.policy_name != self.config.policy_name:
-            how = new_strategy(config)
-            if how.observer is not None:
-                raise ConfigError(
-                    f"overrides: {config.policy_name!r} learns from what it sends; a router has"
-                    " it from the start, or not at all",
-                    key="policy",
-                )
-            return config, how
-        if self._observer is None and config.mode == "kv":
-            return config, new_strategy(config)
-        temperature = config.router_temperature
-        if config.mode == "kv" and temperature != self.config.router_temperature:
-            return config, replace(
-                self._strategy, pick=lambda costs, rng: pick(costs, temperature, rng)
-            )
-        return config, self._strategy
-
-    def _prompt(
-        self, token_ids: Integers, content: Content, how: Strategy, config: KvRouterConfig
-    ) -> Prompt:
-        isl = prompt_length(token_ids)
-        if not how.needs_overlaps:
-            return Prompt(isl, None, None)
-        local = hash_prompt(token_ids, self.block_size, content)
-        if not config.router_track_active_blocks:
-            return Prompt(isl, local, None)
-        if not config.router_assume_kv_reuse:
-            return Prompt(isl, local, self._slots.private_hashes(len(local)))
-        return Prompt(isl, local, sequence_hashes(local))
-
-    def _candidates(
-        self,
-        prompt: Prompt,
-        overlaps: Overlaps,
-        eligible: Mask,
-        now: float,
-        config: KvRouterConfig,
-    ) -> Candidates:
-        spared = overlaps.device
-        if overlaps.host is not None:
-            spared = overlaps.saved(config.cost_params())
-        return Candidates(
-            self._slots,
-            isl=prompt.isl,
-            eligible=eligible,
-            overlaps=overlaps.device,
-            seq_hashes=prompt.sequence,
-            host_overlaps=overlaps.host,
-            disk_overlaps=overlaps.disk,
-            spared=spared,
-            now=now,
-        )
-
-    def _match(self, prompt: Prompt) -> Overlaps:
-        if prompt.local is None:
-            return _UNASKED
-        if self._overlaps.capacity != self.registry.capacity:
-            self._overlaps = Overlaps(self.registry.capacity)
-        self._overlaps.read(self.index, prompt.local)
-        return self._overlaps
 
     def _book(
         self,
@@ -506,57 +205,3 @@ class KvRouter:
             expected_output_tokens=expected_output_tokens,
             track_prefill=config.router_track_prefill_tokens,
         )
-
-    def _expire(self, now: float) -> None:
-        for request_id in self._slots.expire(now):
-            if self._observer is not None:
-                self._observer.on_end(request_id, now, None)
-        self.index.expire(now)
-
-    def _mask(self, workers: Iterable[WorkerLike]) -> npt.NDArray[np.bool_]:
-        mask = np.zeros(self.registry.capacity, dtype=np.bool_)
-        for worker in workers:
-            if isinstance(worker, tuple):
-                wanted = [as_worker(worker)]
-            else:
-                entry = self.registry.entry(worker)
-                wanted = entry.ranks if entry else []
-            for rank in wanted:
-                if rank.worker_id in self.registry:
-                    mask[self.registry.number(rank)] = True
-        return mask
-
-    def _pin(self, worker: WorkerLike | None) -> int | None:
-        return None if worker is None else self.registry.number(as_worker(worker))
-
-    def _on_add(self, worker: WorkerWithDpRank, number: int) -> None:
-        with self._lock:
-            self._slots.add_worker(number)
-            self.index.bind(worker, number)
-
-    def _on_remove(self, worker: WorkerWithDpRank, number: int) -> None:
-        with self._lock:
-            self._dropped += self._slots.remove_worker(number)
-            self.index.unbind(worker)
-            if self._observer is not None:
-                self._observer.on_worker_gone(number)
-
-    def _on_update(self, entry: WorkerEntry) -> None:
-        with self._lock:
-            assert self._observer is not None
-            for number in entry.numbers:
-                self._observer.on_worker(number, entry)
-
-
-def _index_of(config: KvRouterConfig) -> PrefixIndex:
-    if config.use_kv_events:
-        return EventIndex(
-            read_path=config.index_read_path,
-            max_blocks=config.router_max_index_blocks,
-            predict_ttl_s=config.router_predicted_ttl_secs,
-        )
-    return ApproximateIndex(
-        ttl_s=config.router_ttl_secs,
-        max_blocks=config.router_max_tree_size,
-        prune_target_ratio=config.router_prune_target_ratio,
-    )

@@ -98,6 +98,7 @@ def measure_here(ask: Ask) -> dict[str, float]:
     gc.disable()
     before = resident_bytes()
     first = _store(index, ready)
+    give_back_memory()
     used = resident_bytes() - before
     del index
     gc.collect()

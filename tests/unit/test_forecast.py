@@ -10,7 +10,7 @@ import pytest
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.router._forecast import Forecast
 from dynamo_router.router.forecast import ForecastParams, ForecastPolicy
-from dynamo_router.router.kv_router import WorkerLike
+from dynamo_router.router.router_state import WorkerLike
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.errors import ConfigError
 

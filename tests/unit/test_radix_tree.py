@@ -2,6 +2,7 @@
 
 import array
 import json
+import random
 
 import numpy as np
 import pytest
@@ -339,3 +340,28 @@ def test_a_dump_rebuilds_holes_and_renamed_blocks(tree):
         assert both.match(range(10)).scores == {(1, 0): 4}
         assert both.num_blocks(1) == 9 and both.num_blocks(2) == 6
         both.remove(2, range(102, 108))
+
+
+@pytest.mark.parametrize("numbered", ["in order", "shifted", "shuffled", "partly unbound"])
+def test_a_crowd_is_matched_under_its_numbers(numbered: str) -> None:
+    """Whole words of workers are written at once where their numbers follow each other."""
+    tree, crowd = RadixTree(), 200
+    numbers: list[int | None] = list(range(crowd))
+    if numbered == "shifted":
+        numbers = [number + 37 for number in range(crowd)]
+    elif numbered == "shuffled":
+        random.Random(1).shuffle(numbers)
+    elif numbered == "partly unbound":
+        numbers[70] = None
+    for worker in range(crowd):
+        tree.store(worker, None, [1, 2, 3], [11, 12, 13])
+        tree.bind(worker, numbers[worker])
+    tree.remove(5, [3])
+    for room in (crowd + 40, 100, 64, 10):
+        out = np.full(room, 99, np.uint32)
+        longest = tree.match_bound([11, 12, 13, 14], out)
+        expected = np.zeros(room, np.uint32)
+        for worker, number in enumerate(numbers):
+            if number is not None and number < room:
+                expected[number] = 2 if worker == 5 else 3
+        assert np.array_equal(out, expected) and longest == expected.max()
