@@ -1,6 +1,6 @@
 # _store.pxd: blocks that a worker reports.
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from ._aliases cimport alias_add, alias_by_key, aliases_reserve
 from ._arena cimport arena_allocate, arena_extend, arena_release, arena_reserve
@@ -31,6 +31,7 @@ from ._tree cimport (
 )
 
 cdef enum:
+    STRIDE = 128      # hashes compared at once
     CONTINUATION = 8  # least room of an edge that continues a worker's own chain
 
 
@@ -72,6 +73,9 @@ cdef inline bint advance(
 cdef inline uint32_t common_run(const uint64_t* a, const uint64_t* b, uint32_t n) noexcept nogil:
     """How many leading elements are equal."""
     cdef uint32_t i = 0
+    # The C library's comparison uses vectors that we may not assume.
+    while i + STRIDE <= n and memcmp(a + i, b + i, STRIDE * sizeof(uint64_t)) == 0:
+        i += STRIDE
     while i + 4 <= n and (
         (a[i] ^ b[i]) | (a[i + 1] ^ b[i + 1]) | (a[i + 2] ^ b[i + 2]) | (a[i + 3] ^ b[i + 3])
     ) == 0:
