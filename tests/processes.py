@@ -7,7 +7,7 @@ import signal
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,11 @@ async def command(folder: Path, *words: str) -> AsyncIterator[Command]:
 
 def children_of(pid: int) -> list[int]:
     """Process ids of the direct children."""
-    threads = Path(f"/proc/{pid}/task")
-    return [int(c) for t in threads.iterdir() for c in (t / "children").read_text().split()]
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
 
 
 def alive(pid: int) -> bool:
