@@ -48,20 +48,18 @@ from ._mailbox cimport (
     mailbox_refused,
 )
 from ._pace cimport Pace
-from ._radix cimport (
+from ._kernel cimport (
     TREE_OK,
     Hits,
     Name,
-    RadixTree,
     hits_free,
-    raise_status,
-    read_name,
     tree_find_worker,
     tree_match,
     tree_match_bound,
     tree_names,
     tree_worker,
 )
+from ._radix cimport RadixTree, raise_status, read_name
 from ._sources cimport Source, source_forget, source_is_well, sources_free
 from ._threads cimport (
     dr_add,

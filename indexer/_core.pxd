@@ -12,7 +12,7 @@ from ._events cimport Event
 from ._gate cimport Gate, gate_close, gate_open
 from ._ingest cimport Ingest, take_batch
 from ._mailbox cimport Mailbox, Message, mailbox_take, mailbox_wait
-from ._radix cimport TREE_NO_MEMORY, Name, tree_find_worker, tree_worker
+from ._kernel cimport TREE_NO_MEMORY, Name, tree_find_worker, tree_worker
 from ._sources cimport Source
 from ._threads cimport (
     dr_add,

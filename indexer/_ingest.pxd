@@ -17,7 +17,7 @@ from ._cursor cimport (
 )
 from ._events cimport EVENT_CLEARED, Event, EventBatch
 from ._held cimport HELD_FULL, HELD_KNOWN, HeldEvent, held_drop, held_last_run, held_put
-from ._radix cimport (
+from ._kernel cimport (
     TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
     TREE_PARENT_NOT_FOUND,

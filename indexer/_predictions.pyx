@@ -10,8 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from ._integers cimport UIntView, view_integers
 from ._memory cimport Memory, array_grow, array_release
-from ._radix cimport (
-    RadixTree,
+from ._kernel cimport (
     tree_bind,
     tree_drop_worker,
     tree_find_worker,
@@ -19,6 +18,7 @@ from ._radix cimport (
     tree_store,
     tree_worker,
 )
+from ._radix cimport RadixTree
 from ._table cimport (
     NONE,
     Table,

@@ -5,7 +5,7 @@ from libc.string cimport memset
 
 from ._aliases cimport alias_by_block
 from ._edge cimport Edge, edge_coverage
-from ._radix cimport TREE_OK, Tree, tree_store
+from ._kernel cimport TREE_OK, Tree, tree_store
 from ._table cimport NONE
 from ._tree cimport ROOT
 

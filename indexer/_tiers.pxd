@@ -8,13 +8,13 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
-from ._radix cimport (
-    Hits,
-    Name,
+from ._kernel cimport (
     TREE_NO_MEMORY,
     TREE_OK,
     TREE_PARENT_EVICTED,
     TREE_PARENT_NOT_FOUND,
+    Hits,
+    Name,
     Tree,
     hits_free,
     tree_bind,

@@ -7,7 +7,8 @@ from ._actor cimport IndexActor
 from ._core cimport Core, start_changing, start_writing, stop_changing, stop_writing
 from ._cursor cimport SOURCE_EXACT, SUSPECT_RESTORED, Cursor
 from ._ingest cimport find_source, reset_source
-from ._radix cimport Name, read_name, tree_find_worker
+from ._kernel cimport Name, tree_find_worker
+from ._radix cimport read_name
 from ._section cimport Run, Section, section_free, section_gather, section_store
 from ._sources cimport Source, source_forget
 from ._threads cimport dr_add
