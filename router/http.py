@@ -153,6 +153,7 @@ def _worker(view: WorkerView) -> dict[str, Any]:
         "state": view.state,
         "reason": view.reason,
         "indexed_blocks": view.indexed_blocks,
+        "unindexed_blocks": view.unindexed_blocks,
         "active_blocks": view.active_blocks,
         "active_prefill_tokens": view.active_prefill_tokens,
         "active_requests": view.active_requests,

@@ -141,8 +141,7 @@ async def test_a_server_queues_under_overload_and_returns_to_normal() -> None:
         calls = [asyncio.create_task(doors.answers(prompt(f"r{i}", 32))) for i in range(3)]
         assert doors.server._admission is not None
         queue = doors.server._admission.queue
-        await until(lambda: len(queue) == 2)
-        assert len(engine.requests) == 1
+        await until(lambda: len(queue) == 2 and len(engine.requests) == 1)
         assert (await doors.metrics())["dynamo_router_queue_pending_requests"] == 2
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await doors.answers(prompt("late", 32))

@@ -101,6 +101,17 @@ async def test_overlaps_tell_of_workers_that_only_publish_too() -> None:
         assert states == {7: ("ready", 4), 2**64 - 1: ("unregistered", 2)}
 
 
+async def test_what_the_index_had_no_room_for_is_told() -> None:
+    config = KvRouterConfig(block_size=BLOCK, router_max_index_blocks=3)
+    async with serving(FakeEngine(worker_id=7), router=config) as doors:
+        doors.server.router.apply_event(stored(WorkerWithDpRank(7), PROMPT))
+        (row,) = (await doors.http("GET", "/workers"))[1]["workers"]
+        assert (row["indexed_blocks"], row["unindexed_blocks"]) == (3, 1)
+        assert row["event_source_state"] == "trimmed"
+        metrics = await doors.metrics()
+        assert metrics["dynamo_router_index_evicted_blocks_total"] == 1
+
+
 async def test_every_door_tells_the_storage_tiers_apart() -> None:
     async with serving(FakeEngine(worker_id=7), router=EVENTS) as doors:
         worker = WorkerWithDpRank(7)
