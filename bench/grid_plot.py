@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.settings import bad_setting
+from .plots import save_figure
 
 try:
     import matplotlib
@@ -62,8 +63,4 @@ def draw_grid(path: str, results: "Sequence[CellResult]", policy: str) -> Path:
             axes.set_yticks(range(len(sizes)), [f"{size} workers" for size in sizes])
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
-        try:
-            figure.savefig(path, metadata={"Software": None})
-        except OSError as error:
-            raise bad_setting("plot", f"cannot write {path}: {error.strerror}") from None
-    return Path(path)
+        return save_figure(figure, Path(path))

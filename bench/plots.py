@@ -50,13 +50,20 @@ def draw(folder: str, drawn: Sequence[Drawn]) -> list[Path]:
             painter(axes, drawn)
             axes.spines[["top", "right"]].set_visible(False)
             figure.legend(loc="outside right upper", frameon=False)
-            path = Path(folder) / name
-            try:
-                figure.savefig(path, metadata={"Software": None})
-            except OSError as error:
-                raise bad_setting("plot", f"cannot write {path}: {error.strerror}") from None
-            paths.append(path)
+            paths.append(save_figure(figure, Path(folder) / name))
     return paths
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a picture without naming the library, so that equal ones are equal bytes; the path.
+
+    ConfigError if it cannot be written.
+    """
+    try:
+        figure.savefig(path, metadata={"Software": None})
+    except OSError as error:
+        raise bad_setting("plot", f"cannot write {path}: {error.strerror}") from None
+    return path
 
 
 def _style(place: int) -> dict[str, object]:

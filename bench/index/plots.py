@@ -9,6 +9,7 @@ from typing import Any
 
 from ...runtime.settings import bad_setting
 from ..plots import prepare as prepare
+from ..plots import save_figure
 
 try:
     import matplotlib
@@ -29,12 +30,7 @@ def draw(folder: str, growth: Rows) -> list[Path]:
         for name, painter in zip(PICTURES, (_draw_blocks, _draw_workers), strict=True):
             figure = Figure(figsize=(11, 4), dpi=120, layout="constrained")
             painter(figure, growth)
-            path = Path(folder) / name
-            try:
-                figure.savefig(path, metadata={"Software": None})
-            except OSError as error:
-                raise bad_setting("plot", f"cannot write {path}: {error.strerror}") from None
-            paths.append(path)
+            paths.append(save_figure(figure, Path(folder) / name))
     return paths
 
 
