@@ -11,7 +11,6 @@ from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from ._events cimport EVENT_REMOVED, EVENT_STORED, Event
-from ._graft cimport graft_chain
 from ._integers cimport UIntView, view_integers
 from ._kernel cimport (
     Hits,
@@ -27,6 +26,7 @@ from ._kernel cimport (
     tree_open,
     tree_remove,
     tree_store,
+    tree_store_below,
 )
 from ._match cimport match_bound
 from ._table cimport NONE
@@ -231,7 +231,7 @@ cdef class RadixTree:
             raise MemoryError
         holder = find_worker(upper.tree, name.worker_id, name.dp_rank)
         if holder != NONE:
-            status = graft_chain(
+            status = tree_store_below(
                 self.tree,
                 w,
                 upper.tree,

@@ -13,7 +13,6 @@ from ..runtime.errors import ConfigError, InvalidRequestError
 from ..runtime.identity import as_worker
 from ..workers.registry import WorkerEntry
 from .config import KvRouterConfig
-from .cost import lower_saving
 from .decision import Decision
 from .prompt import Content, Prompt
 from .router_questions import RouterQuestions
@@ -129,14 +128,14 @@ class KvRouter(RouterQuestions):
                 busy=self.limits.busy() if self.limits.any_busy else None,
             )
             overlap = 0 if overlaps.device is None else int(overlaps.device[number])
-            saved, host, disk = overlap, 0, 0
+            spared = 0 if candidates.spared is None else int(candidates.spared[number])
+            host, disk = 0, 0
             if overlaps.host is not None and overlaps.disk is not None:
                 host, disk = int(overlaps.host[number]), int(overlaps.disk[number])
-                saved += int(lower_saving(config.cost_params(), host, disk))
             worker = self.registry.worker(number)
             if request_id is not None:
                 booked = self._book(
-                    request_id, number, prompt, saved, now, expected_output_tokens, config
+                    request_id, number, prompt, spared, now, expected_output_tokens, config
                 )
                 if booked and self._observer is not None:
                     self._observer.on_booked(request_id, number, candidates)
@@ -190,7 +189,7 @@ class KvRouter(RouterQuestions):
         request_id: str,
         number: int,
         prompt: Prompt,
-        saved: int,
+        spared: int,
         now: float,
         expected_output_tokens: int | None,
         config: KvRouterConfig,
@@ -200,7 +199,7 @@ class KvRouter(RouterQuestions):
             number,
             prompt.sequence,
             isl=prompt.isl,
-            overlap_blocks=saved,
+            overlap_blocks=spared,
             now=now,
             expected_output_tokens=expected_output_tokens,
             track_prefill=config.router_track_prefill_tokens,
