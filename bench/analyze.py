@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..runtime.settings import bad_setting
+from ..runtime.settings import bad_setting, option
 from .analyzer import Samples, Spread, TraceAnalysis, analyze
 from .cache_curve import default_sizes
 from .columns import read_columns
@@ -16,10 +16,6 @@ from .report import check_json_target, new_table, number, table_console, write_j
 from .similarity import compare
 from .trace_model import describe_model, is_model, load_model
 from .trace_plots import check_plot_target, plot_traces
-
-
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +28,12 @@ class AnalyzeConfig:
             "positional": True,
         }
     )
-    trace_block_size: int = _option(512, "Tokens that one hash id of the traces stands for.")
-    cache_tokens: tuple[int, ...] = _option(
+    trace_block_size: int = option(512, "Tokens that one hash id of the traces stands for.")
+    cache_tokens: tuple[int, ...] = option(
         (), "Cache size to report the hit rate of; may be repeated. Not given: 125k, doubled."
     )
-    plot: str | None = _option(None, "Write plots to this file (.png, .svg, .pdf).")
-    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+    plot: str | None = option(None, "Write plots to this file (.png, .svg, .pdf).")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
         if not self.traces:

@@ -3,7 +3,7 @@
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from ..indexer._actor import IndexActor
 from ..indexer._writer import EventWriter
 from ..indexer.actor import READ_PATHS
 from ..runtime.errors import RouterError
-from ..runtime.settings import bad_setting
+from ..runtime.settings import bad_setting, option
 from ._concurrent import read_prompts
 from .environment import describe_environment
 from .report import (
@@ -37,21 +37,17 @@ MAX_READS = 1 << 20
 IDLE_READS = 100_000
 
 
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, kw_only=True)
 class ConcurrentBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 
-    workers: int = _option(64, "How many workers hold blocks.")
-    readers: tuple[int, ...] = _option((1, 2), "Threads that read; may be repeated.")
-    blocks: int = _option(2_000_000, "Blocks stored and removed while they read.")
-    message_blocks: tuple[int, ...] = _option((1000,), "Blocks in a message; may be repeated.")
-    mean_gap_us: int = _option(100, "Mean time between two reads of a thread.")
-    rounds: int = _option(7, "Rounds over all settings; medians of them are reported.")
-    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+    workers: int = option(64, "How many workers hold blocks.")
+    readers: tuple[int, ...] = option((1, 2), "Threads that read; may be repeated.")
+    blocks: int = option(2_000_000, "Blocks stored and removed while they read.")
+    message_blocks: tuple[int, ...] = option((1000,), "Blocks in a message; may be repeated.")
+    mean_gap_us: int = option(100, "Mean time between two reads of a thread.")
+    rounds: int = option(7, "Rounds over all settings; medians of them are reported.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
         for key in ("workers", "blocks", "mean_gap_us", "rounds"):

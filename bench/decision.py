@@ -3,7 +3,7 @@
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise, product
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,7 @@ from ..indexer.hashing import block_hashes, sequence_hashes
 from ..router.config import KvRouterConfig
 from ..router.kv_router import KvRouter
 from ..runtime.identity import WorkerWithDpRank
-from ..runtime.settings import bad_setting
+from ..runtime.settings import bad_setting, option
 from ..slots.table import SlotTable
 from .environment import describe_environment, pin_to_core
 from .report import (
@@ -39,22 +39,18 @@ HOLDERS = 4  # one in so many workers holds a family's shared half
 BACKGROUND = 2  # requests already running per worker
 
 
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, kw_only=True)
 class DecisionBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 
-    tokens: tuple[int, ...] = _option((1024, 2048, 8192), "Prompt length; may be repeated.")
-    workers: tuple[int, ...] = _option((8, 64, 256, 1024), "Fleet size; may be repeated.")
-    policy: str = _option("forecast", "Policy that decides.")
-    block_size: int = _option(64, "Tokens in a block.")
-    decisions: int = _option(500, "Decisions per round.")
-    rounds: int = _option(7, "Rounds over all settings; medians of them are reported.")
-    core: int | None = _option(None, "Pin this process to a CPU core (steadier).")
-    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+    tokens: tuple[int, ...] = option((1024, 2048, 8192), "Prompt length; may be repeated.")
+    workers: tuple[int, ...] = option((8, 64, 256, 1024), "Fleet size; may be repeated.")
+    policy: str = option("forecast", "Policy that decides.")
+    block_size: int = option(64, "Tokens in a block.")
+    decisions: int = option(500, "Decisions per round.")
+    rounds: int = option(7, "Rounds over all settings; medians of them are reported.")
+    core: int | None = option(None, "Pin this process to a CPU core (steadier).")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
         for key in ("block_size", "decisions", "rounds"):

@@ -3,20 +3,15 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ..router.config import MODES
-from ..runtime.settings import bad_setting
+from ..runtime.settings import bad_setting, option
 from .progress import progress_bar
 from .replay import ReplayConfig, new_loop, replay
 from .report import Run, check_json_target, document, runs_table, table_console, write_json
 from .sample import SAMPLE_TRACE
 from .serve_process import ServeProcess
-
-
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,24 +22,24 @@ class DemoConfig:
     repeats, one alone does not, and the engines are busy but not overrun.
     """
 
-    modes: tuple[str, ...] = _option(
+    modes: tuple[str, ...] = option(
         ("round-robin", "kv"),
         "Ways of routing to compare, in this order; may be repeated.",
         flag="--mode",
         choices=MODES,
     )
-    trace: str | None = _option(None, "Requests to send; not given: the trace that ships with us.")
-    requests: int | None = _option(None, "Send only the trace's first N requests.")
-    arrival_speedup: float = _option(1.0, "Send at the trace's times divided by this.")
-    workers: int = _option(4, "Mock engines.")
-    block_size: int = _option(64, "Tokens in a KV-cache block.")
-    num_gpu_blocks: int = _option(1024, "KV-cache blocks of each engine.")
-    seed: int = _option(0, "Content of the prompts.")
-    start_timeout_s: float = _option(
+    trace: str | None = option(None, "Requests to send; not given: the trace that ships with us.")
+    requests: int | None = option(None, "Send only the trace's first N requests.")
+    arrival_speedup: float = option(1.0, "Send at the trace's times divided by this.")
+    workers: int = option(4, "Mock engines.")
+    block_size: int = option(64, "Tokens in a KV-cache block.")
+    num_gpu_blocks: int = option(1024, "KV-cache blocks of each engine.")
+    seed: int = option(0, "Content of the prompts.")
+    start_timeout_s: float = option(
         30.0, "Wait this long for the router and its engines.", flag="--start-timeout"
     )
-    progress: bool = _option(True, "Show a progress bar, if stderr is a terminal.")
-    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+    progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
         if not self.modes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..runtime.settings import bad_setting
+from ..runtime.settings import bad_setting, option
 from .analyzer import Samples, TraceAnalysis, analyze
 from .columns import columns_of, read_columns
 from .environment import describe_environment
@@ -26,10 +26,6 @@ CANDIDATES: tuple[tuple[str, ModelKind, int], ...] = (
 )
 
 
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, kw_only=True)
 class FidelityConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
@@ -37,11 +33,11 @@ class FidelityConfig:
     trace: str = field(
         default=str(SAMPLE_TRACE), metadata={"help": "The trace to learn.", "positional": True}
     )
-    seeds: int = _option(4, "Make so many traces of each model, seeds 0, 1, 2 ...")
-    requests: int | None = _option(None, "Requests of each; not given: as many as were learned.")
-    cache_tokens: int = _option(4_000_000, "The pool of caches to compare hit rates of.")
-    trace_block_size: int = _option(512, "Tokens that one hash id of the trace stands for.")
-    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+    seeds: int = option(4, "Make so many traces of each model, seeds 0, 1, 2 ...")
+    requests: int | None = option(None, "Requests of each; not given: as many as were learned.")
+    cache_tokens: int = option(4_000_000, "The pool of caches to compare hit rates of.")
+    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
         for key in ("seeds", "cache_tokens"):

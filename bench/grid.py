@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from ..runtime.errors import ConfigError
-from ..runtime.settings import bad_setting
+from ..runtime.settings import bad_setting, option
 from .arena import Arena, Load
 from .contestants import parse_contestants
 from .environment import describe_environment
@@ -28,33 +28,29 @@ BASE_WORKERS = 8
 FIGURES = ("ttft", "ttft_p99", "e2e", "hit_rate", "of_pooled", "balance", "rejected", "errors")
 
 
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, kw_only=True)
 class GridConfig:
     """What to compare where. Raises ConfigError, naming the key, on a bad value."""
 
     trace: str = field(metadata={"help": "The trace, a JSON lines file.", "positional": True})
-    out: str = _option("grid.jsonl", "Keep every run's figures in this file, and go on from it.")
-    policy: str = _option("forecast", "The policy under test.")
-    scales: str = _option("1,2,4,8,16,32,64", "prefill_load_scale values of Dynamo's cost.")
-    workers: str = _option("4,8,16,32,64", "Fleet sizes; arrivals grow with them.")
-    rates: str = _option("0.5,1,2", "Arrivals, in parts of the trace's at --arrival-speedup.")
-    caches: str = _option("0.25,1,4", "Caches, in parts of --num-gpu-blocks.")
-    delays_ms: str = _option("0,10,100,1000", "Delays of events; at the middle of the others.")
-    losses: str = _option("0,0.01,0.1", "Shares of events lost; at the middle of the others.")
-    seeds: int = _option(4, "Runs of each policy in each cell.")
-    seed: int = _option(0, "The first seed.")
-    requests: int | None = _option(None, "Only the trace's first N requests.")
-    arrival_speedup: float = _option(2.0, "How much faster the trace arrives at 8 workers.")
-    num_gpu_blocks: int = _option(8192, "KV-cache blocks of an engine.")
-    block_size: int = _option(64, "Tokens in a KV-cache block.")
-    worker_speeds: str = _option("1", "How fast each engine is, over and over.")
-    report: bool = _option(False, "Run nothing: show what is kept.")
-    plot: str | None = _option(None, "Draw the ratios into this PNG file.")
-    json: str | None = _option(None, 'Write the cells as JSON to this file; "-" is stdout.')
+    out: str = option("grid.jsonl", "Keep every run's figures in this file, and go on from it.")
+    policy: str = option("forecast", "The policy under test.")
+    scales: str = option("1,2,4,8,16,32,64", "prefill_load_scale values of Dynamo's cost.")
+    workers: str = option("4,8,16,32,64", "Fleet sizes; arrivals grow with them.")
+    rates: str = option("0.5,1,2", "Arrivals, in parts of the trace's at --arrival-speedup.")
+    caches: str = option("0.25,1,4", "Caches, in parts of --num-gpu-blocks.")
+    delays_ms: str = option("0,10,100,1000", "Delays of events; at the middle of the others.")
+    losses: str = option("0,0.01,0.1", "Shares of events lost; at the middle of the others.")
+    seeds: int = option(4, "Runs of each policy in each cell.")
+    seed: int = option(0, "The first seed.")
+    requests: int | None = option(None, "Only the trace's first N requests.")
+    arrival_speedup: float = option(2.0, "How much faster the trace arrives at 8 workers.")
+    num_gpu_blocks: int = option(8192, "KV-cache blocks of an engine.")
+    block_size: int = option(64, "Tokens in a KV-cache block.")
+    worker_speeds: str = option("1", "How fast each engine is, over and over.")
+    report: bool = option(False, "Run nothing: show what is kept.")
+    plot: str | None = option(None, "Draw the ratios into this PNG file.")
+    json: str | None = option(None, 'Write the cells as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
         if self.seeds < 1:

@@ -22,7 +22,7 @@ from grpc import aio
 from rich.table import Table
 
 from ..runtime.errors import RouterError
-from ..runtime.settings import bad_setting
+from ..runtime.settings import bad_setting, option
 from ..runtime.tether import tethered
 from ..workers.trtllm_client import CHANNEL_OPTIONS
 from ..workers.trtllm_proto import pb
@@ -36,21 +36,17 @@ START_TIMEOUT_S = 60.0
 VOCABULARY = 32000
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProxyBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 
-    requests: int = _option(400, "Requests per way and round.")
-    rounds: int = _option(11, "Rounds, after one to warm up; medians of them are reported.")
-    concurrency: int = _option(1, "Requests at a time; above 1 latency is mostly queueing.")
-    workers: int = _option(8, "Engines that the proxies have connections to.")
-    tokens: int = _option(1220, "Tokens of a prompt; 1220 make a request of 3 KB.")
-    pin: bool = _option(True, "Give the proxies a CPU core of their own.")
-    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+    requests: int = option(400, "Requests per way and round.")
+    rounds: int = option(11, "Rounds, after one to warm up; medians of them are reported.")
+    concurrency: int = option(1, "Requests at a time; above 1 latency is mostly queueing.")
+    workers: int = option(8, "Engines that the proxies have connections to.")
+    tokens: int = option(1220, "Tokens of a prompt; 1220 make a request of 3 KB.")
+    pin: bool = option(True, "Give the proxies a CPU core of their own.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
         for key in ("requests", "rounds", "concurrency", "workers", "tokens"):

@@ -11,7 +11,7 @@ from secrets import token_hex
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from ..runtime.settings import bad_setting
+from ..runtime.settings import bad_setting, option
 from . import compare
 from .arena import Load
 from .load_client import LoadClient, encode_generate
@@ -24,49 +24,42 @@ from .trace import TraceRequest, read_trace, token_ids
 DEFAULT_VOCAB_SIZE = 32_000
 
 
-def _option(default: Any, help: str, flag: str | None = None, **more: Any) -> Any:
-    metadata = {"help": help, **more}
-    if flag is not None:
-        metadata["flag"] = flag
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
     """What to send where. Raises ConfigError, naming the key, on a bad value."""
 
     trace: str = field(metadata={"help": "The trace, a JSON lines file.", "positional": True})
-    target: str | None = _option(
+    target: str | None = option(
         None, "Router or engine to send to, HOST:PORT. Not given: simulate engines and routers."
     )
-    requests: int | None = _option(None, "Send only the trace's first N requests.")
-    arrival_speedup: float = _option(1.0, "Send at the trace's times divided by this.")
-    concurrency: int | None = _option(
+    requests: int | None = option(None, "Send only the trace's first N requests.")
+    arrival_speedup: float = option(1.0, "Send at the trace's times divided by this.")
+    concurrency: int | None = option(
         None, "Ignore the trace's times: keep this many requests running."
     )
-    max_output: int | None = _option(None, "Ask for at most this many tokens a request.")
-    streaming: bool = _option(True, "Ask for tokens as they come; off: TTFT is end to end.")
-    vocab_size: int | None = _option(
+    max_output: int | None = option(None, "Ask for at most this many tokens a request.")
+    streaming: bool = option(True, "Ask for tokens as they come; off: TTFT is end to end.")
+    vocab_size: int | None = option(
         None, f"Prompts' token ids stay below; not given: the target's, or {DEFAULT_VOCAB_SIZE}."
     )
-    trace_block_size: int = _option(512, "Tokens that one hash id of the trace stands for.")
-    seed: int = _option(0, "Content of the prompts: another seed shares no prefix with this one.")
-    timeout_s: float | None = _option(600.0, "Give a request up after this long.", "--timeout")
-    connect_timeout_s: float = _option(
+    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    seed: int = option(0, "Content of the prompts: another seed shares no prefix with this one.")
+    timeout_s: float | None = option(600.0, "Give a request up after this long.", "--timeout")
+    connect_timeout_s: float = option(
         10.0, "Wait this long for the target to answer at all.", "--connect-timeout"
     )
-    max_in_flight: int = _option(
+    max_in_flight: int = option(
         4096, "Hold arrivals back while so many requests run; counted in the report."
     )
-    mode: str | None = _option(None, "How the target routes; not given: what it says of itself.")
-    policy: str | None = _option(None, "Its cost policy; not given: what it says of itself.")
-    workers: int | None = _option(
+    mode: str | None = option(None, "How the target routes; not given: what it says of itself.")
+    policy: str | None = option(None, "Its cost policy; not given: what it says of itself.")
+    workers: int | None = option(
         None,
         "How many workers it has; not given: what it says. "
         f"Simulated: how many engines there are; not given: {DEFAULT_WORKERS}.",
     )
-    progress: bool = _option(True, "Show a progress bar, if stderr is a terminal.")
-    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
+    progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     def __post_init__(self) -> None:

@@ -1,10 +1,10 @@
 """Settings of a simulated replay: fleet, policies, targets. A section of ReplayConfig."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..router.config import KvRouterConfig, ServeConfig
-from ..runtime.settings import bad_setting, resolve
+from ..runtime.settings import bad_setting, option, resolve
 from ..workers.mocker.config import (
     ENGINE_TYPES,
     PREEMPTION_MODES,
@@ -17,10 +17,7 @@ DEFAULT_WORKERS = 8
 
 
 def _option(default: Any, help: str, flag: str | None = None, **more: Any) -> Any:
-    metadata = {"help": f"Simulated: {help}", **more}
-    if flag is not None:
-        metadata["flag"] = flag
-    return field(default=default, metadata=metadata)
+    return option(default, f"Simulated: {help}", flag, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..router.config import KvRouterConfig, ServeConfig
 from ..runtime.errors import ConfigError
-from ..runtime.settings import bad_setting, options_of, resolve
+from ..runtime.settings import bad_setting, option, options_of, resolve
 from .arena import Arena, Load
 from .contestants import Contestant
 from .environment import describe_environment
@@ -40,35 +40,28 @@ Settings = Mapping[str, str]
 """Values of knobs as they were written on the command line; "none" where a knob may be unset."""
 
 
-def _option(default: Any, help: str, flag: str | None = None, **more: Any) -> Any:
-    metadata = {"help": help, **more}
-    if flag is not None:
-        metadata["flag"] = flag
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
     """What to tune for what. Raises ConfigError, naming the key, on a bad value."""
 
     trace: str = field(metadata={"help": "The trace, a JSON lines file.", "positional": True})
-    knobs: tuple[str, ...] = _option(
+    knobs: tuple[str, ...] = option(
         (),
         "A knob of serve and the values to try, NAME=VALUE,VALUE,...; may be repeated."
         f" Not given: {' '.join(DEFAULT_KNOBS)}.",
         "--knob",
     )
-    objective: str = _option(BOTH, "What to make small.", choices=(BOTH, *OBJECTIVES))
-    rounds: int = _option(3, "Go through the knobs at most so many times.")
-    holdout_seeds: int = _option(2, "Check what was found with so many further seeds.")
-    output: str | None = _option(None, "Write the configuration, TOML for serve, to this file.")
-    workers: int = _option(DEFAULT_WORKERS, "How many engines there are.")
-    requests: int | None = _option(None, "Use only the trace's first N requests.")
-    arrival_speedup: float = _option(1.0, "Send at the trace's times divided by this.")
-    max_output: int | None = _option(None, "Ask for at most this many tokens a request.")
-    trace_block_size: int = _option(512, "Tokens that one hash id of the trace stands for.")
-    seed: int = _option(0, "The first seed.")
-    json: str | None = _option(None, 'Write all trials as JSON to this file; "-" is stdout.')
+    objective: str = option(BOTH, "What to make small.", choices=(BOTH, *OBJECTIVES))
+    rounds: int = option(3, "Go through the knobs at most so many times.")
+    holdout_seeds: int = option(2, "Check what was found with so many further seeds.")
+    output: str | None = option(None, "Write the configuration, TOML for serve, to this file.")
+    workers: int = option(DEFAULT_WORKERS, "How many engines there are.")
+    requests: int | None = option(None, "Use only the trace's first N requests.")
+    arrival_speedup: float = option(1.0, "Send at the trace's times divided by this.")
+    max_output: int | None = option(None, "Ask for at most this many tokens a request.")
+    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    seed: int = option(0, "The first seed.")
+    json: str | None = option(None, 'Write all trials as JSON to this file; "-" is stdout.')
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     def __post_init__(self) -> None:

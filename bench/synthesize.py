@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import perf_counter
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..runtime.settings import bad_setting
+from ..runtime.settings import bad_setting, option
 from .columns import read_columns
 from .environment import describe_environment
 from .markov import WINDOW
@@ -26,10 +26,6 @@ from .trace_model import TraceModel, describe_model, is_model, learn_model, load
 BATCH = 1000  # requests written at once
 
 
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, kw_only=True)
 class SynthesizeConfig:
     """What to make of what. Raises ConfigError, naming the key, on a bad value."""
@@ -38,31 +34,31 @@ class SynthesizeConfig:
         metadata={"help": "A trace to learn, or a model that --save-model wrote.",
                   "positional": True}
     )  # fmt: skip
-    requests: int | None = _option(
+    requests: int | None = option(
         None, "How many requests to make; not given: as many as were learned."
     )
-    seed: int = _option(0, "Another seed is another trace of the same kind.")
-    output: str = _option("-", 'Write the trace to this file; "-" is stdout.')
-    model: ModelKind = _option("sessions", "What to draw from.", choices=KINDS)
-    window: int = _option(
+    seed: int = option(0, "Another seed is another trace of the same kind.")
+    output: str = option("-", 'Write the trace to this file; "-" is stdout.')
+    model: ModelKind = option("sessions", "What to draw from.", choices=KINDS)
+    window: int = option(
         WINDOW, "Requests that share the Markov model's transitions; 0: all, a memoryless walk."
     )
-    prefix_len_multiplier: float = _option(1.0, "Stretch what prompts share.")
-    prefix_root_multiplier: int = _option(1, "So many families that share nothing.")
-    prompt_len_multiplier: float = _option(1.0, "Stretch what is a prompt's own.")
-    osl_multiplier: float = _option(1.0, "Stretch outputs.")
-    pause_multiplier: float = _option(
+    prefix_len_multiplier: float = option(1.0, "Stretch what prompts share.")
+    prefix_root_multiplier: int = option(1, "So many families that share nothing.")
+    prompt_len_multiplier: float = option(1.0, "Stretch what is a prompt's own.")
+    osl_multiplier: float = option(1.0, "Stretch outputs.")
+    pause_multiplier: float = option(
         1.0, "Stretch the time from a turn to the next; of the sessions model only."
     )
-    speedup_ratio: float = _option(1.0, "Divide all times.")
-    min_isl: int | None = _option(None, "Draw shorter prompts again.")
-    max_isl: int | None = _option(None, "Draw longer prompts again; a session ends there.")
-    min_osl: int | None = _option(None, "Raise shorter outputs to this.")
-    max_osl: int | None = _option(None, "Cut longer outputs to this.")
-    trace_block_size: int = _option(512, "Tokens that one hash id of the trace stands for.")
-    save_model: str | None = _option(None, "Write what was learned to this file.")
-    progress: bool = _option(True, "Show a progress bar, if stderr is a terminal.")
-    json: str | None = _option(None, 'Write a summary as JSON to this file; "-" is stdout.')
+    speedup_ratio: float = option(1.0, "Divide all times.")
+    min_isl: int | None = option(None, "Draw shorter prompts again.")
+    max_isl: int | None = option(None, "Draw longer prompts again; a session ends there.")
+    min_osl: int | None = option(None, "Raise shorter outputs to this.")
+    max_osl: int | None = option(None, "Cut longer outputs to this.")
+    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    save_model: str | None = option(None, "Write what was learned to this file.")
+    progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")
+    json: str | None = option(None, 'Write a summary as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
         if self.requests is not None and self.requests < 1:

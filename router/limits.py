@@ -6,12 +6,12 @@ of the load as it is then: nothing is remembered, so nothing can stay latched on
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from ..runtime.settings import bad_setting
+from ..runtime.settings import bad_setting, option
 from ..slots.table import SlotTable
 from ..workers.registry import WorkerRegistry
 from .cost import Mask
@@ -23,8 +23,7 @@ UNKNOWN_BATCH_TOKENS = 10_000_000
 
 
 def _knob(default: Any, help: str, flag: str, *env: str, **more: Any) -> Any:
-    metadata = {"help": help, "flag": flag, "env": env, **more}
-    return field(default=default, metadata=metadata)
+    return option(default, help, flag, env=env, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

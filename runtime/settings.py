@@ -56,6 +56,14 @@ class Resolved(Generic[T]):
         return [(key, _read(self.config, key), origin) for key, origin in self.origins.items()]
 
 
+def option(default: Any, help: str, flag: str | None = None, **more: Any) -> Any:
+    """A field of a settings dataclass with its help; `more` is any other metadata, see above."""
+    metadata = {"help": help, **more}
+    if flag is not None:
+        metadata["flag"] = flag
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 def bad_setting(key: str, text: str) -> ConfigError:
     """The error for one setting, its key leading the message."""
     return ConfigError(f"{key}: {text}", key=key)

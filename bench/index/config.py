@@ -1,46 +1,41 @@
 """What the index benchmark measures."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from ...runtime.settings import bad_setting
+from ...runtime.settings import bad_setting, option
 from ..contenders import available_contenders
 
 PARTS = ("hashing", "phases", "drained", "memory", "growth", "events")
-
-
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 
-    trace: str | None = _option(None, "A trace to take prompts from; not given: synthesized ones.")
-    requests: int = _option(2000, "Use the first N requests of the trace.")
-    block_size: tuple[int, ...] = _option((64, 16), "Tokens in a block; may be repeated.")
-    workers: tuple[int, ...] = _option((64,), "How many workers hold blocks; may be repeated.")
-    cache_tokens: int = _option(500_000, "Size of a worker's cache in the mixed phases.")
-    contender: tuple[str, ...] = _option(
+    trace: str | None = option(None, "A trace to take prompts from; not given: synthesized ones.")
+    requests: int = option(2000, "Use the first N requests of the trace.")
+    block_size: tuple[int, ...] = option((64, 16), "Tokens in a block; may be repeated.")
+    workers: tuple[int, ...] = option((64,), "How many workers hold blocks; may be repeated.")
+    cache_tokens: int = option(500_000, "Size of a worker's cache in the mixed phases.")
+    contender: tuple[str, ...] = option(
         (),
         "Measure only these: arrays, lists, events, dicts, dynamo; may be repeated."
         " Not given: all but dicts, which is slow and only checks the answers.",
     )
-    part: tuple[str, ...] = _option(
+    part: tuple[str, ...] = option(
         (), f"Only this part: {', '.join(PARTS)}; may be repeated. Not given: all."
     )
-    max_blocks: int = _option(50_000_000, "Let the tree of the growth part hold so many blocks.")
-    max_workers: int = _option(4096, "Let the fleet of the growth part have so many workers.")
-    event_seconds: float = _option(5.0, "How long events run through NATS, each of two loads.")
-    soak: int = _option(
+    max_blocks: int = option(50_000_000, "Let the tree of the growth part hold so many blocks.")
+    max_workers: int = option(4096, "Let the fleet of the growth part have so many workers.")
+    event_seconds: float = option(5.0, "How long events run through NATS, each of two loads.")
+    soak: int = option(
         0, "Nothing of that: apply so many stored and removed events; exit 1 if memory grows."
     )
-    seed: int = _option(7, "Which prompt goes to which worker, and which hashes are invented.")
-    rounds: int = _option(5, "Rounds over all contenders; medians of them are reported.")
-    core: int | None = _option(None, "Pin this process to a CPU core (steadier, and fairer).")
-    json: str | None = _option(None, 'Write the result as JSON to this file; "-" is stdout.')
-    plot: str | None = _option(None, "Draw the curves of the growth part into this folder.")
+    seed: int = option(7, "Which prompt goes to which worker, and which hashes are invented.")
+    rounds: int = option(5, "Rounds over all contenders; medians of them are reported.")
+    core: int | None = option(None, "Pin this process to a CPU core (steadier, and fairer).")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+    plot: str | None = option(None, "Draw the curves of the growth part into this folder.")
 
     def __post_init__(self) -> None:
         for key in ("requests", "rounds", "cache_tokens"):
