@@ -57,6 +57,7 @@ _COLUMNS = (
     _Column("hit rate", lambda run: run.cached_token_share, 3),
     _Column("of pooled", lambda run: run.hit_rate_vs_pooled_lru, 2),
     _Column("TTFT ms", lambda run: run.ttft_ms.mean, 1),
+    _Column("alone", lambda run: run.alone_ms, 1),
     _Column("p50", lambda run: run.ttft_ms.p50, 0),
     _Column("p99", lambda run: run.ttft_ms.p99, 0),
     _Column("ITL ms", lambda run: run.itl_ms.mean, 2),
@@ -126,7 +127,7 @@ def run(
         return 130
     console = table_console(json)
     if not console.is_terminal:
-        console.width = 180  # a row is long, and worth more whole
+        console.width = 210  # a row is long, and worth more whole
     first = runs[0]
     console.print(
         comparison_table(
@@ -151,8 +152,9 @@ def _explain(config: SimulationConfig, run: SimulatedRun) -> str:
     return (
         f"hit rate of one cache for all: {run.hit_rate_pooled_lru:.3f}, without end"
         f" {run.hit_rate_infinite:.3f}. goodput: TTFT within {config.slo_ttft_ms:g} ms and mean"
-        f" ITL within {config.slo_itl_ms:g} ms. max/mean: prompt tokens per engine. waiting:"
-        " requests not admitted, per engine. queued: requests that waited in the router."
+        f" ITL within {config.slo_itl_ms:g} ms. alone: the mean TTFT on idle engines, with the same"
+        " hits. max/mean: prompt tokens per engine. waiting: requests not admitted, per engine."
+        " queued: requests that waited in the router."
     )
 
 

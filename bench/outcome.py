@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ..workers.mocker.config import parse_speeds
 from .report import Run, Summary, summarise, summarise_weighted
 from .sim_config import SimulationConfig
 from .sim_trace import SimulatedTrace
@@ -26,15 +28,17 @@ class SimulatedRun(Run):
     """A Run, with what only a simulation can know. Times are virtual.
 
     Goodput counts the requests whose TTFT and whose own mean ITL stay within the targets, of all
-    that were sent. Requests waiting are those an engine has not admitted: per engine, their mean
-    over the whole run and the most at any time. Queued are those that waited in the router
-    before that, how long they did, and the most at a time.
+    that were sent. `alone_ms` is the mean TTFT if every prompt had its engine for itself, idle,
+    with the blocks in its cache that it found there. Requests waiting are those an engine has not
+    admitted: per engine, their mean over the whole run and the most at any time. Queued are those
+    that waited in the router before that, how long they did, and the most at a time.
     """
 
     hit_rate_pooled_lru: float = 0.0
     hit_rate_infinite: float = 0.0
     hit_rate_vs_pooled_lru: float | None = None
     hit_rate_vs_infinite: float | None = None
+    alone_ms: float | None = None
     goodput_share: float = 0.0
     goodput_rps: float = 0.0
     waiting_mean: float = 0.0
@@ -89,6 +93,9 @@ def summarise_run(
         hit_rate_infinite=bounds.infinite,
         hit_rate_vs_pooled_lru=None if share is None else _ratio(share, bounds.pooled_lru),
         hit_rate_vs_infinite=None if share is None else _ratio(share, bounds.infinite),
+        alone_ms=_alone_ms(prompt - trail.cached_tokens, trail.worker, config)[served].mean()
+        if served.any()
+        else None,
         goodput_share=good / len(trace),
         goodput_rps=_ratio(good, trail.end_s) or 0.0,
         waiting_mean=_ratio(sum(e.waited_s for e in trail.engines), engine_seconds) or 0.0,
@@ -110,6 +117,19 @@ def summarise_run(
             "cache_announcements": trail.announcements,
         },
     )
+
+
+def _alone_ms(
+    tokens: NDArray[np.int64], worker: NDArray[np.int32], config: SimulationConfig
+) -> NDArray[np.float64]:
+    """How long an idle engine takes for these uncached tokens, in as few steps as it can."""
+    engine = config.engine_config()
+    step, prefill_ms = engine.max_num_batched_tokens, engine.timing.prefill_ms
+    full, rest = np.divmod(np.maximum(tokens, 1), step)
+    speeds = np.array(parse_speeds(config.worker_speeds))
+    rests = np.array([prefill_ms(each) for each in rest.tolist()], np.float64)
+    alone: NDArray[np.float64] = (full * prefill_ms(step) + rests) / speeds[worker % len(speeds)]
+    return alone
 
 
 def _milliseconds(seconds: Summary) -> Summary:

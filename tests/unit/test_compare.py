@@ -28,7 +28,7 @@ def replay(tmp_path: Path, *, trace: str = str(SAMPLE_TRACE), **more: Any) -> di
     simulation = SimulationConfig(
         **{
             "compare": more.pop("compare", None),
-            "num_gpu_blocks": 500,
+            "num_gpu_blocks": more.pop("num_gpu_blocks", 500),
             **{key: more.pop(key) for key in list(more) if key not in ReplayConfig.__annotations__},
         }
     )
@@ -88,6 +88,19 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_a_mode_alone_is_a_comparison_of_one(tmp_path: Path) -> None:
     assert [r["policy"] for r in replay(tmp_path, mode="random")["runs"]] == ["random"]
     assert [r["mode"] for r in replay(tmp_path)["runs"]] == ["kv", "round-robin"]
+
+
+def test_a_prompt_on_an_idle_engine_takes_as_long_as_it_does_alone(tmp_path: Path) -> None:
+    trace = tmp_path / "one.jsonl"
+    ids = list(range(40))
+    row = {"timestamp": 0, "input_length": 20_000, "output_length": 2, "hash_ids": ids}
+    trace.write_text(json.dumps(row) + "\n")
+    how = {"trace": str(trace), "compare": "round-robin", "workers": 1, "num_gpu_blocks": 2000}
+    (run,) = replay(tmp_path, **how)["runs"]
+    assert run["ttft_ms"]["mean"] == pytest.approx(run["alone_ms"], rel=1e-3)
+    (slow,) = replay(tmp_path, **how, worker_speeds="0.5")["runs"]
+    assert slow["ttft_ms"]["mean"] == pytest.approx(slow["alone_ms"], rel=1e-3)
+    assert slow["alone_ms"] == pytest.approx(2 * run["alone_ms"], rel=1e-3)
 
 
 def test_the_table_has_a_row_for_each_policy_and_the_spread_over_seeds() -> None:
