@@ -157,9 +157,13 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
-async def test_it_dies_with_a_parent_that_is_killed() -> None:
+async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, stdout=subprocess.PIPE
+        sys.executable,
+        "-c",
+        PARENT,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # who is killed leaves files behind
     )
     assert parent.stdout is not None
     line = b""
