@@ -115,6 +115,7 @@ class Simulation:
                 seed=seed,
             )
         self._queue = queue_of(self.router)
+        self._queues = self.router.limits.any_wait
         self._queue_max = 0
         size = len(trace)
         self._arrival = trace.arrivals_s.copy()
@@ -179,8 +180,10 @@ class Simulation:
     def _move(self, until: float) -> None:
         now = -math.inf
         while now < until and not (self._due and self._due[0][0] <= now):
-            # While requests wait, any answer may be what they wait for.
-            now = self.fleet.advance(until, to_answer=len(self._queue) > 0)
+            # While requests wait, any answer may be what they wait for, or the time alone.
+            waiting = len(self._queue) > 0
+            asked_at = min(until, self._clock.time + self._queue.ask_again_s)
+            now = self.fleet.advance(asked_at if waiting else until, to_answer=waiting)
             self._settle()
             self._clock.time = now
             if self._told:
@@ -218,16 +221,18 @@ class Simulation:
 
     def _arrive(self, place: int, now: float) -> None:
         """A request comes: it goes to an engine at once, or waits."""
-        tokens = 1
-        if self._queue.policy == "wspt":
-            tokens = self.router.uncached_tokens(self._trace.prompt(place))
+        if not self._queues or self._queue.is_open(None):
+            self._route(place, now)
+            return
+
+        def ticket() -> Ticket:
+            tokens, patience = self.router.queue_terms(self._trace.prompt(place))
+            return Ticket(str(place), now, tokens, patience=patience)
+
         try:
-            goes = self._queue.offer(Ticket(str(place), now, tokens))
+            self._queue.enter(ticket)
         except NoWorkersError as error:
             self._turn_away(place, now, error)
-            return
-        if goes:
-            self._route(place, now)
         self._queue_max = max(self._queue_max, len(self._queue))
 
     def _route(self, place: int, now: float) -> None:

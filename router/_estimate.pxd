@@ -2,7 +2,7 @@
 """What a request would cost a worker, in seconds, by its lane and by what was learnt."""
 
 from libc.math cimport ceil, fmax, fmin
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t
 
 from ._lane cimport (
     CONTEXT,
@@ -11,10 +11,12 @@ from ._lane cimport (
     Lane,
     empty_step_s,
     lane_advance,
+    lane_ahead,
+    lane_decodes_s,
     lane_factor,
     token_s,
 )
-from ._latency cimport Fit, fit_predict
+from ._model cimport Model
 
 cdef enum:
     MOST_DELAYED = 16           # requests in a step that are asked how long they wait
@@ -24,16 +26,6 @@ cdef extern from *:
     #define FORECAST_LATE 0.5
     """
     const double LATE "FORECAST_LATE"   # of how late a first token is: it takes so much longer
-
-cdef struct Model:              # of the fleet
-    Fit prefill                 # steps, CHUNKs of tokens, steps x CONTEXT -> seconds
-    Fit decode                  # 1, CONTEXT, requests -> seconds of a step without prefill
-    double ttft                 # running means: of the time to first token, seconds
-    double output               # of the tokens of an answer
-    double answer               # of the seconds of an answer, from its first token on
-    double prefill_weight       # see ForecastParams
-    double decode_weight
-    uint64_t told               # first tokens reported
 
 cdef struct Estimate:           # of one candidate, in seconds
     double wait                 # until its prefill can begin
@@ -50,26 +42,24 @@ cdef inline Estimate lane_estimate(
 ) noexcept nogil:
     """`tokens` of the prompt are not cached there; `blocks` in use there if it got the request."""
     cdef Estimate found
-    cdef double factor = lane_factor(lane, model.prefill.mean)
+    cdef double factor = lane_factor(lane, model.speed.prefill.mean)
     cdef double per_step, per_token, ttft
     cdef double over = blocks - lane.blocks
-    cdef int64_t ahead = 0, steps, steps_ahead
-    lane_advance(lane, bookings, &model.prefill, factor, now)
-    per_step = empty_step_s(lane, &model.prefill, factor)
-    per_token = token_s(&model.prefill, factor)
-    found.wait = 0.0
-    if lane.running > 0:
-        ahead = lane.end - lane.done
-        if lane.began < now:
-            ahead -= lane.running
-            found.wait = lane.ends - now
-    elif lane.head != NOBODY and model.told > 0:
-        found.wait = per_step / 4 + fmin(LATE * (now - lane.began), model.answer)
-    elif lane.requests > 0:  # a step of decodes alone is under way
-        found.wait = decode_step_s(lane, model, factor) / 2
+    cdef int64_t ahead, steps, steps_ahead
+    lane_advance(lane, bookings, &model.speed, factor, now)
+    per_step = empty_step_s(lane, &model.speed, factor)
+    per_token = token_s(&model.speed, factor)
+    ahead = lane_ahead(lane, now)
     steps_ahead = (ahead + lane.budget - 1) // lane.budget
+    found.wait = steps_ahead * per_step + ahead * per_token
+    if lane.running > 0:
+        if lane.began < now:
+            found.wait += lane.ends - now
+    elif lane.head != NOBODY and model.told > 0:
+        found.wait += per_step / 4 + fmin(LATE * (now - lane.began), model.answer)
+    elif lane.requests > 0:  # a step of decodes alone is under way
+        found.wait += factor * lane_decodes_s(lane, &model.speed) / 2
     steps = (ahead + tokens + lane.budget - 1) // lane.budget
-    found.wait += steps_ahead * per_step + ahead * per_token
     found.prefill = (steps - steps_ahead) * per_step + tokens * per_token
     found.delay = 0.0
     if ahead > 0:
@@ -84,9 +74,9 @@ cdef inline Estimate lane_estimate(
         found.memory = ceil(over / lane.blocks * lane.requests) * model.answer / lane.requests
     # Half of all pairs: requests that decode together do so for half of an answer on average.
     found.decode = factor * model.output / 2 * (
-        model.decode.theta[1] / CONTEXT
+        model.speed.decode.theta[1] / CONTEXT
         * (lane.context + lane.requests * (isl + model.output / 2))
-        + model.decode.theta[2] * 2 * lane.requests
+        + model.speed.decode.theta[2] * 2 * lane.requests
     )
     ttft = found.wait + found.prefill + found.memory
     found.cost = ttft + found.delay + (
@@ -110,14 +100,3 @@ cdef inline double delayed(
         record = bookings[record].before
         count += 1
     return weight
-
-
-cdef inline double decode_step_s(
-    const Lane* lane, const Model* model, double factor
-) noexcept nogil:
-    """Seconds of a step without prompt tokens."""
-    cdef double x[3]
-    x[0] = 1.0
-    x[1] = (lane.context - lane.waiting_context) / CONTEXT
-    x[2] = lane.requests - lane.waiting
-    return factor * fit_predict(&model.decode, x)

@@ -10,7 +10,7 @@ from libc.string cimport memset
 
 import numpy
 
-from ._estimate cimport Estimate, Model, lane_estimate
+from ._estimate cimport Estimate, lane_estimate
 from ._lane cimport (
     CHUNK,
     CONTEXT,
@@ -24,18 +24,17 @@ from ._lane cimport (
     lane_unlink,
     lane_withdraw,
 )
-from ._latency cimport fit_add, fit_init, fit_predict
+from ._latency cimport fit_init
+from ._model cimport Model, can_compare, learn_decode, learn_first_token, learn_prefill
+from ._room cimport fleet_room_in
 
 cdef object new_array = numpy.empty
 cdef object FLOAT64 = numpy.dtype(numpy.float64)
 
 cdef enum:
     COLUMNS = 6             # doubles in Estimate
-    FEWEST_TOKENS = 8       # of an answer that says how long a token takes
-    FEWEST_SAMPLES = 30     # before the model can say who is slow
     USUAL_BUDGET = 8192     # prompt tokens in a step, where a worker does not tell
 
-cdef const double RECENT = 0.01   # share of the newest one in a running mean of answers
 cdef const double FADE_SPEED = 0.98  # of what is known of speeds, at a sample of each worker
 
 @cython.final
@@ -59,10 +58,8 @@ cdef class Forecast:
         self.ids = []
         self.model.prefill_weight = params.prefill_weight
         self.model.decode_weight = params.decode_weight
-        fit_init(
-            &self.model.prefill, params.step_s, params.token_s * CHUNK, params.context_s * CONTEXT
-        )
-        fit_init(&self.model.decode, params.step_s / 2, params.context_s * CONTEXT, 0.0)
+        fit_init(&self.model.speed.prefill, params.step_s, params.token_s * CHUNK, 1.0)
+        fit_init(&self.model.speed.decode, params.step_s / 2, params.context_s * CONTEXT, 0.0)
         self.model.ttft = params.ttft_s
         self.model.output = params.output_tokens
         self.model.answer = params.output_tokens * params.step_s
@@ -74,14 +71,7 @@ cdef class Forecast:
     # Workers
 
     def add_worker(self, uint32_t number, budget, blocks):
-        cdef Lane* grown
-        if number >= self.size:
-            grown = <Lane*>realloc(self.lanes, (<size_t>number + 1) * sizeof(Lane))
-            if grown == NULL:
-                raise MemoryError
-            memset(&grown[self.size], 0, (<size_t>number + 1 - self.size) * sizeof(Lane))
-            self.lanes = grown
-            self.size = number + 1
+        self.reach(<size_t>number + 1)
         if self.lanes[number].present:
             raise ValueError(f"worker number {number} is in use")
         memset(&self.lanes[number], 0, sizeof(Lane))
@@ -119,9 +109,9 @@ cdef class Forecast:
         booking = &self.bookings[record]
         booking.worker = number
         booking.context = isl
-        factor = lane_factor(lane, self.model.prefill.mean)
-        lane_advance(lane, self.bookings, &self.model.prefill, factor, now)
-        lane_join(lane, self.bookings, record, tokens, &self.model.prefill, factor, now)
+        factor = lane_factor(lane, self.model.speed.prefill.mean)
+        lane_advance(lane, self.bookings, &self.model.speed, factor, now)
+        lane_join(lane, self.bookings, record, tokens, &self.model.speed, factor, now)
         return True
 
     def first_token(self, str request_id not None, double now):
@@ -141,8 +131,8 @@ cdef class Forecast:
         if not booking.queued:
             return False
         lane = &self.lanes[booking.worker]
-        factor = lane_factor(lane, self.model.prefill.mean)
-        lane_advance(lane, self.bookings, &self.model.prefill, factor, now)
+        factor = lane_factor(lane, self.model.speed.prefill.mean)
+        lane_advance(lane, self.bookings, &self.model.speed, factor, now)
         place, steps = booking.step_end, booking.step
         if place < 0:  # sooner than forecast: the running step or a later one has done it
             place, steps = lane.done + lane.running, lane.steps + 1
@@ -152,17 +142,14 @@ cdef class Forecast:
         lane_unlink(lane, self.bookings, record)
         if lane.anchor_at < now:
             if first and place > lane.anchor:
-                self.learn_prefill(lane, place - lane.anchor, max(steps, 1), now)
+                if can_compare(&self.model):
+                    self.fade_speeds()
+                learn_prefill(&self.model, lane, place - lane.anchor, max(steps, 1), now)
             lane_place(
-                lane, self.bookings, place, &self.model.prefill,
-                lane_factor(lane, self.model.prefill.mean), now,
+                lane, self.bookings, place, &self.model.speed,
+                lane_factor(lane, self.model.speed.prefill.mean), now,
             )
-        self.model.told += 1
-        self.model.ttft += RECENT * (now - booking.booked_at - self.model.ttft)
-        booking.first_at = now
-        booking.context_s = lane.context_s
-        booking.requests_s = lane.requests_s
-        booking.prefill_s = lane.prefill_s
+        learn_first_token(&self.model, lane, booking, now)
         return True
 
     def end(self, str request_id not None, double now, uint32_t output_tokens):
@@ -175,10 +162,11 @@ cdef class Forecast:
         booking = &self.bookings[<uint32_t>found]
         lane = &self.lanes[booking.worker]
         lane_advance(
-            lane, self.bookings, &self.model.prefill, lane_factor(lane, self.model.prefill.mean), now
+            lane, self.bookings, &self.model.speed,
+            lane_factor(lane, self.model.speed.prefill.mean), now,
         )
         if not booking.queued:
-            self.learn_decode(lane, booking, now, output_tokens)
+            learn_decode(&self.model, lane, booking, now, output_tokens)
         self.drop(request_id)
         return True
 
@@ -206,11 +194,11 @@ cdef class Forecast:
         if isl == 0:
             raise ValueError("isl must be at least 1")
         if (
-            n > self.size
-            or (overlaps is not None and overlaps.shape[0] != n)
+            (overlaps is not None and overlaps.shape[0] != n)
             or (blocks is not None and blocks.shape[0] != n)
         ):
             raise ValueError(f"every array must have an entry for each of {n} worker numbers")
+        self.reach(n)
         array = new_array((n, COLUMNS), FLOAT64) if explain else new_array(n, FLOAT64)
         if n == 0:
             return array
@@ -247,22 +235,24 @@ cdef class Forecast:
                 costs[number] = estimate.cost
         return array
 
-    # Learning
-
-    cdef void learn_prefill(
-        self, Lane* lane, int64_t tokens, uint32_t steps, double now
-    ) noexcept nogil:
-        """So many tokens of the stream, in so many steps, have taken since the anchor."""
-        cdef double x[3]
-        cdef double took = now - lane.anchor_at
-        x[0] = steps
-        x[1] = tokens / CHUNK
-        x[2] = steps * (lane.context - lane.waiting_context) / CONTEXT
-        if self.model.prefill.samples >= FEWEST_SAMPLES:
-            self.fade_speeds()
-            lane.seen_s += took
-            lane.expected_s += fit_predict(&self.model.prefill, x)
-        fit_add(&self.model.prefill, x, took)
+    @boundscheck(False)  # arrays of `n` entries, checked below
+    @wraparound(False)
+    def room_in(
+        self,
+        const uint8_t[::1] eligible not None,
+        const int64_t[::1] active_blocks not None,
+        double now,
+    ):
+        cdef Py_ssize_t n = eligible.shape[0]
+        require_time(now)
+        if active_blocks.shape[0] != n:
+            raise ValueError(f"every array must have an entry for each of {n} worker numbers")
+        self.reach(n)
+        if n == 0:
+            return 0.0
+        return fleet_room_in(
+            self.lanes, n, self.bookings, &self.model, &eligible[0], &active_blocks[0], now
+        )
 
     cdef void fade_speeds(self) noexcept nogil:
         """Forget a little of how slow each worker was: who gets no requests shows no better."""
@@ -272,31 +262,11 @@ cdef class Forecast:
             self.lanes[number].seen_s *= kept
             self.lanes[number].expected_s *= kept
 
-    cdef void learn_decode(
-        self, Lane* lane, const Booking* booking, double now, uint32_t output_tokens
-    ) noexcept nogil:
-        """A request has ended; 0 tokens: nobody has counted them, so it was one of the usual."""
-        cdef double x[3]
-        cdef double took = now - booking.first_at
-        cdef double stalled = lane.prefill_s - booking.prefill_s
-        cdef double tokens = output_tokens if output_tokens > 0 else self.model.output
-        if took <= 0.0:
-            return
-        if output_tokens > 0:
-            self.model.output += RECENT * (output_tokens - self.model.output)
-        self.model.answer += RECENT * (took - self.model.answer)
-        if tokens < FEWEST_TOKENS or stalled > 0.9 * took:
-            return
-        x[0] = 1.0
-        x[1] = (lane.context_s - booking.context_s) / took / CONTEXT
-        x[2] = (lane.requests_s - booking.requests_s) / took
-        fit_add(&self.model.decode, x, (took - stalled) / (tokens - 1))
-
     def learnt(self):
         """(prefill, decode, ttft, output tokens, answer): for those who look into it."""
         return (
-            [self.model.prefill.theta[i] for i in range(3)],
-            [self.model.decode.theta[i] for i in range(3)],
+            [self.model.speed.prefill.theta[i] for i in range(3)],
+            [self.model.speed.decode.theta[i] for i in range(3)],
             self.model.ttft,
             self.model.output,
             self.model.answer,
@@ -307,12 +277,24 @@ cdef class Forecast:
         return self.model.told
 
     def slowness(self, uint32_t number):
-        return lane_factor(self.lane(number), self.model.prefill.mean)
+        return lane_factor(self.lane(number), self.model.speed.prefill.mean)
 
     def __len__(self):
         return len(self.records)
 
     # Care
+
+    cdef int reach(self, size_t n) except -1:
+        """Have so many lanes; numbers that were never heard of have left before we came."""
+        cdef Lane* grown
+        if n > self.size:
+            grown = <Lane*>realloc(self.lanes, n * sizeof(Lane))
+            if grown == NULL:
+                raise MemoryError
+            memset(&grown[self.size], 0, (n - self.size) * sizeof(Lane))
+            self.lanes = grown
+            self.size = <uint32_t>n
+        return 0
 
     cdef Lane* lane(self, uint32_t number) except NULL:
         if number >= self.size or not self.lanes[number].present:
@@ -391,6 +373,9 @@ cdef class Forecast:
             assert lane.waiting_context == sum(
                 self.bookings[<uint32_t>r].context for r in waiting
             )
+            mine = [r for r in mine if self.bookings[<uint32_t>r].queued]
+            assert lane.queued == len(mine)
+            assert lane.queued_context == sum(self.bookings[<uint32_t>r].context for r in mine)
         assert queued == sum(self.bookings[<uint32_t>r].queued for r in self.records.values())
 
 

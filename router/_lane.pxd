@@ -12,7 +12,7 @@ Invariants: done <= done + running <= end; the queue is sorted by `end`; the req
 from libc.math cimport INFINITY, fmax, fmin
 from libc.stdint cimport int64_t, uint32_t
 
-from ._latency cimport Fit
+from ._latency cimport Fit, fit_predict
 
 cdef enum:
     NOBODY = 0xFFFFFFFF         # no record
@@ -28,6 +28,10 @@ cdef extern from *:
     const double CHUNK "FORECAST_CHUNK"      # tokens: the unit of prompt tokens in a model
     const double SHORTEST "FORECAST_SHORTEST"     # seconds of a step, at least
     const double EVEN "FORECAST_EVEN"           # workers that differ by less are equal
+
+cdef struct Speed:              # of the fleet
+    Fit prefill                 # steps, CHUNKs of tokens, seconds of the decodes beside -> seconds
+    Fit decode                  # 1, CONTEXT, requests -> seconds of a step without prefill
 
 cdef struct Booking:            # a request in flight
     int64_t end                 # place in the stream behind its last prompt token
@@ -56,6 +60,8 @@ cdef struct Lane:
     double anchor_at            # the last moment at which the place in the stream was known
     int64_t anchor
     uint32_t steps              # since then
+    double anchor_context_s     # the integrals then
+    double anchor_requests_s
     uint32_t head               # the queue of bookings, NOBODY if there are none
     uint32_t tail
     uint32_t undone             # the first of them that is not computed, by the forecast
@@ -63,6 +69,8 @@ cdef struct Lane:
     double requests             # how many they are
     double waiting_context      # of those from `undone` on
     double waiting
+    double queued_context       # of those in the queue: their first token is not out
+    double queued
     double at                   # the integrals below are up to here
     double context_s            # context decoding, by seconds
     double requests_s           # requests decoding, by seconds
@@ -86,43 +94,76 @@ cdef inline double lane_factor(const Lane* lane, double mean_s) noexcept nogil:
     return fmin(1.0, factor + EVEN)
 
 
-cdef inline double empty_step_s(const Lane* lane, const Fit* prefill, double factor) noexcept nogil:
+cdef inline double decodes_s(const Speed* speed, double requests, double context) noexcept nogil:
+    """Seconds that so many requests add to a step by decoding; at the fleet's usual speed."""
+    cdef double x[3]
+    x[0] = fmin(1.0, requests)  # on average there may have been less than one
+    x[1] = context / CONTEXT
+    x[2] = requests
+    return fit_predict(&speed.decode, x)
+
+
+cdef inline double lane_decodes_s(const Lane* lane, const Speed* speed) noexcept nogil:
+    """The same of those that decode there now."""
+    return decodes_s(speed, lane.requests - lane.waiting, lane.context - lane.waiting_context)
+
+
+cdef inline double lane_decoded_s(const Lane* lane, const Speed* speed, double now) noexcept nogil:
+    """The same of those that decoded there, on average, since the anchor: not later than `now`."""
+    cdef double passed = now - lane.anchor_at
+    return decodes_s(
+        speed,
+        (lane.requests_s - lane.anchor_requests_s) / passed,
+        (lane.context_s - lane.anchor_context_s) / passed,
+    )
+
+
+cdef inline void lane_anchor(Lane* lane, int64_t place, double now) noexcept nogil:
+    """The engine is known to be there in its stream; the lane was advanced to now."""
+    lane.done = lane.anchor = place
+    lane.anchor_at = now
+    lane.anchor_context_s = lane.context_s
+    lane.anchor_requests_s = lane.requests_s
+    lane.steps = 0
+
+
+cdef inline double empty_step_s(const Lane* lane, const Speed* speed, double factor) noexcept nogil:
     """Seconds that a step takes on top of its prompt tokens."""
-    cdef double context = lane.context - lane.waiting_context
-    return factor * fmax(SHORTEST, prefill.theta[0] + prefill.theta[2] * context / CONTEXT)
+    cdef double decodes = speed.prefill.theta[2] * lane_decodes_s(lane, speed)
+    return factor * fmax(SHORTEST, speed.prefill.theta[0] + decodes)
 
 
-cdef inline double token_s(const Fit* prefill, double factor) noexcept nogil:
-    return factor * prefill.theta[1] / CHUNK
+cdef inline double token_s(const Speed* speed, double factor) noexcept nogil:
+    return factor * speed.prefill.theta[1] / CHUNK
 
 
-cdef inline double step_s(const Lane* lane, const Fit* prefill, double factor) noexcept nogil:
+cdef inline double step_s(const Lane* lane, const Speed* speed, double factor) noexcept nogil:
     """Seconds of a step with the tokens that are running."""
-    return empty_step_s(lane, prefill, factor) + lane.running * token_s(prefill, factor)
+    return empty_step_s(lane, speed, factor) + lane.running * token_s(speed, factor)
 
 
 cdef inline void lane_integrate(Lane* lane, double now) noexcept nogil:
     cdef double passed = now - lane.at
     if passed > 0.0:
-        lane.context_s += (lane.context - lane.waiting_context) * passed
-        lane.requests_s += (lane.requests - lane.waiting) * passed
+        lane.context_s += (lane.context - lane.queued_context) * passed
+        lane.requests_s += (lane.requests - lane.queued) * passed
         if lane.running > 0:
             lane.prefill_s += passed
         lane.at = now
 
 
 cdef inline void begin_step(
-    Lane* lane, const Fit* prefill, double factor, double at
+    Lane* lane, const Speed* speed, double factor, double at
 ) noexcept nogil:
     """The step that begins then, with what is left of the stream."""
     cdef int64_t left = lane.end - lane.done
     lane.running = left if left < lane.budget else lane.budget
     lane.began = at
-    lane.ends = at + step_s(lane, prefill, factor) if lane.running > 0 else INFINITY
+    lane.ends = at + step_s(lane, speed, factor) if lane.running > 0 else INFINITY
 
 
 cdef inline void lane_advance(
-    Lane* lane, Booking* bookings, const Fit* prefill, double factor, double now
+    Lane* lane, Booking* bookings, const Speed* speed, double factor, double now
 ) noexcept nogil:
     """Follow the steps that have ended by now."""
     cdef Booking* booking
@@ -137,20 +178,19 @@ cdef inline void lane_advance(
             lane.waiting_context -= booking.context
             lane.waiting -= 1.0
             lane.undone = booking.after
-        begin_step(lane, prefill, factor, lane.ends)
+        begin_step(lane, speed, factor, lane.ends)
     lane_integrate(lane, now)
 
 
 cdef inline void lane_join(
     Lane* lane, Booking* bookings, uint32_t record, int64_t tokens,
-    const Fit* prefill, double factor, double now,
+    const Speed* speed, double factor, double now,
 ) noexcept nogil:
     """A request is booked; the lane was advanced to now."""
     cdef Booking* booking = &bookings[record]
     if lane.head == NOBODY:
-        lane.done = lane.end = lane.anchor = 0
-        lane.anchor_at = now
-        lane.steps = 0
+        lane.end = 0
+        lane_anchor(lane, 0, now)
     lane.end += tokens
     booking.end = lane.end
     booking.step_end = -1
@@ -169,8 +209,10 @@ cdef inline void lane_join(
     lane.requests += 1.0
     lane.waiting_context += booking.context
     lane.waiting += 1.0
+    lane.queued_context += booking.context
+    lane.queued += 1.0
     if lane.running == 0 or lane.began >= now:  # a step that begins now can take it along
-        begin_step(lane, prefill, factor, now)
+        begin_step(lane, speed, factor, now)
 
 
 cdef inline void lane_unlink(Lane* lane, Booking* bookings, uint32_t record) noexcept nogil:
@@ -190,10 +232,13 @@ cdef inline void lane_unlink(Lane* lane, Booking* bookings, uint32_t record) noe
     else:
         bookings[booking.after].before = booking.before
     booking.queued = False
+    lane.queued_context -= booking.context
+    lane.queued -= 1.0
     if lane.head == NOBODY:
         lane.running = 0
         lane.ends = INFINITY
         lane.waiting_context = lane.waiting = 0.0  # what rounding has left
+        lane.queued_context = lane.queued = 0.0
 
 
 cdef inline void lane_withdraw(Lane* lane, Booking* bookings, uint32_t record) noexcept nogil:
@@ -214,13 +259,11 @@ cdef inline void lane_withdraw(Lane* lane, Booking* bookings, uint32_t record) n
 
 cdef inline void lane_place(
     Lane* lane, Booking* bookings, int64_t place,
-    const Fit* prefill, double factor, double now,
+    const Speed* speed, double factor, double now,
 ) noexcept nogil:
     """The engine is known to be there in its stream, at the end of a step."""
     cdef uint32_t record = lane.head
-    lane.done = lane.anchor = place
-    lane.anchor_at = now
-    lane.steps = 0
+    lane_anchor(lane, place, now)
     lane.undone = NOBODY
     lane.waiting_context = lane.waiting = 0.0
     while record != NOBODY:
@@ -234,4 +277,11 @@ cdef inline void lane_place(
             bookings[record].step_end = place
             bookings[record].step = 0
         record = bookings[record].after
-    begin_step(lane, prefill, factor, now)
+    begin_step(lane, speed, factor, now)
+
+
+cdef inline int64_t lane_ahead(const Lane* lane, double now) noexcept nogil:
+    """Prompt tokens there that the running step does not compute; the lane was advanced to now."""
+    if lane.running == 0:
+        return 0
+    return lane.end - lane.done - (lane.running if lane.began < now else 0)

@@ -1,52 +1,54 @@
 """Admission: the queue in front of the dispatcher, on the event loop. Called by dispatch.py."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from .kv_router import KvRouter
-from .queue import AdmissionQueue, Ticket
+from .queue import AdmissionQueue, Lane, Ticket
 
 
 def admission_of(router: KvRouter) -> "Admission | None":
     """The queue that a router's configuration asks for; None if nobody is to wait."""
-    if router.config.admission.queue_threshold is None:
-        return None
-    return Admission(queue_of(router))
+    return Admission(queue_of(router)) if router.limits.any_wait else None
 
 
 def queue_of(router: KvRouter) -> AdmissionQueue:
     """A queue that asks a router for room, as its configuration says."""
-    config = router.config.admission
-    return AdmissionQueue(router.has_room, policy=config.queue_policy, limit=config.queue_limit)
+    limits = router.limits
+    return AdmissionQueue(
+        router.room_in, policy=limits.queue_policy, limit=limits.config.queue_limit
+    )
 
 
 class Admission:
     """Lets requests go one at a time, each once it is its turn.
 
-    Say `poll` whenever load fell. Between a request's turn and its booking nobody else is let go:
-    the load that decides about the next one would not be the one there will be.
+    Say `poll` whenever load fell; where the queue knows when there will be room, a timer does.
+    Between a request's turn and its booking nobody else is let go: the load that decides about the
+    next one would not be the one there will be.
     """
 
     def __init__(self, queue: AdmissionQueue) -> None:
         self.queue = queue
         self._waiters: dict[str, asyncio.Future[None]] = {}
         self._going: str | None = None  # has its turn, is not booked yet
+        self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def turn(self, ticket: Ticket) -> AsyncIterator[None]:
+    async def turn(self, lane: Lane, ticket: Callable[[], Ticket]) -> AsyncIterator[None]:
         """Wait for a request's turn; book it inside. Raises NoWorkersError if too many wait.
 
-        Cancel the task to give the turn up.
+        `ticket` is asked for only if it has to wait. Cancel the task to give the turn up.
         """
-        if self._going is None and self.queue.offer(ticket):
+        if self._going is None and self.queue.is_open(lane):
             yield
             return
-        request_id = ticket.request_id
-        if self._going is not None:
-            self.queue.enter(ticket)
+        request_id = self.queue.enter(ticket).request_id
         waiter = self._waiters[request_id] = asyncio.get_running_loop().create_future()
         try:
+            self.poll()
             await waiter
             yield
         finally:
@@ -64,11 +66,20 @@ class Admission:
 
     def poll(self) -> None:
         """Let the next request go, if there is room for it."""
-        if self._going is not None or not self._waiters:
-            return
-        ticket = self.queue.next()
-        if ticket is not None:
-            self._going = ticket.request_id
-            waiter = self._waiters[ticket.request_id]
-            if not waiter.done():  # else it is being given up, and polls when it is
-                waiter.set_result(None)
+        if self._going is None and self._waiters:
+            ticket = self.queue.next()
+            if ticket is not None:
+                self._going = ticket.request_id
+                waiter = self._waiters[ticket.request_id]
+                if not waiter.done():  # else it is being given up, and polls when it is
+                    waiter.set_result(None)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Poll again when the queue expects room; sooner if load falls."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._going is None and self._waiters and self.queue.ask_again_s < math.inf:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.queue.ask_again_s, self.poll)

@@ -10,6 +10,7 @@ import itertools
 import math
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import cast
 
 import grpc
@@ -164,7 +165,10 @@ class Dispatcher:
         for _ in range(self._max_attempts):
             try:
                 if self._admission is not None and failure is None:
-                    async with self._admission.turn(self._ticket(flight)):
+                    ticket = partial(self._ticket, flight)
+                    async with self._admission.turn(flight.pinned, ticket):
+                        if flight.aborted:  # after it was its turn, before it took it
+                            raise RequestAbortedError(f"request {flight.request_id} was aborted")
                         decision = self._decide(flight, failed)
                 else:
                     decision = self._decide(flight, failed)
@@ -186,12 +190,10 @@ class Dispatcher:
 
     def _ticket(self, flight: Flight) -> Ticket:
         facts, urgency = flight.facts, flight.urgency
-        tokens = 1
-        if self._admission is not None and self._admission.queue.policy == "wspt":
-            tokens = self._router.uncached_tokens(
-                facts.token_ids, lora_name=facts.lora_name, cache_namespace=facts.cache_namespace
-            )
-        return Ticket(flight.request_id, flight.arrived, tokens, urgency, flight.pinned)
+        tokens, patience = self._router.queue_terms(
+            facts.token_ids, lora_name=facts.lora_name, cache_namespace=facts.cache_namespace
+        )
+        return Ticket(flight.request_id, flight.arrived, tokens, urgency, flight.pinned, patience)
 
     def _decide(self, flight: Flight, failed: set[int]) -> Decision:
         """Choose a worker and book the request there."""

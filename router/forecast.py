@@ -16,10 +16,12 @@ from dataclasses import dataclass, fields
 from ..runtime.errors import ConfigError
 from ..workers.registry import WorkerEntry
 from ._forecast import Forecast
-from .cost import Floats
+from .cost import Counts, Floats, Mask
 from .selection import Candidates, Rng, Strategy, pick
 
 CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
+PATIENCE = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
+LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 TERMS = ("wait_s", "prefill_s", "memory_s", "delay_s", "decode_s", "cost")
 
 
@@ -31,8 +33,8 @@ class ForecastParams:
     weight.
     """
 
-    prefill_weight: float = 2.0  # of a second that a worker computes, beside one of waiting
-    decode_weight: float = 0.03  # of a second that decoding takes longer
+    prefill_weight: float = 1.5  # of a second that a worker computes, beside one of waiting
+    decode_weight: float = 0.06  # of a second that decoding takes longer
     step_s: float = 0.02  # of a step that computes a prompt
     token_s: float = 2e-5  # more for each prompt token in it
     context_s: float = 1e-7  # and for each token of those that decode meanwhile
@@ -56,7 +58,7 @@ class Learnt:
 
     step_s: float  # of a step that computes a prompt
     token_s: float  # more for each prompt token in it
-    context_s: float  # more for each context
+    decode_share: float  # more, of a decode step of those beside it
     decode_step_s: float  # of a step that computes none
     decode_context_s: float  # more for each context
     decode_request_s: float  # more for each request
@@ -102,6 +104,25 @@ class ForecastPolicy:
             number: dict(zip(TERMS, map(float, table[number]), strict=True))
             for number in sorted(self._numbers)
         }
+
+    def room_in(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
+        """Seconds until one of these workers needs a prompt to go on computing without a pause.
+
+        0: now, also as long as too little was learnt to say how long they compute. inf: every cache
+        is booked out.
+        """
+        return self._forecast.room_in(eligible, active_blocks, now)
+
+    def patience(self, uncached_tokens: int) -> float:
+        """Seconds by which its turn is later than its arrival: the longer a prompt, the later.
+
+        The shortest first keeps the mean low, and as its own time grows nobody waits for ever. The
+        longest go first: they make the 99th percentile, and they cost the others little if they
+        begin while there are other workers to go to.
+        """
+        learnt = self._forecast.learnt()
+        seconds = learnt[0][1] * uncached_tokens / CHUNK_TOKENS
+        return 0.0 if seconds > LONGEST * learnt[2] else PATIENCE * seconds
 
     def on_worker(self, number: int, entry: WorkerEntry) -> None:
         """A worker came, or what is known of it has changed."""
@@ -166,5 +187,10 @@ def forecast_strategy(temperature: float = 0.0, params: ForecastParams | None = 
         return pick(costs, temperature, rng)
 
     return Strategy(
-        policy.score, draw, needs_overlaps=True, observer=policy, explain=policy.explain
+        policy.score,
+        draw,
+        needs_overlaps=True,
+        observer=policy,
+        explain=policy.explain,
+        hold=policy,
     )

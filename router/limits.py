@@ -15,6 +15,7 @@ from ..runtime.settings import bad_setting, option
 from ..slots.table import SlotTable
 from ..workers.registry import WorkerRegistry
 from .cost import Mask
+from .hold import Hold
 
 QueuePolicy = Literal["fcfs", "lcfs", "wspt"]
 QUEUE_POLICIES: tuple[str, ...] = ("fcfs", "lcfs", "wspt")
@@ -30,19 +31,26 @@ def _knob(default: Any, help: str, flag: str, *env: str, **more: Any) -> Any:
 class AdmissionConfig:
     """When requests wait, or are turned away. Raises ConfigError, naming the key, on a bad value.
 
-    All thresholds are off by default: every request is sent at once.
+    All thresholds are off by default. Who waits is then up to the policy, if it has a say in it.
     """
 
+    hold: bool = _knob(
+        True,
+        "With a policy that forecasts, and no queue threshold: requests wait in the router, not in"
+        " an engine, while every worker computes prompts or has its cache booked out.",
+        "--router-hold",
+    )
     queue_threshold: float | None = _knob(
         None,
         "Requests wait while every worker has more prefill tokens queued than this share of its"
-        " batch budget. Not given: nobody waits.",
+        " batch budget.",
         "--router-queue-threshold",
         "DYN_ROUTER_QUEUE_THRESHOLD",
     )
-    queue_policy: QueuePolicy = _knob(
-        "fcfs",
-        "Who goes first: first come, last come, or the fewest tokens to compute.",
+    queue_policy: QueuePolicy | None = _knob(
+        None,
+        "Who goes first: first come, last come, or the fewest tokens to compute. Not given: fcfs"
+        " with a queue threshold, else as the policy says.",
         "--router-queue-policy",
         "DYN_ROUTER_QUEUE_POLICY",
         choices=QUEUE_POLICIES,
@@ -82,7 +90,7 @@ class AdmissionConfig:
         share = self.active_decode_blocks_threshold
         if share is not None and share > 1:
             raise bad_setting("active_decode_blocks_threshold", f"{share!r} must be from 0 to 1")
-        if self.queue_policy not in QUEUE_POLICIES:
+        if self.queue_policy is not None and self.queue_policy not in QUEUE_POLICIES:
             known = ", ".join(QUEUE_POLICIES)
             raise bad_setting("queue_policy", f"{self.queue_policy!r} is not one of {known}")
         if self.queue_limit < 1:
@@ -95,10 +103,17 @@ class LoadLimits:
     `change` replaces thresholds while the router runs. Arrays are by worker number.
     """
 
-    def __init__(self, config: AdmissionConfig, slots: SlotTable, registry: WorkerRegistry) -> None:
+    def __init__(
+        self,
+        config: AdmissionConfig,
+        slots: SlotTable,
+        registry: WorkerRegistry,
+        hold: Hold | None = None,
+    ) -> None:
         self.config = config
         self._slots = slots
         self._registry = registry
+        self.hold = hold if config.hold and config.queue_threshold is None else None
 
     def change(self, **thresholds: Any) -> AdmissionConfig:
         """Use other busy thresholds from now on; ConfigError, and nothing changed, on a bad one."""
@@ -135,17 +150,46 @@ class LoadLimits:
                     mask[numbers] = mask[numbers].all()
         return mask
 
-    def has_room(self, eligible: Mask) -> bool:
-        """Whether a request that may go to these ranks should go now.
+    @property
+    def any_wait(self) -> bool:
+        """Whether a request can have to wait at all."""
+        return self.hold is not None or self.config.queue_threshold is not None
 
-        False only if all of them are saturated. With no eligible rank at all there is nothing to
-        wait for, so it is true: the request will be told that nobody takes it.
+    @property
+    def queue_policy(self) -> QueuePolicy:
+        """Who goes first of those that wait."""
+        return self.config.queue_policy or "fcfs"
+
+    @property
+    def orders_by_tokens(self) -> bool:
+        """Whether it matters for a request's turn how many tokens it computes."""
+        return self.queue_policy == "wspt" or (
+            self.hold is not None and self.config.queue_policy is None
+        )
+
+    def patience(self, uncached_tokens: int) -> float:
+        """Seconds that a request counts as having come later, by the policy's own order."""
+        if self.hold is None or self.config.queue_policy is not None:
+            return 0.0
+        return self.hold.patience(uncached_tokens)
+
+    def room_in(self, eligible: Mask, now: float) -> float:
+        """Seconds until a request that may go to these ranks should go: 0 now, inf when load falls.
+
+        Not 0 only if all of them are saturated. Where all are busy, or none is eligible, there is
+        nothing to wait for: the request will be told so.
         """
+        if self.any_busy:
+            eligible = eligible & ~self.busy()
+        if self.hold is not None:
+            wait = self.hold.room_in(eligible, self._slots.active_blocks(), now)
+            # Nobody waits for a fleet that has nothing to do, whatever a policy thinks.
+            return wait if wait > 0 and self._slots.active_requests()[eligible].any() else 0.0
         share = self.config.queue_threshold
         if share is None or not eligible.any():
-            return True
+            return 0.0
         saturated = self._slots.active_prefill_tokens() > share * self._budgets()
-        return bool((eligible & ~saturated).any())
+        return 0.0 if (eligible & ~saturated).any() else math.inf
 
     def _budgets(self) -> Any:
         budgets = self._registry.batch_tokens

@@ -6,6 +6,7 @@ Called by kv_router.py and bench/contestants.py.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -17,7 +18,9 @@ import numpy as np
 from ..runtime.errors import ConfigError, RouterError
 from ..workers.registry import WorkerEntry
 from .config import DYNAMO, FORECAST, KvRouterConfig
+from .cost import Counts, Mask
 from .forecast import forecast_strategy
+from .hold import Hold
 from .selection import Candidates, Observer, Rng, Strategy, strategy
 
 GROUP = "dynamo_router.policies"
@@ -55,6 +58,7 @@ def guarded(how: Strategy, name: str, config: KvRouterConfig) -> Strategy:
     """A strategy that somebody else wrote, with ours to fall back on: see GuardedStrategy."""
     failures = Failures(name)
     observer = None if how.observer is None else _GuardedObserver(how.observer, failures)
+    hold = None if how.hold is None else _GuardedHold(how.hold, failures)
     return GuardedStrategy(
         how.score,
         how.pick,
@@ -62,6 +66,7 @@ def guarded(how: Strategy, name: str, config: KvRouterConfig) -> Strategy:
         needs_overlaps=how.needs_overlaps,
         observer=observer,
         explain=how.explain,
+        hold=hold,
         failures=failures,
         fallback=strategy("kv", config.cost_params(), config.router_temperature),
     )
@@ -148,6 +153,34 @@ class _GuardedObserver:
             getattr(self._inner, what)(*facts)
         except Exception as error:
             self._failures.note(f"{what}: {type(error).__name__}: {error}")
+
+
+class _GuardedHold:
+    """A hold whose errors and nonsense are logged and counted, and hold nobody up."""
+
+    def __init__(self, inner: Hold, failures: Failures) -> None:
+        self._inner = inner
+        self._failures = failures
+
+    def room_in(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
+        try:
+            wait = float(self._inner.room_in(eligible, active_blocks, now))
+            if math.isnan(wait):
+                raise ValueError("a wait is not a number")
+            return wait
+        except Exception as error:
+            self._failures.note(f"room_in: {type(error).__name__}: {error}")
+            return 0.0
+
+    def patience(self, uncached_tokens: int) -> float:
+        try:
+            patience = float(self._inner.patience(uncached_tokens))
+            if math.isnan(patience):
+                raise ValueError("a patience is not a number")
+            return patience
+        except Exception as error:
+            self._failures.note(f"patience: {type(error).__name__}: {error}")
+            return 0.0
 
 
 def _load(point: EntryPoint, config: KvRouterConfig) -> Strategy:

@@ -1,4 +1,4 @@
-"""What can be asked of a KvRouter without changing anything. Base of kv_router.py."""
+"""What can be asked of a KvRouter without booking anything. Base of kv_router.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -147,16 +147,21 @@ class RouterQuestions(RouterState):
                 for number, worker in self.registry.numbered()
             ]
 
-    def has_room(self, worker: WorkerLike | None = None) -> bool:
-        """Whether a request, for that worker if one is given, should go now rather than wait.
+    def room_in(self, worker: WorkerLike | None = None) -> float:
+        """Seconds until a request, for that worker if one is given, should go rather than wait.
 
-        False while every worker it may go to is saturated; see AdmissionConfig.queue_threshold.
+        0 is now; inf is not before load falls. See AdmissionConfig.hold and queue_threshold. A hold
+        is for those who have a choice: for one worker alone it is 0.
         """
         with self._lock:
-            eligible = self.registry.eligible(self._clock.now())
+            if worker is not None and self.limits.hold is not None:
+                return 0.0
+            now = self._clock.now()
+            self._expire(now)
+            eligible = self.registry.eligible(now)
             if worker is not None:
                 eligible = eligible & self._mask([as_worker(worker)])
-            return self.limits.has_room(eligible)
+            return self.limits.room_in(eligible, now)
 
     def uncached_tokens(
         self,
@@ -176,6 +181,22 @@ class RouterQuestions(RouterState):
             usable = self.registry.eligible(self._clock.now())
             best = 0 if saved is None else int(saved[usable].max(initial=0))
         return max(0, isl - best * self.block_size)
+
+    def queue_terms(
+        self,
+        token_ids: Integers,
+        *,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
+    ) -> tuple[int, float]:
+        """What this prompt's place in the admission queue goes by: (uncached tokens, patience)."""
+        if not self.limits.orders_by_tokens:
+            return 1, 0.0
+        tokens = self.uncached_tokens(
+            token_ids, lora_name=lora_name, cache_namespace=cache_namespace
+        )
+        with self._lock:
+            return tokens, self.limits.patience(tokens)
 
     def _asked(
         self, ask: Callable[[npt.NDArray[np.uint64]], T], token_ids: Integers, content: Content

@@ -50,11 +50,13 @@ class RouterState:
         self._clock = clock or SystemClock()
         self._rng = random.Random(self.config.seed if seed is None else seed)
         self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
-        self.limits = LoadLimits(self.config.admission, self._slots, self.registry)
         if strategy is not None:
             strategy = guarded(strategy, "the strategy that was passed in", self.config)
         self._strategy = strategy or new_strategy(self.config)
         self._observer: Observer | None = self._strategy.observer
+        self.limits = LoadLimits(
+            self.config.admission, self._slots, self.registry, self._strategy.hold
+        )
         self._overlaps = Overlaps(0)
         self._dropped: list[str] = []
         self._lock = threading.RLock()
@@ -62,6 +64,10 @@ class RouterState:
         self.registry.on_remove.append(self._on_remove)
         for number, worker in self.registry.numbered():
             self._on_add(worker, number)
+        last = self.registry.capacity - 1
+        if last >= self._slots.capacity:  # its worker has left, but arrays are as long as that
+            self._slots.add_worker(last)
+            self._slots.remove_worker(last)
         if self._observer is not None:
             self.registry.on_update.append(self._on_update)
             for entry in self.registry.entries():

@@ -18,6 +18,7 @@ from ..workers.registry import WorkerEntry
 from . import _cost
 from .config import Mode
 from .cost import Blocks, CostParams, Counts, Floats, Mask, score
+from .hold import Hold
 
 
 class Rng(Protocol):
@@ -122,7 +123,8 @@ class Strategy:
     """How a mode chooses. `needs_overlaps` says whether its stages look at the caches at all.
 
     An `observer` is told what becomes of requests: such a strategy belongs to one router. `explain`
-    says what the costs of candidates are made of; its `cost` is what the score would be.
+    says what the costs of candidates are made of; its `cost` is what the score would be. With a
+    `hold`, requests wait in the admission queue until it says that they should go.
     """
 
     score: Score
@@ -131,6 +133,7 @@ class Strategy:
     needs_overlaps: bool = False
     observer: Observer | None = None
     explain: Explain | None = None
+    hold: Hold | None = None
 
     def __call__(self, candidates: Candidates, rng: Rng) -> int:
         """The number of the chosen worker; NoWorkersError if the stages leave none."""

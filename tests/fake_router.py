@@ -53,6 +53,9 @@ class LedgerRouter:
             request_id=request_id,
         )
 
+    def queue_terms(self, token_ids: object, **content: object) -> tuple[int, float]:
+        return 1, 0.0
+
     def mark_prefill_complete(self, request_id: str) -> bool:
         assert request_id in self.booked
         self.prefilled.append(request_id)

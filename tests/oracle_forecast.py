@@ -53,6 +53,7 @@ class OracleLane:
         self.began = self.anchor_at = self.at = 0.0
         self.ends = math.inf
         self.context_s = self.requests_s = self.prefill_s = 0.0
+        self.then = 0.0, 0.0  # the first two of them, at the anchor
         self.seen_s = self.expected_s = 0.0
 
     @property
@@ -69,7 +70,7 @@ class OracleForecast:
         self.params = params
         self.lanes = {}
         self.where = {}
-        self.prefill = OracleFit(params.step_s, params.token_s * CHUNK, params.context_s * CONTEXT)
+        self.prefill = OracleFit(params.step_s, params.token_s * CHUNK, 1.0)
         self.decode = OracleFit(params.step_s / 2, params.context_s * CONTEXT, 0.0)
         self.ttft, self.output = params.ttft_s, params.output_tokens
         self.answer = params.output_tokens * params.step_s
@@ -89,10 +90,26 @@ class OracleForecast:
         factor = (lane.seen_s + prior) / (lane.expected_s + prior)
         return max(1.0, factor - 0.1) if factor > 1 else min(1.0, factor + 0.1)
 
+    def decodes_s(self, lane):
+        """What those decoding add to a step."""
+        context, count = sum(r.context for r in lane.decoding), len(lane.decoding)
+        return self.decode.predict([1.0, context / CONTEXT, count]) if count else 0.0
+
+    def decoded_s(self, lane, now):
+        """What those decoding since the anchor have added to a step, on average."""
+        passed = now - lane.anchor_at
+        context = (lane.context_s - lane.then[0]) / passed
+        count = (lane.requests_s - lane.then[1]) / passed
+        return self.decode.predict([min(1.0, count), context / CONTEXT, count])
+
+    def anchor(self, lane, place, now):
+        lane.done = lane.anchor = place
+        lane.anchor_at, lane.steps = now, 0
+        lane.then = lane.context_s, lane.requests_s
+
     def empty_step_s(self, lane, factor):
-        context = sum(r.context for r in lane.decoding)
         theta = self.prefill.theta
-        return factor * max(1e-6, theta[0] + theta[2] * context / CONTEXT)
+        return factor * max(1e-6, theta[0] + theta[2] * self.decodes_s(lane))
 
     def token_s(self, factor):
         return factor * self.prefill.theta[1] / CHUNK
@@ -100,8 +117,9 @@ class OracleForecast:
     def integrate(self, lane, now):
         passed = now - lane.at
         if passed > 0:
-            lane.context_s += sum(r.context for r in lane.decoding) * passed
-            lane.requests_s += len(lane.decoding) * passed
+            told = [r for r in lane.requests if not r.queued]
+            lane.context_s += sum(r.context for r in told) * passed
+            lane.requests_s += len(told) * passed
             lane.prefill_s += passed * (lane.running > 0)
             lane.at = now
 
@@ -131,8 +149,8 @@ class OracleForecast:
         factor = self.factor(lane)
         self.advance(lane, factor, now)
         if not lane.queue:
-            lane.done = lane.end = lane.anchor = lane.steps = 0
-            lane.anchor_at = now
+            lane.end = 0
+            self.anchor(lane, 0, now)
         lane.end += tokens
         request = OracleRequest(request_id, isl, tokens, now)
         request.end = lane.end
@@ -162,15 +180,9 @@ class OracleForecast:
         self.unqueue(lane, request)
         if lane.anchor_at < now:
             if first and place > lane.anchor:
-                waiting = [r for r in lane.queue if r.step_end is None]
-                if request.step_end is None:
-                    decoding = sum(r.context for r in lane.requests) - request.context
-                    decoding -= sum(r.context for r in waiting)
-                    decoding += request.context  # not queued any more: it decodes
-                else:
-                    decoding = sum(r.context for r in lane.decoding)
                 took, steps = now - lane.anchor_at, max(steps, 1)
-                x = [steps, (place - lane.anchor) / CHUNK, steps * decoding / CONTEXT]
+                beside = steps * self.decoded_s(lane, now)
+                x = [steps, (place - lane.anchor) / CHUNK, beside]
                 if len(self.prefill.samples) >= 30:
                     for each in self.lanes.values():
                         each.seen_s *= 0.98 ** (1 / len(self.lanes))
@@ -178,8 +190,7 @@ class OracleForecast:
                     lane.seen_s += took
                     lane.expected_s += self.prefill.predict(x)
                 self.prefill.add(x, took)
-            lane.done = lane.anchor = place
-            lane.anchor_at, lane.steps = now, 0
+            self.anchor(lane, place, now)
             for each in lane.queue:
                 each.step_end, each.step = (None if each.end > place else place), 0
             self.begin_step(lane, self.factor(lane), now)
@@ -216,7 +227,7 @@ class OracleForecast:
             return
         if output_tokens:
             self.output += 0.01 * (output_tokens - self.output)
-        self.answer += 0.01 * (took - self.answer)
+        self.answer += 0.01 * (min(took, 10 * self.answer) - self.answer)
         context_s, requests_s, prefill_s = request.then
         stalled = lane.prefill_s - prefill_s
         if tokens < 8 or stalled > 0.9 * took:
@@ -243,8 +254,7 @@ class OracleForecast:
         elif lane.queue and self.told:
             wait = per_step / 4 + min(0.5 * (now - lane.began), self.answer)
         elif count:
-            x = [1.0, sum(r.context for r in lane.decoding) / CONTEXT, len(lane.decoding)]
-            wait = factor * self.decode.predict(x) / 2
+            wait = factor * self.decodes_s(lane) / 2
         before, steps = -(-ahead // lane.budget), -(-(ahead + tokens) // lane.budget)
         wait += before * per_step + ahead * per_token
         prefill = (steps - before) * per_step + tokens * per_token
@@ -265,3 +275,27 @@ class OracleForecast:
         ttft = wait + prefill + memory
         own = params.prefill_weight * prefill + params.decode_weight * decode
         return ttft + delay + own / (1 + ttft / self.ttft)
+
+    def room_in(self, numbers, active_blocks, now):
+        """`active_blocks` by number: seconds until one of these workers has room."""
+        soonest, late = math.inf, False
+        for number in numbers:
+            lane = self.lanes[number]
+            if lane.requests and lane.blocks and active_blocks[number] >= lane.blocks:
+                continue
+            factor = self.factor(lane)
+            self.advance(lane, factor, now)
+            if not lane.running and lane.queue and now - lane.began > self.ttft:
+                late = True
+                continue
+            if not lane.running or len(self.prefill.samples) < 30:
+                return 0.0
+            per_step = self.empty_step_s(lane, factor)
+            ahead, wait = lane.end - lane.done, 0.0
+            if lane.began < now:
+                ahead, wait = ahead - lane.running, lane.ends - now
+            wait += -(-ahead // lane.budget) * per_step + ahead * self.token_s(factor)
+            soonest = min(soonest, max(0.0, wait - per_step / 2))
+        if not numbers or (late and soonest == math.inf):
+            return 0.0
+        return soonest

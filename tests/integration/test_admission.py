@@ -1,6 +1,7 @@
 """Requests that wait in front of the dispatcher, over real gRPC: order, cancellation, overload."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from serving import BLOCK, serving
 from dynamo_router.router.admission import Admission
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.limits import AdmissionConfig
-from dynamo_router.router.queue import AdmissionQueue
+from dynamo_router.router.queue import AdmissionQueue, Lane
 from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode
@@ -26,12 +27,12 @@ class Gate:
     def __init__(self, most: int, limit: int = 100) -> None:
         self.most = most
         self.rig: Rig | None = None
-        self.queue = AdmissionQueue(lambda lane: self.busy() < self.most, limit=limit)
+        self.queue = AdmissionQueue(self.room_in, limit=limit)
         self.admission = Admission(self.queue)
 
-    def busy(self) -> int:
+    def room_in(self, lane: Lane) -> float:
         assert self.rig is not None
-        return len(self.rig.router.booked)
+        return 0.0 if len(self.rig.router.booked) < self.most else math.inf
 
 
 async def waiting(gate: Gate, count: int) -> None:
@@ -95,6 +96,21 @@ async def test_an_abort_ends_the_waiting() -> None:
         await rig.settled()
 
 
+async def test_an_abort_between_its_turn_and_its_departure_ends_a_request() -> None:
+    gate = Gate(0)
+    async with Rig(FakeEngine(), admission=gate.admission) as rig:
+        gate.rig = rig
+        refused = asyncio.create_task(rig.refusal(prompt("w")))
+        await waiting(gate, 1)
+        gate.most = 1
+        gate.admission.poll()  # it is its turn, but its task has not run yet
+        assert await rig.dispatcher.abort("w") == (True, "not started yet")
+        assert await refused == (Code.CANCELLED, "request w was aborted")
+        assert not rig.engines[0].requests
+        assert len(await rig.answers(prompt("next"))) == 3
+        await rig.settled()
+
+
 async def test_too_many_are_turned_away_at_once() -> None:
     gate = Gate(0, limit=1)
     async with Rig(FakeEngine(), admission=gate.admission) as rig:
@@ -126,6 +142,26 @@ async def test_bad_priorities_are_refused(key: str, value: str, text: str) -> No
         )
 
 
+async def test_where_room_is_foreseen_a_timer_lets_the_request_go() -> None:
+    loop = asyncio.get_running_loop()
+    opens = math.inf
+
+    def room_in(lane: Lane) -> float:
+        return max(0.0, opens - loop.time())
+
+    admission = Admission(AdmissionQueue(room_in))
+    async with Rig(FakeEngine(), admission=admission) as rig:
+        unforeseen = asyncio.create_task(rig.answers(prompt("unforeseen")))
+        await until(lambda: len(admission.queue) == 1)
+        assert admission._timer is None
+        opens = loop.time() + 0.05
+        foreseen = asyncio.create_task(rig.answers(prompt("foreseen")))
+        assert len(await foreseen) == len(await unforeseen) == 3  # nobody polls
+        assert loop.time() >= opens
+        await rig.settled()
+    assert admission._timer is None
+
+
 async def late(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
     """Everything, once `engine.go` is set: until then its prompt counts as queued there."""
     await engine.go.wait()
@@ -152,6 +188,26 @@ async def test_a_server_queues_under_overload_and_returns_to_normal() -> None:
         assert metrics["dynamo_router_queue_pending_requests"] == 0
         assert metrics["dynamo_router_queue_refused_total"] == 1
         assert len(await doors.answers(prompt("after", 32))) == 3
+
+
+async def test_by_default_requests_wait_for_room_in_a_cache_in_the_router() -> None:
+    engine = FakeEngine(late)
+    engine.model.max_input_len = 1000
+    engine.model.supported_features.append("total_kv_blocks=20")
+    async with serving(engine) as doors:
+        big = 20 * BLOCK
+        calls = [asyncio.create_task(doors.answers(prompt(f"r{i}", big))) for i in range(3)]
+        assert doors.server._admission is not None
+        queue = doors.server._admission.queue
+        await until(lambda: len(queue) == 2 and len(engine.requests) == 1)
+        assert (await doors.metrics())["dynamo_router_queue_pending_requests"] == 2
+        engine.go.set()
+        assert [len(answers) for answers in await asyncio.gather(*calls)] == [3, 3, 3]
+        assert len(queue) == 0
+    async with serving(
+        FakeEngine(), router=KvRouterConfig(admission=AdmissionConfig(hold=False))
+    ) as doors:
+        assert doors.server._admission is None
 
 
 async def test_busy_thresholds_are_read_and_changed_over_http() -> None:

@@ -44,7 +44,9 @@ class ForecastMachine(RuleBasedStateMachine):
     @rule(request_id=REQUEST_IDS, isl=st.integers(1, 4000), cached=st.floats(0, 1), data=st.data())
     def book(self, request_id, isl, cached, data):
         number = data.draw(st.sampled_from(sorted(self.oracle.lanes)))
-        tokens = max(1, isl - int(cached * isl))
+        self.book_both(request_id, number, isl, max(1, isl - int(cached * isl)))
+
+    def book_both(self, request_id, number, isl, tokens):
         assert self.kernel.book(request_id, number, isl, tokens, self.now) == self.oracle.book(
             request_id, number, isl, tokens, self.now
         )
@@ -86,6 +88,28 @@ class ForecastMachine(RuleBasedStateMachine):
             expected = self.oracle.cost(number, isl, 64, overlaps[number], blocks[number], self.now)
             np.testing.assert_allclose(costs[number], expected, rtol=1e-6, atol=1e-9)
             assert table[number, -1] == costs[number]
+
+    @rule(
+        eligible=st.lists(st.booleans(), min_size=WORKERS, max_size=WORKERS),
+        blocks=st.lists(st.integers(0, 1200), min_size=WORKERS, max_size=WORKERS),
+    )
+    def room_agrees(self, eligible, blocks):
+        size = self.kernel.size
+        given = np.array(eligible[:size], np.bool_)
+        numbers = [number for number in self.oracle.lanes if given[number]]
+        room = self.kernel.room_in(given, np.array(blocks[:size], np.int64), self.now)
+        expected = self.oracle.room_in(numbers, blocks, self.now)
+        np.testing.assert_allclose(room, expected, rtol=1e-6, atol=1e-9)
+
+    @rule(tokens=st.integers(100, 3000), pace=st.sampled_from([1e-5, 1e-4]))
+    def learn_enough(self, tokens, pace):
+        """A run of requests one after the other, so that the model can say how long to wait."""
+        for turn in range(35 if self.oracle.lanes else 0):
+            name, number = f"lesson {turn}", min(self.oracle.lanes)
+            self.book_both(name, number, tokens + turn, tokens)
+            self.now += 0.01 + tokens * pace
+            self.first_token(name)
+            self.end(name, 8)
 
     @invariant()
     def models_agree(self):

@@ -240,8 +240,6 @@ def test_the_kernel_refuses_what_cannot_be() -> None:
             kernel.score(10, 16, None, None, everyone, now, False)
     with pytest.raises(ValueError, match="isl must be at least 1"):
         kernel.score(0, 16, None, None, everyone, 0.0, False)
-    with pytest.raises(ValueError, match="an entry for each of 2 worker numbers"):
-        kernel.score(10, 16, None, None, np.ones(2, np.bool_), 0.0, False)
     with pytest.raises(ValueError, match="an entry for each of 1 worker numbers"):
         kernel.score(10, 16, np.zeros(4, np.uint32), None, everyone, 0.0, False)
     assert len(kernel) == 0

@@ -13,7 +13,7 @@ from dynamo_router.indexer.wire import encode_event_message
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.errors import InvalidRequestError, NoWorkersError
 from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.workers.registry import WorkerState
+from dynamo_router.workers.registry import WorkerRegistry, WorkerState
 
 BLOCK = 16
 PROMPT = list(range(1, 1 + 4 * BLOCK))
@@ -223,3 +223,18 @@ def test_potential_loads_tell_what_a_request_would_add(router: KvRouter) -> None
     assert by_worker[10].potential_prefill_tokens == 128
     assert by_worker[11].potential_prefill_tokens == 32
     assert by_worker[12].potential_decode_blocks == 4
+
+
+@pytest.mark.parametrize("policy", ["forecast", "dynamo:4"])
+def test_a_shared_registry_may_have_had_more_workers_before(policy: str) -> None:
+    registry = WorkerRegistry()
+    for worker_id in range(3):
+        registry.add(worker_id)
+        registry.set_state(worker_id, WorkerState.READY)
+    registry.remove(2)
+    config = KvRouterConfig(policy=policy, use_kv_events=False)
+    with KvRouter(config, registry=registry) as router:
+        assert router.room_in() == 0
+        assert router.decide([1] * 100, "a").worker.worker_id in (0, 1)
+        router.add_worker(7)
+        assert router.decide([2] * 100, "b", pinned_worker=7).worker.worker_id == 7
