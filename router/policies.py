@@ -163,23 +163,19 @@ class _GuardedHold:
         self._failures = failures
 
     def room_in(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
-        try:
-            wait = float(self._inner.room_in(eligible, active_blocks, now))
-            if math.isnan(wait):
-                raise ValueError("a wait is not a number")
-            return wait
-        except Exception as error:
-            self._failures.note(f"room_in: {type(error).__name__}: {error}")
-            return 0.0
+        return self._ask("room_in", eligible, active_blocks, now)
 
     def patience(self, uncached_tokens: int) -> float:
+        return self._ask("patience", uncached_tokens)
+
+    def _ask(self, what: str, *facts: Any) -> float:
         try:
-            patience = float(self._inner.patience(uncached_tokens))
-            if math.isnan(patience):
-                raise ValueError("a patience is not a number")
-            return patience
+            seconds = float(getattr(self._inner, what)(*facts))
+            if math.isnan(seconds):
+                raise ValueError("it is not a number")
+            return seconds
         except Exception as error:
-            self._failures.note(f"patience: {type(error).__name__}: {error}")
+            self._failures.note(f"{what}: {type(error).__name__}: {error}")
             return 0.0
 
 
