@@ -125,9 +125,7 @@ def run(
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    console = table_console(json)
-    if not console.is_terminal:
-        console.width = 210  # a row is long, and worth more whole
+    console = table_console(json, width=210)  # a row is long, and worth more whole
     first = runs[0]
     console.print(
         comparison_table(

@@ -17,7 +17,6 @@ from ..indexer.actor import READ_PATHS
 from ..runtime.errors import RouterError
 from ..runtime.settings import bad_setting, option
 from ._concurrent import read_prompts
-from .environment import describe_environment
 from .report import (
     check_json_target,
     new_table,
@@ -25,7 +24,7 @@ from .report import (
     percentiles,
     spread,
     table_console,
-    write_json,
+    write_benchmark,
 )
 
 PROMPTS = 256
@@ -245,15 +244,12 @@ def run(config: ConcurrentBenchConfig) -> int:
     check_json_target(config.json)
     results = measure_concurrent(config)
     table_console(config.json).print(concurrent_table(results))
-    if config.json is not None:
-        content = {
-            "benchmark": "concurrent",
-            "workers": config.workers,
-            "blocks": config.blocks,
-            "mean_gap_us": config.mean_gap_us,
-            "rounds": config.rounds,
-            "results": results,
-            "environment": describe_environment(),
-        }
-        write_json(config.json, content)
+    content = {
+        "workers": config.workers,
+        "blocks": config.blocks,
+        "mean_gap_us": config.mean_gap_us,
+        "rounds": config.rounds,
+        "results": results,
+    }
+    write_benchmark(config.json, "concurrent", content)
     return 0

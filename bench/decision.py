@@ -19,7 +19,7 @@ from ..router.kv_router import KvRouter
 from ..runtime.identity import WorkerWithDpRank
 from ..runtime.settings import bad_setting, option
 from ..slots.table import SlotTable
-from .environment import describe_environment, pin_to_core
+from .environment import pin_to_core
 from .report import (
     check_json_target,
     new_table,
@@ -27,7 +27,7 @@ from .report import (
     percentiles,
     spread,
     table_console,
-    write_json,
+    write_benchmark,
 )
 from .workload import CacheEvents, Stored
 
@@ -260,15 +260,12 @@ def run(config: DecisionBenchConfig) -> int:
         pin_to_core(config.core)
     results = measure_decisions(config)
     table_console(config.json).print(decision_table(results))
-    if config.json is not None:
-        content = {
-            "benchmark": "decision",
-            "pinned_to_core": config.core,
-            "rounds": config.rounds,
-            "decisions": config.decisions,
-            "block_size": config.block_size,
-            "results": results,
-            "environment": describe_environment(),
-        }
-        write_json(config.json, content)
+    content = {
+        "pinned_to_core": config.core,
+        "rounds": config.rounds,
+        "decisions": config.decisions,
+        "block_size": config.block_size,
+        "results": results,
+    }
+    write_benchmark(config.json, "decision", content)
     return 0

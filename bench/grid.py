@@ -20,8 +20,7 @@ from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting, option
 from .arena import Arena, Load
 from .contestants import parse_contestants
-from .environment import describe_environment
-from .report import check_json_target, new_table, number, table_console, write_json
+from .report import check_json_target, new_table, number, table_console, write_benchmark
 from .sim_config import SimulationConfig
 
 BASE_WORKERS = 8
@@ -289,18 +288,13 @@ def run(config: GridConfig) -> int:
             print("interrupted: run it again to go on", file=sys.stderr)
             interrupted = True
     results = judge(kept, config.policy)
-    console = table_console(config.json)
-    if not console.is_terminal:
-        console.width = 180
+    console = table_console(config.json, width=180)
     console.print(grid_table(results, config.policy))
     if config.plot is not None and results:
         console.print(f"wrote {draw_grid(config.plot, results, config.policy)}")
-    if config.json is not None:
-        content = {
-            "benchmark": "grid",
-            "config": asdict(replace(config, json=None)),
-            "cells": [{**asdict(each), "cell": each.cell._asdict()} for each in results],
-            "environment": describe_environment(),
-        }
-        write_json(config.json, content)
+    content = {
+        "config": asdict(replace(config, json=None)),
+        "cells": [{**asdict(each), "cell": each.cell._asdict()} for each in results],
+    }
+    write_benchmark(config.json, "grid", content)
     return 130 if interrupted else 0

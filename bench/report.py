@@ -139,6 +139,16 @@ def write_json(target: str, content: Mapping[str, Any]) -> None:
         raise ConfigError(message, key="json") from error
 
 
+def write_benchmark(target: str | None, name: str, content: Mapping[str, Any]) -> None:
+    """Write what a benchmark found, with its name and the environment; nothing without a target.
+
+    Raises as `write_json` does.
+    """
+    if target is not None:
+        environment = describe_environment()
+        write_json(target, {"benchmark": name, **content, "environment": environment})
+
+
 def check_json_target(target: str | None) -> None:
     """ConfigError if `write_json` would surely fail: before an hour of measuring, not after it."""
     if target in (None, "-"):
@@ -150,11 +160,11 @@ def check_json_target(target: str | None) -> None:
         raise ConfigError(f"cannot write {target}: no such directory", key="json")
 
 
-def table_console(json_target: str | None) -> Console:
-    """Where tables go: stdout, or stderr where stdout carries the JSON."""
+def table_console(json_target: str | None, width: int = 120) -> Console:
+    """Where tables go: stdout, or stderr where stdout carries the JSON. `width` is a file's."""
     console = Console(stderr=json_target == "-", highlight=False)
     if not console.is_terminal:
-        console.width = 120  # a file has no width; rich would take 80 and break the cells
+        console.width = width  # a file has no width; rich would take 80 and break the cells
     return console
 
 

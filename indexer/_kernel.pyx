@@ -23,11 +23,15 @@ cdef void tree_close(Tree* tree) noexcept nogil:
     free_tree(tree)
 
 
-cdef void tree_limit(Tree* tree, uint64_t max_blocks) noexcept nogil:
+cdef inline void shrink_to_budget(Tree* tree) noexcept nogil:
     cdef uint64_t before = tree.n_blocks
-    tree.max_blocks = max_blocks
     keep_budget(tree)
     tidy_up(tree, before - tree.n_blocks)
+
+
+cdef void tree_limit(Tree* tree, uint64_t max_blocks) noexcept nogil:
+    tree.max_blocks = max_blocks
+    shrink_to_budget(tree)
 
 
 cdef uint32_t tree_worker(Tree* tree, uint64_t worker_id, uint32_t dp_rank) noexcept nogil:
@@ -50,9 +54,7 @@ cdef int tree_store(
     uint32_t n,
 ) noexcept nogil:
     cdef int status = store_chain(tree, worker, has_parent, parent, ext, local, n)
-    cdef uint64_t before = tree.n_blocks
-    keep_budget(tree)
-    tidy_up(tree, before - tree.n_blocks)
+    shrink_to_budget(tree)
     return status
 
 
@@ -67,9 +69,7 @@ cdef int tree_store_below(
     uint32_t n,
 ) noexcept nogil:
     cdef int status = graft_chain(tree, worker, upper, upper_worker, parent, ext, local, n)
-    cdef uint64_t before = tree.n_blocks
-    keep_budget(tree)
-    tidy_up(tree, before - tree.n_blocks)
+    shrink_to_budget(tree)
     return status
 
 

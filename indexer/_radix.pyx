@@ -62,6 +62,14 @@ cdef int read_name(Name* name, worker) except -1:
     return 0
 
 
+cdef uint32_t require_worker(Tree* tree, const Name* name) except? 0xFFFFFFFF:
+    """The tree's number of a worker, new if need be."""
+    cdef uint32_t w = intern_worker(tree, name.worker_id, name.dp_rank)
+    if w == NONE:
+        raise MemoryError
+    return w
+
+
 cdef inline UIntView view_hashes(hashes):
     cdef UIntView view = view_integers(hashes, 8, "block hash")
     if view.size > 0x7FFFFFFF:
@@ -196,9 +204,7 @@ cdef class RadixTree:
         read_name(&name, worker)
         if ext.size != local.size:
             raise ValueError(f"{ext.size} block hashes for {local.size} local hashes")
-        w = intern_worker(self.tree, name.worker_id, name.dp_rank)
-        if w == NONE:
-            raise MemoryError
+        w = require_worker(self.tree, &name)
         raise_status(
             tree_store(
                 self.tree,
@@ -226,9 +232,7 @@ cdef class RadixTree:
         read_name(&name, worker)
         if ext.size != local.size:
             raise ValueError(f"{ext.size} block hashes for {local.size} local hashes")
-        w = intern_worker(self.tree, name.worker_id, name.dp_rank)
-        if w == NONE:
-            raise MemoryError
+        w = require_worker(self.tree, &name)
         holder = find_worker(upper.tree, name.worker_id, name.dp_rank)
         if holder != NONE:
             status = tree_store_below(
@@ -349,9 +353,7 @@ cdef class RadixTree:
         cdef uint32_t w
         cdef uint32_t place = NONE if number is None else number
         read_name(&name, worker)
-        w = intern_worker(self.tree, name.worker_id, name.dp_rank)
-        if w == NONE:
-            raise MemoryError
+        w = require_worker(self.tree, &name)
         tree_bind(self.tree, w, place)
 
     def find_matches(self, sequence, bint early_exit=False):

@@ -21,7 +21,7 @@ from ._table cimport (
     table_rename,
     table_trim,
 )
-from ._tree cimport AHEAD, Tree, own_range, unlist_edge
+from ._tree cimport AHEAD, Tree, own_range, rename_parent, unlist_edge
 
 cdef enum:
     MOVES = 4             # blocks moved for one that left
@@ -94,8 +94,6 @@ cdef inline void tidy_arena(Tree* tree) noexcept nogil:
 cdef inline void move_edge(Tree* tree, uint32_t old, uint32_t new) noexcept nogil:
     """Give an edge another entry, which is not in use and not in the list of those any more."""
     cdef Edge* edge = &tree.edges[new]
-    cdef uint32_t child
-    cdef uint64_t local
     edge[0] = tree.edges[old]
     own_range(tree, edge.start, edge.cap, new)
     table_rename(
@@ -107,13 +105,7 @@ cdef inline void move_edge(Tree* tree, uint32_t old, uint32_t new) noexcept nogi
         tree.edges[edge.parent].first_child = new
     if edge.next != NONE:
         tree.edges[edge.next].prev = new
-    child = edge.first_child
-    while child != NONE:
-        local = tree.blocks.local[tree.edges[child].start]
-        table_remove(&tree.children, hash_pair(local, old), child)
-        table_add(&tree.children, hash_pair(local, new), child)
-        tree.edges[child].parent = new
-        child = tree.edges[child].next
+    rename_parent(tree, edge.first_child, old, new)
 
 
 cdef inline void tidy_edges(Tree* tree) noexcept nogil:

@@ -216,9 +216,16 @@ cdef inline void own_end(Tree* tree, uint32_t e) noexcept nogil:
 cdef inline void adopt_children(Tree* tree, uint32_t old, uint32_t new) noexcept nogil:
     """Move the children of one edge to another, which has none."""
     cdef uint32_t child = tree.edges[old].first_child
-    cdef uint64_t local
     tree.edges[new].first_child = child
     tree.edges[old].first_child = NONE
+    rename_parent(tree, child, old, new)
+
+
+cdef inline void rename_parent(
+    Tree* tree, uint32_t child, uint32_t old, uint32_t new
+) noexcept nogil:
+    """The edge that this child and its next siblings hang below has another number."""
+    cdef uint64_t local
     while child != NONE:
         local = tree.blocks.local[tree.edges[child].start]
         table_remove(&tree.children, hash_pair(local, old), child)

@@ -35,6 +35,7 @@ cdef inline double fleet_room_in(
     cdef Py_ssize_t number
     cdef Lane* lane
     cdef double soonest = INFINITY
+    cdef double factor
     cdef bint nobody = True, late = False
     for number in range(n):
         lane = &lanes[number]
@@ -43,24 +44,24 @@ cdef inline double fleet_room_in(
         nobody = False
         if lane.requests > 0.0 and active_blocks[number] >= lane.blocks > 0.0:
             continue
-        lane_advance(
-            lane, bookings, &model.speed, lane_factor(lane, model.speed.prefill.mean), now
-        )
+        factor = lane_factor(lane, model.speed.prefill.mean)
+        lane_advance(lane, bookings, &model.speed, factor, now)
         if lane.running == 0 and lane.head != NOBODY and now - lane.began > model.ttft:
             late = True
             continue
-        soonest = fmin(soonest, lane_room_in(lane, model, now))
+        soonest = fmin(soonest, lane_room_in(lane, model, factor, now))
         if soonest == 0.0:
             break
     return 0.0 if nobody or (late and soonest == INFINITY) else soonest
 
 
-cdef inline double lane_room_in(const Lane* lane, const Model* model, double now) noexcept nogil:
+cdef inline double lane_room_in(
+    const Lane* lane, const Model* model, double factor, double now
+) noexcept nogil:
     """Seconds until it needs another prompt to go on computing prompts without a pause.
 
     The lane was advanced to now.
     """
-    cdef double factor = lane_factor(lane, model.speed.prefill.mean)
     cdef double per_step, wait = 0.0
     cdef int64_t ahead
     if lane.running == 0 or not can_compare(model):

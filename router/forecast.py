@@ -120,9 +120,9 @@ class ForecastPolicy:
         longest go first: they make the 99th percentile, and they cost the others little if they
         begin while there are other workers to go to.
         """
-        learnt = self._forecast.learnt()
-        seconds = learnt[0][1] * uncached_tokens / CHUNK_TOKENS
-        return 0.0 if seconds > LONGEST * learnt[2] else PATIENCE * seconds
+        learnt = self.learnt()
+        seconds = learnt.token_s * uncached_tokens
+        return 0.0 if seconds > LONGEST * learnt.ttft_s else PATIENCE * seconds
 
     def on_worker(self, number: int, entry: WorkerEntry) -> None:
         """A worker came, or what is known of it has changed."""

@@ -163,15 +163,16 @@ class LoadLimits:
     @property
     def orders_by_tokens(self) -> bool:
         """Whether it matters for a request's turn how many tokens it computes."""
-        return self.queue_policy == "wspt" or (
-            self.hold is not None and self.config.queue_policy is None
-        )
+        return self.queue_policy == "wspt" or self._order is not None
 
     def patience(self, uncached_tokens: int) -> float:
         """Seconds that a request counts as having come later, by the policy's own order."""
-        if self.hold is None or self.config.queue_policy is not None:
-            return 0.0
-        return self.hold.patience(uncached_tokens)
+        return 0.0 if self._order is None else self._order.patience(uncached_tokens)
+
+    @property
+    def _order(self) -> Hold | None:
+        """The policy's own order of those that wait, unless another one was asked for."""
+        return self.hold if self.config.queue_policy is None else None
 
     def room_in(self, eligible: Mask, now: float) -> float:
         """Seconds until a request that may go to these ranks should go: 0 now, inf when load falls.

@@ -59,6 +59,7 @@ class RouterQuestions(RouterState):
         with self._lock:
             now = self._clock.now()
             self._expire(now)
+            eligible = self.registry.eligible(now)
             overlaps = self._match(prompt)
             blocks, _ = self._slots.potential(prompt.sequence, prompt.isl, None)
             states = {source.worker: source.state.value for source in self.index.sources()}
@@ -79,14 +80,12 @@ class RouterQuestions(RouterState):
                 prefill_tokens=self._slots.active_prefill_tokens(),
                 potential_blocks=blocks,
                 active_requests=self._slots.active_requests(),
-                eligible=self.registry.eligible(now),
+                eligible=eligible,
                 reasons=reasons,
                 index_states={n: states.get(w, SourceState.SILENT.value) for n, w in numbered},
             )
             if decides.explain is not None:
-                own = decides.explain(
-                    self._candidates(prompt, overlaps, self.registry.eligible(now), now, config)
-                )
+                own = decides.explain(self._candidates(prompt, overlaps, eligible, now, config))
                 candidates = [
                     replace(each, policy_terms=own.get(each.number)) for each in candidates
                 ]

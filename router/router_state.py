@@ -64,10 +64,8 @@ class RouterState:
         self.registry.on_remove.append(self._on_remove)
         for number, worker in self.registry.numbered():
             self._on_add(worker, number)
-        last = self.registry.capacity - 1
-        if last >= self._slots.capacity:  # its worker has left, but arrays are as long as that
-            self._slots.add_worker(last)
-            self._slots.remove_worker(last)
+        if self.registry.capacity > 0:  # arrays are as long as that, whoever has left
+            self._slots.reach(self.registry.capacity - 1)
         if self._observer is not None:
             self.registry.on_update.append(self._on_update)
             for entry in self.registry.entries():

@@ -74,13 +74,16 @@ cdef class SequenceBook:
     def has_worker(self, int64_t number):
         return has_load(&self.book, number)
 
-    def add_worker(self, int64_t number):
+    def reach(self, int64_t number):
         if not 0 <= number < MAX_WORKERS:
             raise ValueError(f"worker number {number} is not in 0..{MAX_WORKERS - 1}")
-        if has_load(&self.book, number):
-            raise ValueError(f"worker number {number} is in use")
         if book_loads(&self.book, <uint32_t>number + 1) < 0:
             raise MemoryError
+
+    def add_worker(self, int64_t number):
+        if has_load(&self.book, number):
+            raise ValueError(f"worker number {number} is in use")
+        self.reach(number)
         self.book.loads[number].present = True
 
     def remove_worker(self, int64_t number):

@@ -45,6 +45,10 @@ class SlotTable:
         """Stop; its requests are dropped. Returns their ids."""
         return self._book.remove_worker(number)
 
+    def reach(self, number: int) -> None:
+        """Have an entry in every array for this number, whether it is in use or not."""
+        self._book.reach(number)
+
     def has_worker(self, number: int) -> bool:
         return self._book.has_worker(number)
 

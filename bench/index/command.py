@@ -3,8 +3,8 @@
 from typing import Any
 
 from ...runtime.errors import RouterError
-from ..environment import describe_environment, pin_to_core, unpin
-from ..report import check_json_target, table_console, write_json
+from ..environment import pin_to_core, unpin
+from ..report import check_json_target, table_console, write_benchmark
 from ..soak import SoakConfig, measure_soak, soak_table
 from .config import IndexBenchConfig
 from .drained import measure_drained
@@ -42,9 +42,7 @@ def run(config: IndexBenchConfig) -> int:
     if config.soak:
         soak = measure_soak(SoakConfig(events=config.soak, seed=config.seed))
         console.print(soak_table(soak))
-        if config.json is not None:
-            content = {"benchmark": "soak", "events": config.soak, "seed": config.seed, **soak}
-            write_json(config.json, {**content, "environment": describe_environment()})
+        write_benchmark(config.json, "soak", {"events": config.soak, "seed": config.seed, **soak})
         return 0 if soak["flat"] else 1
     if "dynamo" not in config.contenders:
         console.print(
@@ -67,18 +65,15 @@ def run(config: IndexBenchConfig) -> int:
     if config.plot is not None and results.get("growth"):
         for path in draw(config.plot, results["growth"]):
             console.print(f"drawn: {path}")
-    if config.json is not None:
-        content = {
-            "benchmark": "index",
-            "pinned_to_core": config.core,
-            "rounds": config.rounds,
-            "seed": config.seed,
-            "trace": config.trace,
-            "requests": config.requests,
-            "goals": goals,
-            "failed": failed,
-            **results,
-            "environment": describe_environment(),
-        }
-        write_json(config.json, content)
+    content = {
+        "pinned_to_core": config.core,
+        "rounds": config.rounds,
+        "seed": config.seed,
+        "trace": config.trace,
+        "requests": config.requests,
+        "goals": goals,
+        "failed": failed,
+        **results,
+    }
+    write_benchmark(config.json, "index", content)
     return 1 if failed else 0
