@@ -48,8 +48,8 @@ BENCHES: Mapping[str, Entry] = {
     ),
     "concurrent": Entry(
         "The index, read while it is written.",
-        "bench.concurrent:ConcurrentBenchConfig",
-        "bench.concurrent:run",
+        "bench.index.read_write:ConcurrentBenchConfig",
+        "bench.index.read_write:run",
     ),
     "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
     "grid": Entry("A policy in many fleets.", "bench.grid:GridConfig", "bench.grid:run"),

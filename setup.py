@@ -5,7 +5,9 @@ checkers look a name up by its path, so build/tree shows them the checkout under
 that name: one link per folder and nothing else.
 """
 
-from os import environ
+import re
+from functools import cache
+from os import cpu_count, environ
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -13,27 +15,26 @@ from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
-LINKED = [
-    "__init__.py",
-    "__main__.py",
-    "cli.py",
-    "py.typed",
-    "bench",
-    "indexer",
-    "router",
-    "runtime",
-    "slots",
-    "workers",
-]
+FOLDERS = ["bench", "indexer", "router", "runtime", "slots", "workers"]
+LINKED = ["__init__.py", "__main__.py", "cli.py", "py.typed", *FOLDERS]
+# A folder is a package where it has a door.
+PACKAGES = ["dynamo_router"] + sorted(
+    "dynamo_router." + str(door.parent.relative_to(HERE)).replace("/", ".")
+    for folder in FOLDERS
+    for door in (HERE / folder).rglob("__init__.py")
+)
 # Every _name.pyx in a folder of the house is a kernel.
 KERNELS = sorted(
     str(path.relative_to(HERE).with_suffix("")).replace("/", ".")
-    for folder in ("indexer", "slots", "router", "workers", "bench")
+    for folder in FOLDERS
     for path in (HERE / folder).rglob("_*.pyx")
 )
+# What typed memoryviews need, compiled once instead of into each kernel that has one.
+SHARED = "runtime.native._memoryview"
 TRACE = environ.get("DYNAMO_ROUTER_TRACE") == "1"
 DEBUG = environ.get("DYNAMO_ROUTER_DEBUG") == "1"
 SANITIZE = environ.get("DYNAMO_ROUTER_SANITIZE") == "1"
+CIMPORT = re.compile(r"^from\s+(\.[\w.]+)\s+cimport", re.MULTILINE)
 
 
 def link_tree() -> str:
@@ -47,11 +48,29 @@ def link_tree() -> str:
     return str(package.parent)
 
 
+@cache
+def declarations(source: Path) -> frozenset[Path]:
+    """The .pxd files whose text a kernel or another declaration takes in, by relative cimports."""
+    found: set[Path] = set()
+    waiting = [source, source.with_suffix(".pxd")]
+    while waiting:
+        path = waiting.pop()
+        if path in found or not path.exists():
+            continue
+        found.add(path)
+        for name in CIMPORT.findall(path.read_text()):
+            dots = len(name) - len(name.lstrip("."))
+            folder = path.parents[dots - 1]
+            waiting.append(folder.joinpath(*name[dots:].split(".")).with_suffix(".pxd"))
+    return frozenset(found)
+
+
 def drop_stale_sources() -> None:
-    """Remove generated C that is older than any declaration: cythonize misses relative cimports."""
-    newest = max((path.stat().st_mtime for path in HERE.glob("*/**/_*.pxd")), default=0.0)
+    """Remove generated C older than its declarations: cythonize misses relative cimports."""
     for name in KERNELS:
-        generated = HERE / (name.replace(".", "/") + ".c")
+        kernel = HERE / name.replace(".", "/")
+        generated = kernel.with_suffix(".c")
+        newest = max(path.stat().st_mtime for path in declarations(kernel.with_suffix(".pyx")))
         if generated.exists() and generated.stat().st_mtime < newest:
             generated.unlink()
 
@@ -65,10 +84,10 @@ def compile_args() -> list[str]:
     return ["-O3", "-g0", "-ffp-contract=off"]
 
 
-def kernel(name: str) -> Extension:
+def extension(name: str, suffix: str) -> Extension:
     return Extension(
         f"dynamo_router.{name}",
-        [name.replace(".", "/") + ".pyx"],
+        [name.replace(".", "/") + suffix],
         define_macros=[("CYTHON_TRACE_NOGIL", "1")] if TRACE else [],
         extra_compile_args=compile_args(),
         extra_link_args=["-fsanitize=address,undefined"] if SANITIZE else [],
@@ -85,9 +104,13 @@ class BuildPy(build_py):
 
 drop_stale_sources()
 setup(
+    packages=PACKAGES,
     cmdclass={"build_py": BuildPy},
+    options={"build_ext": {"parallel": cpu_count() or 1}},
     ext_modules=cythonize(
-        [kernel(name) for name in KERNELS],
+        [extension(SHARED, ".c"), *(extension(name, ".pyx") for name in KERNELS)],
+        nthreads=cpu_count() or 1,
+        shared_utility_qualified_name=f"dynamo_router.{SHARED}",
         include_path=[link_tree()],
         force=TRACE,  # cythonize does not see a changed directive
         compiler_directives={"language_level": 3, "linetrace": TRACE},

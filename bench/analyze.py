@@ -8,14 +8,14 @@ from typing import Any
 from rich.table import Table
 
 from ..runtime.settings import bad_setting, option
-from .analyzer import Samples, Spread, TraceAnalysis, analyze
-from .cache_curve import default_sizes
-from .columns import read_columns
-from .environment import describe_environment
-from .report import check_json_target, new_table, number, table_console, write_json
-from .similarity import compare
-from .trace_model import describe_model, is_model, load_model
-from .trace_plots import check_plot_target, plot_traces
+from .results.environment import describe_environment
+from .results.report import check_json_target, new_table, number, table_console, write_json
+from .synthesizer.trace_model import describe_model, is_model, load_model
+from .traces.analysis import Samples, Spread, TraceAnalysis, analyze
+from .traces.cache_curve import default_sizes
+from .traces.columns import read_columns
+from .traces.plots import check_plot_target, plot_traces
+from .traces.similarity import compare
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from ..indexer.actor import EventIndex
+from ..indexer.event_index.actor import EventIndex
 from ..indexer.hashing import block_hashes, sequence_hashes
 from ..router.config import KvRouterConfig
 from ..router.kv_router import KvRouter
 from ..runtime.identity import WorkerWithDpRank
 from ..runtime.settings import bad_setting, option
 from ..slots.table import SlotTable
-from .environment import pin_to_core
-from .report import (
+from .index.workload import CacheEvents, Stored
+from .results.environment import pin_to_core
+from .results.report import (
     check_json_target,
     new_table,
     number,
@@ -29,7 +30,6 @@ from .report import (
     table_console,
     write_benchmark,
 )
-from .workload import CacheEvents, Stored
 
 Tokens = NDArray[np.uint32]
 

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..router.config import MODES
+from ..router.policy.base import MODES
 from ..runtime.settings import bad_setting, option
-from .progress import progress_bar
+from .load.progress import progress_bar
+from .load.serve_process import ServeProcess
 from .replay import ReplayConfig, new_loop, replay
-from .report import Run, check_json_target, document, runs_table, table_console, write_json
-from .sample import SAMPLE_TRACE
-from .serve_process import ServeProcess
+from .results.report import Run, check_json_target, document, runs_table, table_console, write_json
+from .synthesizer.sample import SAMPLE_TRACE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting, option
-from .arena import Arena, Load
-from .contestants import parse_contestants
-from .report import check_json_target, new_table, number, table_console, write_benchmark
-from .sim_config import SimulationConfig
+from .results.report import check_json_target, new_table, number, table_console, write_benchmark
+from .simulation.config import SimulationConfig
+from .simulation.experiment import Arena, Load
+from .simulation.policies import parse_contestants
 
 BASE_WORKERS = 8
 FIGURES = ("ttft", "ttft_p99", "e2e", "hit_rate", "of_pooled", "balance", "rejected", "errors")

@@ -21,15 +21,15 @@ import uvloop
 from grpc import aio
 from rich.table import Table
 
+from ..runtime.child_process import tethered
 from ..runtime.errors import RouterError
 from ..runtime.settings import bad_setting, option
-from ..runtime.tether import tethered
 from ..workers.trtllm_client import CHANNEL_OPTIONS
 from ..workers.trtllm_proto import pb
-from .environment import describe_environment, pin_to_core
+from .load.serve_process import READY
 from .proxy_peers import GENERATE
-from .report import check_json_target, table_console, write_json
-from .serve_process import READY
+from .results.environment import describe_environment, pin_to_core
+from .results.report import check_json_target, table_console, write_json
 
 WAYS = ("direct", "bare", "router")
 START_TIMEOUT_S = 60.0

@@ -15,12 +15,12 @@ from typing import Any
 from ..router.config import KvRouterConfig, ServeConfig
 from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting, option, options_of, resolve
-from .arena import Arena, Load
-from .contestants import Contestant
-from .environment import describe_environment
-from .outcome import SimulatedRun
-from .report import check_json_target, new_table, number, table_console, write_json
-from .sim_config import DEFAULT_WORKERS, SimulationConfig
+from .results.environment import describe_environment
+from .results.report import check_json_target, new_table, number, table_console, write_json
+from .simulation.config import DEFAULT_WORKERS, SimulationConfig
+from .simulation.experiment import Arena, Load
+from .simulation.outcome import SimulatedRun
+from .simulation.policies import Contestant
 
 OBJECTIVES: Mapping[str, Callable[[SimulatedRun], float | None]] = {
     "ttft": lambda run: run.ttft_ms.mean,

@@ -14,14 +14,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..runtime.settings import bad_setting, option
-from .columns import read_columns
-from .environment import describe_environment
-from .markov import WINDOW
-from .report import check_json_target, new_table, number, table_console, write_json
-from .scaling import Scaling
-from .synthesizer import KINDS, ModelKind, synthesize
-from .trace import TraceRequest, encode_request
-from .trace_model import TraceModel, describe_model, is_model, learn_model, load_model, save_model
+from .results.environment import describe_environment
+from .results.report import check_json_target, new_table, number, table_console, write_json
+from .synthesizer.draw import KINDS, ModelKind, synthesize
+from .synthesizer.markov import WINDOW
+from .synthesizer.scaling import Scaling
+from .synthesizer.trace_model import (
+    TraceModel,
+    describe_model,
+    is_model,
+    learn_model,
+    load_model,
+    save_model,
+)
+from .traces.columns import read_columns
+from .traces.trace import TraceRequest, encode_request
 
 BATCH = 1000  # requests written at once
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamo_router import KvRouter, KvRouterConfig
-from dynamo_router.router.selection import Candidates, Strategy, pick_lowest
+from dynamo_router.router.policy.selection import Candidates, Strategy, pick_lowest
 
 MOST_REQUESTS = 2  # more than the least busy worker has, before a prefix is given up
 

@@ -1,7 +1,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from ._radix import RadixTree
+from .tree._radix import RadixTree
 
 class PredictionTree:
     tree: RadixTree

@@ -9,8 +9,8 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from ._integers cimport UIntView, view_integers
-from ._memory cimport Memory, array_grow, array_release
-from ._kernel cimport (
+from ..runtime.native._memory cimport Memory, array_grow, array_release
+from .tree._ops cimport (
     tree_bind,
     tree_drop_worker,
     tree_find_worker,
@@ -18,8 +18,8 @@ from ._kernel cimport (
     tree_store,
     tree_worker,
 )
-from ._radix cimport RadixTree
-from ._table cimport (
+from .tree._radix cimport RadixTree
+from ..runtime.native._table cimport (
     NONE,
     Table,
     hash_pair,
@@ -29,7 +29,7 @@ from ._table cimport (
     table_reserve,
     table_seek,
 )
-from ._tree cimport TREE_NO_MEMORY, TREE_OK
+from .tree._tree cimport TREE_NO_MEMORY, TREE_OK
 
 cdef enum:
     RUN = 256  # predictions of one worker that leave the tree in one call

@@ -5,15 +5,14 @@ Knobs that Dynamo has carry its names, flags and environment variables.
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from ..indexer.actor import READ_PATHS, ReadPath
+from ..indexer.event_index.actor import READ_PATHS, ReadPath
 from ..runtime.settings import bad_setting
-from .cost import LOWER_TIER_WEIGHTS, CostParams, params_from_legacy_weight
-from .limits import AdmissionConfig
+from .admission.limits import AdmissionConfig
+from .policy.base import MODES, Mode
+from .policy.cost import LOWER_TIER_WEIGHTS, CostParams, params_from_legacy_weight
 
-Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
-MODES: tuple[str, ...] = ("kv", "round-robin", "random", "least-loaded", "power-of-two", "direct")
 FORECAST, DYNAMO = "forecast", "dynamo"  # the policies that are ours
 # What Dynamo's cost function is made of; other policies have no use for it.
 DYNAMO_KNOBS = (

@@ -8,8 +8,8 @@ from asyncio.subprocess import PIPE, Process
 
 import structlog
 
+from ..runtime.child_process import tethered
 from ..runtime.errors import ConfigError
-from ..runtime.tether import tethered
 from .config import ServeConfig
 
 START_TIMEOUT_S = 60.0

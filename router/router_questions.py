@@ -12,9 +12,9 @@ from ..indexer.prefix_index import TierOverlap
 from ..indexer.source import SourceState
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from .config import DYNAMO, KvRouterConfig
-from .cost import terms
-from .decision import Explanation
 from .policies import GuardedStrategy, new_strategy
+from .policy.cost import terms
+from .policy.decision import Explanation
 from .prompt import Content, Prompt, hash_prompt, prompt_length
 from .router_state import RouterState, WorkerLike
 from .views import PotentialLoad, WorkerView, worker_views

@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..indexer.actor import EventIndex
 from ..indexer.approximate import ApproximateIndex
+from ..indexer.event_index.actor import EventIndex
 from ..indexer.hashing import Integers, sequence_hashes
 from ..indexer.prefix_index import PrefixIndex
 from ..runtime.clock import Clock, SystemClock
@@ -19,13 +19,13 @@ from ..runtime.errors import ConfigError
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..slots.table import SlotTable
 from ..workers.registry import WorkerEntry, WorkerRegistry
+from .admission.limits import LoadLimits
 from .config import KvRouterConfig
-from .cost import Mask
-from .limits import LoadLimits
 from .overlaps import Overlaps
 from .policies import guarded, new_strategy
+from .policy.cost import Mask
+from .policy.selection import Candidates, Observer, Strategy, pick
 from .prompt import Content, Prompt, hash_prompt, prompt_length
-from .selection import Candidates, Observer, Strategy, pick
 
 WorkerLike = int | tuple[int, int]
 _UNASKED = Overlaps(0)

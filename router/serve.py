@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 import uvloop
 
-from ..indexer.actor import EventIndex
-from ..indexer.snapshot import SnapshotHead
+from ..indexer.event_index.actor import EventIndex
+from ..indexer.event_index.snapshot import SnapshotHead
 from ..runtime.clock import SystemClock
 from ..runtime.embedded_nats import DEFAULT_URL, EmbeddedNats, probe
 from ..runtime.errors import ConfigError
@@ -23,11 +23,15 @@ from ..runtime.nats_plane import NatsPlane
 from ..runtime.open_files import allow_open_files
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
-from .admission import admission_of
 from .config import ServeConfig
-from .dispatch import Dispatcher
-from .feed import EventFeed
-from .fleet_metrics import (
+from .dispatch.dispatch import Dispatcher
+from .dispatch.output_tracking import OutputTracking
+from .dispatch.request import DispatchObserver
+from .dispatch.turns import admission_of
+from .events.feed import EventFeed
+from .events.snapshot_task import IndexKeeper
+from .kv_router import KvRouter
+from .metrics.collectors import (
     dispatch_metrics,
     event_metrics,
     plane_metrics,
@@ -35,16 +39,12 @@ from .fleet_metrics import (
     snapshot_metrics,
     worker_metrics,
 )
-from .flight import DispatchObserver
-from .grpc_door import GrpcDoor
-from .http import HttpDoor
-from .index_keeper import IndexKeeper
-from .kv_router import KvRouter
-from .metrics import Gauges, RequestMetrics, registry_of
+from .metrics.requests import Gauges, RequestMetrics, registry_of
 from .mock_process import MockProcess
-from .output_tracking import OutputTracking
-from .router_service import RouterService
-from .trtllm_service import TrtllmService
+from .services.grpc_server import GrpcDoor
+from .services.http_server import HttpDoor
+from .services.router_service import RouterService
+from .services.trtllm_service import TrtllmService
 
 GREET_S = 2.0
 """How long the ready line waits for the first word of every worker."""

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from structlog import get_logger
 
+from .child_process import tethered
 from .errors import ConfigError
 from .nats_link import split_nats_url
-from .tether import tethered
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 START_TIMEOUT_S = 15.0

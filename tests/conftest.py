@@ -6,7 +6,7 @@ from os import environ
 
 import pytest
 from hypothesis import settings
-from machines import lengthen
+from support.machines import lengthen
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None)

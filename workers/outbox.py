@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..indexer.events import TIERS, StorageTier
-from ..indexer.wire import EventWriter
+from ..indexer.wire.codec import EventWriter
+from ..indexer.wire.events import TIERS, StorageTier
 from ..runtime.identity import WorkerWithDpRank
 
 Hashes: TypeAlias = Sequence[int] | NDArray[np.uint64]

@@ -17,8 +17,8 @@ from secrets import randbits
 import msgspec
 from structlog import get_logger
 
-from ..indexer.events import StorageTier
-from ..indexer.wire import EventWriter, encode_heartbeat
+from ..indexer.wire.codec import EventWriter, encode_heartbeat
+from ..indexer.wire.events import StorageTier
 from ..runtime.clock import Clock
 from ..runtime.event_plane import (
     KV_EVENTS,

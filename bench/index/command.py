@@ -3,9 +3,8 @@
 from typing import Any
 
 from ...runtime.errors import RouterError
-from ..environment import pin_to_core, unpin
-from ..report import check_json_target, table_console, write_benchmark
-from ..soak import SoakConfig, measure_soak, soak_table
+from ..results.environment import pin_to_core, unpin
+from ..results.report import check_json_target, table_console, write_benchmark
 from .config import IndexBenchConfig
 from .drained import measure_drained
 from .event_path import measure_events
@@ -14,6 +13,7 @@ from .growth import measure_growth
 from .hashing import measure_hashing
 from .memory import measure_memory
 from .phases import measure_phases
+from .soak import SoakConfig, measure_soak, soak_table
 from .tables import TABLES, goal_table
 
 MEASURES = {

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ...runtime.settings import bad_setting, option
-from ..contenders import available_contenders
+from .rivals import available_contenders
 
 PARTS = ("hashing", "phases", "drained", "memory", "growth", "events")
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ...indexer.actor import EventIndex
-from ...indexer.wire import EventWriter
+from ...indexer.event_index.actor import EventIndex
+from ...indexer.wire.codec import EventWriter
 from ...runtime.identity import WorkerWithDpRank
-from ..report import percentiles, spread
-from ..workload import Hashes, Prompt, Removed, Stored, hash_prompts, plan_workload
+from ..results.report import percentiles, spread
 from .config import IndexBenchConfig
 from .phases import read_requests
+from .workload import Hashes, Prompt, Removed, Stored, hash_prompts, plan_workload
 
 Step = bytes | Hashes  # a message of the event plane, or a prompt to look up
 

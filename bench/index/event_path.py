@@ -16,18 +16,18 @@ import msgspec
 import structlog
 import uvloop
 
-from ...indexer.actor import EventIndex
-from ...indexer.events import Stored
-from ...indexer.wire import decode_event_message
-from ...router.feed import EventFeed
+from ...indexer.event_index.actor import EventIndex
+from ...indexer.wire.codec import decode_event_message
+from ...indexer.wire.events import Stored
+from ...router.events.feed import EventFeed
+from ...runtime.child_process import tethered
 from ...runtime.clock import SystemClock
 from ...runtime.embedded_nats import EmbeddedNats
 from ...runtime.errors import RouterError
 from ...runtime.event_plane import PlaneState
 from ...runtime.nats_plane import NatsPlane
-from ...runtime.tether import tethered
 from ...workers.registry import WorkerRegistry
-from ..report import percentiles, spread
+from ..results.report import percentiles, spread
 from .config import IndexBenchConfig
 from .event_source import (
     APPLIED,

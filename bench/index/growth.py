@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..contenders import Contender, available_contenders
-from ..report import percentiles, spread
-from ..workload import Hashes, Prompt, Stored
+from ..results.report import percentiles, spread
 from .config import IndexBenchConfig
 from .memory import give_back_memory, resident_bytes
+from .rivals import Contender, available_contenders
+from .workload import Hashes, Prompt, Stored
 
 STEPS = (100_000, 500_000, 1_000_000, 5_000_000, 10_000_000, 50_000_000)
 FLEETS = (8, 64, 512, 4096)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ...indexer.hashing import block_hashes, compute_block_hash_for_seq
-from ..contenders import dynamo_core
-from ..report import spread
+from ..results.report import spread
 from .config import IndexBenchConfig
+from .rivals import dynamo_core
 
 HASH_TOKENS = 8192
 CALLS = 20  # of a round: a call takes microseconds

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...runtime.errors import RouterError
-from ..contenders import Contender, available_contenders
-from ..report import spread
-from ..workload import hash_prompts, plan_workload
+from ..results.report import spread
 from .config import IndexBenchConfig
 from .phases import read_requests
+from .rivals import Contender, available_contenders
+from .workload import hash_prompts, plan_workload
 
 TIMEOUT_S = 600.0
 

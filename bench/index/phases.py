@@ -7,12 +7,12 @@ from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 from ...runtime.errors import RouterError
-from ..contenders import Contender, Dicts, available_contenders
-from ..report import percentiles, spread
-from ..sample import sample_traffic
-from ..trace import TraceRequest, read_trace
-from ..workload import Prompt, Removed, Stored, Workload, hash_prompts, plan_workload
+from ..results.report import percentiles, spread
+from ..synthesizer.sample import sample_traffic
+from ..traces.trace import TraceRequest, read_trace
 from .config import IndexBenchConfig
+from .rivals import Contender, Dicts, available_contenders
+from .workload import Prompt, Removed, Stored, Workload, hash_prompts, plan_workload
 
 PHASES = ("store", "match", "remove", "remove worker", "mixed")
 # Plain dicts are slow: they judge the answers on so many requests.

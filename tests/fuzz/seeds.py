@@ -11,9 +11,13 @@ from typing import Any
 
 import msgspec
 
-from dynamo_router.bench.sample import SAMPLE_TRACE
-from dynamo_router.indexer.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.indexer.wire import encode_cache_event, encode_event_message, encode_router_event
+from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
+from dynamo_router.indexer.wire.codec import (
+    encode_cache_event,
+    encode_event_message,
+    encode_router_event,
+)
+from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
 from dynamo_router.runtime.envelope import EventEnvelope, encode_envelope
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.trtllm_proto import pb

@@ -12,24 +12,24 @@ from typing import Any
 
 from fuzz.guarded import Guarded
 from google.protobuf.message import DecodeError
-from oracle_events import Refused, Unparsed, parse, read_cache_event, read_message
-from oracle_generate import expected
-from oracle_tree import OracleTree
-from oracle_tree import Refused as TreeRefused
+from oracles.events import Refused, Unparsed, parse, read_cache_event, read_message
+from oracles.generate import expected
+from oracles.tree import OracleTree
+from oracles.tree import Refused as TreeRefused
 
-from dynamo_router.bench.trace import decode_trace, encode_request
-from dynamo_router.indexer._inspect import check_integrity
-from dynamo_router.indexer.actor import EventIndex
-from dynamo_router.indexer.events import RouterEvent, Stored
-from dynamo_router.indexer.radix import RadixTree
-from dynamo_router.indexer.wire import (
+from dynamo_router.bench.traces.trace import decode_trace, encode_request
+from dynamo_router.indexer.event_index.actor import EventIndex
+from dynamo_router.indexer.tree._inspect import check_integrity
+from dynamo_router.indexer.tree.radix import RadixTree
+from dynamo_router.indexer.wire.codec import (
     decode_cache_event,
     decode_event_message,
     encode_cache_event,
     encode_event_message,
 )
-from dynamo_router.router._generate_request import parse_generate
-from dynamo_router.router.generate_request import read_generate
+from dynamo_router.indexer.wire.events import RouterEvent, Stored
+from dynamo_router.router.dispatch._generate_request import parse_generate
+from dynamo_router.router.dispatch.generate_request import read_generate
 from dynamo_router.runtime.envelope import decode_envelope, encode_envelope
 from dynamo_router.runtime.errors import EventError, InvalidRequestError, RouterError
 from dynamo_router.workers.trtllm_proto import pb

@@ -7,15 +7,15 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_engine import FakeEngine, answer, prompt, stall
-from polling import until
-from rig import Rig, first
-from serving import BLOCK, serving
+from support.fake_engine import FakeEngine, answer, prompt, stall
+from support.polling import until
+from support.rig import Rig, first
+from support.serving import BLOCK, serving
 
-from dynamo_router.router.admission import Admission
+from dynamo_router.router.admission.limits import AdmissionConfig
+from dynamo_router.router.admission.queue import AdmissionQueue, Lane
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.limits import AdmissionConfig
-from dynamo_router.router.queue import AdmissionQueue, Lane
+from dynamo_router.router.dispatch.turns import Admission
 from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode

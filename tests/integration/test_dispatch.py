@@ -5,12 +5,12 @@ import contextlib
 
 import grpc
 import pytest
-from fake_engine import FakeEngine, answer, chunk, complete, fail, hang, prompt, stall
 from grpc import aio
-from polling import until
-from rig import Rig, first
+from support.fake_engine import FakeEngine, answer, chunk, complete, fail, hang, prompt, stall
+from support.polling import until
+from support.rig import Rig, first
 
-from dynamo_router.router import dispatch
+from dynamo_router.router.dispatch import dispatch
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.trtllm_proto import pb
 

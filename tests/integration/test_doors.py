@@ -6,16 +6,16 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_engine import FakeEngine, chunk, fail, prompt, stall
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from polling import until
-from serving import BLOCK, serving
+from support.fake_engine import FakeEngine, chunk, fail, prompt, stall
+from support.polling import until
+from support.serving import BLOCK, serving
 
-from dynamo_router.indexer.events import RouterEvent, StorageTier, Stored, StoredBlock
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
-from dynamo_router.indexer.wire import encode_event_message
+from dynamo_router.indexer.wire.codec import encode_event_message
+from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.runtime.identity import WorkerWithDpRank

@@ -5,11 +5,10 @@ import re
 import sys
 from pathlib import Path
 
-from processes import command
+from support.places import ROOT
+from support.processes import command
 
 from dynamo_router.runtime.embedded_nats import EmbeddedNats
-
-ROOT = Path(__file__).parents[2]
 
 
 async def test_the_example_finds_the_worker_that_has_the_prefix(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 import pytest
-from free_port import free_port
-from polling import until
-from processes import Command, command, http_json
+from support.free_port import free_port
+from support.polling import until
+from support.processes import Command, command, http_json
 
 from dynamo_router.runtime.embedded_nats import EmbeddedNats
 from dynamo_router.workers.trtllm_proto import SERVICE, pb

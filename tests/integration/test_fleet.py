@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from fleet import BLOCK, PROMPT, Fleet, eventually
-from polling import until
-from processes import alive, children_of, command, http_json
+from support.fleet import BLOCK, PROMPT, Fleet, eventually
+from support.polling import until
+from support.processes import alive, children_of, command, http_json
 
 from dynamo_router.workers.trtllm_proto import pb
 

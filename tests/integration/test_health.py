@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine
-from polling import until
+from support.fake_engine import FakeEngine
+from support.polling import until
 
 from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.runtime.errors import ConfigError

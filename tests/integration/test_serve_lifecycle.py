@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, prompt, stall
 from grpc import aio
-from polling import until
-from processes import own_children
-from serving import BLOCK, serving
+from support.fake_engine import FakeEngine, prompt, stall
+from support.polling import until
+from support.processes import own_children
+from support.serving import BLOCK, serving
 
 from dynamo_router.router.config import KvRouterConfig, ServeConfig
 from dynamo_router.router.serve import Server

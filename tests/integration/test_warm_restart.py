@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fleet import BLOCK, PROMPT, Fleet, eventually
+from support.fleet import BLOCK, PROMPT, Fleet, eventually
 
 ENGINES = 2
 

@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from oracle_approximate import OracleApproximate
+from oracles.approximate import OracleApproximate
 
-from dynamo_router.indexer._inspect import check_integrity
 from dynamo_router.indexer.approximate import ApproximateIndex
 from dynamo_router.indexer.hashing import sequence_hashes
+from dynamo_router.indexer.tree._inspect import check_integrity
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
 WORKERS = st.sampled_from([WorkerWithDpRank(w, r) for w in (1, 2) for r in (0, 1)])

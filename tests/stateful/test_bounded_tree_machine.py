@@ -4,14 +4,14 @@ Two plain models run along. One is the truth. The other is told after every even
 tree no longer has; it must agree with the tree in all else, and what it is told must be allowed.
 """
 
-from held_blocks import TOP, honest_keys, read_holdings
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from oracle_tree import OracleTree, Refused
+from oracles.tree import OracleTree, Refused
+from support.held_blocks import TOP, honest_keys, read_holdings
 
-from dynamo_router.indexer._inspect import check_integrity, light_fuse
-from dynamo_router.indexer.radix import RadixTree
+from dynamo_router.indexer.tree._inspect import check_integrity, light_fuse
+from dynamo_router.indexer.tree.radix import RadixTree
 from dynamo_router.runtime.errors import EventError
 
 WORKERS = [(0, 0), (0, 1), (1, 0), (TOP, 0)] + [(100 + w, 0) for w in range(80)]

@@ -4,10 +4,11 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from oracle_cursor import OracleSource
+from oracles.cursor import OracleSource
 
-from dynamo_router.indexer.actor import EventIndex
-from dynamo_router.indexer.events import (
+from dynamo_router.indexer.event_index.actor import EventIndex
+from dynamo_router.indexer.wire.codec import encode_event_message, encode_heartbeat
+from dynamo_router.indexer.wire.events import (
     Cleared,
     EventData,
     Removed,
@@ -15,7 +16,6 @@ from dynamo_router.indexer.events import (
     Stored,
     StoredBlock,
 )
-from dynamo_router.indexer.wire import encode_event_message, encode_heartbeat
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
 W = WorkerWithDpRank(3, 1)

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from oracle_forecast import OracleForecast
+from oracles.forecast import OracleForecast
 
-from dynamo_router.router._forecast import Forecast
-from dynamo_router.router.forecast import ForecastParams
+from dynamo_router.router.policy._forecast import Forecast
+from dynamo_router.router.policy.forecast import ForecastParams
 
 WORKERS = 4
 REQUEST_IDS = st.integers(0, 9).map("r{}".format)

@@ -2,14 +2,14 @@
 
 import json
 
-from held_blocks import TOP, honest_keys, read_holdings
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from oracle_tree import OracleTree, Refused
+from oracles.tree import OracleTree, Refused
+from support.held_blocks import TOP, honest_keys, read_holdings
 
-from dynamo_router.indexer._inspect import check_integrity, light_fuse
-from dynamo_router.indexer.radix import RadixTree
+from dynamo_router.indexer.tree._inspect import check_integrity, light_fuse
+from dynamo_router.indexer.tree.radix import RadixTree
 from dynamo_router.runtime.errors import EventError
 
 # A crowd, so that sets of workers outgrow their lists; the first few do most of the work.

@@ -11,12 +11,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynamo_router.indexer.actor import EventIndex
-from dynamo_router.indexer.events import Cleared, Removed, Stored
+from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState
-from dynamo_router.indexer.wire import EventWriter, decode_event_message, encode_heartbeat
-from dynamo_router.router.feed import REPLAY_TICK_S, TICK_S
-from dynamo_router.router.resync import LIVELY_WAIT_S, PATIENCE_S, ReplayPlanner, ResyncPlanner
+from dynamo_router.indexer.wire.codec import EventWriter, decode_event_message, encode_heartbeat
+from dynamo_router.indexer.wire.events import Cleared, Removed, Stored
+from dynamo_router.router.events.feed import REPLAY_TICK_S, TICK_S
+from dynamo_router.router.events.resync import (
+    LIVELY_WAIT_S,
+    PATIENCE_S,
+    ReplayPlanner,
+    ResyncPlanner,
+)
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.outbox import Outbox, StoredRun
 from dynamo_router.workers.publisher import MIN_HEAL_INTERVAL_S

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from oracle_slots import OracleSlots
+from oracles.slots import OracleSlots
 
 from dynamo_router.slots.table import SlotTable
 

@@ -1,18 +1,18 @@
 """The event index agrees with the oracle on every storage tier, and its trees are sound."""
 
 import numpy as np
-from held_blocks import TOP, honest_keys, read_holdings
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from oracle_tiers import TIERS, OracleTiers
-from oracle_tree import Refused
+from oracles.tiers import TIERS, OracleTiers
+from oracles.tree import Refused
+from support.held_blocks import TOP, honest_keys, read_holdings
 
-from dynamo_router.indexer._inspect import check_integrity, light_fuse
-from dynamo_router.indexer.actor import EventIndex
-from dynamo_router.indexer.events import TIERS as NAMES
-from dynamo_router.indexer.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.indexer.wire import encode_event_message
+from dynamo_router.indexer.event_index.actor import EventIndex
+from dynamo_router.indexer.tree._inspect import check_integrity, light_fuse
+from dynamo_router.indexer.wire.codec import encode_event_message
+from dynamo_router.indexer.wire.events import TIERS as NAMES
+from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
 WORKERS = [WorkerWithDpRank(*pair) for pair in ((7, 0), (7, 1), (8, 0), (2**64 - 1, 2**32 - 1))]

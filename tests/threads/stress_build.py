@@ -8,7 +8,7 @@ from pathlib import Path
 
 import dynamo_router
 
-SOURCE = Path(__file__).with_name("gate_stress.pyx")
+SOURCE = Path(__file__).with_name("rwlock_stress.pyx")
 FLAGS = ["-O1", "-g", "-fsanitize=thread", "-fPIC"]
 
 
@@ -43,14 +43,14 @@ def sanitizer_library(compiler: str, folder: Path) -> str:
 
 
 def build(folder: Path, package: Path = Path(dynamo_router.__file__).parent) -> str:
-    """Build gate_stress into a folder, from the .pxd files of `package`; the library to preload."""
+    """Build rwlock_stress in a folder, from the .pxd files of `package`; the library to preload."""
     if importlib.util.find_spec("Cython") is None:
         raise CannotSanitize("Cython is not installed")
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     library = sanitizer_library(compiler, folder)
     (folder / "tree").mkdir()
     (folder / "tree" / "dynamo_router").symlink_to(package)
-    c_file = folder / "gate_stress.c"
+    c_file = folder / "rwlock_stress.c"
     subprocess.run(
         [sys.executable, "-m", "cython", "-3", "-I", folder / "tree", SOURCE, "-o", c_file],
         check=True,
@@ -63,7 +63,7 @@ def build(folder: Path, package: Path = Path(dynamo_router.__file__).parent) -> 
             f"-I{sysconfig.get_path('include')}",
             c_file,
             "-o",
-            folder / ("gate_stress" + sysconfig.get_config_var("EXT_SUFFIX")),
+            folder / ("rwlock_stress" + sysconfig.get_config_var("EXT_SUFFIX")),
             "-lpthread",
         ],
         check=True,

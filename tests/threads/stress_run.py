@@ -1,4 +1,4 @@
-"""Runs the stress program of gate_stress.pyx in a process of its own; prints what was seen as JSON.
+"""Runs the stress program of rwlock_stress.pyx in its own process; prints what it saw as JSON.
 
 python stress_run.py BUILD_DIR SHARED(0|1) STEPS READERS SEED
 """
@@ -10,7 +10,7 @@ from array import array
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from oracle_tree import OracleTree
+from oracles.tree import OracleTree
 
 WORKERS = 8
 TREE_WORKERS = WORKERS - 2  # the last two only hand a chain to and fro
@@ -79,7 +79,7 @@ def make_steps(rng, chains, count):
 
 def main(build, shared, count, readers, seed):
     sys.path.insert(0, build)
-    import gate_stress
+    import rwlock_stress
 
     rng = random.Random(seed)
     chains = make_chains(rng)
@@ -87,7 +87,7 @@ def main(build, shared, count, readers, seed):
     starts = array("I", [0])
     for chain in chains:
         starts.append(starts[-1] + len(chain))
-    seen = gate_stress.run(
+    seen = rwlock_stress.run(
         array("Q", [local for chain in chains for local in chain]),
         array("Q", [key for some in keys for key in some]),
         array("Q", [key for some in keys for key in reversed(some)]),

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
-from machines import lengthen
+from support.machines import lengthen
 
 
 def machine() -> SimpleNamespace:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...runtime.errors import InvalidRequestError, NoWorkersError
-from ._solo import SoloEngine
 from .config import EngineConfig
+from .core._single_engine import SoloEngine
 from .kv_events import BlocksRemoved, BlocksStored, CachedBlock, KvEvent
 from .sequence import EngineRequest, Sequence
 

@@ -15,7 +15,7 @@ from ...runtime.nats_plane import NatsPlane
 from ...runtime.open_files import allow_open_files
 from ...runtime.shared_plane import SharedPlane
 from .config import DEFAULT_NATS_URL, MockerConfig
-from .fault_door import FaultDoor
+from .fault_api import FaultDoor
 from .server import MockServer
 
 _OTHER_FILES = 64

@@ -14,11 +14,11 @@ from ...runtime.identity import address_worker_id
 from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
 from .config import MockerConfig, parse_speeds
+from .dp_engine import RankedEngine
 from .engine import MockEngine
 from .faults import HEALTHY, Fault, FaultyPlane
 from .kv_events import BlocksStored, KvEvent
 from .kv_feed import KvEventFeed, chains
-from .ranked import RankedEngine
 from .servicer import TrtllmServicer
 
 _MAX_MESSAGE_BYTES = 32 << 20

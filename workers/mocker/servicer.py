@@ -9,9 +9,9 @@ from grpc import aio
 from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
 from ..trtllm_proto import SERVICE, common_pb, pb
 from .config import MockerConfig
+from .dp_engine import RankedEngine
 from .kv_feed import KvEventFeed
 from .messages import ResponseWriter, engine_request
-from .ranked import RankedEngine
 
 VERSION = "mock-1"
 DP_RANK_KEY = "x-dynamo-dp-rank"

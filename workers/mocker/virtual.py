@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...indexer.wire import encode_heartbeat
+from ...indexer.wire.codec import encode_heartbeat
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank
-from ._virtual import Fleet
 from .config import EVEN_SPEEDS, EngineConfig
+from .core._virtual import Fleet
 
 Hashes = npt.NDArray[np.uint64]
 

@@ -1,0 +1,105 @@
+"""Strategies that place a prompt by its first blocks, whatever is cached where: the baselines.
+
+Both keep prompts that begin alike together. The bounded form moves on from a worker that has more
+than its share, and so loses less where one beginning is very popular.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from ...router.policy.cost import Floats
+from ...router.policy.selection import Candidates, Strategy, pick_lowest
+from ...runtime.errors import ConfigError
+
+VIRTUAL_NODES = 128  # points of a worker on the ring; the shares differ by about a tenth
+
+
+def prefix_hash(blocks: int) -> Strategy:
+    """The worker that the hash of the prompt's first `blocks` blocks names.
+
+    Prompts with fewer full blocks go by those they have, prompts with none to any worker.
+    """
+    return Strategy(_PrefixHash(blocks), pick_lowest, needs_overlaps=True)
+
+
+def bounded_consistent_hash(load_factor: float, blocks: int) -> Strategy:
+    """The next worker on a ring of hashes that has room: consistent hashing with bounded loads.
+
+    Room is a number of requests in flight below `load_factor` times the mean, this request
+    counted. Prompts are hashed as by `prefix_hash`.
+    """
+    return Strategy(_BoundedConsistentHash(load_factor, blocks), pick_lowest, needs_overlaps=True)
+
+
+def _prefix_key(candidates: Candidates, blocks: int) -> int | None:
+    hashes = candidates.seq_hashes
+    if hashes is None or len(hashes) == 0:
+        return None
+    return int(hashes[min(blocks, len(hashes)) - 1])
+
+
+class _PrefixHash:
+    def __init__(self, blocks: int) -> None:
+        if blocks < 1:
+            raise ConfigError(f"policy: cannot hash the first {blocks} blocks", key="policy")
+        self._blocks = blocks
+
+    def __call__(self, candidates: Candidates) -> Floats:
+        costs = np.full(len(candidates.eligible), np.inf)
+        numbers = np.flatnonzero(candidates.eligible)
+        key = _prefix_key(candidates, self._blocks)
+        if key is None or not len(numbers):
+            costs[numbers] = 0.0
+        else:
+            costs[numbers[key % len(numbers)]] = 0.0
+        return costs
+
+
+class _BoundedConsistentHash:
+    def __init__(self, load_factor: float, blocks: int) -> None:
+        if blocks < 1:
+            raise ConfigError(f"policy: cannot hash the first {blocks} blocks", key="policy")
+        if not (1 <= load_factor < math.inf):
+            raise ConfigError(
+                f"policy: the load factor {load_factor:g} must be finite and at least 1",
+                key="policy",
+            )
+        self._blocks = blocks
+        self._factor = load_factor
+        self._points = np.zeros(0, np.uint64)
+        self._owners = np.zeros(0, np.int64)
+
+    def __call__(self, candidates: Candidates) -> Floats:
+        eligible, loads = candidates.eligible, candidates.active_requests
+        costs = np.full(len(eligible), np.inf)
+        count = int(eligible.sum())
+        key = _prefix_key(candidates, self._blocks)
+        if key is None or not count:
+            costs[eligible] = loads[eligible]
+            return costs
+        # Some worker is below the bound, because the factor is at least 1.
+        bound = math.ceil(self._factor * (int(loads[eligible].sum()) + 1) / count)
+        has_room = eligible & (loads < bound)
+        points, owners = self._ring(len(eligible))
+        place = int(np.searchsorted(points, np.uint64(key)))
+        while not has_room[owners[place % len(owners)]]:
+            place += 1
+        costs[owners[place % len(owners)]] = 0.0
+        return costs
+
+    def _ring(self, workers: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        if len(self._points) != workers * VIRTUAL_NODES:
+            points = _mix(np.arange(workers * VIRTUAL_NODES, dtype=np.uint64))
+            order = np.argsort(points, kind="stable")
+            self._points, self._owners = points[order], order // VIRTUAL_NODES
+        return self._points, self._owners
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64's finaliser: spreads the points evenly, and the same way in every process."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,46 @@
+"""What routing can reach at best: the hit rate of one cache for the fleet. For compare.py."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from ..traces.trace import TRACE_BLOCK_SIZE, TraceRequest
+
+
+def pooled_hit_rate(
+    requests: Sequence[TraceRequest],
+    *,
+    block_size: int,
+    capacity_blocks: int | None,
+    trace_block_size: int = TRACE_BLOCK_SIZE,
+) -> float:
+    """Cached over all prompt tokens, for one LRU cache that every request goes through in turn.
+
+    `capacity_blocks` of `block_size` tokens; None: without end. Prompts alone, cached as soon as
+    they arrive: a fleet also caches what it generates, and a prompt only while it is computed. As
+    in an engine, only full blocks hit, and the last token is computed in any case.
+    """
+    cache: OrderedDict[int, int] = OrderedDict()  # trace block -> tokens in it
+    held = hit_tokens = 0
+    capacity = None if capacity_blocks is None else capacity_blocks * block_size
+    for request in requests:
+        ids, length = request.hash_ids, request.input_length
+        hits = 0
+        for block in ids:
+            if block not in cache:
+                break
+            hits += 1
+        reusable = (length - 1) // block_size * block_size
+        hit_tokens += min(hits * trace_block_size // block_size * block_size, reusable)
+        last = length - (len(ids) - 1) * trace_block_size
+        # The end of a prompt becomes the older end: a prefix outlives what hangs below it.
+        for place in range(len(ids) - 1, -1, -1):
+            block = ids[place]
+            if place >= hits:
+                size = trace_block_size if place < len(ids) - 1 else last
+                held += size - cache.get(block, 0)
+                cache[block] = size
+            cache.move_to_end(block)
+        while capacity is not None and held > capacity:
+            held -= cache.popitem(last=False)[1]
+    total = sum(request.input_length for request in requests)
+    return hit_tokens / total

@@ -1,0 +1,142 @@
+"""What a simulated run came to: its Trail in the figures of a report. Called by compare.py."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workers.mocker.config import parse_speeds
+from ..results.report import Run, Summary, summarise, summarise_weighted
+from .config import SimulationConfig
+from .prepared_trace import SimulatedTrace
+from .simulation import FAILED, REJECTED, SERVED, Trail
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Hit rates that no routing exceeds, or hardly: one LRU cache of the fleet's whole capacity
+    for all requests in turn, and one without end."""
+
+    pooled_lru: float
+    infinite: float
+
+
+@dataclass(frozen=True)
+class SimulatedRun(Run):
+    """A Run, with what only a simulation can know. Times are virtual.
+
+    Goodput counts the requests whose TTFT and whose own mean ITL stay within the targets, of all
+    that were sent. `alone_ms` is the mean TTFT if every prompt had its engine for itself, idle,
+    with the blocks in its cache that it found there. Requests waiting are those an engine has not
+    admitted: per engine, their mean over the whole run and the most at any time. Queued are those
+    that waited in the router before that, how long they did, and the most at a time.
+    """
+
+    hit_rate_pooled_lru: float = 0.0
+    hit_rate_infinite: float = 0.0
+    hit_rate_vs_pooled_lru: float | None = None
+    hit_rate_vs_infinite: float | None = None
+    alone_ms: float | None = None
+    goodput_share: float = 0.0
+    goodput_rps: float = 0.0
+    waiting_mean: float = 0.0
+    waiting_max: int = 0
+    queued: int = 0
+    queued_ms: Summary = Summary()
+    queue_max: int = 0
+    preemptions: int = 0
+
+
+def summarise_run(
+    trail: Trail,
+    trace: SimulatedTrace,
+    bounds: Bounds,
+    config: SimulationConfig,
+    *,
+    mode: str,
+    policy: str,
+    workers: int,
+    seed: int,
+    details: Mapping[str, Any],
+) -> SimulatedRun:
+    """The run's figures; latencies are those of the requests that were served."""
+    served = trail.status == SERVED
+    prompt = np.array([request.input_length for request in trace.requests], np.int64)
+    output = np.array([trace.output_tokens(place) for place in range(len(trace))], np.int64)
+    ttft = (trail.first_s - trail.arrival_s)[served] * 1e3
+    e2e = (trail.last_s - trail.arrival_s)[served] * 1e3
+    between = np.maximum(1, output[served] - 1)
+    own_itl = (trail.last_s - trail.first_s)[served] * 1e3 / between
+    good = int(((ttft <= config.slo_ttft_ms) & (own_itl <= config.slo_itl_ms)).sum())
+    by_worker = np.bincount(trail.worker[served], prompt[served], minlength=workers)
+    share = _ratio(trail.cached_tokens[served].sum(), prompt[served].sum())
+    gaps, counts = trail.gaps
+    engine_seconds = trail.end_s * len(trail.engines)
+    return SimulatedRun(
+        mode=mode,
+        policy=policy,
+        workers=workers,
+        seed=seed,
+        requests=len(trace),
+        errors=int((trail.status == FAILED).sum()),
+        rejected=int((trail.status == REJECTED).sum()),
+        cached_token_share=share,
+        ttft_ms=summarise(ttft),
+        itl_ms=_milliseconds(summarise_weighted(gaps, counts)),
+        e2e_ms=summarise(e2e),
+        output_tokens_per_s=_ratio(output[served].sum(), trail.end_s),
+        balance_max_over_mean=_ratio(by_worker.max(), by_worker.mean()),
+        wall_s=trail.end_s,
+        hit_rate_pooled_lru=bounds.pooled_lru,
+        hit_rate_infinite=bounds.infinite,
+        hit_rate_vs_pooled_lru=None if share is None else _ratio(share, bounds.pooled_lru),
+        hit_rate_vs_infinite=None if share is None else _ratio(share, bounds.infinite),
+        alone_ms=_alone_ms(prompt - trail.cached_tokens, trail.worker, config)[served].mean()
+        if served.any()
+        else None,
+        goodput_share=good / len(trace),
+        goodput_rps=_ratio(good, trail.end_s) or 0.0,
+        waiting_mean=_ratio(sum(e.waited_s for e in trail.engines), engine_seconds) or 0.0,
+        waiting_max=max(each.most_waiting for each in trail.engines),
+        queued=int((trail.queued_s > 0).sum()),
+        queued_ms=summarise(trail.queued_s[trail.queued_s > 0] * 1e3),
+        queue_max=trail.queue_max,
+        preemptions=int(trail.preemptions.sum()),
+        details={
+            **details,
+            "first_failure": trail.first_failure or None,
+            "input_tokens": int(prompt[served].sum()),
+            "output_tokens": int(output[served].sum()),
+            "cached_tokens": int(trail.cached_tokens[served].sum()),
+            "input_tokens_by_worker": by_worker.astype(int).tolist() if workers <= 64 else None,
+            "engine_steps": sum(each.steps for each in trail.engines),
+            "engine_busy_share": _ratio(sum(e.busy_s for e in trail.engines), engine_seconds),
+            "lost_event_messages": trail.lost_messages,
+            "cache_announcements": trail.announcements,
+        },
+    )
+
+
+def _alone_ms(
+    tokens: NDArray[np.int64], worker: NDArray[np.int32], config: SimulationConfig
+) -> NDArray[np.float64]:
+    """How long an idle engine takes for these uncached tokens, in as few steps as it can."""
+    engine = config.engine_config()
+    step, prefill_ms = engine.max_num_batched_tokens, engine.timing.prefill_ms
+    full, rest = np.divmod(np.maximum(tokens, 1), step)
+    speeds = np.array(parse_speeds(config.worker_speeds))
+    rests = np.array([prefill_ms(each) for each in rest.tolist()], np.float64)
+    alone: NDArray[np.float64] = (full * prefill_ms(step) + rests) / speeds[worker % len(speeds)]
+    return alone
+
+
+def _milliseconds(seconds: Summary) -> Summary:
+    if seconds.mean is None:
+        return seconds
+    return Summary(*(value * 1e3 for value in asdict(seconds).values()))
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole > 0 else None

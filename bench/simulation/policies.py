@@ -1,0 +1,105 @@
+"""The policies that a comparison can name, as routers. Called by compare.py.
+
+kv                     the default policy of mode kv
+dynamo:SCALE           mode kv with Dynamo's cost at that prefill_load_scale
+forecast, or the name of a policy that an installed package offers
+round-robin, random, least-loaded, power-of-two
+prefix-hash:BLOCKS     by the hash of the prompt's first blocks (of the trace: 512 tokens)
+chwbl:FACTOR[:BLOCKS]  consistent hashing with bounded loads; 2 blocks if not given
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ...router.config import DYNAMO, KvRouterConfig
+from ...router.kv_router import KvRouter
+from ...router.policies import known_policies
+from ...router.policy.selection import Strategy
+from ...runtime.clock import Clock
+from ...runtime.errors import ConfigError
+from .baselines import bounded_consistent_hash, prefix_hash
+
+LOAD_MODES = ("round-robin", "random", "least-loaded", "power-of-two")
+CHWBL_BLOCKS = 2
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A policy, by the two names that its runs carry, and the router that follows it."""
+
+    mode: str
+    policy: str
+    config: KvRouterConfig
+    new_strategy: Callable[[], Strategy] | None = None  # else the mode's
+
+    def new_router(self, clock: Clock, seed: int) -> KvRouter:
+        strategy = self.new_strategy() if self.new_strategy is not None else None
+        return KvRouter(self.config, clock=clock, seed=seed, strategy=strategy)
+
+
+def parse_contestants(
+    names: str, *, block_size: int, trace_block_size: int, base: KvRouterConfig | None = None
+) -> list[Contestant]:
+    """The policies named in a list with commas, in its order, on top of the settings in `base`.
+
+    Names of the same policy count once. Raises ConfigError for a name that is unknown or malformed.
+    """
+    found: dict[str, Contestant] = {}
+    # A booking lives as long as its request: the service renews it with every token.
+    base = replace(
+        base or KvRouterConfig(), block_size=block_size, active_request_expiry_secs=math.inf
+    )
+    for name in (part.strip() for part in names.split(",")):
+        contestant = _parse(name, base, trace_block_size)
+        found.setdefault(contestant.policy, contestant)
+    return list(found.values())
+
+
+def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> Contestant:
+    kind, *values = name.split(":")
+    try:
+        if name in LOAD_MODES:
+            return Contestant(name, name, replace(base, mode=name))  # type: ignore[arg-type]  # is a Mode
+        if name == "kv":
+            config = replace(base, mode="kv")
+            return Contestant("kv", config.policy_name, config)
+        if kind == DYNAMO and len(values) == 1:
+            config = replace(
+                base,
+                mode="kv",
+                policy=DYNAMO,
+                prefill_load_scale=float(values[0]),
+                overlap_score_weight=None,
+            )
+            return Contestant("kv", config.policy_name, config)
+        if kind == "prefix-hash" and len(values) == 1:
+            trace_blocks = int(values[0])
+            blocks = _router_blocks(trace_blocks, trace_block_size, base.block_size)
+            prefix_hash(blocks)  # refuses what cannot be
+            return Contestant(kind, f"{kind}:{trace_blocks}", base, lambda: prefix_hash(blocks))
+        if kind == "chwbl" and len(values) in (1, 2):
+            factor = float(values[0])
+            trace_blocks = int(values[1]) if len(values) == 2 else CHWBL_BLOCKS
+            blocks = _router_blocks(trace_blocks, trace_block_size, base.block_size)
+            bounded_consistent_hash(factor, blocks)
+            policy = f"{kind}:{factor:g}"
+            if trace_blocks != CHWBL_BLOCKS:
+                policy += f":{trace_blocks}"
+            return Contestant(kind, policy, base, lambda: bounded_consistent_hash(factor, blocks))
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"compare: {name!r}: {error}", key="compare") from None
+    if name in known_policies():
+        config = replace(base, mode="kv", policy=name)
+        return Contestant("kv", config.policy_name, config)
+    raise ConfigError(
+        f"compare: {name!r} is none of kv, {', '.join(known_policies())}, {', '.join(LOAD_MODES)}, "
+        "prefix-hash:BLOCKS, chwbl:FACTOR",
+        key="compare",
+    )
+
+
+def _router_blocks(trace_blocks: int, trace_block_size: int, block_size: int) -> int:
+    if trace_blocks < 1:
+        raise ValueError("at least one block is hashed")
+    return max(1, trace_blocks * trace_block_size // block_size)

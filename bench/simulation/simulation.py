@@ -1,0 +1,273 @@
+"""A trace against simulated engines: the router that serves, in virtual time. Called by compare.py.
+
+The router is a KvRouter with a clock of ours; the engines are a VirtualFleet. KV events reach the
+router as messages of the event plane, as late and as incomplete as asked for, and what was lost is
+asked for and sent again as it would be over NATS. The same inputs give the same run.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...indexer.event_index.actor import EventIndex
+from ...router.admission.queue import Ticket
+from ...router.dispatch.turns import queue_of
+from ...router.kv_router import KvRouter
+from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ...workers.mocker.config import EVEN_SPEEDS, EngineConfig
+from ...workers.mocker.virtual import EngineStats, VirtualFleet
+from .prepared_trace import SimulatedTrace
+from .recovery import Healing
+
+SERVED, REJECTED, FAILED = 0, 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """The engines, and how their events travel."""
+
+    workers: int
+    engine: EngineConfig
+    speeds: tuple[float, ...] = EVEN_SPEEDS  # over and over if there are more workers
+    event_delay_s: float = 0.0
+    event_loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trail:
+    """What became of every request: arrays by its place in the trace, times in seconds."""
+
+    arrival_s: NDArray[np.float64]
+    status: NDArray[np.uint8]  # SERVED, REJECTED (overload) or FAILED (cannot run)
+    worker: NDArray[np.int32]  # -1 if it got to none
+    first_s: NDArray[np.float64]  # when its first token came; nan if none did
+    last_s: NDArray[np.float64]
+    cached_tokens: NDArray[np.int64]  # of its prompt, found in the engine's cache
+    preemptions: NDArray[np.int64]
+    gaps: tuple[NDArray[np.float64], NDArray[np.uint32]]  # seconds between tokens, how many saw it
+    engines: list[EngineStats]
+    end_s: float
+    lost_messages: int
+    announcements: int
+    replays: int
+    queued_s: NDArray[np.float64]  # how long each waited in the router before it was sent
+    queue_max: int  # most that waited there at a time
+    first_failure: str
+
+
+class _Clock:
+    """A clock that somebody sets."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class Simulation:
+    """One run. `new_router` makes the router under test from the clock it must use.
+
+    `router` and `fleet` are there to be looked at while it runs.
+    """
+
+    def __init__(
+        self,
+        trace: SimulatedTrace,
+        fleet: Fleet,
+        new_router: Callable[[_Clock], KvRouter],
+        *,
+        seed: int = 0,
+    ) -> None:
+        self._trace = trace
+        self._clock = _Clock()
+        self.router = new_router(self._clock)
+        self._index = self.router.index if self.router.uses_caches else None
+        self._told = isinstance(self._index, EventIndex)
+        self.fleet = VirtualFleet(
+            fleet.engine,
+            fleet.workers,
+            speeds=fleet.speeds,
+            record_events=self._told,
+            event_loss=fleet.event_loss,
+            seed=seed,
+        )
+        self._delay = fleet.event_delay_s
+        for worker in range(fleet.workers):
+            self.router.add_worker(
+                worker,
+                dp_size=fleet.engine.dp_size,
+                total_kv_blocks=fleet.engine.num_gpu_blocks,
+                max_num_batched_tokens=fleet.engine.max_num_batched_tokens,
+            )
+        lossy = self._told and fleet.event_loss > 0
+        self._healing = None
+        if lossy:
+            self._healing = Healing(
+                self.router,
+                self.fleet,
+                loss=fleet.event_loss,
+                delay_s=self._delay,
+                seed=seed,
+            )
+        self._queue = queue_of(self.router)
+        self._queues = self.router.limits.any_wait
+        self._queue_max = 0
+        size = len(trace)
+        self._arrival = trace.arrivals_s.copy()
+        self._due = [
+            (time, place)
+            for place, time in enumerate(self._arrival.tolist())
+            if not math.isnan(time)
+        ]  # sorted, and so a heap
+        self._status = np.zeros(size, np.uint8)
+        self._worker = np.full(size, -1, np.int32)
+        self._first = np.full(size, np.nan)
+        self._last = np.full(size, np.nan)
+        self._cached = np.zeros(size, np.int64)
+        self._preemptions = np.zeros(size, np.int64)
+        self._queued = np.zeros(size)
+        self._first_failure = ""
+
+    def run(self, on_request: Callable[[int], None] | None = None) -> Trail:
+        """Route the whole trace and wait for its end. `on_request` hears how many were routed."""
+        routed = 0
+        with self.router:
+            while self._due or self.fleet.is_busy:
+                self._pass_time(self._due[0][0] if self._due else math.inf)
+                # Not what we waited for, perhaps: an answer can call for the next turn before.
+                now = self._due[0][0] if self._due else math.inf
+                while self._due and self._due[0][0] == now:
+                    self._arrive(heapq.heappop(self._due)[1], now)
+                    routed += 1
+                    if on_request is not None:
+                        on_request(routed)
+        return Trail(
+            arrival_s=self._arrival,
+            status=self._status,
+            worker=self._worker,
+            first_s=self._first,
+            last_s=self._last,
+            cached_tokens=self._cached,
+            preemptions=self._preemptions,
+            gaps=self.fleet.gaps(),
+            engines=self.fleet.stats(),
+            end_s=float(np.nanmax(self._last, initial=self._arrival.max())),
+            lost_messages=self.fleet.lost_messages,
+            announcements=self._healing.announcements if self._healing else 0,
+            replays=self._healing.replays if self._healing else 0,
+            queued_s=self._queued,
+            queue_max=self._queue_max,
+            first_failure=self._first_failure,
+        )
+
+    def _pass_time(self, until: float) -> None:
+        """Move to `until`, or to the arrival of a turn that is called for on the way."""
+        if self._healing is not None:
+            while (due := self._healing.next_time) < until:
+                if until == math.inf and not self.fleet.is_busy:
+                    return
+                self._move(due)
+                if self._due and self._due[0][0] <= due:
+                    return
+                self._healing.act()
+        self._move(until)
+
+    def _move(self, until: float) -> None:
+        now = -math.inf
+        while now < until and not (self._due and self._due[0][0] <= now):
+            # While requests wait, any answer may be what they wait for, or the time alone.
+            waiting = len(self._queue) > 0
+            asked_at = min(until, self._clock.time + self._queue.ask_again_s)
+            now = self.fleet.advance(asked_at if waiting else until, to_answer=waiting)
+            self._settle()
+            self._clock.time = now
+            if self._told:
+                message = self.fleet.collect(now - self._delay)
+                if message is not None:
+                    self.router.apply_event(message)
+                    if self._healing is not None:
+                        self._healing.notice(now)
+            while (ticket := self._queue.next()) is not None:
+                place = int(ticket.request_id)
+                self._queued[place] = now - ticket.arrived
+                self._route(place, now)
+
+    def _settle(self) -> None:
+        """Tell the router what the engines have answered."""
+        router, clock = self.router, self._clock
+        emissions = self.fleet.take_emissions()
+        for time, place, kind in zip(
+            emissions.times.tolist(),
+            emissions.requests.tolist(),
+            emissions.kinds.tolist(),
+            strict=True,
+        ):
+            clock.time = time
+            if kind & 1:
+                router.mark_prefill_complete(str(place))
+            if kind & 2:
+                router.free(str(place), output_tokens=self._trace.output_tokens(place))
+                self._call_follower(place, time)
+        firsts, lasts = (emissions.kinds & 1).astype(bool), (emissions.kinds & 2).astype(bool)
+        self._first[emissions.requests[firsts]] = emissions.times[firsts]
+        self._last[emissions.requests[lasts]] = emissions.times[lasts]
+        self._cached[emissions.requests[lasts]] = emissions.cached_tokens[lasts]
+        self._preemptions[emissions.requests[lasts]] = emissions.preemptions[lasts]
+
+    def _arrive(self, place: int, now: float) -> None:
+        """A request comes: it goes to an engine at once, or waits."""
+        if not self._queues or self._queue.is_open(None):
+            self._route(place, now)
+            return
+
+        def ticket() -> Ticket:
+            tokens, patience = self.router.queue_terms(self._trace.prompt(place))
+            return Ticket(str(place), now, tokens, patience=patience)
+
+        try:
+            self._queue.enter(ticket)
+        except NoWorkersError as error:
+            self._turn_away(place, now, error)
+        self._queue_max = max(self._queue_max, len(self._queue))
+
+    def _route(self, place: int, now: float) -> None:
+        trace, request_id = self._trace, str(place)
+        request = trace.requests[place]
+        output_tokens = trace.output_tokens(place)
+        try:
+            decision = self.router.decide(
+                trace.prompt(place), request_id, expected_output_tokens=output_tokens
+            )
+            local, sequence = trace.hashes(place)
+            self.fleet.submit(
+                decision.worker.worker_id,
+                place,
+                rank=decision.worker.dp_rank,
+                prompt_tokens=request.input_length,
+                output_tokens=output_tokens,
+                local_hashes=local,
+                sequence_hashes=sequence,
+                now=now,
+                followed_after_s=trace.followers[place][1] if place in trace.followers else None,
+            )
+            self._worker[place] = decision.worker.worker_id
+        except (NoWorkersError, InvalidRequestError) as error:
+            self.router.free(request_id)
+            self._turn_away(place, now, error)
+
+    def _turn_away(self, place: int, now: float, error: Exception) -> None:
+        self._status[place] = REJECTED if isinstance(error, NoWorkersError) else FAILED
+        self._first_failure = self._first_failure or f"request {place}: {error}"
+        self._call_follower(place, now)
+
+    def _call_follower(self, place: int, now: float) -> None:
+        """The request at `place` is over, however: the next turn of its session will come."""
+        if place in self._trace.followers:
+            follower, delay = self._trace.followers[place]
+            self._arrival[follower] = now + delay
+            heapq.heappush(self._due, (now + delay, follower))

@@ -1,0 +1,38 @@
+"""More of the same traffic: requests drawn from a model, as many as wanted."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Literal, get_args
+
+from ..traces.trace import TraceRequest
+from .markov_walk import walk_markov
+from .scaling import Scaling
+from .session_walk import walk_sessions
+from .streams import Streams
+from .trace_model import TraceModel
+
+ModelKind = Literal["sessions", "markov"]
+KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
+
+
+def synthesize(
+    model: TraceModel,
+    requests: int,
+    *,
+    seed: int = 0,
+    kind: ModelKind = "sessions",
+    scaling: Scaling | None = None,
+) -> Iterator[TraceRequest]:
+    """Draw `requests` requests, by time from 0: a valid trace of the model's block size.
+
+    Equal arguments give equal requests, on every platform, and fewer requests are the beginning of
+    more. Memory grows with the stems and the sessions under way only (of a Markov model: with its
+    tree). Raises ConfigError if no prompt fits the scaling's limits.
+    """
+    streams = Streams(seed)
+    scaling = scaling or Scaling()
+    times = islice(model.arrivals.times(streams["arrivals"]), requests)
+    if kind == "markov":
+        return walk_markov(model.markov, model.block_size, times, streams, scaling)
+    instant_ms = float(model.arrivals.gaps_ms[0])
+    return walk_sessions(model.sessions, model.block_size, times, instant_ms, streams, scaling)

@@ -1,0 +1,14 @@
+from ..source import CursorImage
+from ._actor import IndexActor
+
+def dump_source(
+    actor: IndexActor, worker: tuple[int, int]
+) -> tuple[CursorImage, bytes, bytes, bytes] | None: ...
+def restore_source(
+    actor: IndexActor,
+    worker: tuple[int, int],
+    cursor: CursorImage,
+    runs: bytes,
+    ext: bytes,
+    local: bytes,
+) -> bool: ...

@@ -1,0 +1,274 @@
+"""The event-driven index: the actor that owns the tree, as the router sees it.
+
+Fed by the event feed (`post`) or by an embedding frontend (`apply`); read by every decision.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ...runtime.errors import EventError
+from ...runtime.identity import WorkerWithDpRank
+from ..approximate import ApproximateIndex
+from ..prefix_index import TierOverlap
+from ..source import Missing, SourceImage, SourceState, SourceStatus
+from ..wire.codec import describe_decode_error
+from ..wire.events import TIERS, StorageTier
+from ._actor import IndexActor
+from ._source_image import dump_source, restore_source
+
+ReadPath = Literal["shared", "exclusive"]
+READ_PATHS: tuple[str, ...] = ("shared", "exclusive")
+
+# The kernel's numbers of the states it knows (_cursor.pxd).
+_STATES = (SourceState.SILENT, SourceState.EXACT, SourceState.REBUILDING, SourceState.DEGRADED)
+_RESTORED = 2
+_COUNTS = ("applied", "gaps", "given_up", "restarts", "duplicates", "orphans", "heard", "beats")
+MAX_HELD = 1 << 16
+MAX_HELD_BLOCKS = 1 << 22
+
+
+class EventIndex:
+    """Who holds which block, as the engines report it.
+
+    One native thread applies posted messages in order; reads happen on the caller's thread and
+    see every message applied so far, and those blocks of the present one that are in already.
+    They wait for some 100 blocks of work at most, whatever the thread is doing: "shared" reads run
+    beside each other, "exclusive" ones one at a time.
+
+    `max_messages` and `max_bytes` bound what may wait: a message beyond is refused and counted,
+    and its loss shows as a gap of its source. `max_workers` bounds how many (worker, rank) are
+    indexed, `max_blocks` how many different blocks in each storage tier: beyond, the branches that
+    were of use longest ago are dropped, and their holders are `trimmed`. ValueError if a bound is
+    below 1.
+
+    Each storage tier has a tree of its own; the device's is the one that routes. A lower tier's
+    blocks count where they continue what the tiers above hold of a prompt: see TierOverlap. A
+    stored event of a lower tier may name a parent that its worker holds in any tier. A cleared
+    event concerns its tier alone, a gap or a restart all of them.
+
+    With `predict_ttl_s`, a worker is also believed to hold on its device what a request that was
+    sent to it will bring there, for so long: an engine reports a block only once it computes it,
+    and a burst of requests with a new prefix comes before that. The device's overlaps are then the
+    larger of both beliefs, and calls that read or record must not run at the same time.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_messages: int = 16384,
+        max_bytes: int = 1 << 28,
+        max_workers: int = 65536,
+        read_path: ReadPath = "shared",
+        max_blocks: int | None = None,
+        predict_ttl_s: float | None = None,
+    ) -> None:
+        if read_path not in READ_PATHS:
+            raise ValueError(f"read_path: {read_path!r} is not one of {', '.join(READ_PATHS)}")
+        self._predicted = None if predict_ttl_s is None else ApproximateIndex(ttl_s=predict_ttl_s)
+        self._overlaps = np.zeros(0, dtype=np.uint32)
+        self._actor = IndexActor(
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            max_workers=max_workers,
+            shared=read_path == "shared",
+            max_blocks=max_blocks,
+        )
+
+    @property
+    def predicts(self) -> bool:
+        """Whether `record` has a use."""
+        return self._predicted is not None
+
+    def post(self, message: bytes) -> bool:
+        """Queue one message of the event plane; False if the mailbox is full."""
+        return self._actor.post(message)
+
+    def apply(self, message: bytes) -> None:
+        """Apply one message of the event plane after all that was posted before it.
+
+        Raises EventError if it cannot be decoded; what is wrong inside it is counted.
+        """
+        code = self._actor.apply(message)
+        if code != 0:
+            raise EventError(describe_decode_error(code))
+
+    def apply_cache_event(self, worker: WorkerWithDpRank | int, event: bytes) -> None:
+        """Apply one cache event of `worker` (Dynamo's JSON), unnumbered: its id is not looked at.
+
+        Raises ValueError if it is no such event, EventError if it names unknown blocks.
+        """
+        self._actor.apply_cache_event(worker, event)
+
+    def flush(self) -> None:
+        """Return once everything posted before is applied."""
+        self._actor.flush()
+
+    @property
+    def lower_tiers(self) -> bool:
+        """Whether any block of a tier below the device's was ever stored."""
+        return self._actor.lower_tiers
+
+    def match(
+        self,
+        local_hashes: npt.NDArray[np.uint64],
+        overlaps: npt.NDArray[np.uint32],
+        lower: npt.NDArray[np.uint32] | None = None,
+    ) -> int:
+        """Write each bound worker's overlap, in blocks, under its number; return the longest.
+
+        `lower` is filled at the same moment, see PrefixIndex. ValueError if its shape is another.
+        """
+        if self._predicted is None:
+            return self._actor.match_bound(local_hashes, overlaps, lower)
+        if len(self._overlaps) != len(overlaps):
+            self._overlaps = np.zeros(len(overlaps), dtype=np.uint32)
+        predicted = self._predicted.match(local_hashes, self._overlaps)
+        at_least = self._overlaps if predicted else None
+        return self._actor.match_bound(local_hashes, overlaps, lower, at_least)
+
+    def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
+        """Overlap in blocks of every worker that holds any on its device, bound or not."""
+        scores = self._actor.scores(local_hashes)
+        if self._predicted is not None:
+            for worker, blocks in self._predicted.scores(local_hashes).items():
+                scores[worker] = max(blocks, scores.get(worker, 0))
+        return scores
+
+    def tier_scores(
+        self, local_hashes: npt.NDArray[np.uint64]
+    ) -> dict[WorkerWithDpRank, TierOverlap]:
+        """The same by tier, of every worker that holds a prefix in its tiers together."""
+        predicted = {} if self._predicted is None else self._predicted.scores(local_hashes)
+        found = self._actor.match_tiers(local_hashes, predicted)
+        return {worker: TierOverlap(*blocks) for worker, blocks in found.items()}
+
+    def bind(self, worker: WorkerWithDpRank, number: int) -> None:
+        """Give a worker the number its overlap is written under."""
+        self._actor.bind(worker, number)
+        if self._predicted is not None:
+            self._predicted.bind(worker, number)
+
+    def unbind(self, worker: WorkerWithDpRank) -> None:
+        """Forget a worker and its blocks: it left."""
+        self._actor.drop_worker(worker)
+        if self._predicted is not None:
+            self._predicted.unbind(worker)
+
+    def record(
+        self,
+        worker: WorkerWithDpRank,
+        local_hashes: npt.NDArray[np.uint64],
+        sequence_hashes: npt.NDArray[np.uint64],
+        now: float,
+    ) -> None:
+        """A request with these blocks was sent to a worker. Nothing to note unless we predict."""
+        if self._predicted is not None:
+            self._predicted.record(worker, local_hashes, sequence_hashes, now)
+
+    def expire(self, now: float) -> None:
+        """What was predicted grows old; engines tell themselves what they drop."""
+        if self._predicted is not None:
+            self._predicted.expire(now)
+
+    def sources(self) -> list[SourceStatus]:
+        """The state of every worker that is bound or was heard of."""
+        return [_status(*source) for source in self._actor.sources()]
+
+    def recovering(self) -> list[SourceStatus]:
+        """The state of those workers alone that are recovering."""
+        return [_status(*source) for source in self._actor.recovering()]
+
+    def await_replays(
+        self, *, max_events: int = MAX_HELD, max_blocks: int = MAX_HELD_BLOCKS
+    ) -> None:
+        """Hold events behind a gap back from now on, at most so many over all sources.
+
+        For whoever asks recovering sources for what is missing, and calls `give_up` if it does not
+        come. Else a gap is given up at once.
+        """
+        self._actor.await_replays(max_events, max_blocks)
+
+    def give_up(self, worker: WorkerWithDpRank) -> None:
+        """What a recovering worker is asked for will not come: it is rebuilding.
+
+        What it said before the gap is forgotten; what it said after that is applied.
+        """
+        self._actor.give_up(worker)
+
+    def mark_degraded(self, worker: WorkerWithDpRank) -> None:
+        """A rebuilding worker did not answer."""
+        self._actor.mark_degraded(worker)
+
+    def relearn(self) -> int:
+        """Trimmed sources whose dropped blocks would fit again are rebuilding from now on, if a
+        quarter of the index is free; returns how many."""
+        return self._actor.relearn()
+
+    def mark_suspect(self) -> None:
+        """Events may have been missed: exact sources are recovering until they say more."""
+        self._actor.mark_suspect()
+
+    @property
+    def alarms(self) -> int:
+        """How often a source came into need of being asked; costs next to nothing."""
+        return self._actor.alarms
+
+    def dump_source(self, worker: WorkerWithDpRank) -> SourceImage | None:
+        """All that is known of an exact source, at one moment; None if not all of it is known."""
+        image = dump_source(self._actor, worker)
+        return None if image is None else SourceImage(worker, *image)
+
+    def restore_source(self, image: SourceImage) -> bool:
+        """Believe an image, until the source says more or is given up.
+
+        False, and nothing is known of the source, if the image makes no sense or there is no room.
+        """
+        return restore_source(self._actor, *image)
+
+    def counters(self) -> dict[str, int]:
+        """Running totals of the event path; `waiting`, `predicted`, `indexed_blocks` and
+        `index_bytes` are present numbers."""
+        predicted = 0 if self._predicted is None else len(self._predicted)
+        return {**self._actor.counters(), "predicted": predicted}
+
+    def tier_counters(self) -> dict[StorageTier, dict[str, int]]:
+        """Running totals of each tier: events by type, blocks, and what named unknown blocks."""
+        return dict(zip(TIERS, self._actor.tier_counters(), strict=True))
+
+    def close(self) -> None:
+        """Stop the thread. What was posted and not applied is dropped. Idempotent."""
+        self._actor.close()
+
+
+def _status(
+    worker: WorkerWithDpRank,
+    cursor: dict[str, Any],
+    held: int | None,
+    by_tier: tuple[int, int, int, int],
+    unindexed: int,
+) -> SourceStatus:
+    """`held`: the first event that waits behind a gap."""
+    blocks, lower = by_tier[0], by_tier[1:]
+    if not cursor:
+        return SourceStatus(worker, SourceState.SILENT, blocks)
+    last, newest = cursor["last_event_id"], cursor["newest"]
+    state, missing = _STATES[cursor["state"]], None
+    if state is SourceState.EXACT and (newest > last or cursor["suspect"]):
+        state = SourceState.RECOVERING
+        until = held - 1 if held is not None else newest if newest > last else None
+        missing = Missing(cursor["publisher_id"], last + 1, until)
+    elif state is SourceState.EXACT and unindexed:
+        state = SourceState.TRIMMED
+    return SourceStatus(
+        worker=worker,
+        state=state,
+        blocks=blocks,
+        lower_blocks=lower,
+        missing=missing,
+        unindexed=unindexed,
+        last_event_id=last,
+        restored=cursor["suspect"] == _RESTORED,
+        **{name: cursor[name] for name in _COUNTS},
+    )

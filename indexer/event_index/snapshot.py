@@ -1,0 +1,191 @@
+"""The whole index in a file, and back: for a router that restarts among engines that go on.
+
+A file is a row of frames: the head, one per source, the end. A frame is its length (u32), the
+XXH3-64 of what follows (u64), both little-endian, and a msgpack map. Each source is read out at
+one moment, with its cursor; different sources at different moments, which is all that matters.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from typing import Annotated, BinaryIO, TypeVar
+
+import msgspec
+import xxhash
+
+from ...runtime.errors import ConfigError
+from ...runtime.identity import WorkerWithDpRank
+from ..source import CursorImage, SourceImage, SourceState
+from .actor import EventIndex
+
+FORMAT = "dynamo-router index"
+VERSION = 1
+HASHES = "xxh3-64 seed 1337"
+MAX_FRAME_BYTES = 1 << 30
+_LEAD = Struct("<IQ")
+T = TypeVar("T")
+
+
+class SnapshotHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot is of; one of anything else is of no use."""
+
+    block_size: int
+    subject: str
+    """where its events came from"""
+    format: str = FORMAT
+    version: int = VERSION
+    hashes: str = HASHES
+    byte_order: str = sys.byteorder
+
+
+class _Source(msgspec.Struct, frozen=True):
+    worker_id: Annotated[int, msgspec.Meta(ge=0)]
+    dp_rank: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+    cursor: CursorImage
+    runs: bytes
+    block_hashes: bytes
+    local_hashes: bytes
+
+
+class _End(msgspec.Struct, frozen=True):
+    sources: int
+
+
+def dump_index(index: EventIndex, head: SnapshotHead) -> Iterator[bytes]:
+    """The frames of a snapshot; no more than one source is held in memory.
+
+    Only sources of which all is known are in it. Others would have to announce themselves anyway.
+    """
+    yield _frame(head)
+    sources = 0
+    for status in index.sources():
+        if status.state not in (SourceState.EXACT, SourceState.RECOVERING):
+            continue
+        image = index.dump_source(status.worker)
+        if image is not None:
+            sources += 1
+            worker, cursor, runs, blocks, locals_ = image
+            yield _frame(_Source(*worker, cursor, runs, blocks, locals_))
+    yield _frame(_End(sources))
+
+
+def restore_index(index: EventIndex, frames: Iterable[bytes], head: SnapshotHead) -> int:
+    """Take a snapshot in; the number of its sources. For an index that has no workers yet.
+
+    ConfigError, and nothing is taken in, if it is broken or not what `head` asks for.
+    """
+    restored: list[WorkerWithDpRank] = []
+    try:
+        for image in _images(frames, head):
+            if not index.restore_source(image):
+                raise _unusable(f"the blocks of worker {tuple(image.worker)} do not fit together")
+            restored.append(image.worker)
+    except ConfigError:
+        for worker in restored:
+            index.unbind(worker)
+        raise
+    return len(restored)
+
+
+def save_index(index: EventIndex, path: Path, head: SnapshotHead) -> int:
+    """Replace the file by a snapshot, all at once; its size in bytes. OSError if that fails."""
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    size = 0
+    try:
+        with scratch.open("wb") as file:
+            for frame in dump_index(index, head):
+                size += file.write(frame)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            scratch.unlink()
+        raise
+    return size
+
+
+def load_index(index: EventIndex, path: Path, head: SnapshotHead) -> int | None:
+    """As restore_index, from a file; None if there is none."""
+    try:
+        with path.open("rb") as file:
+            return restore_index(index, read_frames(file), head)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(str(error)) from error
+
+
+def read_frames(file: BinaryIO) -> Iterator[bytes]:
+    """The frames of a file, as they are. The last one may be cut short."""
+    while lead := file.read(_LEAD.size):
+        size = _LEAD.unpack(lead)[0] if len(lead) == _LEAD.size else 0
+        yield lead + (file.read(size) if size <= MAX_FRAME_BYTES else b"")
+
+
+def _images(frames: Iterable[bytes], head: SnapshotHead) -> Iterator[SourceImage]:
+    """What stands between the head and the end, each part checked before it is believed."""
+    payloads = map(_payload, frames)
+    found = _decode(_next(payloads), SnapshotHead)
+    for name in SnapshotHead.__struct_fields__:
+        there, wanted = getattr(found, name), getattr(head, name)
+        if there != wanted:
+            raise _unusable(f"its {name} is {there!r}, wanted is {wanted!r}")
+    count = 0
+    payload = _next(payloads)
+    while (end := _end(payload)) is None:
+        part = _decode(payload, _Source)
+        worker = WorkerWithDpRank(part.worker_id, part.dp_rank)
+        if min(part.cursor) < 0:
+            raise _unusable(f"a number of worker {tuple(worker)} is negative")
+        count += 1
+        yield SourceImage(worker, part.cursor, part.runs, part.block_hashes, part.local_hashes)
+        payload = _next(payloads)
+    if end != count:
+        raise _unusable(f"it has {count} sources, not {end}")
+    if next(payloads, None) is not None:
+        raise _unusable("something follows its end")
+
+
+def _end(payload: bytes) -> int | None:
+    with suppress(msgspec.DecodeError):
+        return msgspec.msgpack.decode(payload, type=_End).sources
+    return None
+
+
+def _frame(content: msgspec.Struct) -> bytes:
+    payload = msgspec.msgpack.encode(content)
+    return _LEAD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
+
+
+def _payload(frame: bytes) -> bytes:
+    if len(frame) < _LEAD.size:
+        raise _unusable("it ends too early")
+    size, checksum = _LEAD.unpack_from(frame)
+    payload = frame[_LEAD.size :]
+    if len(payload) != size:
+        raise _unusable("it ends too early, or a length in it is wrong")
+    if xxhash.xxh3_64_intdigest(payload) != checksum:
+        raise _unusable("a checksum does not fit")
+    return payload
+
+
+def _next(payloads: Iterator[bytes]) -> bytes:
+    payload = next(payloads, None)
+    if payload is None:
+        raise _unusable("it ends too early")
+    return payload
+
+
+def _decode(payload: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except msgspec.DecodeError as error:
+        raise _unusable(str(error)) from error
+
+
+def _unusable(why: str) -> ConfigError:
+    return ConfigError(f"the index snapshot cannot be used: {why}", key="index_snapshot")

@@ -1,0 +1,94 @@
+"""A tree written down as events that rebuild it. Called by RadixTree.dump_tree_as_events."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from ...runtime.identity import WorkerWithDpRank
+from ..wire.events import EventData, Removed, RouterEvent, Stored, StoredBlock
+from ._inspect import read_aliases, read_edges
+from ._radix import RadixTree
+
+MAX_HASH = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class _Edge:
+    parent: int
+    start: int
+    locals: Sequence[int]
+    exts: Sequence[int]
+    coverage: dict[WorkerWithDpRank, int]
+
+
+def dump_events(tree: RadixTree) -> Iterator[RouterEvent]:
+    """Events that rebuild what every worker holds, in any tree, with ids from 0 on.
+
+    One stored event per worker and run of blocks, parents first. A run below blocks that its
+    worker holds no more is stored together with those, which are then removed again, so such a
+    dump has removed events too. Workers that hold nothing are not in it.
+    """
+    ids = count()
+    for worker, data in _Dump(tree).events():
+        yield RouterEvent(worker, next(ids), data)
+
+
+class _Dump:
+    def __init__(self, tree: RadixTree) -> None:
+        self.aliases = read_aliases(tree)
+        self.edges = {
+            edge: _Edge(parent, start, locals_, exts, dict(coverage))
+            for edge, parent, start, locals_, exts, coverage in read_edges(tree)
+        }
+        self._keys: dict[WorkerWithDpRank, set[int]] = {}
+
+    def events(self) -> Iterator[tuple[WorkerWithDpRank, EventData]]:
+        for edge in self.edges.values():
+            for worker, blocks in edge.coverage.items():
+                holes, anchor = self.holes_above(worker, edge)
+                invented = self.invent_keys(worker, [ext for ext, _ in holes])
+                chain = [
+                    StoredBlock(key, hole[1]) for key, hole in zip(invented, holes, strict=True)
+                ]
+                chain += [
+                    StoredBlock(self.key(worker, edge, i), edge.locals[i]) for i in range(blocks)
+                ]
+                yield worker, Stored(anchor, tuple(chain))
+                if holes:
+                    yield worker, Removed(tuple(invented))
+
+    def key(self, worker: WorkerWithDpRank, edge: _Edge, i: int) -> int:
+        """What the worker calls block i of the edge."""
+        return self.aliases.get((worker, edge.start + i), edge.exts[i])
+
+    def holes_above(
+        self, worker: WorkerWithDpRank, edge: _Edge
+    ) -> tuple[list[tuple[int, int]], int | None]:
+        """(external, local) of the blocks between the edge and the next one above that the worker
+        holds, from above; and its key for that one, None if there is none."""
+        holes: list[tuple[int, int]] = []
+        while edge.parent != 0:
+            edge = self.edges[edge.parent]
+            held = edge.coverage.get(worker, 0)
+            holes[:0] = zip(edge.exts[held:], edge.locals[held:], strict=True)
+            if held:
+                return holes, self.key(worker, edge, held - 1)
+        return holes, None
+
+    def invent_keys(self, worker: WorkerWithDpRank, wanted: Iterable[int]) -> list[int]:
+        """Keys that the worker has not for any block, near the wanted ones."""
+        invented: list[int] = []
+        for key in wanted:
+            while key in self.keys_of(worker) or key in invented:
+                key = (key + 1) & MAX_HASH
+            invented.append(key)
+        return invented
+
+    def keys_of(self, worker: WorkerWithDpRank) -> set[int]:
+        if worker not in self._keys:
+            self._keys[worker] = {
+                self.key(worker, edge, i)
+                for edge in self.edges.values()
+                for i in range(edge.coverage.get(worker, 0))
+            }
+        return self._keys[worker]

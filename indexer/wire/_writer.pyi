@@ -1,0 +1,41 @@
+from typing import final
+
+from ..hashing import Integers
+from .events import StorageTier
+
+@final
+class EventWriter:
+    """The events of one message, written one by one straight from hash arrays.
+
+    `message` ends it and starts the next. Nothing is written by a call that raises: ValueError for
+    an unknown tier or columns of unequal length, OverflowError for a number that does not fit its
+    field. Not for two threads at once.
+    """
+
+    events: int  # in the message so far
+    blocks: int  # in those events, stored and removed
+    def stored(
+        self,
+        worker_id: int,
+        dp_rank: int,
+        event_id: int,
+        parent_hash: int | None,
+        block_hashes: Integers,
+        tokens_hashes: Integers,
+        tier: StorageTier = "device",
+    ) -> None: ...
+    def removed(
+        self,
+        worker_id: int,
+        dp_rank: int,
+        event_id: int,
+        block_hashes: Integers,
+        tier: StorageTier = "device",
+    ) -> None: ...
+    def cleared(
+        self, worker_id: int, dp_rank: int, event_id: int, tier: StorageTier = "device"
+    ) -> None: ...
+    def message(
+        self, publisher_id: int, sequence: int, published_at_ms: int, topic: str = "kv-events"
+    ) -> bytes:
+        """The message: an envelope around an array of the events."""

@@ -1,0 +1,197 @@
+"""How much is too much: the knobs of admission, and the two questions they answer. Pure.
+
+A worker is *busy* when it takes no more requests at all, and *saturated* when a request that went
+there would only wait there, so that it had better wait here. Both are asked anew for every request,
+of the load as it is then: nothing is remembered, so nothing can stay latched once the load is gone.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ...runtime.settings import bad_setting, option
+from ...slots.table import SlotTable
+from ...workers.registry import WorkerRegistry
+from ..policy.base import Hold
+from ..policy.cost import Mask
+
+QueuePolicy = Literal["fcfs", "lcfs", "wspt"]
+QUEUE_POLICIES: tuple[str, ...] = ("fcfs", "lcfs", "wspt")
+UNKNOWN_BATCH_TOKENS = 10_000_000
+"""What stands for an engine's token budget where nobody told it (Dynamo's number)."""
+
+
+def _knob(default: Any, help: str, flag: str, *env: str, **more: Any) -> Any:
+    return option(default, help, flag, env=env, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmissionConfig:
+    """When requests wait, or are turned away. Raises ConfigError, naming the key, on a bad value.
+
+    All thresholds are off by default. Who waits is then up to the policy, if it has a say in it.
+    """
+
+    hold: bool = _knob(
+        True,
+        "With a policy that forecasts, and no queue threshold: requests wait in the router, not in"
+        " an engine, while every worker computes prompts or has its cache booked out.",
+        "--router-hold",
+    )
+    queue_threshold: float | None = _knob(
+        None,
+        "Requests wait while every worker has more prefill tokens queued than this share of its"
+        " batch budget.",
+        "--router-queue-threshold",
+        "DYN_ROUTER_QUEUE_THRESHOLD",
+    )
+    queue_policy: QueuePolicy | None = _knob(
+        None,
+        "Who goes first: first come, last come, or the fewest tokens to compute. Not given: fcfs"
+        " with a queue threshold, else as the policy says.",
+        "--router-queue-policy",
+        "DYN_ROUTER_QUEUE_POLICY",
+        choices=QUEUE_POLICIES,
+    )
+    queue_limit: int = _knob(
+        10_000, "Most requests that wait; more are turned away.", "--router-queue-limit"
+    )
+    active_decode_blocks_threshold: float | None = _knob(
+        None,
+        "A worker is busy above this share of its KV blocks, 0 to 1.",
+        "--active-decode-blocks-threshold",
+        "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+    )
+    active_prefill_tokens_threshold: int | None = _knob(
+        None,
+        "A worker is busy above this many prefill tokens.",
+        "--active-prefill-tokens-threshold",
+        "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+    )
+    active_prefill_tokens_threshold_frac: float | None = _knob(
+        None,
+        "A worker is busy above this many times its batch budget in prefill tokens.",
+        "--active-prefill-tokens-threshold-frac",
+        "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+    )
+
+    def __post_init__(self) -> None:
+        for key in (
+            "queue_threshold",
+            "active_decode_blocks_threshold",
+            "active_prefill_tokens_threshold",
+            "active_prefill_tokens_threshold_frac",
+        ):
+            value = getattr(self, key)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise bad_setting(key, f"{value!r} must be finite and at least 0")
+        share = self.active_decode_blocks_threshold
+        if share is not None and share > 1:
+            raise bad_setting("active_decode_blocks_threshold", f"{share!r} must be from 0 to 1")
+        if self.queue_policy is not None and self.queue_policy not in QUEUE_POLICIES:
+            known = ", ".join(QUEUE_POLICIES)
+            raise bad_setting("queue_policy", f"{self.queue_policy!r} is not one of {known}")
+        if self.queue_limit < 1:
+            raise bad_setting("queue_limit", f"{self.queue_limit!r} must be at least 1")
+
+
+class LoadLimits:
+    """Who is busy and who is saturated, by what the slots say now.
+
+    `change` replaces thresholds while the router runs. Arrays are by worker number.
+    """
+
+    def __init__(
+        self,
+        config: AdmissionConfig,
+        slots: SlotTable,
+        registry: WorkerRegistry,
+        hold: Hold | None = None,
+    ) -> None:
+        self.config = config
+        self._slots = slots
+        self._registry = registry
+        self.hold = hold if config.hold and config.queue_threshold is None else None
+
+    def change(self, **thresholds: Any) -> AdmissionConfig:
+        """Use other busy thresholds from now on; ConfigError, and nothing changed, on a bad one."""
+        self.config = replace(self.config, **thresholds)
+        return self.config
+
+    @property
+    def any_busy(self) -> bool:
+        """Whether a worker can be busy at all."""
+        config = self.config
+        return (
+            config.active_decode_blocks_threshold is not None
+            or config.active_prefill_tokens_threshold is not None
+            or config.active_prefill_tokens_threshold_frac is not None
+        )
+
+    def busy(self) -> Mask:
+        """Which ranks take no more. The ranks of one engine are busy together or not at all."""
+        config = self.config
+        mask = np.zeros(self._registry.capacity, dtype=np.bool_)
+        if config.active_decode_blocks_threshold is not None:
+            held = self._slots.active_blocks()
+            room = self._registry.kv_blocks
+            mask |= (room > 0) & (held > config.active_decode_blocks_threshold * room)
+        tokens = self._slots.active_prefill_tokens()
+        if config.active_prefill_tokens_threshold is not None:
+            mask |= tokens > config.active_prefill_tokens_threshold
+        if config.active_prefill_tokens_threshold_frac is not None:
+            mask |= tokens > config.active_prefill_tokens_threshold_frac * self._budgets()
+        if mask.any():
+            for entry in self._registry.entries():
+                if entry.dp_size > 1:
+                    numbers = list(entry.numbers)
+                    mask[numbers] = mask[numbers].all()
+        return mask
+
+    @property
+    def any_wait(self) -> bool:
+        """Whether a request can have to wait at all."""
+        return self.hold is not None or self.config.queue_threshold is not None
+
+    @property
+    def queue_policy(self) -> QueuePolicy:
+        """Who goes first of those that wait."""
+        return self.config.queue_policy or "fcfs"
+
+    @property
+    def orders_by_tokens(self) -> bool:
+        """Whether it matters for a request's turn how many tokens it computes."""
+        return self.queue_policy == "wspt" or self._order is not None
+
+    def patience(self, uncached_tokens: int) -> float:
+        """Seconds that a request counts as having come later, by the policy's own order."""
+        return 0.0 if self._order is None else self._order.patience(uncached_tokens)
+
+    @property
+    def _order(self) -> Hold | None:
+        """The policy's own order of those that wait, unless another one was asked for."""
+        return self.hold if self.config.queue_policy is None else None
+
+    def room_in(self, eligible: Mask, now: float) -> float:
+        """Seconds until a request that may go to these ranks should go: 0 now, inf when load falls.
+
+        Not 0 only if all of them are saturated. Where all are busy, or none is eligible, there is
+        nothing to wait for: the request will be told so.
+        """
+        if self.any_busy:
+            eligible = eligible & ~self.busy()
+        if self.hold is not None:
+            wait = self.hold.room_in(eligible, self._slots.active_blocks(), now)
+            # Nobody waits for a fleet that has nothing to do, whatever a policy thinks.
+            return wait if wait > 0 and self._slots.active_requests()[eligible].any() else 0.0
+        share = self.config.queue_threshold
+        if share is None or not eligible.any():
+            return 0.0
+        saturated = self._slots.active_prefill_tokens() > share * self._budgets()
+        return 0.0 if (eligible & ~saturated).any() else math.inf
+
+    def _budgets(self) -> Any:
+        budgets = self._registry.batch_tokens
+        return np.where(budgets > 0, budgets, UNKNOWN_BATCH_TOKENS)

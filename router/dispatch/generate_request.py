@@ -1,0 +1,94 @@
+"""What routing needs to know of a trtllm.GenerateRequest, which itself travels on as bytes."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+from xxhash import xxh3_64_hexdigest
+
+from ...runtime.errors import InvalidRequestError
+from ...workers.trtllm_proto import pb
+from ._generate_request import parse_generate
+
+# Field 1, length-delimited: request_id.
+_REQUEST_ID_TAG = b"\x0a"
+_NO_REQUEST = "the request is no trtllm.GenerateRequest"
+
+
+class GenerateFacts(NamedTuple):
+    """The parts of a request that decide where it goes.
+
+    `lora_name` and `cache_namespace` select the hash space of its blocks, as in block hashing.
+    `sequences` is how many answers it asks for, `streaming` whether it
+    wants them token by token.
+    """
+
+    request_id: str
+    token_ids: npt.NDArray[np.uint32]
+    largest_token: int
+    max_tokens: int
+    lora_name: str | None
+    cache_namespace: str | None
+    sequences: int
+    streaming: bool
+
+
+def read_generate(body: bytes) -> GenerateFacts:
+    """Read a serialized GenerateRequest; InvalidRequestError if it is none or has no prompt."""
+    try:
+        facts = parse_generate(body)
+    except ValueError:
+        raise InvalidRequestError(_NO_REQUEST) from None
+    request_id, tokens, largest, max_tokens, sequences, task, salt, media, streaming = facts
+    if not len(tokens):
+        raise InvalidRequestError("empty prompt: tokenized.input_token_ids has no token id")
+    namespace = None if salt is None else str(salt)
+    return GenerateFacts(
+        request_id,
+        tokens,
+        largest,
+        max_tokens,
+        None if task is None else str(task),
+        _media_namespace(body, namespace) if media else namespace,
+        sequences or 1,
+        streaming,
+    )
+
+
+def with_request_id(body: bytes, request_id: str) -> bytes:
+    """The serialized request under another id.
+
+    Of a field that comes twice the last one counts, so the rest stays as it is.
+    """
+    encoded = request_id.encode()
+    return b"".join((body, _REQUEST_ID_TAG, _varint(len(encoded)), encoded))
+
+
+def _media_namespace(body: bytes, salt: str | None) -> str | None:
+    """The namespace of a prompt whose blocks depend on more than its tokens."""
+    try:
+        message = pb.GenerateRequest.FromString(body)
+    except DecodeError:
+        raise InvalidRequestError(_NO_REQUEST) from None
+    images = message.multimodal_input.image_data
+    table = message.prompt_tuning_config.embedding_table
+    if not images and not table:
+        return salt
+    # Where in the prompt an image stands is the engine's knowledge, so the whole prompt is kept
+    # apart: overlap with prompts of other images is missed, never invented.
+    content = xxh3_64_hexdigest(b"".join((_framed(table), *map(_framed, images))))
+    return f"{salt or ''}/{content}"
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + data
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,85 @@
+"""Admission: the queue in front of the dispatcher, on the event loop. Called by dispatch.py."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from ..admission.queue import AdmissionQueue, Lane, Ticket
+from ..kv_router import KvRouter
+
+
+def admission_of(router: KvRouter) -> "Admission | None":
+    """The queue that a router's configuration asks for; None if nobody is to wait."""
+    return Admission(queue_of(router)) if router.limits.any_wait else None
+
+
+def queue_of(router: KvRouter) -> AdmissionQueue:
+    """A queue that asks a router for room, as its configuration says."""
+    limits = router.limits
+    return AdmissionQueue(
+        router.room_in, policy=limits.queue_policy, limit=limits.config.queue_limit
+    )
+
+
+class Admission:
+    """Lets requests go one at a time, each once it is its turn.
+
+    Say `poll` whenever load fell; where the queue knows when there will be room, a timer does.
+    Between a request's turn and its booking nobody else is let go: the load that decides about the
+    next one would not be the one there will be.
+    """
+
+    def __init__(self, queue: AdmissionQueue) -> None:
+        self.queue = queue
+        self._waiters: dict[str, asyncio.Future[None]] = {}
+        self._going: str | None = None  # has its turn, is not booked yet
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def turn(self, lane: Lane, ticket: Callable[[], Ticket]) -> AsyncIterator[None]:
+        """Wait for a request's turn; book it inside. Raises NoWorkersError if too many wait.
+
+        `ticket` is asked for only if it has to wait. Cancel the task to give the turn up.
+        """
+        if self._going is None and self.queue.is_open(lane):
+            yield
+            return
+        request_id = self.queue.enter(ticket).request_id
+        waiter = self._waiters[request_id] = asyncio.get_running_loop().create_future()
+        try:
+            self.poll()
+            await waiter
+            yield
+        finally:
+            del self._waiters[request_id]
+            self.queue.discard(request_id)
+            if self._going == request_id:
+                self._going = None
+            self.poll()
+
+    def give_up(self, request_id: str, error: Exception) -> None:
+        """End a request's waiting with an error; nothing, if it does not wait."""
+        waiter = self._waiters.get(request_id)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+
+    def poll(self) -> None:
+        """Let the next request go, if there is room for it."""
+        if self._going is None and self._waiters:
+            ticket = self.queue.next()
+            if ticket is not None:
+                self._going = ticket.request_id
+                waiter = self._waiters[ticket.request_id]
+                if not waiter.done():  # else it is being given up, and polls when it is
+                    waiter.set_result(None)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Poll again when the queue expects room; sooner if load falls."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._going is None and self._waiters and self.queue.ask_again_s < math.inf:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.queue.ask_again_s, self.poll)

@@ -1,0 +1,164 @@
+"""The event feed: carries KV events from the event plane into the index, and keeps sources honest.
+
+Events and heartbeats go straight to the index's mailbox. Beside that, a tick asks sources with a
+gap for what is missing; a slower one asks those that it does not know well enough to announce
+themselves, and forgets workers that only ever published.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import structlog
+
+from ...indexer.event_index.actor import EventIndex
+from ...runtime.clock import Clock
+from ...runtime.event_plane import (
+    KV_EVENTS,
+    KV_HEARTBEAT,
+    KV_RESYNC,
+    EventPlane,
+    PlaneState,
+    Subscription,
+    endpoint_subject,
+)
+from ...runtime.identity import WorkerWithDpRank
+from ...workers.registry import WorkerRegistry
+from ...workers.resync_wire import ResyncRequest, encode_request
+from .resync import ReplayPlanner, ResyncPlanner
+
+TICK_S = 0.25
+REPLAY_TICK_S = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+class EventFeed:
+    """Feeds one endpoint's KV events into an index, from `start` until `close`.
+
+    Events of workers nobody registered are indexed too, for at most `unknown_worker_ttl_s`
+    seconds after they were first seen, so that a worker which publishes before it is discovered
+    loses nothing.
+    """
+
+    def __init__(
+        self,
+        plane: EventPlane,
+        index: EventIndex,
+        registry: WorkerRegistry,
+        clock: Clock,
+        *,
+        namespace: str,
+        component: str,
+        endpoint: str,
+        unknown_worker_ttl_s: float = 300.0,
+    ) -> None:
+        self._plane = plane
+        self._index = index
+        self._registry = registry
+        self._clock = clock
+        self._ttl = unknown_worker_ttl_s
+        self._events = endpoint_subject(namespace, component, endpoint, KV_EVENTS)
+        self._heartbeats = endpoint_subject(namespace, component, endpoint, KV_HEARTBEAT)
+        self._resync = endpoint_subject(namespace, component, endpoint, KV_RESYNC)
+        self._replays = ReplayPlanner()
+        self._planner = ResyncPlanner()
+        self._next_upkeep = float("-inf")
+        self._alarms = -1  # of the index, when its gaps were last looked at
+        self._wake = asyncio.Event()
+        self._first_seen: dict[WorkerWithDpRank, float] = {}
+        self._subscriptions: list[Subscription] = []
+        self._ticker: asyncio.Task[None] | None = None
+        self._unwatch: Callable[[], None] | None = None
+        self.refused = 0  # messages the full mailbox did not take
+        self.replays_asked = 0
+        self.announcements_asked = 0
+
+    @property
+    def connected(self) -> bool:
+        return self._plane.state is PlaneState.CONNECTED
+
+    async def start(self) -> None:
+        self._unwatch = self._plane.on_state(self._on_plane_state)
+        self._index.await_replays()
+        for subject in (self._events, self._heartbeats):
+            self._subscriptions.append(await self._plane.subscribe(subject, self._on_message))
+        self._ticker = asyncio.create_task(self._run(), name="event-feed")
+
+    async def close(self) -> None:
+        if self._unwatch is not None:
+            self._unwatch()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        for subscription in self._subscriptions:
+            await subscription.close()
+
+    async def tick(self) -> None:
+        """One round at the clock's now: gaps each time, upkeep every `TICK_S`."""
+        now = self._clock.now()
+        if now >= self._next_upkeep:
+            self._next_upkeep = now + TICK_S
+            await self._keep_up(now)
+        alarms = self._index.alarms
+        if self.connected and (alarms != self._alarms or self._replays.waiting):
+            self._alarms = alarms
+            await self._ask_for_replays(now)
+
+    async def _ask_for_replays(self, now: float) -> None:
+        plan = self._replays.plan(self._index.recovering(), now)
+        for worker in plan.give_up:
+            self._index.give_up(worker)
+            log.info("missing events did not come, asking for all", worker=tuple(worker))
+        for request in plan.ask:
+            self.replays_asked += 1
+            await self._plane.publish(self._resync, encode_request(request))
+
+    async def _keep_up(self, now: float) -> None:
+        if asked := self._index.relearn():
+            log.info("room for dropped blocks again", sources=asked)
+        sources = self._index.sources()
+        registered = {worker for _, worker in self._registry.numbered()}
+        self._forget_strangers({source.worker for source in sources} - registered, now)
+        if not self.connected:
+            return
+        plan = self._planner.plan(sources, registered, now)
+        for worker in plan.degraded:
+            self._index.mark_degraded(worker)
+            log.warning("event source does not announce itself", worker=tuple(worker))
+        for worker in plan.ask:
+            self.announcements_asked += 1
+            request = ResyncRequest(worker.worker_id, worker.dp_rank)
+            await self._plane.publish(self._resync, encode_request(request))
+
+    def _forget_strangers(self, strangers: set[WorkerWithDpRank], now: float) -> None:
+        for worker in self._first_seen.keys() - strangers:
+            del self._first_seen[worker]
+        for worker in strangers:
+            if now - self._first_seen.setdefault(worker, now) >= self._ttl:
+                del self._first_seen[worker]
+                self._index.unbind(worker)
+
+    def _on_message(self, subject: str, payload: bytes) -> None:
+        if not self._index.post(payload):
+            self.refused += 1
+        if self._index.alarms != self._alarms:
+            self._wake.set()  # the index noticed a gap, perhaps by an earlier message
+
+    def _on_plane_state(self, state: PlaneState) -> None:
+        if state is PlaneState.CONNECTED and self._plane.stats.connects > 1:
+            # The plane keeps nothing for us while we are away.
+            self._index.mark_suspect()
+            self._replays = ReplayPlanner()  # while we were away nobody could answer
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.tick()
+            except Exception:
+                log.exception("event feed tick failed")
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPLAY_TICK_S):
+                    await self._wake.wait()

@@ -1,0 +1,228 @@
+"""What the router, its index and its event feed tell when Prometheus asks."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from ...indexer.event_index.actor import EventIndex
+from ...indexer.wire.events import TIERS
+from ...runtime.event_plane import EventPlane, PlaneState
+from ...workers.registry import WorkerState
+from ..admission.queue import AdmissionQueue
+from ..dispatch.dispatch import Dispatcher
+from ..events.feed import EventFeed
+from ..events.snapshot_task import IndexKeeper
+from ..kv_router import KvRouter
+
+_WORKER = ["worker_id", "dp_rank"]
+
+# Counters of the index that stand for what was lost or could not be used.
+_EVENT_FAULTS = {
+    "undecodable": "Event messages that could not be decoded.",
+    "ignored": "Event messages on other topics.",
+    "dropped": "Event messages that found the mailbox full.",
+    "invalid": "Stored events that contradict themselves.",
+    "refused": "Events refused because there are too many workers.",
+    "out_of_memory": "Events lost for want of memory.",
+    "held": "Events that had to wait behind a gap.",
+    "overflows": "Gaps given up because too many events waited.",
+}
+
+
+def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
+    """Load, state and event source of every worker."""
+
+    def collect() -> Iterable[Metric]:
+        def gauge(name: str, help: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(name, help, labels=[*_WORKER, *labels])
+
+        blocks = gauge(
+            "dynamo_frontend_worker_active_decode_blocks", "Blocks of requests in flight."
+        )
+        tokens = gauge(
+            "dynamo_frontend_worker_active_prefill_tokens", "Prompt tokens not computed yet."
+        )
+        requests = gauge("dynamo_router_worker_active_requests", "Requests in flight.")
+        indexed = gauge("dynamo_router_worker_indexed_blocks", "Blocks it is believed to hold.")
+        lower = gauge(
+            "dynamo_router_worker_lower_tier_blocks", "Blocks it has in slower storage.", "tier"
+        )
+        unindexed = gauge(
+            "dynamo_router_worker_unindexed_blocks", "Blocks it holds for which there was no room."
+        )
+        source = gauge("dynamo_router_event_source_state", "1 for its present state.", "state")
+        states = Counter({state.value: 0 for state in WorkerState})
+        for view in router.workers():
+            key = [str(view.worker.worker_id), str(view.worker.dp_rank)]
+            states[view.state] += 1
+            blocks.add_metric(key, view.active_blocks)
+            tokens.add_metric(key, view.active_prefill_tokens)
+            requests.add_metric(key, view.active_requests)
+            indexed.add_metric(key, view.indexed_blocks)
+            unindexed.add_metric(key, view.unindexed_blocks)
+            source.add_metric([*key, view.event_source_state], 1)
+            for tier, count in zip(TIERS[1:], view.lower_tier_blocks, strict=True):
+                if count:
+                    lower.add_metric([*key, tier], count)
+        workers = GaugeMetricFamily("dynamo_router_workers", "Ranks by state.", labels=["state"])
+        for state, count in states.items():
+            workers.add_metric([state], count)
+        failures = CounterMetricFamily(
+            "dynamo_router_policy_failures",
+            "Times that an installed policy raised or answered nonsense.",
+            router.policy_failures,
+        )
+        return (blocks, tokens, requests, indexed, lower, unindexed, source, workers, failures)
+
+    return collect
+
+
+def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
+    """What became of the events that reached the index."""
+
+    def collect() -> Iterable[Metric]:
+        counters, sources = index.counters(), index.sources()
+        tiers = index.tier_counters()
+        # Dynamo's name lacks the _total that a counter's would be given.
+        applied = UnknownMetricFamily(
+            "dynamo_component_kv_cache_events_applied",
+            "KV events by what became of them.",
+            labels=["event_type", "status"],
+        )
+        for event_type in ("stored", "removed", "cleared"):
+            total = sum(each[f"{event_type}_events"] for each in tiers.values())
+            applied.add_metric([event_type, "ok"], total)
+        orphans = sum(each["orphans"] for each in tiers.values())
+        applied.add_metric(["stored", "parent_block_not_found"], orphans)
+        applied.add_metric(["stored", "invalid_block"], counters["invalid"])
+        yield applied
+        blocks = CounterMetricFamily(
+            "dynamo_router_index_blocks", "Blocks that events changed.", labels=["change", "tier"]
+        )
+        for tier, each in tiers.items():
+            for change in ("stored", "removed"):
+                blocks.add_metric([change, tier], each[change])
+        yield blocks
+        yield CounterMetricFamily(
+            "dynamo_router_events_unknown",
+            "Removals of blocks that were not held.",
+            sum(each["unknown"] for each in tiers.values()),
+        )
+        for name, help, value in (
+            ("evictions", "Branches dropped for want of room.", "evicted_branches"),
+            ("evicted_blocks", "Blocks in those branches.", "evicted_blocks"),
+        ):
+            yield CounterMetricFamily(f"dynamo_router_index_{name}", help, counters[value])
+        for name, help, value in (
+            ("dynamo_router_indexed_blocks", "Different blocks indexed.", "indexed_blocks"),
+            ("dynamo_router_index_bytes", "Memory of the index.", "index_bytes"),
+        ):
+            yield GaugeMetricFamily(name, help, counters[value])
+        for name, help in _EVENT_FAULTS.items():
+            yield CounterMetricFamily(f"dynamo_router_events_{name}", help, counters[name])
+        yield GaugeMetricFamily(
+            "dynamo_router_events_waiting", "Messages in the mailbox.", counters["waiting"]
+        )
+        yield GaugeMetricFamily(
+            "dynamo_router_events_held_now", "Events behind gaps.", counters["held_now"]
+        )
+        yield GaugeMetricFamily(
+            "dynamo_router_index_predicted_blocks",
+            "Blocks believed to be cached because of where requests were sent.",
+            counters["predicted"],
+        )
+        for name, help in (
+            ("gaps", "Holes in a source's numbering."),
+            ("given_up", "Holes that were not filled."),
+            ("restarts", "Sources that began anew."),
+            ("duplicates", "Events that had been applied before."),
+        ):
+            total = sum(getattr(each, name) for each in sources)
+            yield CounterMetricFamily(f"dynamo_router_event_{name}", help, total)
+
+    return collect
+
+
+def dispatch_metrics(dispatcher: Dispatcher) -> Callable[[], Iterable[Metric]]:
+    """Requests and aborts on their way."""
+
+    def collect() -> Iterable[Metric]:
+        aborts = dispatcher.aborts
+        return (
+            GaugeMetricFamily(
+                "dynamo_component_inflight_requests", "Requests in flight.", dispatcher.in_flight
+            ),
+            GaugeMetricFamily("dynamo_router_aborts_pending", "Aborts sent.", aborts.pending),
+            CounterMetricFamily("dynamo_router_aborts_dropped", "Aborts not sent.", aborts.dropped),
+        )
+
+    return collect
+
+
+def queue_metrics(queue: AdmissionQueue) -> Callable[[], Iterable[Metric]]:
+    """Requests that wait because every worker is saturated."""
+
+    def collect() -> Iterable[Metric]:
+        return (
+            GaugeMetricFamily("dynamo_router_queue_pending_requests", "They wait.", len(queue)),
+            CounterMetricFamily("dynamo_router_queue_queued", "They had to wait.", queue.queued),
+            CounterMetricFamily(
+                "dynamo_router_queue_refused", "Turned away: too many waited.", queue.refused
+            ),
+        )
+
+    return collect
+
+
+def snapshot_metrics(keeper: IndexKeeper) -> Callable[[], Iterable[Metric]]:
+    """The file that the index is kept in."""
+
+    def collect() -> Iterable[Metric]:
+        return (
+            CounterMetricFamily(
+                "dynamo_router_index_snapshots", "Times the index was written.", keeper.saves
+            ),
+            CounterMetricFamily(
+                "dynamo_router_index_snapshot_failures",
+                "Times its file could not be read or written.",
+                keeper.failures,
+            ),
+            GaugeMetricFamily(
+                "dynamo_router_index_snapshot_bytes", "Size when last written.", keeper.saved_bytes
+            ),
+            GaugeMetricFamily(
+                "dynamo_router_index_restored_sources",
+                "Sources read from it at the start.",
+                keeper.restored,
+            ),
+        )
+
+    return collect
+
+
+def plane_metrics(plane: EventPlane, feed: EventFeed) -> Callable[[], Iterable[Metric]]:
+    """The state and traffic of the event plane."""
+
+    def collect() -> Iterable[Metric]:
+        stats = plane.stats
+        yield GaugeMetricFamily(
+            "dynamo_router_event_plane_connected",
+            "Whether the event plane is there.",
+            plane.state is PlaneState.CONNECTED,
+        )
+        for name, help, value in (
+            ("received", "Messages handed to us.", stats.received),
+            ("receive_dropped", "Messages lost because we were slow.", stats.receive_dropped),
+            ("published", "Messages sent.", stats.published),
+            ("publish_dropped", "Messages that could not be sent.", stats.publish_dropped),
+            ("handler_errors", "Messages that made us fail.", stats.handler_errors),
+            ("connects", "Times it became reachable.", stats.connects),
+            ("refused", "Messages that the index's full mailbox did not take.", feed.refused),
+            ("replays_asked", "Requests for missed events.", feed.replays_asked),
+            ("announcements_asked", "Requests for whole caches.", feed.announcements_asked),
+        ):
+            yield CounterMetricFamily(f"dynamo_router_event_plane_{name}", help, value)
+
+    return collect

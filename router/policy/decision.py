@@ -1,0 +1,107 @@
+"""What was decided, and why: results of the router, ready for JSON. Made by kv_router.py."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from ...runtime.identity import WorkerWithDpRank
+
+
+class Decision(NamedTuple):
+    """Where a request goes. `request_id` is None if no slot was booked for it.
+
+    A tuple, because one is made for every request: a frozen dataclass takes twice the time.
+    """
+
+    worker: WorkerWithDpRank
+    number: int  # dense number of the worker while it is registered
+    overlap_blocks: int  # leading blocks of the prompt that the worker has cached on its device
+    request_blocks: int  # blocks of the prompt, rounded up
+    cached_tokens: int  # prompt tokens in the overlap
+    request_id: str | None = None
+    host_overlap_blocks: int = 0  # blocks after those that it has in host memory
+    disk_overlap_blocks: int = 0  # and after those, on disk or in external storage
+
+    def to_dict(self) -> dict[str, Any]:
+        return _plain(self.worker, self._asdict())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateTerms:
+    """What one candidate's cost is made of; lengths are in blocks, lower costs are better.
+
+    cost = prefill_load_scale * max(0, raw_prefill - effective_overlap) + decode
+           + decode_active_request_weight * active_requests
+
+    but for a decode worker, see CostParams.
+    """
+
+    worker: WorkerWithDpRank
+    number: int
+    eligible: bool
+    reason: str  # why it is not eligible, else empty
+    overlap_blocks: int  # leading blocks cached on its device
+    host_overlap_blocks: int = 0  # blocks after those that it has in host memory
+    disk_overlap_blocks: int = 0  # and after those, on disk or in external storage
+    raw_prefill_blocks: float  # prefill queued there and this prompt's, as if nothing were cached
+    credit: float  # what each of the overlap blocks takes off
+    effective_overlap_blocks: float  # what all tiers together take off
+    decode_blocks: float  # blocks in use there if it got the request
+    active_requests: int
+    cost: float  # what it would cost, whether or not it is eligible
+    index_state: str = ""  # state of its event source: how far the overlap can be trusted
+    policy_terms: Mapping[str, float] | None = None  # where another policy decides: its own terms
+
+    def to_dict(self) -> dict[str, Any]:
+        return _plain(self.worker, asdict(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Every candidate of a request that was asked about, not booked.
+
+    The candidates' terms are those of Dynamo's cost. Where another policy decides that can say
+    why, theirs come with them, and its `cost` makes the cheapest.
+    """
+
+    mode: str
+    policy: str = ""
+    isl: int  # prompt tokens
+    block_size: int
+    request_blocks: int  # blocks of the prompt, rounded up
+    temperature: float
+    params: Mapping[str, float] = field(default_factory=dict)  # weights of the cost function
+    candidates: tuple[CandidateTerms, ...] = ()
+
+    @property
+    def cheapest(self) -> tuple[WorkerWithDpRank, ...]:
+        """The eligible workers that tie for the lowest cost; at temperature 0 one of them wins."""
+        eligible = [each for each in self.candidates if each.eligible]
+        costs = [(each.policy_terms or {}).get("cost", each.cost) for each in eligible]
+        lowest = min(costs, default=0.0)
+        return tuple(
+            each.worker for each, cost in zip(eligible, costs, strict=True) if cost == lowest
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "mode": self.mode,
+            "policy": self.policy,
+            "isl": self.isl,
+            "block_size": self.block_size,
+            "request_blocks": self.request_blocks,
+            "temperature": self.temperature,
+            "params": dict(self.params),
+            "cheapest": [_pair(worker) for worker in self.cheapest],
+            "candidates": [each.to_dict() for each in self.candidates],
+        }
+
+
+def _pair(worker: WorkerWithDpRank) -> dict[str, int]:
+    return {"worker_id": worker.worker_id, "dp_rank": worker.dp_rank}
+
+
+def _plain(worker: WorkerWithDpRank, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields, with the worker's two in place of the worker."""
+    del fields["worker"]
+    return _pair(worker) | fields

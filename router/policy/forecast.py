@@ -1,0 +1,196 @@
+"""The policy `forecast`: route by what a prompt will cost where, in seconds of waiting.
+
+    cost = ttft + delay + (prefill_weight * prefill + decode_weight * decode) / (1 + ttft / usual)
+    ttft = wait + prefill + memory
+
+`wait` works off the prompt tokens sent there before, `prefill` computes this prompt's own that are
+not cached; both are steps of a latency model that is learnt from first tokens. `delay` is what
+those suffer whose last step this prompt would fill up, `memory` the time until its blocks have
+room, `decode` what it and the requests decoding there cost each other. docs/routing.md has the
+reasons. Made by policies.py; hears from KvRouter what becomes of its requests.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+from ...runtime.errors import ConfigError
+from ...workers.registry import WorkerEntry
+from ._forecast import Forecast
+from .cost import Counts, Floats, Mask
+from .selection import Candidates, Rng, Strategy, pick
+
+CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
+PATIENCE = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
+LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
+TERMS = ("wait_s", "prefill_s", "memory_s", "delay_s", "decode_s", "cost")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastParams:
+    """Weights, and what is believed before anything was observed. Nothing here is per fleet.
+
+    Raises ConfigError, naming the key, on a value that is negative or not finite; 0 only for a
+    weight.
+    """
+
+    prefill_weight: float = 1.5  # of a second that a worker computes, beside one of waiting
+    decode_weight: float = 0.06  # of a second that decoding takes longer
+    step_s: float = 0.02  # of a step that computes a prompt
+    token_s: float = 2e-5  # more for each prompt token in it
+    context_s: float = 1e-7  # and for each token of those that decode meanwhile
+    ttft_s: float = 0.3
+    output_tokens: float = 256.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            least = 0.0 if each.name.endswith("_weight") else math.ulp(0.0)
+            if not (math.isfinite(value) and value >= least):
+                raise ConfigError(
+                    f"forecast: {each.name} {value!r} must be finite and not negative",
+                    key=each.name,
+                )
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What the model says now. Seconds; `context` is 100 000 tokens of those that decode."""
+
+    step_s: float  # of a step that computes a prompt
+    token_s: float  # more for each prompt token in it
+    decode_share: float  # more, of a decode step of those beside it
+    decode_step_s: float  # of a step that computes none
+    decode_context_s: float  # more for each context
+    decode_request_s: float  # more for each request
+    ttft_s: float  # recent means
+    output_tokens: float
+    answer_s: float  # from the first token to the last
+
+
+class ForecastPolicy:
+    """The score of a strategy, and its observer. Not thread-safe: KvRouter has a lock.
+
+    Knows nothing of a request that was not booked. Times are those of the caller's clock.
+    """
+
+    def __init__(self, params: ForecastParams | None = None) -> None:
+        self._forecast = Forecast(params or ForecastParams())
+        self._numbers: set[int] = set()
+
+    def score(self, candidates: Candidates) -> Floats:
+        """Seconds by worker number, inf where it is not eligible."""
+        return self._forecast.score(
+            candidates.isl,
+            candidates.block_size,
+            candidates.spared,
+            candidates.potential_blocks,
+            candidates.eligible,
+            candidates.now,
+            False,
+        )
+
+    def explain(self, candidates: Candidates) -> dict[int, dict[str, float]]:
+        """The terms of every registered worker's cost, in seconds, by number."""
+        table = self._forecast.score(
+            candidates.isl,
+            candidates.block_size,
+            candidates.spared,
+            candidates.potential_blocks,
+            candidates.eligible,
+            candidates.now,
+            True,
+        )
+        return {
+            number: dict(zip(TERMS, map(float, table[number]), strict=True))
+            for number in sorted(self._numbers)
+        }
+
+    def room_in(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
+        """Seconds until one of these workers needs a prompt to go on computing without a pause.
+
+        0: now, also as long as too little was learnt to say how long they compute. inf: every cache
+        is booked out.
+        """
+        return self._forecast.room_in(eligible, active_blocks, now)
+
+    def patience(self, uncached_tokens: int) -> float:
+        """Seconds by which its turn is later than its arrival: the longer a prompt, the later.
+
+        The shortest first keeps the mean low, and as its own time grows nobody waits for ever. The
+        longest go first: they make the 99th percentile, and they cost the others little if they
+        begin while there are other workers to go to.
+        """
+        learnt = self.learnt()
+        seconds = learnt.token_s * uncached_tokens
+        return 0.0 if seconds > LONGEST * learnt.ttft_s else PATIENCE * seconds
+
+    def on_worker(self, number: int, entry: WorkerEntry) -> None:
+        """A worker came, or what is known of it has changed."""
+        forecast = self._forecast
+        budget, blocks = entry.max_num_batched_tokens, entry.total_kv_blocks
+        if number in self._numbers:
+            forecast.describe_worker(number, budget, blocks)
+        else:
+            forecast.add_worker(number, budget, blocks)
+            self._numbers.add(number)
+
+    def on_worker_gone(self, number: int) -> None:
+        """A worker left, and its requests with it."""
+        self._forecast.remove_worker(number)
+        self._numbers.discard(number)
+
+    def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
+        """A request was sent to a worker."""
+        isl, spared = candidates.isl, candidates.spared
+        cached = 0 if spared is None else int(spared[number]) * candidates.block_size
+        tokens = isl - min(cached, isl - 1)  # the last one is computed in any case
+        self._forecast.book(request_id, number, isl, tokens, candidates.now)
+
+    def on_first_token(self, request_id: str, now: float) -> None:
+        """Its prompt is computed."""
+        self._forecast.first_token(request_id, now)
+
+    def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
+        """It is over, however; `output_tokens` if somebody has counted them."""
+        self._forecast.end(request_id, now, output_tokens or 0)
+
+    def learnt(self) -> Learnt:
+        """What the latency model has come to."""
+        prefill, decode, ttft, output, answer = self._forecast.learnt()
+        step, chunk, context = prefill
+        return Learnt(
+            step,
+            chunk / CHUNK_TOKENS,
+            context,
+            decode[0],
+            decode[1],
+            decode[2],
+            ttft,
+            output,
+            answer,
+        )
+
+    def slowness(self, number: int) -> float:
+        """How many times longer this worker takes than the model says."""
+        return self._forecast.slowness(number)
+
+    def check_integrity(self) -> None:
+        """Recount everything; AssertionError if a sum is wrong. For tests."""
+        self._forecast.check_integrity()
+
+
+def forecast_strategy(temperature: float = 0.0, params: ForecastParams | None = None) -> Strategy:
+    """A strategy of its own: it learns from the router that it is given to."""
+    policy = ForecastPolicy(params)
+
+    def draw(costs: Floats, rng: Rng) -> int:
+        return pick(costs, temperature, rng)
+
+    return Strategy(
+        policy.score,
+        draw,
+        needs_overlaps=True,
+        observer=policy,
+        explain=policy.explain,
+        hold=policy,
+    )

@@ -1,0 +1,4 @@
+"""The servers: gRPC (the engine's own protocol, RouterService, health) and HTTP.
+
+Entered by `serve` alone.
+"""

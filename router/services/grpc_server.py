@@ -1,0 +1,89 @@
+"""The gRPC door: the server with its services, grpc.health.v1 and reflection. `serve` opens it."""
+
+import asyncio
+from typing import Any, cast
+
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ...runtime.errors import ConfigError
+from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WINDOW_BYTES
+from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
+from ..proto import router_pb2_grpc
+from .router_service import SERVICE as ROUTER_SERVICE
+from .router_service import RouterService
+from .trtllm_service import TrtllmService
+
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.bdp_probe", 0),  # as towards the workers
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+    # A port that is in use is an error, not half of the requests.
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Clients ping every 30 s, also through a long silence; that is no abuse.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class GrpcDoor:
+    """Listens from `bind`, answers from `start` until `stop`."""
+
+    def __init__(self, generate: TrtllmService, select: RouterService) -> None:
+        self._server = aio.server(options=_OPTIONS)
+        self._health = cast(Any, health).aio.HealthServicer()  # its stubs know no asyncio
+        self._serving: bool | None = None
+        self._wanted = False
+        self._updates: set[asyncio.Task[None]] = set()
+        self.port = 0
+        # The first handlers are asked first.
+        self._server.add_generic_rpc_handlers((generate,))
+        router_pb2_grpc.add_RouterServiceServicer_to_server(select, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (TRTLLM_SERVICE, ROUTER_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    def bind(self, host: str, port: int) -> None:
+        """Take the port; 0 takes a free one. ConfigError if it cannot be had."""
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self._server.add_insecure_port(where)
+        except RuntimeError:
+            self.port = 0
+        if not self.port:
+            raise ConfigError(f"cannot listen on {where}: is it in use?", key="port")
+
+    async def start(self) -> None:
+        await self._health.set(ROUTER_SERVICE, _SERVING)
+        await self._say(False)
+        await self._server.start()
+
+    def set_serving(self, serving: bool) -> None:
+        """Tell grpc.health.v1 whether a request can be served now."""
+        self._wanted = serving
+        if self._serving != serving and not self._updates:
+            task = asyncio.create_task(self._update())
+            self._updates.add(task)
+            task.add_done_callback(self._updates.discard)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more requests, let those in flight end for `grace_s`, cancel the rest."""
+        if self._updates:
+            await asyncio.wait(self._updates)
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def _update(self) -> None:
+        while self._serving != self._wanted:
+            await self._say(self._wanted)
+
+    async def _say(self, serving: bool) -> None:
+        self._serving = serving
+        for name in ("", TRTLLM_SERVICE):
+            await self._health.set(name, _SERVING if serving else _NOT_SERVING)

@@ -1,0 +1,170 @@
+# _memory.pxd: allocation of the tree's arrays, counted, and able to fail on purpose.
+#
+# Large arrays are mapped: growing one moves its pages, not its bytes, and what it does not use any
+# more goes back to the system. They are in huge pages where the kernel has them: an index is read
+# and written at random, and with small pages finding the page costs more than the access. But not
+# as long as the unused end of the last huge page would be a good part of the whole.
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy
+
+from ._yield_points cimport Pace
+
+cdef extern from * nogil:
+    """
+    #if defined(__linux__)
+    #include <sys/mman.h>
+    #define DR_LARGE ((size_t)2 << 20)  /* a huge page; sizes are rounded up to it */
+    #define DR_HUGE (4 * DR_LARGE)
+    #define DR_ROUND(size) (((size) + DR_LARGE - 1) & ~(DR_LARGE - 1))
+    static inline void dr_wish_huge(void *at, size_t size) {  /* failure costs speed only */
+        madvise(at, DR_ROUND(size), MADV_HUGEPAGE);
+    }
+    static inline void *dr_map(size_t size, size_t huge_from) {
+        void *at = mmap(NULL, DR_ROUND(size), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (at == MAP_FAILED) return NULL;
+        if (size >= huge_from) dr_wish_huge(at, size);
+        return at;
+    }
+    static inline void *dr_remap(void *old, size_t old_size, size_t size) {
+        void *at = mremap(old, DR_ROUND(old_size), DR_ROUND(size), MREMAP_MAYMOVE);
+        if (at == MAP_FAILED) return NULL;
+        if (size >= DR_HUGE) dr_wish_huge(at, size);
+        return at;
+    }
+    static inline void dr_unmap(void *old, size_t size) { munmap(old, DR_ROUND(size)); }
+    #else
+    #define DR_LARGE SIZE_MAX
+    #define DR_HUGE SIZE_MAX
+    static inline void *dr_map(size_t size, size_t huge_from) { return calloc(size, 1); }
+    static inline void *dr_remap(void *old, size_t old_size, size_t size) {
+        return realloc(old, size);
+    }
+    static inline void dr_unmap(void *old, size_t size) { free(old); }
+    #endif
+    """
+    const size_t LARGE "DR_LARGE"
+    const size_t HUGE_FROM "DR_HUGE"
+    void* map_pages "dr_map" (size_t size, size_t huge_from)
+    void* remap_pages "dr_remap" (void* old, size_t old_size, size_t size)
+    void unmap_pages "dr_unmap" (void* old, size_t size)
+
+cdef struct Memory:
+    size_t bytes   # held now
+    int64_t fuse   # requests that still succeed; negative: no limit (tests light it)
+    Pace pace      # of the work on what lives here
+
+
+cdef inline bint memory_blown(Memory* memory) noexcept nogil:
+    """One request passes; true when it is to fail."""
+    if memory.fuse > 0:
+        memory.fuse -= 1
+        return False
+    return memory.fuse == 0
+
+
+# Pieces: coverage and other small things.
+
+cdef inline void* memory_resize(
+    Memory* memory, void* old, size_t old_size, size_t new_size
+) noexcept nogil:
+    """`old` at its new size, content kept; NULL leaves it as it was."""
+    cdef void* new
+    if memory_blown(memory):
+        return NULL
+    new = realloc(old, new_size)
+    if new != NULL:
+        memory.bytes += new_size - old_size
+    return new
+
+
+cdef inline void* memory_shrink(
+    Memory* memory, void* old, size_t old_size, size_t new_size
+) noexcept nogil:
+    """`old` at a smaller size above 0. It cannot fail, so the fuse does not count it."""
+    cdef void* new = realloc(old, new_size)
+    memory.bytes -= old_size - new_size
+    return new if new != NULL else old
+
+
+cdef inline void* memory_zeroed(Memory* memory, size_t size) noexcept nogil:
+    cdef void* new
+    if memory_blown(memory):
+        return NULL
+    new = calloc(size, 1)
+    if new != NULL:
+        memory.bytes += size
+    return new
+
+
+cdef inline void memory_release(Memory* memory, void* old, size_t size) noexcept nogil:
+    if old != NULL:
+        free(old)
+        memory.bytes -= size
+
+
+# Arrays: what grows with the tree. Where one lives follows from its size, so every size handed
+# back must be the very one it was made with.
+
+cdef inline void* array_grow(
+    Memory* memory, void* old, size_t old_size, size_t new_size
+) noexcept nogil:
+    """`old`, or NULL of size 0, at its new, larger size; NULL leaves it as it was."""
+    cdef void* new
+    if new_size < LARGE:
+        return memory_resize(memory, old, old_size, new_size)
+    if memory_blown(memory):
+        return NULL
+    if old_size >= LARGE:
+        new = remap_pages(old, old_size, new_size)
+    else:
+        new = map_pages(new_size, HUGE_FROM)
+        if new != NULL and old != NULL:
+            memcpy(new, old, old_size)
+            free(old)
+    if new != NULL:
+        memory.bytes += new_size - old_size
+    return new
+
+
+cdef inline void* array_shrink(
+    Memory* memory, void* old, size_t old_size, size_t new_size
+) noexcept nogil:
+    """`old` at its new, smaller size above 0; NULL leaves it as it was."""
+    cdef void* new
+    if memory_blown(memory):
+        return NULL
+    if old_size < LARGE:
+        new = realloc(old, new_size)
+    elif new_size >= LARGE:
+        new = remap_pages(old, old_size, new_size)
+    else:
+        new = malloc(new_size)
+        if new != NULL:
+            memcpy(new, old, new_size)
+            unmap_pages(old, old_size)
+    if new != NULL:
+        memory.bytes -= old_size - new_size
+    return new
+
+
+cdef inline void* array_zeroed(Memory* memory, size_t size) noexcept nogil:
+    """A new array, of which all will be used from the start."""
+    cdef void* new
+    if size < LARGE:
+        return memory_zeroed(memory, size)
+    if memory_blown(memory):
+        return NULL
+    new = map_pages(size, LARGE)
+    if new != NULL:
+        memory.bytes += size
+    return new
+
+
+cdef inline void array_release(Memory* memory, void* old, size_t size) noexcept nogil:
+    if size < LARGE:
+        memory_release(memory, old, size)
+    else:
+        unmap_pages(old, size)
+        memory.bytes -= size

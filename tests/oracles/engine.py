@@ -1,0 +1,85 @@
+"""A mock engine in plain Python, tokens and all: what the native core is held against."""
+
+from bisect import bisect_right
+from collections.abc import Sequence as Row
+from dataclasses import dataclass
+
+from oracles.kv_manager import KvManager
+from oracles.scheduler import Job, Scheduler
+
+from dynamo_router.workers.mocker.config import EngineConfig
+from dynamo_router.workers.mocker.kv_events import KvEvent
+from dynamo_router.workers.mocker.sequence import EngineRequest, Sequence
+
+
+@dataclass(frozen=True)
+class OracleStep:
+    """What MockEngine.step tells."""
+
+    duration_s: float
+    outputs: list[Job]
+    events: list[KvEvent]
+    prefill_tokens: int
+    preempted: int
+
+
+class OracleMockEngine:
+    """One engine; a request that it could never run is not for it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.kv = KvManager(config.num_gpu_blocks)
+        self.scheduler = Scheduler(config, self.kv)
+        self._jobs: dict[str, Job] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs)
+
+    def submit(self, request: EngineRequest) -> Sequence:
+        config = self.config
+        sequence = Sequence(
+            request,
+            block_size=config.block_size,
+            vocab_size=config.vocab_size,
+            eos=config.eos_token_id,
+        )
+        job = Job(sequence, config.block_size)
+        self._jobs[request.request_id] = job
+        self.scheduler.waiting.append(job)
+        return sequence
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.remove(self._jobs.pop(request_id))
+
+    def step(self) -> OracleStep:
+        if not self._jobs:
+            return OracleStep(0.0, [], [], 0, 0)
+        plan = self.scheduler.schedule()
+        timing = self.config.timing
+        milliseconds = timing.prefill_ms(plan.prefill_tokens)
+        milliseconds += timing.decode_ms(plan.decode_tokens, len(plan.decodes))
+        outputs = [job for job in self.scheduler.running if job.computed == job.known]
+        for job in outputs:
+            job.generated += 1
+            if job.generated == len(job.sequence.output):
+                job.finished = True
+                self.scheduler.running.remove(job)
+                self.scheduler.release(job)
+                del self._jobs[job.sequence.request.request_id]
+        events = self.kv.take_events()
+        return OracleStep(
+            milliseconds / 1000, outputs, events, plan.prefill_tokens, len(plan.preempted)
+        )
+
+
+def line(xs: Row[float], ys: Row[float], x: float) -> float:
+    """Through the two neighbours of x, or the two points nearest to it."""
+    at = min(max(bisect_right(xs, x) - 1, 0), len(xs) - 2)
+    share = (x - xs[at]) / (xs[at + 1] - xs[at])
+    return ys[at] + (ys[at + 1] - ys[at]) * share
+
+
+def surface(xs: Row[float], ys: Row[float], rows: Row[Row[float]], x: float, y: float) -> float:
+    """Bilinear: along each row, then between the rows."""
+    return line(xs, [line(ys, row, y) for row in rows], x)

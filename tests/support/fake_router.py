@@ -1,0 +1,71 @@
+"""A router that takes workers in turn and keeps a ledger of its bookings."""
+
+from collections.abc import Collection
+from typing import Any
+
+from dynamo_router.router.policy.decision import Decision
+from dynamo_router.runtime.errors import NoWorkersError
+from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.workers.registry import WorkerRegistry
+
+
+class LedgerRouter:
+    """Decides round robin. `booked` is who holds what now; releasing twice is an error."""
+
+    def __init__(self, registry: WorkerRegistry) -> None:
+        self.registry = registry
+        self.booked: dict[str, int] = {}
+        self.prefilled: list[str] = []
+        self.output_tokens: list[int | None] = []
+        self.touched: list[str] = []
+        self.decisions: list[dict[str, Any]] = []
+
+    def decide(
+        self,
+        token_ids: Any,
+        request_id: str | None = None,
+        *,
+        excluded_workers: Collection[int] = (),
+        pinned_worker: WorkerWithDpRank | None = None,
+        **more: Any,
+    ) -> Decision:
+        eligible = self.registry.eligible(0.0)
+        candidates = [
+            (number, worker)
+            for number, worker in self.registry.numbered()
+            if eligible[number]
+            and worker.worker_id not in excluded_workers
+            and pinned_worker in (None, worker)
+        ]
+        if not candidates:
+            raise NoWorkersError("no workers")
+        number, worker = candidates[len(self.decisions) % len(candidates)]
+        self.decisions.append({"tokens": list(token_ids), "worker": worker.worker_id, **more})
+        if request_id is not None:
+            assert request_id not in self.booked, "booked twice"
+            self.booked[request_id] = worker.worker_id
+        return Decision(
+            worker=worker,
+            number=number,
+            overlap_blocks=0,
+            request_blocks=1,
+            cached_tokens=0,
+            request_id=request_id,
+        )
+
+    def queue_terms(self, token_ids: object, **content: object) -> tuple[int, float]:
+        return 1, 0.0
+
+    def mark_prefill_complete(self, request_id: str) -> bool:
+        assert request_id in self.booked
+        self.prefilled.append(request_id)
+        return True
+
+    def touch(self, request_id: str) -> bool:
+        self.touched.append(request_id)
+        return request_id in self.booked
+
+    def free(self, request_id: str, *, output_tokens: int | None = None) -> bool:
+        del self.booked[request_id]
+        self.output_tokens.append(output_tokens)
+        return True

@@ -1,0 +1,33 @@
+"""Chains of blocks as engines name them, and what a tree says is held, read off its structure."""
+
+from collections.abc import Iterable
+
+from dynamo_router.indexer.tree._inspect import read_aliases, read_edges
+from dynamo_router.indexer.tree.radix import RadixTree
+from dynamo_router.runtime.identity import WorkerWithDpRank
+
+TOP = 2**64 - 1
+
+
+def honest_keys(path: Iterable[int], salt: int) -> list[int]:
+    """Keys as engines make them: a chained hash, the same for all who share the salt."""
+    keys, key = [], salt
+    for local in path:
+        key = hash((key, local)) & TOP
+        keys.append(key)
+    return keys
+
+
+def read_holdings(tree: RadixTree) -> dict[WorkerWithDpRank, dict[int, tuple[int, ...]]]:
+    """Each worker's truth: external hash -> path of local hashes."""
+    paths: dict[int, tuple[int, ...]] = {0: ()}
+    aliases = read_aliases(tree)
+    found: dict[WorkerWithDpRank, dict[int, tuple[int, ...]]] = {w: {} for w in tree.workers()}
+    for edge, parent, start, locals_, exts, coverage in read_edges(tree):
+        paths[edge] = paths[parent] + tuple(locals_)
+        depth = len(paths[parent])
+        for worker, blocks in coverage:
+            for i in range(blocks):
+                key = aliases.get((worker, start + i), exts[i])
+                found[worker][key] = paths[edge][: depth + i + 1]
+    return found

@@ -1,0 +1,103 @@
+"""The project's commands as real processes, for tests that kill them."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from support.polling import until
+
+
+class Command:
+    """One running `dynamo-router ...`; its output, both streams, is in `text`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, output: Path) -> None:
+        self._process, self._output = process, output
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def text(self) -> str:
+        return self._output.read_text()
+
+    async def says(self, word: str) -> str:
+        """The first line with `word` in it, once it is there."""
+
+        def lines() -> list[str]:
+            return [line for line in self.text.splitlines() if word in line]
+
+        await until(lambda: lines() or self._process.returncode is not None)
+        assert lines(), f"never said {word!r}, but:\n{self.text}"
+        return lines()[0]
+
+    async def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Signal it and wait for its end; the exit code."""
+        if self._process.returncode is None:
+            self._process.send_signal(how)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for its end without a signal: one to a process that is gone would hide its code."""
+        async with asyncio.timeout(20):
+            return await self._process.wait()
+
+
+@asynccontextmanager
+async def command(folder: Path, *words: str) -> AsyncIterator[Command]:
+    """Run `dynamo-router WORDS` in `folder`; killed at the end if it still runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    output = folder / f"output-{len(list(folder.iterdir()))}.txt"
+    with output.open("wb") as sink:
+        # -P keeps the working directory off the path: what is installed is what runs.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "dynamo_router", *words,
+            stdout=sink, stderr=sink, stdin=asyncio.subprocess.DEVNULL, cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder)},  # who is killed leaves files behind
+        )  # fmt: skip
+    running = Command(process, output)
+    try:
+        yield running
+    finally:
+        await running.stop(signal.SIGKILL)
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the direct children."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is more than a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def http_json(address: str, path: str, body: object = None, method: str | None = None) -> Any:
+    """GET, or POST (or another method) of a JSON body, off the event loop."""
+    data = None if body is None else json.dumps(body).encode()
+
+    def ask() -> Any:
+        request = urllib.request.Request(f"http://{address}{path}", data=data, method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    return await asyncio.to_thread(ask)
+
+
+def own_children() -> list[int]:
+    return children_of(os.getpid())

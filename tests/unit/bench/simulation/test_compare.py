@@ -1,0 +1,206 @@
+"""The comparison as a command: names, JSON, table, pictures, and what it refuses."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dynamo_router.bench.replay import ReplayConfig, run
+from dynamo_router.bench.simulation.compare import compare as run_comparison
+from dynamo_router.bench.simulation.compare import comparison_table
+from dynamo_router.bench.simulation.config import SimulationConfig
+from dynamo_router.bench.simulation.experiment import Load
+from dynamo_router.bench.simulation.policies import parse_contestants
+from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
+from dynamo_router.bench.traces.trace import TraceError
+from dynamo_router.runtime.errors import ConfigError
+
+ALL = "kv,round-robin,dynamo:1,dynamo:16,random,least-loaded,power-of-two,prefix-hash:2,chwbl:1.25"
+SUMMARY = {"mean", "p50", "p90", "p99"}
+
+
+def replay(tmp_path: Path, *, trace: str = str(SAMPLE_TRACE), **more: Any) -> dict[str, Any]:
+    """Run the command; the JSON it writes."""
+    target = tmp_path / "out.json"
+    simulation = SimulationConfig(
+        **{
+            "compare": more.pop("compare", None),
+            "num_gpu_blocks": more.pop("num_gpu_blocks", 500),
+            **{key: more.pop(key) for key in list(more) if key not in ReplayConfig.__annotations__},
+        }
+    )
+    config = ReplayConfig(
+        trace=trace,
+        **{"requests": 60, "workers": 3, "json": str(target), **more},
+        simulation=simulation,
+    )
+    assert run(config) == 0
+    written: dict[str, Any] = json.loads(target.read_text())
+    return written
+
+
+def test_each_policy_has_its_names_and_all_the_fields_scripts_rely_on(tmp_path: Path) -> None:
+    result = replay(tmp_path, compare=ALL, seeds=2, seed=7)
+    runs = result["runs"]
+    assert [(each["mode"], each["policy"], each["seed"]) for each in runs] == [
+        (mode, policy, seed)
+        for mode, policy in [
+            ("kv", "forecast"),
+            ("round-robin", "round-robin"),
+            ("kv", "dynamo:1"),
+            ("kv", "dynamo:16"),
+            ("random", "random"),
+            ("least-loaded", "least-loaded"),
+            ("power-of-two", "power-of-two"),
+            ("prefix-hash", "prefix-hash:2"),
+            ("chwbl", "chwbl:1.25"),
+        ]
+        for seed in (7, 8)
+    ]
+    for each in runs:
+        assert each["workers"] == 3 and each["requests"] == 60
+        assert each["errors"] == each["rejected"] == 0
+        for key in ("ttft_ms", "itl_ms", "e2e_ms"):
+            assert each[key].keys() == SUMMARY and all(v > 0 for v in each[key].values())
+        assert 0 <= each["cached_token_share"] <= each["hit_rate_infinite"] < 1
+        assert each["hit_rate_vs_pooled_lru"] == pytest.approx(
+            each["cached_token_share"] / each["hit_rate_pooled_lru"], rel=1e-4
+        )
+        assert 0 < each["goodput_share"] <= 1
+        assert each["balance_max_over_mean"] >= 1
+        assert {"output_tokens_per_s", "wall_s", "waiting_mean", "waiting_max"} <= each.keys()
+    assert {"machine", "versions", "commit"} <= result["environment"].keys()
+    assert runs[0]["cached_token_share"] > runs[2]["cached_token_share"], "kv beats round-robin"
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    texts = []
+    for seed in (1, 1, 2):
+        replay(tmp_path, compare="kv,random", seed=seed, event_loss=0.1, event_delay_ms=20.0)
+        texts.append((tmp_path / "out.json").read_bytes())
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_a_mode_alone_is_a_comparison_of_one(tmp_path: Path) -> None:
+    assert [r["policy"] for r in replay(tmp_path, mode="random")["runs"]] == ["random"]
+    assert [r["mode"] for r in replay(tmp_path)["runs"]] == ["kv", "round-robin"]
+
+
+def test_a_prompt_on_an_idle_engine_takes_as_long_as_it_does_alone(tmp_path: Path) -> None:
+    trace = tmp_path / "one.jsonl"
+    ids = list(range(40))
+    row = {"timestamp": 0, "input_length": 20_000, "output_length": 2, "hash_ids": ids}
+    trace.write_text(json.dumps(row) + "\n")
+    how = {"trace": str(trace), "compare": "round-robin", "workers": 1, "num_gpu_blocks": 2000}
+    (run,) = replay(tmp_path, **how)["runs"]
+    assert run["ttft_ms"]["mean"] == pytest.approx(run["alone_ms"], rel=1e-3)
+    (slow,) = replay(tmp_path, **how, worker_speeds="0.5")["runs"]
+    assert slow["ttft_ms"]["mean"] == pytest.approx(slow["alone_ms"], rel=1e-3)
+    assert slow["alone_ms"] == pytest.approx(2 * run["alone_ms"], rel=1e-3)
+
+
+def test_the_table_has_a_row_for_each_policy_and_the_spread_over_seeds() -> None:
+    load = Load(trace=str(SAMPLE_TRACE), requests=60)
+    config = SimulationConfig(seeds=3, num_gpu_blocks=500)
+    runs = run_comparison(config, load, workers=3, names="round-robin,random")
+    console = Console(file=io.StringIO(), width=200)
+    console.print(comparison_table(runs, title="title"))
+    assert isinstance(console.file, io.StringIO)
+    rows = [line for line in console.file.getvalue().splitlines() if "r" in line]
+    robin = next(row for row in rows if "round-robin" in row)
+    chance = next(row for row in rows if "random" in row)
+    assert "±" not in robin, "it does not depend on the seed"
+    assert "±" in chance
+
+
+def test_pictures_are_written(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "plots"
+    replay(tmp_path, compare="kv,round-robin", plot=str(folder))
+    for name in ("ttft.png", "hit_rate.png", "worker_load.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="plot"):
+        replay(tmp_path, plot=str(tmp_path / "file" / "plots"))
+
+
+def test_a_run_that_served_nobody_fails(tmp_path: Path) -> None:
+    config = ReplayConfig(
+        trace=str(SAMPLE_TRACE), requests=5, simulation=SimulationConfig(num_gpu_blocks=2)
+    )
+    assert run(config) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "kv,",
+        "nonsense",
+        "dynamo:",
+        "dynamo:x",
+        "dynamo:-1",
+        "dynamo:inf",
+        "dynamo:1:2",
+        "round-robin:1",
+        "prefix-hash",
+        "prefix-hash:0",
+        "prefix-hash:1.5",
+        "chwbl:0.5",
+        "chwbl:nan",
+        "chwbl:1.25:0",
+        "direct",
+    ],
+)
+def test_a_name_of_no_policy_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="compare"):
+        parse_contestants(name, block_size=64, trace_block_size=512)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("seeds", 0),
+        ("event_loss", 1.5),
+        ("event_loss", float("nan")),
+        ("event_delay_ms", -1.0),
+        ("event_delay_ms", float("inf")),
+        ("slo_ttft_ms", 0.0),
+        ("slo_itl_ms", float("nan")),
+        ("block_size", 0),
+        ("num_gpu_blocks", -5),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 0),
+        ("engine", "other"),
+        ("preemption_mode", "random"),
+        ("dp_size", 0),
+        ("startup_time_s", -1.0),
+        ("planner_profile_data", "/no/such/file"),
+        ("worker_speeds", "1,fast"),
+        ("worker_speeds", "1,0"),
+        ("worker_speeds", ""),
+    ],
+)
+def test_a_bad_setting_is_refused_by_its_name(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=key):
+        SimulationConfig(**{key: value})
+
+
+def test_settings_of_one_kind_of_replay_are_refused_by_the_other() -> None:
+    with pytest.raises(ConfigError, match="target"):
+        ReplayConfig(trace="t", target="h:1", simulation=SimulationConfig(compare="kv"))
+    with pytest.raises(ConfigError, match="concurrency"):
+        ReplayConfig(trace="t", concurrency=3)
+
+
+def test_a_bad_trace_or_name_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{}\n")
+    with pytest.raises(TraceError, match="bad.jsonl:1"):
+        replay(tmp_path, trace=str(bad))
+    with pytest.raises(ConfigError, match="compare"):
+        replay(tmp_path, compare="kv,nonsense")
+    assert not (tmp_path / "out.json").exists()

@@ -1,0 +1,214 @@
+"""The admission queue: who waits, who goes first, and that calm returns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dynamo_router.router.admission.queue import AdmissionQueue, Lane, Ticket, Urgency
+from dynamo_router.runtime.errors import NoWorkersError
+from dynamo_router.runtime.identity import WorkerWithDpRank
+
+ONE, TWO = WorkerWithDpRank(1, 0), WorkerWithDpRank(2, 0)
+
+
+class Room:
+    """Room for so many requests, of any lane, and lanes that are shut."""
+
+    def __init__(self, places: int = 0) -> None:
+        self.places = places
+        self.shut: set[Lane] = set()
+
+    def __call__(self, lane: Lane) -> float:
+        return 0.0 if self.is_there(lane) else math.inf
+
+    def is_there(self, lane: Lane) -> bool:
+        return self.places > 0 and lane not in self.shut
+
+
+def offer(queue: AdmissionQueue, ticket: Ticket) -> bool:
+    """A request comes: whether it goes at once."""
+    if queue.is_open(ticket.lane):
+        return True
+    assert queue.enter(lambda: ticket) is ticket
+    return False
+
+
+def ids(queue: AdmissionQueue) -> list[str]:
+    """Everybody, in the order in which they go."""
+    order = []
+    while (ticket := queue.next()) is not None:
+        order.append(ticket.request_id)
+    return order
+
+
+def test_with_room_and_nobody_before_it_a_request_goes_at_once() -> None:
+    queue = AdmissionQueue(Room(1))
+    assert offer(queue, Ticket("a", 0.0))
+    assert len(queue) == 0 and queue.queued == 0
+
+
+def test_behind_others_a_request_waits_even_if_there_is_room() -> None:
+    room = Room()
+    queue = AdmissionQueue(room)
+    assert not offer(queue, Ticket("a", 0.0))
+    room.places = 1
+    assert not offer(queue, Ticket("b", 1.0))
+    assert ids(queue) == ["a", "b"]
+    assert offer(queue, Ticket("c", 2.0))
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", "abc"), ("lcfs", "cba"), ("wspt", "bca")])
+def test_policies(policy: str, order: str) -> None:
+    room = Room()
+    queue = AdmissionQueue(room, policy=policy)  # type: ignore[arg-type]
+    for name, arrived, tokens in (("a", 0.0, 900), ("b", 1.0, 10), ("c", 2.0, 100)):
+        offer(queue, Ticket(name, arrived, tokens))
+    room.places = 1
+    assert ids(queue) == list(order)
+
+
+def test_priority_beats_everything_and_a_jump_beats_its_equals() -> None:
+    room = Room()
+    queue = AdmissionQueue(room)
+    offer(queue, Ticket("first", 0.0))
+    offer(queue, Ticket("jumps", 5.0, urgency=Urgency(jump=10)))
+    offer(queue, Ticket("late", 6.0, urgency=Urgency(jump=-100)))
+    offer(queue, Ticket("vip", 9.0, urgency=Urgency(priority=1)))
+    room.places = 1
+    assert ids(queue) == ["vip", "jumps", "first", "late"]
+
+
+def test_a_request_for_one_worker_does_not_hold_up_the_others() -> None:
+    room = Room()
+    queue = AdmissionQueue(room)
+    offer(queue, Ticket("pinned", 0.0, lane=ONE))
+    offer(queue, Ticket("free", 1.0))
+    room.places, room.shut = 1, {ONE}
+    assert ids(queue) == ["free"]
+    assert offer(queue, Ticket("other", 2.0, lane=TWO))
+    room.shut = set()
+    assert ids(queue) == ["pinned"]
+
+
+def test_beyond_the_limit_requests_are_turned_away_and_calm_returns() -> None:
+    room = Room()
+    queue = AdmissionQueue(room, limit=2)
+    offer(queue, Ticket("a", 0.0))
+    offer(queue, Ticket("b", 0.0))
+    with pytest.raises(NoWorkersError, match="all workers are saturated and 2 requests wait") as e:
+        offer(queue, Ticket("c", 0.0))
+    assert e.value.overloaded and queue.refused == 1
+    room.places = 1
+    assert ids(queue) == ["a", "b"]
+    assert offer(queue, Ticket("c", 1.0))
+
+
+def test_patience_counts_as_having_come_later() -> None:
+    room = Room()
+    queue = AdmissionQueue(room)
+    offer(queue, Ticket("long", 0.0, patience=20.0))
+    offer(queue, Ticket("short", 5.0, patience=2.0))
+    offer(queue, Ticket("too late", 19.0, patience=2.0))
+    room.places = 1
+    assert ids(queue) == ["short", "long", "too late"]
+
+
+def test_it_says_when_to_ask_again() -> None:
+    waits: dict[Lane, float] = {None: 0.5, ONE: 0.2, TWO: math.inf}
+    queue = AdmissionQueue(waits.__getitem__)
+    assert queue.ask_again_s == math.inf
+    for lane, soonest in ((TWO, math.inf), (None, 0.5), (ONE, 0.2)):
+        assert not offer(queue, Ticket(str(lane), 0.0, lane=lane))
+        assert queue.ask_again_s == soonest
+    waits[None] = waits[ONE] = 1e-9  # rounding, not a wait
+    assert queue.next() is None and queue.ask_again_s == 1e-3
+    waits[ONE] = 0.0
+    assert queue.next() == Ticket(str(ONE), 0.0, lane=ONE)
+    waits[None] = 0.0
+    assert ids(queue) == ["None"] and queue.ask_again_s == math.inf
+
+
+def test_who_gave_up_is_skipped() -> None:
+    room = Room()
+    queue = AdmissionQueue(room)
+    for name in "abc":
+        offer(queue, Ticket(name, 0.0))
+    assert queue.discard("a") and not queue.discard("a")
+    room.places = 1
+    assert ids(queue) == ["b", "c"]
+
+
+def test_those_who_give_up_leave_no_trace_behind_one_who_stays() -> None:
+    queue = AdmissionQueue(Room())
+    offer(queue, Ticket("stays", 0.0))
+    for i in range(10_000):
+        offer(queue, Ticket(str(i), 1.0))
+        queue.discard(str(i))
+    assert len(queue) == 1
+    assert sum(map(len, queue._lanes.values())) < 100
+
+
+class Queueing(RuleBasedStateMachine):
+    """Held against a list that is searched for its best."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = Room()
+        self.queue = AdmissionQueue(self.room, policy="wspt", limit=20)
+        self.waiting: list[Ticket] = []
+        self.now = 0.0
+
+    @rule(
+        tokens=st.integers(0, 5),
+        priority=st.integers(-1, 1),
+        jump=st.sampled_from([0.0, 1.0, 3.0]),
+        lane=st.sampled_from([None, ONE, TWO]),
+    )
+    def arrive(self, tokens: int, priority: int, jump: float, lane: Lane) -> None:
+        self.now += 1
+        ticket = Ticket(str(self.now), self.now, tokens, Urgency(priority, jump), lane)
+        behind = any(each.lane == lane for each in self.waiting)
+        if not behind and self.room.is_there(lane):
+            assert offer(self.queue, ticket)
+            self.room.places -= 1
+        elif len(self.waiting) == 20:
+            with pytest.raises(NoWorkersError):
+                offer(self.queue, ticket)
+        else:
+            assert not offer(self.queue, ticket)
+            self.waiting.append(ticket)
+
+    @rule(places=st.integers(0, 3), shut=st.sets(st.sampled_from([None, ONE, TWO])))
+    def load_changes(self, places: int, shut: set[Lane]) -> None:
+        self.room.places, self.room.shut = places, shut
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(ticket)
+        assert self.queue.discard(ticket.request_id)
+
+    @rule()
+    def go(self) -> None:
+        candidates = [ticket for ticket in self.waiting if self.room.is_there(ticket.lane)]
+        best = max(
+            candidates,
+            key=lambda t: (t.urgency.priority, t.score("wspt"), -t.arrived),
+            default=None,
+        )
+        assert self.queue.next() is best
+        if best is not None:
+            self.waiting.remove(best)
+            self.room.places -= 1
+
+    @invariant()
+    def as_many_wait(self) -> None:
+        assert len(self.queue) == len(self.waiting)
+
+
+TestQueueing = Queueing.TestCase

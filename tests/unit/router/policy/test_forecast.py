@@ -1,0 +1,257 @@
+"""The policy `forecast`: what it learns, what it foresees, and where it sends."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.router.policy._forecast import Forecast
+from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
+from dynamo_router.router.router_state import WorkerLike
+from dynamo_router.runtime.clock import ManualClock
+from dynamo_router.runtime.errors import ConfigError
+
+BLOCK = 16
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def router(clock: ManualClock) -> Iterator[KvRouter]:
+    made = KvRouter(KvRouterConfig(block_size=BLOCK), clock=clock, seed=3)
+    for worker_id in range(2):
+        made.add_worker(worker_id, total_kv_blocks=1000, max_num_batched_tokens=512)
+    yield made
+    made.close()
+
+
+def policy_of(router: KvRouter) -> ForecastPolicy:
+    observer = router._strategy.observer
+    assert isinstance(observer, ForecastPolicy)
+    return observer
+
+
+def prompt(number: int, tokens: int) -> Any:
+    return np.full(tokens, number + 1, np.uint32) * 7 + np.arange(tokens, dtype=np.uint32) % 5
+
+
+def terms(router: KvRouter, tokens: int, **how: Any) -> list[dict[str, float]]:
+    found = router.explain(prompt(999, tokens), **how).candidates
+    return [dict(each.policy_terms or {}) for each in found]
+
+
+class Engines:
+    """Workers that compute one prompt after the other, at a pace of their own."""
+
+    def __init__(self, router: KvRouter, clock: ManualClock, token_s: dict[int, float]) -> None:
+        self.router, self.clock, self.token_s = router, clock, token_s
+        self.sent: dict[int, int] = {}
+
+    def serve(self, count: int, tokens: int, answer_s: float = 0.0) -> None:
+        for turn in range(count):
+            request = f"request-{len(self.sent)}-{turn}"
+            length = tokens + 64 * (turn % 5)
+            worker = self.router.best_worker(prompt(turn * 31, length), request)[0]
+            self.sent[worker] = self.sent.get(worker, 0) + 1
+            self.clock.advance(0.01 + length * self.token_s[worker])
+            self.router.mark_prefill_complete(request)
+            self.clock.advance(answer_s)
+            self.router.free(request, output_tokens=20)
+            self.clock.advance(1.0)
+
+
+def test_it_learns_how_long_a_token_takes(router: KvRouter, clock: ManualClock) -> None:
+    Engines(router, clock, {0: 1e-4, 1: 1e-4}).serve(300, 100, answer_s=0.2)
+    learnt = policy_of(router).learnt()
+    foreseen = terms(router, 300)[0]
+    assert foreseen["wait_s"] + foreseen["prefill_s"] == pytest.approx(0.01 + 0.03, rel=0.05)
+    assert 0.03 < learnt.ttft_s < 0.05  # of the 0.3 that it began with
+    assert 20 < learnt.output_tokens < 40
+
+
+def test_it_learns_which_worker_is_slow(router: KvRouter, clock: ManualClock) -> None:
+    engines = Engines(router, clock, {0: 1e-4, 1: 4e-4})
+    engines.serve(200, 200)
+    slow, fast = policy_of(router).slowness(1), policy_of(router).slowness(0)
+    assert slow > 1.1 * fast
+    assert engines.sent[0] > 5 * engines.sent[1]
+
+
+def test_equal_workers_stay_equal(router: KvRouter, clock: ManualClock) -> None:
+    engines = Engines(router, clock, {0: 1e-4, 1: 1.05e-4})
+    engines.serve(200, 200)
+    assert min(engines.sent.values()) > 60
+
+
+def test_waiting_shrinks_while_time_passes(router: KvRouter, clock: ManualClock) -> None:
+    router.best_worker(prompt(0, 4000), "long", pinned_worker=0)
+    clock.advance(0.001)
+    before = terms(router, 100)[0]["wait_s"]
+    clock.advance(0.05)
+    after = terms(router, 100)[0]["wait_s"]
+    assert before - after == pytest.approx(0.05)
+    assert terms(router, 100)[1]["wait_s"] == 0.0
+    assert router.best_worker(prompt(5, 100))[0] == 1
+
+
+def test_a_prompt_waits_for_its_cache_only_while_that_is_cheaper(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    def cached(worker: WorkerLike, tokens: int, request: str) -> int:
+        router.best_worker(prompt(1, tokens), request, pinned_worker=worker)
+        return router.best_worker(prompt(1, tokens))[0]
+
+    made = KvRouter(KvRouterConfig(block_size=BLOCK, use_kv_events=False), clock=clock, seed=3)
+    with made as router:
+        for worker_id in range(2):
+            router.add_worker(worker_id, max_num_batched_tokens=512)
+        assert cached((0, 0), 4096, "first") == 0
+        clock.advance(1.0)
+        router.mark_prefill_complete("first")
+        assert router.best_worker(prompt(1, 4096))[:2] == (0, 0)
+        # Now so much is queued there that to compute it elsewhere is the lesser evil.
+        for number in range(40):
+            router.best_worker(prompt(50 + number, 4096), f"q{number}", pinned_worker=0)
+        assert router.best_worker(prompt(1, 4096))[0] == 1
+
+
+def test_who_would_fill_up_the_step_of_others_pays_for_it(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    router.best_worker(prompt(0, 100), "small", pinned_worker=0)
+    mine, other = terms(router, 400)  # at the same moment: it would be in the same step
+    assert mine["delay_s"] > 0 and other["delay_s"] == 0
+    clock.advance(0.001)  # the step has begun without it
+    assert terms(router, 400)[0]["delay_s"] == 0
+
+
+def test_where_the_cache_is_full_a_request_waits_for_answers_to_end(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    for number in range(4):
+        router.best_worker(prompt(number, 250 * BLOCK), f"r{number}", pinned_worker=0)
+        clock.advance(1.0)
+        router.mark_prefill_complete(f"r{number}")
+    full, free = terms(router, 100)
+    assert full["memory_s"] > 0 and free["memory_s"] == 0
+    assert router.best_worker(prompt(77, 100))[0] == 1
+
+
+def test_a_worker_that_owes_first_tokens_is_avoided_the_more_the_later_they_are(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    for worker in (0, 1):
+        router.best_worker(prompt(worker, 100), f"r{worker}", pinned_worker=worker)
+    clock.advance(0.03)
+    router.mark_prefill_complete("r1")
+    waits = []
+    for _ in range(3):
+        clock.advance(1.0)
+        waits.append(terms(router, 100)[0]["wait_s"])
+    assert waits[0] < waits[1] < waits[2]
+    assert terms(router, 100)[1]["wait_s"] < 0.1
+
+
+def test_callers_who_never_report_first_tokens_are_balanced_all_the_same(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    sent = [0, 0]
+    for number in range(60):
+        request = f"r{number}"
+        sent[router.best_worker(prompt(number, 300), request)[0]] += 1
+        clock.advance(0.02)
+        if number >= 10:
+            router.free(f"r{number - 10}")
+    assert min(sent) >= 20
+    policy_of(router).check_integrity()
+    assert policy_of(router).learnt().step_s == ForecastParams().step_s
+
+
+def test_what_was_cancelled_waits_no_more(router: KvRouter, clock: ManualClock) -> None:
+    router.best_worker(prompt(0, 300), "a", pinned_worker=0)
+    clock.advance(0.001)
+    router.best_worker(prompt(1, 5000), "b", pinned_worker=0)
+    long = terms(router, 100)[0]["wait_s"]
+    assert router.free("b")
+    assert terms(router, 100)[0]["wait_s"] < long / 4
+    policy_of(router).check_integrity()
+
+
+def test_a_worker_that_left_takes_its_requests_along(router: KvRouter, clock: ManualClock) -> None:
+    router.best_worker(prompt(0, 5000), "a", pinned_worker=0)
+    assert router.remove_worker(0) == ["a"]
+    router.add_worker(5)
+    clock.advance(0.001)
+    assert [each["wait_s"] for each in terms(router, 100)] == [0.0, 0.0]
+    assert not router.mark_prefill_complete("a") and not router.free("a")
+    policy_of(router).check_integrity()
+
+
+def test_an_explanation_adds_up(router: KvRouter, clock: ManualClock) -> None:
+    router.best_worker(prompt(0, 2000), "a", pinned_worker=0)
+    clock.advance(0.001)
+    found = router.explain(prompt(1, 500))
+    assert found.policy == "forecast"
+    assert [each.worker_id for each in found.cheapest] == [1]
+    params = ForecastParams()
+    usual = policy_of(router).learnt().ttft_s
+    for each in found.candidates:
+        own = each.policy_terms
+        assert own is not None
+        ttft = own["wait_s"] + own["prefill_s"] + own["memory_s"]
+        rest = params.prefill_weight * own["prefill_s"] + params.decode_weight * own["decode_s"]
+        assert own["cost"] == pytest.approx(ttft + own["delay_s"] + rest / (1 + ttft / usual))
+
+
+@pytest.mark.parametrize("key", ["prefill_weight", "step_s", "token_s", "output_tokens"])
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_a_weight_that_is_no_weight_is_refused(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"forecast: {key} .* must be finite and not negative"):
+        ForecastParams(**{key: value})
+
+
+def test_a_belief_of_zero_is_refused_but_not_a_weight() -> None:
+    ForecastParams(prefill_weight=0.0, decode_weight=0.0)
+    with pytest.raises(ConfigError, match="step_s"):
+        ForecastParams(step_s=0.0)
+
+
+def test_the_kernel_refuses_what_cannot_be() -> None:
+    kernel = Forecast(ForecastParams())
+    kernel.add_worker(0, None, None)
+    everyone = np.ones(1, np.bool_)
+    with pytest.raises(ValueError, match="worker number 0 is in use"):
+        kernel.add_worker(0, None, None)
+    with pytest.raises(ValueError, match="there is no worker number 3"):
+        kernel.book("r", 3, 10, 10, 0.0)
+    for tokens in (0, 11):
+        with pytest.raises(ValueError, match=f"{tokens} of 10 tokens cannot be computed"):
+            kernel.book("r", 0, 10, tokens, 0.0)
+    for now in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="now must be finite"):
+            kernel.book("r", 0, 10, 10, now)
+        with pytest.raises(ValueError, match="now must be finite"):
+            kernel.score(10, 16, None, None, everyone, now, False)
+    with pytest.raises(ValueError, match="isl must be at least 1"):
+        kernel.score(0, 16, None, None, everyone, 0.0, False)
+    with pytest.raises(ValueError, match="an entry for each of 1 worker numbers"):
+        kernel.score(10, 16, np.zeros(4, np.uint32), None, everyone, 0.0, False)
+    assert len(kernel) == 0
+
+
+def test_an_outlier_does_not_turn_the_model_over(router: KvRouter, clock: ManualClock) -> None:
+    engines = Engines(router, clock, {0: 1e-4, 1: 1e-4})
+    engines.serve(200, 200)
+    before = terms(router, 300)[0]["prefill_s"]
+    router.best_worker(prompt(3, 200), "stalled", pinned_worker=0)
+    clock.advance(60.0)
+    router.mark_prefill_complete("stalled")
+    router.free("stalled")
+    engines.serve(5, 200)
+    assert terms(router, 300)[1]["prefill_s"] == pytest.approx(before, rel=0.3)

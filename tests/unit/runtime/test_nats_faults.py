@@ -1,0 +1,296 @@
+"""The NATS plane under faults: no server, a killed one, a late one, a stalled one."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+import structlog
+import uvloop
+from support.free_port import free_port
+from support.polling import until
+
+from dynamo_router.runtime import nats_link
+from dynamo_router.runtime.backoff import Backoff
+from dynamo_router.runtime.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.event_plane import PlaneState, PlaneStats
+from dynamo_router.runtime.nats_plane import NatsPlane
+from dynamo_router.runtime.outgoing_buffer import OutgoingBuffer
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+def impatient() -> Backoff:
+    return Backoff(0.005, 0.05)
+
+
+@contextlib.asynccontextmanager
+async def plane_at(url: str, **options: object) -> AsyncIterator[NatsPlane]:
+    plane = NatsPlane(url, backoff=impatient(), **options)  # type: ignore[arg-type]
+    try:
+        yield plane
+    finally:
+        await plane.close()
+
+
+def kill(server: EmbeddedNats, what: int = signal.SIGKILL) -> None:
+    assert server.pid is not None
+    pid = server.pid
+    os.kill(pid, what)
+    if what == signal.SIGKILL:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until it is gone, not reaped
+
+
+async def test_a_server_killed_and_restarted_on_its_port(nats: EmbeddedNats) -> None:
+    async with plane_at(nats.url) as plane:
+        states: list[PlaneState] = []
+        got: list[bytes] = []
+        plane.on_state(states.append)
+        await until(lambda: plane.state is PlaneState.CONNECTED)
+        await plane.subscribe("a.*", lambda _, payload: got.append(payload))
+        await plane.publish("a.b", b"before")
+        await until(lambda: got == [b"before"])
+
+        kill(nats)
+        await until(lambda: plane.state is PlaneState.CONNECTING)
+        assert not await plane.flush()
+        await plane.subscribe("x", lambda _, payload: got.append(payload))
+        await plane.publish("a.b", b"meanwhile")
+        await plane.publish("x", b"also")
+        assert plane.buffered_messages == 2
+
+        await nats.start()
+        await until(lambda: len(got) == 3)
+        assert got == [b"before", b"meanwhile", b"also"]
+        assert states == [PlaneState.CONNECTED, PlaneState.CONNECTING, PlaneState.CONNECTED]
+        assert plane.stats == PlaneStats(published=3, received=3, connects=2)
+
+
+async def test_many_restarts_in_a_row(nats: EmbeddedNats) -> None:
+    async with plane_at(nats.url) as plane:
+        got: list[bytes] = []
+        await plane.subscribe("a", lambda _, payload: got.append(payload))
+        for i in range(5):
+            await until(lambda: plane.state is PlaneState.CONNECTED)
+            await plane.publish("a", b"%d" % i)
+            await until(lambda i=i: len(got) == i + 1)
+            kill(nats)
+            await nats.start()
+            await until(lambda i=i: plane.stats.connects == i + 2)
+        assert got == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_restarts_at_any_moment(nats: EmbeddedNats) -> None:
+    """Also in the middle of connecting, subscribing and flushing: nobody stays behind."""
+    random = Random(1)
+    async with contextlib.AsyncExitStack() as stack:
+        planes = [await stack.enter_async_context(plane_at(nats.url)) for _ in range(4)]
+        got: list[bytes] = []
+        for plane in planes:
+            await plane.subscribe("a", lambda _, payload: got.append(payload))
+        for _ in range(15):
+            await planes[0].publish("a", bytes(random.randrange(1000)))
+            kill(nats)
+            await nats.start()
+            for _ in range(random.randrange(60)):
+                await asyncio.sleep(0)
+        await until(lambda: all(p.state is PlaneState.CONNECTED for p in planes))
+        for plane in planes:
+            assert await plane.flush()
+            await plane.publish("a", b"last")
+        await until(lambda: got.count(b"last") == 16)
+
+
+async def test_a_server_killed_under_load(nats: EmbeddedNats) -> None:
+    async with plane_at(nats.url) as plane:
+        got: list[int] = []
+        await plane.subscribe("a", lambda _, payload: got.append(int(payload[:8])))
+        await until(lambda: plane.state is PlaneState.CONNECTED)
+        for i in range(20_000):
+            await plane.publish("a", b"%08d" % i + bytes(500))
+            if i == 10_000:
+                kill(nats)
+                await nats.start()
+        await until(lambda: plane.stats.connects == 2)
+        await plane.publish("a", b"%08d" % 20_000)
+        await until(lambda: got and got[-1] == 20_000)
+        # At most once, and in order.
+        assert got == sorted(set(got))
+
+
+async def test_a_server_that_comes_late() -> None:
+    server = EmbeddedNats(free_port())
+    async with plane_at(server.url) as plane:
+        got: list[bytes] = []
+        await plane.subscribe("a", lambda _, payload: got.append(payload))
+        for i in range(3):
+            await plane.publish("a", b"%d" % i)
+        assert plane.state is PlaneState.CONNECTING
+        await server.start()
+        await until(lambda: len(got) == 3)
+        assert got == [b"0", b"1", b"2"]
+        assert plane.state is PlaneState.CONNECTED
+    await server.stop()
+
+
+async def test_the_buffer_is_bounded_and_drops_the_oldest() -> None:
+    server = EmbeddedNats(free_port())
+    async with plane_at(server.url, buffer_messages=10, buffer_bytes=100) as plane:
+        got: list[bytes] = []
+        await plane.subscribe("a", lambda _, payload: got.append(payload))
+        for i in range(15):
+            await plane.publish("a", b"%d" % i)
+        assert plane.buffered_messages == 10
+        assert plane.stats.publish_dropped == 5
+        await plane.publish("a", bytes(90))
+        assert plane.buffered_messages < 10
+        before = plane.stats.publish_dropped
+        await plane.publish("a", bytes(101))  # larger than all of it
+        assert plane.buffered_messages == 0
+        assert plane.stats.publish_dropped > before
+        await plane.publish("a", b"last")
+        await server.start()
+        await until(lambda: got == [b"last"])
+    await server.stop()
+
+
+async def test_closing_without_a_server_counts_the_rest() -> None:
+    async with plane_at(f"nats://127.0.0.1:{free_port()}") as plane:
+        for _ in range(3):
+            await plane.publish("a", b"x")
+    assert plane.state is PlaneState.CLOSED
+    assert plane.stats == PlaneStats(publish_dropped=3)
+
+
+async def test_the_log_speaks_once_per_change(nats: EmbeddedNats) -> None:
+    with structlog.testing.capture_logs() as lines:
+        await nats.stop()
+        async with plane_at(nats.url) as plane:
+            attempts = 0
+
+            async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                nonlocal attempts
+                attempts += 1
+                writer.close()
+
+            port = int(nats.url.rpartition(":")[2])
+            server = await asyncio.start_server(count, "127.0.0.1", port)
+            await until(lambda: attempts > 5)
+            server.close()
+            await server.wait_closed()
+            await nats.start()
+            await until(lambda: plane.state is PlaneState.CONNECTED)
+            kill(nats)
+            await until(lambda: plane.state is PlaneState.CONNECTING)
+            await nats.start()
+            await until(lambda: plane.state is PlaneState.CONNECTED)
+    said = [line["event"] for line in lines if "plane" in line["event"]]
+    away, there = (
+        "the event plane is not reachable, will keep trying",
+        "the event plane is connected",
+    )
+    assert said == [away, there, away, there]
+
+
+async def stall_and_recover() -> None:
+    server = EmbeddedNats()
+    await server.start()
+    async with plane_at(server.url, heartbeat_s=0.05) as plane:
+        got: list[bytes] = []
+        await plane.subscribe("a", lambda _, payload: got.append(payload[:1]))
+        async with asyncio.timeout(20):
+            while plane.state is not PlaneState.CONNECTED:
+                await asyncio.sleep(0.002)
+            kill(server, signal.SIGSTOP)
+            while plane.state is not PlaneState.CONNECTING:
+                # More than the socket takes, so that the loss is met with a full backlog.
+                await plane.publish("a", bytes(100_000))
+                await asyncio.sleep(0.001)
+            kill(server, signal.SIGCONT)
+            await plane.publish("a", b"!")
+            while b"!" not in got:
+                await asyncio.sleep(0.002)
+        assert plane.stats.connects == 2
+        kill(server, signal.SIGKILL)  # and at the very end a loss that nobody waits for
+    await server.stop()
+
+
+async def test_a_server_that_stands_still_is_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_link, "FLUSH_TIMEOUT_S", 0.2)
+    await stall_and_recover()
+
+
+def test_the_same_on_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_link, "FLUSH_TIMEOUT_S", 0.2)
+    uvloop.run(stall_and_recover())
+
+
+async def test_a_slow_consumer_loses_and_counts(nats: EmbeddedNats) -> None:
+    async with plane_at(nats.url, pending_messages=10) as slow, plane_at(nats.url) as sender:
+        got: list[bytes] = []
+        await until(lambda: slow.state is sender.state is PlaneState.CONNECTED)
+        await slow.subscribe("a", lambda _, payload: got.append(payload))
+        for i in range(5000):
+            await sender.publish("a", b"%d" % i)
+        await sender.flush()
+        await until(lambda: len(got) + slow.stats.receive_dropped == 5000)
+        assert slow.stats.receive_dropped > 0
+        assert slow.stats.received == len(got)
+        assert slow.stats.connects == 1
+
+
+async def test_a_message_beyond_the_servers_limit_is_dropped(nats: EmbeddedNats) -> None:
+    async with plane_at(nats.url) as plane:
+        got: list[bytes] = []
+        await plane.subscribe("a", lambda _, payload: got.append(payload))
+        await plane.publish("a", bytes(2 << 20))  # met in the buffer
+        await until(lambda: plane.stats.publish_dropped == 1)
+        await plane.publish("a", bytes(2 << 20))  # met at once
+        await plane.publish("a", b"small")
+        await until(lambda: got == [b"small"])
+        assert plane.stats == PlaneStats(published=1, publish_dropped=2, received=1, connects=1)
+
+
+async def test_a_flush_may_be_cancelled(nats: EmbeddedNats) -> None:
+    async with plane_at(nats.url) as plane:
+        got: list[bytes] = []
+        await plane.subscribe("a", lambda _, payload: got.append(payload))
+        await until(lambda: plane.state is PlaneState.CONNECTED)
+        for _ in range(3):
+            task = asyncio.create_task(plane.flush())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert await plane.flush()
+        await plane.publish("a", b"x")
+        await until(lambda: got == [b"x"])
+        assert plane.stats.connects == 1
+
+
+async def test_several_addresses_are_tried_in_turn(nats: EmbeddedNats) -> None:
+    async with plane_at(f"127.0.0.1:{free_port()}, {nats.url}") as plane:
+        await until(lambda: plane.state is PlaneState.CONNECTED)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://x:1", "nats://", "nats://h:port", "nats://h:70000", "a,"]
+)
+async def test_no_address_is_a_config_error(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        NatsPlane(url)
+    assert caught.value.key == "nats"
+
+
+def test_the_outgoing_buffer_keeps_its_books() -> None:
+    buffer = OutgoingBuffer(3, 10)
+    assert [buffer.push("a", bytes(n)) for n in (4, 4, 4, 0)] == [0, 0, 1, 0]
+    subject, payload = buffer.pop()
+    buffer.put_back(subject, payload)
+    assert buffer.push("a", bytes(10)) == 2 and len(buffer) == 2
+    assert buffer.push("a", bytes(11)) == 3 and len(buffer) == 0
+    assert buffer.clear() == 0

@@ -1,0 +1,38 @@
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import EngineConfig
+from ._timing import StepTiming
+
+Token = tuple[int, bool, int, int]
+"""request, whether it was the last one, cached prompt tokens, preemptions so far"""
+Change = tuple[int, int, int] | list[int]
+"""blocks stored: (request, its first block, how many); or the names of blocks removed"""
+
+@final
+class SoloEngine:
+    """An engine of hashes; see engine.py. The requests' numbers are the caller's."""
+
+    running: int
+    waiting: int
+    active_blocks: int
+    inactive_blocks: int
+    def __init__(self, config: EngineConfig, timing: StepTiming) -> None: ...
+    def submit(
+        self,
+        request: int,
+        prompt: int,
+        output: int,
+        names: NDArray[np.uint64],
+        contents: NDArray[np.uint64],
+    ) -> None:
+        """Queue a request; ValueError if the columns are too short for it."""
+
+    def abort(self, request: int) -> bool: ...
+    def step(self) -> tuple[float, list[Token], list[Change], int, int]:
+        """(seconds, tokens, changes of the cache, prompt tokens computed, preempted)."""
+
+    def cache(self) -> list[tuple[int, int | None, int, int]]:
+        """(name, parent, content, holders) of the cached blocks, in the order they came."""
