@@ -8,14 +8,26 @@ from typing import Any
 from rich.table import Table
 
 from ..runtime.settings import bad_setting, option
-from .results.environment import describe_environment
-from .results.report import check_json_target, new_table, number, table_console, write_json
-from .synthesizer.trace_model import describe_model, is_model, load_model
-from .traces.analysis import Samples, Spread, TraceAnalysis, analyze
-from .traces.cache_curve import default_sizes
-from .traces.columns import read_columns
-from .traces.plots import check_plot_target, plot_traces
-from .traces.similarity import compare
+from .results import (
+    check_json_target,
+    describe_environment,
+    new_table,
+    number,
+    table_console,
+    write_json,
+)
+from .synthesizer import describe_model, is_model, load_model
+from .traces import (
+    Samples,
+    Spread,
+    TraceAnalysis,
+    analyze,
+    check_plot_target,
+    compare,
+    default_sizes,
+    plot_traces,
+    read_columns,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from ..indexer.event_index.actor import EventIndex
+from ..indexer.event_index import EventIndex
 from ..indexer.hashing import block_hashes, sequence_hashes
 from ..router.config import KvRouterConfig
 from ..router.kv_router import KvRouter
@@ -20,12 +20,12 @@ from ..runtime.identity import WorkerWithDpRank
 from ..runtime.settings import bad_setting, option
 from ..slots.table import SlotTable
 from .index.workload import CacheEvents, Stored
-from .results.environment import pin_to_core
-from .results.report import (
+from .results import (
     check_json_target,
     new_table,
     number,
     percentiles,
+    pin_to_core,
     spread,
     table_console,
     write_benchmark,

@@ -5,13 +5,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..router.policy.base import MODES
+from ..router.policy import MODES
 from ..runtime.settings import bad_setting, option
-from .load.progress import progress_bar
-from .load.serve_process import ServeProcess
+from .load import ServeProcess, progress_bar
 from .replay import ReplayConfig, new_loop, replay
-from .results.report import Run, check_json_target, document, runs_table, table_console, write_json
-from .synthesizer.sample import SAMPLE_TRACE
+from .results import Run, check_json_target, document, runs_table, table_console, write_json
+from .synthesizer import SAMPLE_TRACE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,15 +8,17 @@ from typing import Any
 from rich.table import Table
 
 from ..runtime.settings import bad_setting, option
-from .results.environment import describe_environment
-from .results.report import check_json_target, new_table, number, spread, table_console, write_json
-from .synthesizer.draw import ModelKind, synthesize
-from .synthesizer.markov import WINDOW
-from .synthesizer.sample import SAMPLE_TRACE
-from .synthesizer.trace_model import TraceModel, learn_model
-from .traces.analysis import Samples, TraceAnalysis, analyze
-from .traces.columns import columns_of, read_columns
-from .traces.similarity import compare
+from .results import (
+    check_json_target,
+    describe_environment,
+    new_table,
+    number,
+    spread,
+    table_console,
+    write_json,
+)
+from .synthesizer import SAMPLE_TRACE, WINDOW, ModelKind, TraceModel, learn_model, synthesize
+from .traces import Samples, TraceAnalysis, analyze, columns_of, compare, read_columns
 
 # Name, model, and the window of the Markov ones (0: one set of transitions, a memoryless walk).
 CANDIDATES: tuple[tuple[str, ModelKind, int], ...] = (

@@ -18,10 +18,8 @@ from rich.table import Table
 
 from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting, option
-from .results.report import check_json_target, new_table, number, table_console, write_benchmark
-from .simulation.config import SimulationConfig
-from .simulation.experiment import Arena, Load
-from .simulation.policies import parse_contestants
+from .results import check_json_target, new_table, number, table_console, write_benchmark
+from .simulation import Arena, Load, SimulationConfig, parse_contestants
 
 BASE_WORKERS = 8
 FIGURES = ("ttft", "ttft_p99", "e2e", "hit_rate", "of_pooled", "balance", "rejected", "errors")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.settings import bad_setting
-from .simulation.plots import save_figure
+from .simulation import save_figure
 
 try:
     import matplotlib

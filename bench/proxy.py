@@ -26,10 +26,9 @@ from ..runtime.errors import RouterError
 from ..runtime.settings import bad_setting, option
 from ..workers.trtllm_client import CHANNEL_OPTIONS
 from ..workers.trtllm_proto import pb
-from .load.serve_process import READY
+from .load import READY
 from .proxy_peers import GENERATE
-from .results.environment import describe_environment, pin_to_core
-from .results.report import check_json_target, table_console, write_json
+from .results import check_json_target, describe_environment, pin_to_core, table_console, write_json
 
 WAYS = ("direct", "bare", "router")
 START_TIMEOUT_S = 60.0

@@ -12,14 +12,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from ..runtime.settings import bad_setting, option
-from .load.client import LoadClient, encode_generate
-from .load.progress import OnStart, progress_bar
-from .load.stats import Tally
-from .results.report import Run, check_json_target, document, runs_table, table_console, write_json
-from .simulation import compare
-from .simulation.config import DEFAULT_WORKERS, SimulationConfig
-from .simulation.experiment import Load
-from .traces.trace import TraceRequest, read_trace, token_ids
+from .load import LoadClient, OnStart, Tally, encode_generate, progress_bar
+from .results import Run, check_json_target, document, runs_table, table_console, write_json
+from .simulation import DEFAULT_WORKERS, Load, SimulationConfig, compare
+from .traces import TraceRequest, read_trace, token_ids
 
 DEFAULT_VOCAB_SIZE = 32_000
 

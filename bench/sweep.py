@@ -15,12 +15,15 @@ from typing import Any
 from ..router.config import KvRouterConfig, ServeConfig
 from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting, option, options_of, resolve
-from .results.environment import describe_environment
-from .results.report import check_json_target, new_table, number, table_console, write_json
-from .simulation.config import DEFAULT_WORKERS, SimulationConfig
-from .simulation.experiment import Arena, Load
-from .simulation.outcome import SimulatedRun
-from .simulation.policies import Contestant
+from .results import (
+    check_json_target,
+    describe_environment,
+    new_table,
+    number,
+    table_console,
+    write_json,
+)
+from .simulation import DEFAULT_WORKERS, Arena, Contestant, Load, SimulatedRun, SimulationConfig
 
 OBJECTIVES: Mapping[str, Callable[[SimulatedRun], float | None]] = {
     "ttft": lambda run: run.ttft_ms.mean,

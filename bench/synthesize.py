@@ -14,21 +14,28 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..runtime.settings import bad_setting, option
-from .results.environment import describe_environment
-from .results.report import check_json_target, new_table, number, table_console, write_json
-from .synthesizer.draw import KINDS, ModelKind, synthesize
-from .synthesizer.markov import WINDOW
-from .synthesizer.scaling import Scaling
-from .synthesizer.trace_model import (
+from .results import (
+    check_json_target,
+    describe_environment,
+    new_table,
+    number,
+    table_console,
+    write_json,
+)
+from .synthesizer import (
+    KINDS,
+    WINDOW,
+    ModelKind,
+    Scaling,
     TraceModel,
     describe_model,
     is_model,
     learn_model,
     load_model,
     save_model,
+    synthesize,
 )
-from .traces.columns import read_columns
-from .traces.trace import TraceRequest, encode_request
+from .traces import TraceRequest, encode_request, read_columns
 
 BATCH = 1000  # requests written at once
 

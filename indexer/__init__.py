@@ -7,8 +7,8 @@ from .hashing import (
     compute_seq_hash_for_block,
     sequence_hashes,
 )
-from .tree.radix import RadixTree
-from .wire.codec import decode_cache_event, decode_event_message, encode_event_message
+from .tree import RadixTree
+from .wire import decode_cache_event, decode_event_message, encode_event_message
 
 __all__ = [
     "ApproximateIndex",

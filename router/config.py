@@ -7,11 +7,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..indexer.event_index.actor import READ_PATHS, ReadPath
+from ..indexer.event_index import READ_PATHS, ReadPath
 from ..runtime.settings import bad_setting
-from .admission.limits import AdmissionConfig
-from .policy.base import MODES, Mode
-from .policy.cost import LOWER_TIER_WEIGHTS, CostParams, params_from_legacy_weight
+from .admission import AdmissionConfig
+from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
 
 FORECAST, DYNAMO = "forecast", "dynamo"  # the policies that are ours
 # What Dynamo's cost function is made of; other policies have no use for it.

@@ -7,14 +7,13 @@ without I/O, safe to call from several threads. The one place where load is book
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ..indexer.event_index.actor import EventIndex
+from ..indexer.event_index import EventIndex
 from ..indexer.hashing import BlockMmInfos, Integers, sequence_hashes
 from ..runtime.errors import ConfigError, InvalidRequestError
 from ..runtime.identity import as_worker
 from ..workers.registry import WorkerEntry
 from .config import KvRouterConfig
-from .policy.decision import Decision
-from .policy.selection import choose
+from .policy import Decision, choose
 from .prompt import Content, Prompt
 from .router_questions import RouterQuestions
 from .router_state import WorkerLike

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..indexer.prefix_index import LOWER_ROWS, PrefixIndex
-from .policy.cost import Blocks, CostParams, lower_saving
+from .policy import Blocks, CostParams, lower_saving
 
 
 class Overlaps:

@@ -18,10 +18,17 @@ import numpy as np
 from ..runtime.errors import ConfigError, RouterError
 from ..workers.registry import WorkerEntry
 from .config import DYNAMO, FORECAST, KvRouterConfig
-from .policy.base import Hold
-from .policy.cost import Counts, Mask
-from .policy.forecast import forecast_strategy
-from .policy.selection import Candidates, Observer, Rng, Strategy, strategy
+from .policy import (
+    Candidates,
+    Counts,
+    Hold,
+    Mask,
+    Observer,
+    Rng,
+    Strategy,
+    forecast_strategy,
+    strategy,
+)
 
 GROUP = "dynamo_router.policies"
 LOG_EVERY = 1000  # failures of a policy between two lines in the log

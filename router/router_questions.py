@@ -13,8 +13,7 @@ from ..indexer.source import SourceState
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from .config import DYNAMO, KvRouterConfig
 from .policies import GuardedStrategy, new_strategy
-from .policy.cost import terms
-from .policy.decision import Explanation
+from .policy import Explanation, terms
 from .prompt import Content, Prompt, hash_prompt, prompt_length
 from .router_state import RouterState, WorkerLike
 from .views import PotentialLoad, WorkerView, worker_views

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..indexer.approximate import ApproximateIndex
-from ..indexer.event_index.actor import EventIndex
+from ..indexer.event_index import EventIndex
 from ..indexer.hashing import Integers, sequence_hashes
 from ..indexer.prefix_index import PrefixIndex
 from ..runtime.clock import Clock, SystemClock
@@ -19,12 +19,11 @@ from ..runtime.errors import ConfigError
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..slots.table import SlotTable
 from ..workers.registry import WorkerEntry, WorkerRegistry
-from .admission.limits import LoadLimits
+from .admission import LoadLimits
 from .config import KvRouterConfig
 from .overlaps import Overlaps
 from .policies import guarded, new_strategy
-from .policy.cost import Mask
-from .policy.selection import Candidates, Observer, Strategy, pick
+from .policy import Candidates, Mask, Observer, Strategy, pick
 from .prompt import Content, Prompt, hash_prompt, prompt_length
 
 WorkerLike = int | tuple[int, int]

@@ -13,8 +13,7 @@ from typing import Any
 import structlog
 import uvloop
 
-from ..indexer.event_index.actor import EventIndex
-from ..indexer.event_index.snapshot import SnapshotHead
+from ..indexer.event_index import EventIndex, SnapshotHead
 from ..runtime.clock import SystemClock
 from ..runtime.embedded_nats import DEFAULT_URL, EmbeddedNats, probe
 from ..runtime.errors import ConfigError
@@ -24,27 +23,22 @@ from ..runtime.open_files import allow_open_files
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
 from .config import ServeConfig
-from .dispatch.dispatch import Dispatcher
-from .dispatch.output_tracking import OutputTracking
-from .dispatch.request import DispatchObserver
-from .dispatch.turns import admission_of
-from .events.feed import EventFeed
-from .events.snapshot_task import IndexKeeper
+from .dispatch import Dispatcher, DispatchObserver, OutputTracking, admission_of
+from .events import EventFeed, IndexKeeper
 from .kv_router import KvRouter
-from .metrics.collectors import (
+from .metrics import (
+    Gauges,
+    RequestMetrics,
     dispatch_metrics,
     event_metrics,
     plane_metrics,
     queue_metrics,
+    registry_of,
     snapshot_metrics,
     worker_metrics,
 )
-from .metrics.requests import Gauges, RequestMetrics, registry_of
 from .mock_process import MockProcess
-from .services.grpc_server import GrpcDoor
-from .services.http_server import HttpDoor
-from .services.router_service import RouterService
-from .services.trtllm_service import TrtllmService
+from .services import GrpcDoor, HttpDoor, RouterService, TrtllmService
 
 GREET_S = 2.0
 """How long the ready line waits for the first word of every worker."""

@@ -12,8 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..indexer.wire.codec import EventWriter
-from ..indexer.wire.events import TIERS, StorageTier
+from ..indexer.wire import TIERS, EventWriter, StorageTier
 from ..runtime.identity import WorkerWithDpRank
 
 Hashes: TypeAlias = Sequence[int] | NDArray[np.uint64]

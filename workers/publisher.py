@@ -17,8 +17,7 @@ from secrets import randbits
 import msgspec
 from structlog import get_logger
 
-from ..indexer.wire.codec import EventWriter, encode_heartbeat
-from ..indexer.wire.events import StorageTier
+from ..indexer.wire import EventWriter, StorageTier, encode_heartbeat
 from ..runtime.clock import Clock
 from ..runtime.event_plane import (
     KV_EVENTS,

@@ -3,8 +3,7 @@
 from typing import Any
 
 from ...runtime.errors import RouterError
-from ..results.environment import pin_to_core, unpin
-from ..results.report import check_json_target, table_console, write_benchmark
+from ..results import check_json_target, pin_to_core, table_console, unpin, write_benchmark
 from .config import IndexBenchConfig
 from .drained import measure_drained
 from .event_path import measure_events

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ...indexer.event_index.actor import EventIndex
-from ...indexer.wire.codec import EventWriter
+from ...indexer.event_index import EventIndex
+from ...indexer.wire import EventWriter
 from ...runtime.identity import WorkerWithDpRank
-from ..results.report import percentiles, spread
+from ..results import percentiles, spread
 from .config import IndexBenchConfig
 from .phases import read_requests
 from .workload import Hashes, Prompt, Removed, Stored, hash_prompts, plan_workload

@@ -16,10 +16,9 @@ import msgspec
 import structlog
 import uvloop
 
-from ...indexer.event_index.actor import EventIndex
-from ...indexer.wire.codec import decode_event_message
-from ...indexer.wire.events import Stored
-from ...router.events.feed import EventFeed
+from ...indexer.event_index import EventIndex
+from ...indexer.wire import Stored, decode_event_message
+from ...router.events import EventFeed
 from ...runtime.child_process import tethered
 from ...runtime.clock import SystemClock
 from ...runtime.embedded_nats import EmbeddedNats
@@ -27,7 +26,7 @@ from ...runtime.errors import RouterError
 from ...runtime.event_plane import PlaneState
 from ...runtime.nats_plane import NatsPlane
 from ...workers.registry import WorkerRegistry
-from ..results.report import percentiles, spread
+from ..results import percentiles, spread
 from .config import IndexBenchConfig
 from .event_source import (
     APPLIED,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..results.report import percentiles, spread
+from ..results import percentiles, spread
 from .config import IndexBenchConfig
 from .memory import give_back_memory, resident_bytes
 from .rivals import Contender, available_contenders

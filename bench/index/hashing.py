@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...indexer.hashing import block_hashes, compute_block_hash_for_seq
-from ..results.report import spread
+from ..results import spread
 from .config import IndexBenchConfig
 from .rivals import dynamo_core
 

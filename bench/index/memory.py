@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...runtime.errors import RouterError
-from ..results.report import spread
+from ..results import spread
 from .config import IndexBenchConfig
 from .phases import read_requests
 from .rivals import Contender, available_contenders

@@ -7,9 +7,9 @@ from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 from ...runtime.errors import RouterError
-from ..results.report import percentiles, spread
-from ..synthesizer.sample import sample_traffic
-from ..traces.trace import TraceRequest, read_trace
+from ..results import percentiles, spread
+from ..synthesizer import sample_traffic
+from ..traces import TraceRequest, read_trace
 from .config import IndexBenchConfig
 from .rivals import Contender, Dicts, available_contenders
 from .workload import Prompt, Removed, Stored, Workload, hash_prompts, plan_workload

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.settings import bad_setting
-from ..simulation.plots import prepare as prepare
-from ..simulation.plots import save_figure
+from ..simulation import prepare as prepare
+from ..simulation import save_figure
 
 try:
     import matplotlib

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from ...indexer.event_index import READ_PATHS
 from ...indexer.event_index._actor import IndexActor
-from ...indexer.event_index.actor import READ_PATHS
 from ...indexer.wire._writer import EventWriter
 from ...runtime.errors import RouterError
 from ...runtime.settings import bad_setting, option
-from ..results.report import (
+from ..results import (
     check_json_target,
     new_table,
     number,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...indexer.tree.radix import RadixTree
+from ...indexer.tree import RadixTree
 from ...runtime.errors import RouterError
 from .workload import CacheEvents, Prompt, Removed, Stored
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from ...indexer.tree.radix import RadixTree
+from ...indexer.tree import RadixTree
 from ...runtime.errors import EventError
 from ...runtime.settings import bad_setting
-from ..results.report import new_table, number
+from ..results import new_table, number
 
 FAMILIES = 256  # prefixes that chains share
 PREFIX_BLOCKS = 8

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..results.report import new_table, number
+from ..results import new_table, number
 from .hashing import HASH_TOKENS
 
 Rows = Sequence[dict[str, Any]]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...indexer.hashing import block_hashes, sequence_hashes
-from ..traces.trace import TraceRequest, token_ids
+from ..traces import TraceRequest, token_ids
 
 Hashes = NDArray[np.uint64]
 

@@ -2,3 +2,18 @@
 
 Entered by the commands `replay`, `demo` and `proxy`.
 """
+
+from .client import LoadClient, encode_generate
+from .progress import OnStart, progress_bar
+from .serve_process import READY, ServeProcess
+from .stats import Tally
+
+__all__ = [
+    "LoadClient",
+    "OnStart",
+    "READY",
+    "ServeProcess",
+    "Tally",
+    "encode_generate",
+    "progress_bar",
+]

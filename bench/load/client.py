@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from ...router.proto.router_pb2 import ListWorkersResponse
-from ...router.services.trtllm_service import MODE_KEY, POLICY_KEY
+from ...router.services import MODE_KEY, POLICY_KEY
 from ...runtime.errors import ConfigError
 from ...runtime.settings import bad_setting
 from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WORKER_ID_KEY, parse_worker_url

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..results.report import Run, summarise
+from ..results import Run, summarise
 from .client import Outcome
 
 

@@ -9,8 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ...router.policy.cost import Floats
-from ...router.policy.selection import Candidates, Strategy, pick_lowest
+from ...router.policy import Candidates, Floats, Strategy, pick_lowest
 from ...runtime.errors import ConfigError
 
 VIRTUAL_NODES = 128  # points of a worker on the ring; the shares differ by about a tenth

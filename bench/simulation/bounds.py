@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ..traces.trace import TRACE_BLOCK_SIZE, TraceRequest
+from ..traces import TRACE_BLOCK_SIZE, TraceRequest
 
 
 def pooled_hit_rate(

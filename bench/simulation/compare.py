@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from ...router.config import KvRouterConfig
-from ..results.report import (
+from ..results import (
     check_json_target,
     document,
     new_table,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...workers.mocker.config import parse_speeds
-from ..traces.turn_trace import read_turns
+from ..traces import read_turns
 from .bounds import pooled_hit_rate
 from .config import SimulationConfig
 from .outcome import Bounds, SimulatedRun, summarise_run

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workers.mocker.config import parse_speeds
-from ..results.report import Run, Summary, summarise, summarise_weighted
+from ..results import Run, Summary, summarise, summarise_weighted
 from .config import SimulationConfig
 from .prepared_trace import SimulatedTrace
 from .simulation import FAILED, REJECTED, SERVED, Trail

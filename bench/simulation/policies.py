@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ...router.config import DYNAMO, KvRouterConfig
 from ...router.kv_router import KvRouter
 from ...router.policies import known_policies
-from ...router.policy.selection import Strategy
+from ...router.policy import Strategy
 from ...runtime.clock import Clock
 from ...runtime.errors import ConfigError
 from .baselines import bounded_consistent_hash, prefix_hash

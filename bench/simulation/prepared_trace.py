@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...indexer.hashing import block_hashes, sequence_hashes
+from ..traces import TRACE_BLOCK_SIZE, TraceRequest, Turn
 from ..traces._tokens import fill
-from ..traces.trace import TRACE_BLOCK_SIZE, TraceRequest
-from ..traces.turn_trace import Turn
 
 Hashes = NDArray[np.uint64]
 VOCAB_SIZE = 32_000

@@ -11,9 +11,8 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from ...indexer.event_index.actor import EventIndex
-from ...router.events.feed import REPLAY_TICK_S, TICK_S
-from ...router.events.resync import ReplayPlanner, ResyncPlanner
+from ...indexer.event_index import EventIndex
+from ...router.events import REPLAY_TICK_S, TICK_S, ReplayPlanner, ResyncPlanner
 from ...router.kv_router import KvRouter
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.mocker.virtual import VirtualFleet

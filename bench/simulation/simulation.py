@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...indexer.event_index.actor import EventIndex
-from ...router.admission.queue import Ticket
-from ...router.dispatch.turns import queue_of
+from ...indexer.event_index import EventIndex
+from ...router.admission import Ticket
+from ...router.dispatch import queue_of
 from ...router.kv_router import KvRouter
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...workers.mocker.config import EVEN_SPEEDS, EngineConfig

@@ -2,3 +2,25 @@
 
 Entered by the commands `synthesize`, `fidelity` and whoever needs traffic.
 """
+
+from .draw import KINDS, ModelKind, synthesize
+from .markov import WINDOW
+from .sample import SAMPLE_TRACE, sample_traffic
+from .scaling import Scaling
+from .trace_model import TraceModel, describe_model, is_model, learn_model, load_model, save_model
+
+__all__ = [
+    "KINDS",
+    "ModelKind",
+    "SAMPLE_TRACE",
+    "Scaling",
+    "TraceModel",
+    "WINDOW",
+    "describe_model",
+    "is_model",
+    "learn_model",
+    "load_model",
+    "sample_traffic",
+    "save_model",
+    "synthesize",
+]

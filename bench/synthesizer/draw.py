@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Literal, get_args
 
-from ..traces.trace import TraceRequest
+from ..traces import TraceRequest
 from .markov_walk import walk_markov
 from .scaling import Scaling
 from .session_walk import walk_sessions

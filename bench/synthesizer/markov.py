@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..traces.prefix_tree import PrefixTree
+from ..traces import PrefixTree
 from .empirical import Empirical, empirical
 
 START = -1  # source of a walk: before any block

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from ..traces.trace import TraceRequest
+from ..traces import TraceRequest
 from .empirical import Empirical
 from .markov import END, START, MarkovModel, chain_depths, depth_class
 from .scaling import MAX_REJECTED, FreshIds, Scaling

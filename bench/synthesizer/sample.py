@@ -5,8 +5,7 @@ bench/data/README.md says what it was learned from, and the command that made it
 
 from pathlib import Path
 
-from ..traces.columns import read_columns
-from ..traces.trace import TraceRequest
+from ..traces import TraceRequest, read_columns
 from .draw import synthesize
 from .trace_model import learn_model
 

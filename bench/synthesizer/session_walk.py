@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ..traces.trace import TraceRequest
+from ..traces import TraceRequest
 from .markov import START, chain_depths
 from .scaling import MAX_REJECTED, FreshIds, Scaling
 from .sessions import BEYOND, CLASSES, LEVEL, WHOLE, SessionModel, turn_class

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..traces.prefix_tree import PrefixTree
-from ..traces.turns import Turns, find_turns
+from ..traces import PrefixTree, Turns, find_turns
 from .markov import START
 
 CLASSES = 5  # of turns by their number, see turn_class

@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 
 from ...runtime.errors import ConfigError
-from ..traces.columns import TraceColumns
-from ..traces.prefix_tree import build_tree
+from ..traces import TraceColumns, build_tree
 from .arrivals import ArrivalProcess, learn_arrivals
 from .markov import START, WINDOW, MarkovModel, learn_markov
 from .sessions import CLASSES, WHOLE, SessionModel, learn_sessions

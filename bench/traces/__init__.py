@@ -2,3 +2,38 @@
 
 Entered by commands, synthesizer and simulation.
 """
+
+from .analysis import Samples, Spread, TraceAnalysis, analyze
+from .cache_curve import default_sizes
+from .columns import TraceColumns, columns_of, read_columns
+from .plots import check_plot_target, plot_traces
+from .prefix_tree import PrefixTree, build_tree
+from .similarity import compare
+from .trace import TRACE_BLOCK_SIZE, TraceRequest, encode_request, read_trace, token_ids
+from .turn_trace import Turn, read_turns
+from .turns import Turns, find_turns
+
+__all__ = [
+    "PrefixTree",
+    "Samples",
+    "Spread",
+    "TRACE_BLOCK_SIZE",
+    "TraceAnalysis",
+    "TraceColumns",
+    "TraceRequest",
+    "Turn",
+    "Turns",
+    "analyze",
+    "build_tree",
+    "check_plot_target",
+    "columns_of",
+    "compare",
+    "default_sizes",
+    "encode_request",
+    "find_turns",
+    "plot_traces",
+    "read_columns",
+    "read_trace",
+    "read_turns",
+    "token_ids",
+]

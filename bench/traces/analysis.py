@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..results.report import percentiles
+from ..results import percentiles
 from .cache_curve import CacheCurve, block_tokens, build_curve, default_sizes
 from .columns import TraceColumns
 from .prefix_tree import PrefixTree, build_tree

@@ -83,7 +83,7 @@ from ._tiers cimport (
 from ..tree._tree cimport Tree
 from ..wire._wire cimport batch_free, batch_init
 
-from ..wire.codec import describe_decode_error
+from ..wire import describe_decode_error
 
 cdef enum:
     STEP_BLOCKS = 128  # of work between two chances for readers: 3 to 10 us

@@ -13,8 +13,7 @@ from ...runtime.identity import WorkerWithDpRank
 from ..approximate import ApproximateIndex
 from ..prefix_index import TierOverlap
 from ..source import Missing, SourceImage, SourceState, SourceStatus
-from ..wire.codec import describe_decode_error
-from ..wire.events import TIERS, StorageTier
+from ..wire import TIERS, StorageTier, describe_decode_error
 from ._actor import IndexActor
 from ._source_image import dump_source, restore_source
 

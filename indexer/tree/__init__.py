@@ -2,3 +2,9 @@
 
 Entered by the indexes beside it, through RadixTree or, natively, through `_ops.pxd`.
 """
+
+from .radix import RadixTree
+
+__all__ = [
+    "RadixTree",
+]

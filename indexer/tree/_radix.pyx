@@ -48,7 +48,7 @@ import numpy as np
 
 from ...runtime.errors import EventError
 from ...runtime.identity import WorkerWithDpRank, as_worker
-from ..wire.codec import describe_decode_error
+from ..wire import describe_decode_error
 
 
 cdef int read_name(Name* name, worker) except -1:

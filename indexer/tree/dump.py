@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from ...runtime.identity import WorkerWithDpRank
-from ..wire.events import EventData, Removed, RouterEvent, Stored, StoredBlock
+from ..wire import EventData, Removed, RouterEvent, Stored, StoredBlock
 from ._inspect import read_aliases, read_edges
 from ._radix import RadixTree
 

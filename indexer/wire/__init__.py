@@ -2,3 +2,29 @@
 
 Entered by publishers, feeds and tools; the trees know only the decoded events.
 """
+
+from .codec import (
+    EventWriter,
+    decode_cache_event,
+    decode_event_message,
+    describe_decode_error,
+    encode_event_message,
+    encode_heartbeat,
+)
+from .events import TIERS, EventData, Removed, RouterEvent, StorageTier, Stored, StoredBlock
+
+__all__ = [
+    "EventData",
+    "EventWriter",
+    "Removed",
+    "RouterEvent",
+    "StorageTier",
+    "Stored",
+    "StoredBlock",
+    "TIERS",
+    "decode_cache_event",
+    "decode_event_message",
+    "describe_decode_error",
+    "encode_event_message",
+    "encode_heartbeat",
+]

@@ -2,3 +2,16 @@
 
 Entered by KvRouter (limits) and by the dispatcher (queue); the queue is pure, its clock is given.
 """
+
+from .limits import AdmissionConfig, LoadLimits
+from .queue import NORMAL, AdmissionQueue, Lane, Ticket, Urgency
+
+__all__ = [
+    "AdmissionConfig",
+    "AdmissionQueue",
+    "Lane",
+    "LoadLimits",
+    "NORMAL",
+    "Ticket",
+    "Urgency",
+]

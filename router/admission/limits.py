@@ -14,8 +14,7 @@ import numpy as np
 from ...runtime.settings import bad_setting, option
 from ...slots.table import SlotTable
 from ...workers.registry import WorkerRegistry
-from ..policy.base import Hold
-from ..policy.cost import Mask
+from ..policy import Hold, Mask
 
 QueuePolicy = Literal["fcfs", "lcfs", "wspt"]
 QUEUE_POLICIES: tuple[str, ...] = ("fcfs", "lcfs", "wspt")

@@ -2,3 +2,20 @@
 
 Entered by the services.
 """
+
+from .dispatch import DP_RANK_KEY, Dispatcher
+from .output_tracking import OutputTracking
+from .request import DispatchObserver, Flight
+from .status import status_of
+from .turns import admission_of, queue_of
+
+__all__ = [
+    "DP_RANK_KEY",
+    "DispatchObserver",
+    "Dispatcher",
+    "Flight",
+    "OutputTracking",
+    "admission_of",
+    "queue_of",
+    "status_of",
+]

@@ -21,9 +21,9 @@ from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import Metadata
-from ..admission.queue import NORMAL, Ticket, Urgency
+from ..admission import NORMAL, Ticket, Urgency
 from ..kv_router import KvRouter
-from ..policy.decision import Decision
+from ..policy import Decision
 from .aborts import TIMEOUT_S, Aborts
 from .generate_request import read_generate, with_request_id
 from .request import DispatchObserver, Flight, NoObserver

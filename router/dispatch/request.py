@@ -9,8 +9,8 @@ from grpc import aio
 
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.trtllm_client import TrtllmClient
-from ..admission.queue import NORMAL, Urgency
-from ..policy.decision import Decision
+from ..admission import NORMAL, Urgency
+from ..policy import Decision
 from .generate_request import GenerateFacts
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from ..admission.queue import AdmissionQueue, Lane, Ticket
+from ..admission import AdmissionQueue, Lane, Ticket
 from ..kv_router import KvRouter
 
 

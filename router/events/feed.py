@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from ...indexer.event_index.actor import EventIndex
+from ...indexer.event_index import EventIndex
 from ...runtime.clock import Clock
 from ...runtime.event_plane import (
     KV_EVENTS,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from ...indexer.event_index.actor import EventIndex
-from ...indexer.event_index.snapshot import SnapshotHead, load_index, save_index
+from ...indexer.event_index import EventIndex, SnapshotHead, load_index, save_index
 from ...runtime.errors import ConfigError
 
 log = structlog.get_logger(__name__)

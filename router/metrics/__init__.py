@@ -2,3 +2,25 @@
 
 Entered by `serve`; wraps what it measures and is called by none of it.
 """
+
+from .collectors import (
+    dispatch_metrics,
+    event_metrics,
+    plane_metrics,
+    queue_metrics,
+    snapshot_metrics,
+    worker_metrics,
+)
+from .requests import Gauges, RequestMetrics, registry_of
+
+__all__ = [
+    "Gauges",
+    "RequestMetrics",
+    "dispatch_metrics",
+    "event_metrics",
+    "plane_metrics",
+    "queue_metrics",
+    "registry_of",
+    "snapshot_metrics",
+    "worker_metrics",
+]

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from ...indexer.event_index.actor import EventIndex
-from ...indexer.wire.events import TIERS
+from ...indexer.event_index import EventIndex
+from ...indexer.wire import TIERS
 from ...runtime.event_plane import EventPlane, PlaneState
 from ...workers.registry import WorkerState
-from ..admission.queue import AdmissionQueue
-from ..dispatch.dispatch import Dispatcher
-from ..events.feed import EventFeed
-from ..events.snapshot_task import IndexKeeper
+from ..admission import AdmissionQueue
+from ..dispatch import Dispatcher
+from ..events import EventFeed, IndexKeeper
 from ..kv_router import KvRouter
 
 _WORKER = ["worker_id", "dp_rank"]

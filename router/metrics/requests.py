@@ -20,8 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ...workers.trtllm_proto import pb
-from ..dispatch.request import Flight
-from ..dispatch.status import status_of
+from ..dispatch import Flight, status_of
 
 FOLD_AT = 1024
 """How many observations may wait to be sorted into buckets."""

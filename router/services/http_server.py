@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from ...indexer.wire.events import TIERS
+from ...indexer.wire import TIERS
 from ...runtime.errors import ConfigError, RouterError
 from ...runtime.identity import WorkerWithDpRank
 from ..kv_router import KvRouter

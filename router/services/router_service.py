@@ -9,9 +9,9 @@ from grpc import aio
 
 from ...runtime.errors import RouterError
 from ...runtime.identity import WorkerWithDpRank
-from ..dispatch.status import status_of
+from ..dispatch import status_of
 from ..kv_router import KvRouter
-from ..policy.decision import CandidateTerms
+from ..policy import CandidateTerms
 from ..proto import router_pb2 as pb
 from ..proto import router_pb2_grpc
 from ..views import WorkerView

@@ -18,9 +18,8 @@ from ...runtime.identity import WorkerWithDpRank, as_worker
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import WORKER_ID_KEY, TrtllmClient
 from ...workers.trtllm_proto import SERVICE, pb
-from ..admission.queue import NORMAL, Urgency
-from ..dispatch.dispatch import DP_RANK_KEY, Dispatcher
-from ..dispatch.status import status_of
+from ..admission import NORMAL, Urgency
+from ..dispatch import DP_RANK_KEY, Dispatcher, status_of
 
 PINNED_WORKER_KEY = "x-dynamo-worker-instance-id"
 """Request metadata: the worker that must take it. With x-dynamo-dp-rank, that rank of it."""

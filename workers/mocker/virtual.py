@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...indexer.wire.codec import encode_heartbeat
+from ...indexer.wire import encode_heartbeat
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank
 from .config import EVEN_SPEEDS, EngineConfig
