@@ -4,8 +4,8 @@ Entered by the services.
 """
 
 from .dispatch import DP_RANK_KEY, Dispatcher
-from .output_tracking import OutputTracking
-from .request import DispatchObserver, Flight
+from .observers import DispatchObserver, OutputTracking
+from .request import Flight
 from .status import status_of
 from .turns import admission_of, queue_of
 

@@ -1,4 +1,4 @@
-"""The dispatcher: takes a request to a worker and its answer back. Called by the gRPC service.
+"""The dispatcher: takes a request to a worker and its answer back.
 
 Invariants: a request is booked once per attempt and freed exactly once after it, whatever
 happens. A message is passed on once and in order. Once one was passed on, the request stays
@@ -24,9 +24,9 @@ from ...workers.trtllm_client import Metadata
 from ..admission import NORMAL, Ticket, Urgency
 from ..kv_router import KvRouter
 from ..policy import Decision
-from .aborts import TIMEOUT_S, Aborts
 from .generate_request import read_generate, with_request_id
-from .request import DispatchObserver, Flight, NoObserver
+from .observers import DispatchObserver, NoObserver
+from .request import ABORT_TIMEOUT_S, Aborts, Flight
 from .status import RequestAbortedError, status_of
 from .turns import Admission
 
@@ -54,7 +54,7 @@ class Dispatcher:
     def __init__(
         self,
         router: KvRouter,
-        fleet: HealthMonitor,
+        monitor: HealthMonitor,
         clock: Clock,
         *,
         max_attempts: int = 3,
@@ -63,7 +63,7 @@ class Dispatcher:
         admission: Admission | None = None,
     ) -> None:
         self._router = router
-        self._fleet = fleet
+        self._monitor = monitor
         self._now = clock.now
         self._max_attempts = max_attempts
         self._silence = silence_s
@@ -124,7 +124,7 @@ class Dispatcher:
                 self._admission.give_up(request_id, error)
             return True, "not started yet"
         try:
-            return await flight.client.abort(request_id, timeout=TIMEOUT_S)
+            return await flight.client.abort(request_id, timeout=ABORT_TIMEOUT_S)
         except grpc.RpcError as error:
             # The worker does not answer: at least let go of it.
             flight.call.cancel()
@@ -143,7 +143,7 @@ class Dispatcher:
 
     def _admit(self, body: bytes, pinned: WorkerWithDpRank | None) -> Flight:
         facts = read_generate(body)
-        refusal = self._fleet.facts.check_prompt(len(facts.token_ids), facts.largest_token)
+        refusal = self._monitor.facts.check_prompt(len(facts.token_ids), facts.largest_token)
         if refusal is not None:
             raise InvalidRequestError(refusal)
         request_id = facts.request_id
@@ -228,7 +228,7 @@ class Dispatcher:
         answers: AsyncGenerator[bytes, None] | None = None
         running = False  # on the worker, as far as we know
         try:
-            client = flight.client = self._fleet.client(worker_id)
+            client = flight.client = self._monitor.client(worker_id)
             if client is None:
                 return WorkerError(f"worker {worker_id} has no address", worker_id=worker_id)
             entry = router.registry.entry(worker_id)
@@ -249,7 +249,7 @@ class Dispatcher:
                 await respond(message)
                 flight.waiting_since = now()
             running = False
-            self._fleet.report_ok(worker_id)
+            self._monitor.report_ok(worker_id)
             return None
         except grpc.RpcError as error:
             running = False
@@ -288,11 +288,11 @@ class Dispatcher:
         if flight.aborted and code is grpc.StatusCode.CANCELLED:
             raise RequestAbortedError(f"request {flight.request_id} was aborted") from None
         if flight.silent:
-            self._fleet.report_failed(worker_id)
+            self._monitor.report_failed(worker_id)
         elif code in _LOST:
-            self._fleet.report_lost(worker_id)
+            self._monitor.report_lost(worker_id)
         elif code in _FAULT:
-            self._fleet.report_failed(worker_id)
+            self._monitor.report_failed(worker_id)
         if code not in _LOST:
             retriable = code is grpc.StatusCode.RESOURCE_EXHAUSTED and not flight.messages
             if retriable and isinstance(error, Exception):

@@ -1,8 +1,9 @@
-"""A request on its way through the router, from its arrival to its end."""
+"""A request on its way through the router, and the abort of one whose client is gone."""
 
+import asyncio
+import contextlib
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 from grpc import aio
@@ -12,6 +13,9 @@ from ...workers.trtllm_client import TrtllmClient
 from ..admission import NORMAL, Urgency
 from ..policy import Decision
 from .generate_request import GenerateFacts
+
+ABORT_TIMEOUT_S = 2.0
+MAX_PENDING_ABORTS = 1024
 
 
 @dataclass(slots=True)
@@ -42,24 +46,36 @@ class Flight:
     """somebody asked to abort it"""
 
 
-class DispatchObserver(Protocol):
-    """Hears what happens to requests, on the event loop, for each of them: be quick."""
+class Aborts:
+    """Sends aborts in the background, each bounded in time, all bounded in number.
 
-    def on_message(self, flight: Flight, message: bytes, now: float) -> None:
-        """A message came from the worker. `flight` still shows the state before it."""
+    The stream of such a request was cancelled already, so an abort that is lost costs little: a
+    worker that cannot be told knows, or is gone.
+    """
 
-    def on_retry(self, flight: Flight, error: BaseException) -> None:
-        """Another worker is tried, because the one before failed with this error."""
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.dropped = 0
+        """not sent, because too many were on their way"""
 
-    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
-        """The request ended; None if it was refused before it became a flight."""
+    @property
+    def pending(self) -> int:
+        return len(self._tasks)
+
+    def send(self, client: TrtllmClient, request_id: str) -> None:
+        if len(self._tasks) >= MAX_PENDING_ABORTS:
+            self.dropped += 1
+            return
+        task = asyncio.create_task(_send(client, request_id), name=f"abort-{request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Wait for those on their way, which is bounded by their timeout."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
 
-class NoObserver:
-    """Hears nothing."""
-
-    def on_message(self, flight: Flight, message: bytes, now: float) -> None: ...
-
-    def on_retry(self, flight: Flight, error: BaseException) -> None: ...
-
-    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None: ...
+async def _send(client: TrtllmClient, request_id: str) -> None:
+    with contextlib.suppress(grpc.RpcError):
+        await client.abort(request_id, timeout=ABORT_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Admission: the queue in front of the dispatcher, on the event loop. Called by dispatch.py."""
+"""Admission: the queue in front of the dispatcher, on the event loop."""
 
 import asyncio
 import math

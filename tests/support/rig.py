@@ -11,7 +11,7 @@ from support.fake_router import LedgerRouter
 from support.polling import until
 
 from dynamo_router.router.dispatch.dispatch import Dispatcher
-from dynamo_router.router.dispatch.request import DispatchObserver
+from dynamo_router.router.dispatch.observers import DispatchObserver
 from dynamo_router.router.services.trtllm_service import TrtllmService
 from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.workers.health import HealthMonitor

@@ -1,4 +1,4 @@
-"""Tells the router how long each answer is by now, for `router_track_output_blocks`."""
+"""Who is told what happens to requests on their way: the protocol, and two that implement it."""
 
 from typing import Protocol
 
@@ -6,7 +6,30 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ...workers.trtllm_proto import pb
-from .request import DispatchObserver, Flight
+from .request import Flight
+
+
+class DispatchObserver(Protocol):
+    """Hears what happens to requests, on the event loop, for each of them: be quick."""
+
+    def on_message(self, flight: Flight, message: bytes, now: float) -> None:
+        """A message came from the worker. `flight` still shows the state before it."""
+
+    def on_retry(self, flight: Flight, error: BaseException) -> None:
+        """Another worker is tried, because the one before failed with this error."""
+
+    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
+        """The request ended; None if it was refused before it became a flight."""
+
+
+class NoObserver:
+    """Hears nothing."""
+
+    def on_message(self, flight: Flight, message: bytes, now: float) -> None: ...
+
+    def on_retry(self, flight: Flight, error: BaseException) -> None: ...
+
+    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None: ...
 
 
 class OutputLedger(Protocol):
