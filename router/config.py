@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..indexer.event_index import READ_PATHS, ReadPath
-from ..runtime.settings import bad_setting
+from ..runtime.nats_url import DEFAULT_NATS_URL
+from ..runtime.settings import bad_setting, option
 from .admission import AdmissionConfig
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
 
@@ -22,21 +23,13 @@ DYNAMO_KNOBS = (
     "decode_active_request_weight",
     "router_track_prefill_tokens",
 )
-DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
-
-
-def _knob(default: Any, help: str, flag: str | None = None, *aliases: str, **more: Any) -> Any:
-    metadata = {"help": help, "aliases": aliases, **more}
-    if flag is not None:
-        metadata["flag"] = flag
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvRouterConfig:
     """How a request finds its worker. Raises ConfigError, naming the key, on a bad value."""
 
-    mode: Mode = _knob(
+    mode: Mode = option(
         "kv",
         "How a worker is chosen.",
         "--mode",
@@ -44,141 +37,141 @@ class KvRouterConfig:
         choices=MODES,
         env=("DYN_ROUTER_MODE",),
     )
-    policy: str | None = _knob(
+    policy: str | None = option(
         None,
         "How mode kv weighs workers: forecast, dynamo, dynamo:SCALE, or a policy of an installed"
         " package. Not given: forecast, or dynamo where one of the knobs of its cost is set.",
         "--policy",
         "--router-policy",
     )
-    block_size: int = _knob(
+    block_size: int = option(
         64,
         "Tokens in a KV-cache block; must equal the engines'.",
         "--block-size",
         "--kv-cache-block-size",
     )
-    overlap_score_credit: float = _knob(
+    overlap_score_credit: float = option(
         1.0,
         "Credit for each cached block, in blocks of prefill; 0 ignores the cache.",
         "--router-kv-overlap-score-credit",
         "--kv-overlap-score-credit",
         env=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",),
     )
-    overlap_score_credit_decay: float = _knob(
+    overlap_score_credit_decay: float = option(
         0.0,
         "How fast the credit fades on a worker with more prefill queued than the least busy.",
         "--router-kv-overlap-score-credit-decay",
         env=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
     )
-    host_cache_hit_weight: float = _knob(
+    host_cache_hit_weight: float = option(
         0.75,
         "As the credit, for each further block that a worker has in host memory; 0 to 1.",
         "--router-host-cache-hit-weight",
         env=("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",),
     )
-    disk_cache_hit_weight: float = _knob(
+    disk_cache_hit_weight: float = option(
         0.25,
         "The same for each block after those, on disk or in external storage; 0 to 1.",
         "--router-disk-cache-hit-weight",
         env=("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",),
     )
-    prefill_load_scale: float = _knob(
+    prefill_load_scale: float = option(
         1.0,
         "Weight of the prefill left to do against the decode load.",
         "--router-prefill-load-scale",
         "--prefill-load-scale",
         env=("DYN_ROUTER_PREFILL_LOAD_SCALE",),
     )
-    overlap_score_weight: float | None = _knob(
+    overlap_score_weight: float | None = option(
         None,
         "Old name of --router-prefill-load-scale (credit 1; 0 turns both off). Wins if given.",
         "--router-kv-overlap-score-weight",
         "--kv-overlap-score-weight",
         env=("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT"),
     )
-    decode_active_request_weight: float = _knob(
+    decode_active_request_weight: float = option(
         0.0,
         "Cost of each request already running on a worker, in blocks.",
         "--router-decode-active-request-weight",
         env=("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",),
     )
-    router_temperature: float = _knob(
+    router_temperature: float = option(
         0.0,
         "Softmax temperature over the costs; 0 takes the cheapest worker.",
         "--router-temperature",
         "--temperature",
         env=("DYN_ROUTER_TEMPERATURE",),
     )
-    use_kv_events: bool = _knob(
+    use_kv_events: bool = option(
         True,
         "Index what the engines report. Off: predict it from where requests were sent.",
         "--kv-events",
         "--router-kv-events",
         env=("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
     )
-    index_read_path: ReadPath = _knob(
+    index_read_path: ReadPath = option(
         "shared",
         "With KV events: how decisions read the index while events are written to it. Shared: "
         "several at once. Exclusive: one after another, by a plain mutex.",
         choices=READ_PATHS,
     )
-    router_max_index_blocks: int = _knob(
+    router_max_index_blocks: int = option(
         2**26,
         "With KV events: most different blocks indexed in a storage tier (about 40 bytes each);"
         " beyond, those of use longest ago are dropped.",
         "--router-max-index-blocks",
     )
-    router_ttl_secs: float = _knob(
+    router_ttl_secs: float = option(
         120.0,
         "Without KV events: how long a predicted block is believed.",
         "--router-ttl-secs",
         "--router-ttl",
         env=("DYN_ROUTER_TTL_SECS",),
     )
-    router_max_tree_size: int = _knob(
+    router_max_tree_size: int = option(
         2**20, "Without KV events: most predicted blocks kept.", "--router-max-tree-size"
     )
-    router_prune_target_ratio: float = _knob(
+    router_prune_target_ratio: float = option(
         0.8, "Without KV events: part of that left after a prune.", "--router-prune-target-ratio"
     )
-    router_predicted_ttl_secs: float | None = _knob(
+    router_predicted_ttl_secs: float | None = option(
         None,
         "With KV events: believe for this long that a worker will hold what was sent to it, until"
         " its events tell. Not given: believe events only.",
         "--router-predicted-ttl-secs",
         env=("DYN_ROUTER_PREDICTED_TTL_SECS",),
     )
-    router_track_active_blocks: bool = _knob(
+    router_track_active_blocks: bool = option(
         True,
         "Count the blocks of running requests as decode load.",
         "--router-track-active-blocks",
         env=("DYN_ROUTER_TRACK_ACTIVE_BLOCKS",),
     )
-    router_track_output_blocks: bool = _knob(
+    router_track_output_blocks: bool = option(
         False,
         "Count the blocks of generated tokens too.",
         "--router-track-output-blocks",
         env=("DYN_ROUTER_TRACK_OUTPUT_BLOCKS",),
     )
-    router_assume_kv_reuse: bool = _knob(
+    router_assume_kv_reuse: bool = option(
         True,
         "Running requests with a common prefix share its blocks.",
         "--router-assume-kv-reuse",
         env=("DYN_ROUTER_ASSUME_KV_REUSE",),
     )
-    router_track_prefill_tokens: bool = _knob(
+    router_track_prefill_tokens: bool = option(
         True,
         "Count the prompt tokens still to be prefilled on each worker.",
         "--router-track-prefill-tokens",
         env=("DYN_ROUTER_TRACK_PREFILL_TOKENS",),
     )
-    active_request_expiry_secs: float = _knob(
+    active_request_expiry_secs: float = option(
         300.0,
         "A booking nobody released is dropped after this long.",
         "--router-active-request-expiry-secs",
         env=("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",),
     )
-    seed: int | None = _knob(None, "Seed of random choices and ties.", "--seed")
+    seed: int | None = option(None, "Seed of random choices and ties.", "--seed")
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
 
     def __post_init__(self) -> None:
@@ -271,39 +264,39 @@ class KvRouterConfig:
 class ServeConfig:
     """What `dynamo-router serve` runs. Raises ConfigError, naming the key, on a bad value."""
 
-    host: str = _knob("127.0.0.1", "Address to listen on.")
-    port: int = _knob(8000, "gRPC port; 0 takes a free one.")
-    http_port: int = _knob(8081, "HTTP port for /metrics, /health, /workers; 0 takes a free one.")
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "gRPC port; 0 takes a free one.")
+    http_port: int = option(8081, "HTTP port for /metrics, /health, /workers; 0 takes a free one.")
     router: KvRouterConfig = field(default_factory=KvRouterConfig)
-    workers: tuple[str, ...] = _knob(
+    workers: tuple[str, ...] = option(
         (), "An engine, grpc://HOST:PORT[?id=WORKER_ID]; may be repeated.", "--worker"
     )
-    mockers: int = _knob(0, "Start this many mock engines and route to them.")
-    mocker_port: int = _knob(0, "Port of the first of them; 0 takes free ones.")
-    speedup_ratio: float = _knob(1.0, "How much faster than real time the mock engines run.")
-    num_gpu_blocks: int = _knob(16384, "KV-cache blocks of each mock engine.")
-    max_num_seqs: int = _knob(256, "Most running requests of each mock engine.")
-    max_num_batched_tokens: int = _knob(8192, "Token budget of a mock engine's step.")
-    nats: str | None = _knob(
+    mockers: int = option(0, "Start this many mock engines and route to them.")
+    mocker_port: int = option(0, "Port of the first of them; 0 takes free ones.")
+    speedup_ratio: float = option(1.0, "How much faster than real time the mock engines run.")
+    num_gpu_blocks: int = option(16384, "KV-cache blocks of each mock engine.")
+    max_num_seqs: int = option(256, "Most running requests of each mock engine.")
+    max_num_batched_tokens: int = option(8192, "Token budget of a mock engine's step.")
+    nats: str | None = option(
         None,
         f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
         "else one is started.",
     )
-    namespace: str = _knob("dynamo", "Namespace of the engines' event subjects.")
-    component: str = _knob("backend", "Component of the engines' event subjects.")
-    endpoint: str = _knob("generate", "Endpoint of the engines' event subjects.")
-    model_id: str | None = _knob(None, "Model name to report; not given: the engines'.")
-    unknown_worker_ttl_s: float = _knob(
+    namespace: str = option("dynamo", "Namespace of the engines' event subjects.")
+    component: str = option("backend", "Component of the engines' event subjects.")
+    endpoint: str = option("generate", "Endpoint of the engines' event subjects.")
+    model_id: str | None = option(None, "Model name to report; not given: the engines'.")
+    unknown_worker_ttl_s: float = option(
         300.0, "How long events of a worker nobody registered are kept."
     )
-    index_snapshot: str | None = _knob(
+    index_snapshot: str | None = option(
         None, "File to keep the index in, for a warm restart; not given: none."
     )
-    index_snapshot_interval_s: float = _knob(60.0, "How often that file is written.")
-    max_attempts: int = _knob(3, "Workers tried before a request fails, if none has answered yet.")
-    request_timeout_s: float | None = _knob(None, "Longest silence of a worker in a request.")
-    drain_timeout_s: float = _knob(10.0, "How long running requests may finish at shutdown.")
-    log_level: str = _knob(
+    index_snapshot_interval_s: float = option(60.0, "How often that file is written.")
+    max_attempts: int = option(3, "Workers tried before a request fails, if none has answered yet.")
+    request_timeout_s: float | None = option(None, "Longest silence of a worker in a request.")
+    drain_timeout_s: float = option(10.0, "How long running requests may finish at shutdown.")
+    log_level: str = option(
         "info", "Least severe log line to print.", choices=("debug", "info", "warning", "error")
     )
 

@@ -15,10 +15,11 @@ import uvloop
 
 from ..indexer.event_index import EventIndex, SnapshotHead
 from ..runtime.clock import SystemClock
-from ..runtime.embedded_nats import DEFAULT_URL, EmbeddedNats, probe
+from ..runtime.embedded_nats import EmbeddedNats, probe
 from ..runtime.errors import ConfigError
 from ..runtime.event_plane import KV_EVENTS, EventPlane, endpoint_subject
 from ..runtime.nats_plane import NatsPlane
+from ..runtime.nats_url import DEFAULT_NATS_URL
 from ..runtime.open_files import allow_open_files
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
@@ -246,8 +247,8 @@ class Server:
         """(URL, a word on where it comes from) of the NATS server to use."""
         if self._config.nats is not None:
             return self._config.nats, ""
-        if await probe(DEFAULT_URL):
-            return DEFAULT_URL, " (found)"
+        if await probe(DEFAULT_NATS_URL):
+            return DEFAULT_NATS_URL, " (found)"
         embedded = EmbeddedNats()
         self._stack.push_async_callback(embedded.stop)
         await embedded.start()

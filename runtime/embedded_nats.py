@@ -14,9 +14,8 @@ from structlog import get_logger
 
 from .child_process import tethered
 from .errors import ConfigError
-from .nats_link import split_nats_url
+from .nats_url import DEFAULT_NATS_URL, split_nats_url
 
-DEFAULT_URL = "nats://127.0.0.1:4222"
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 3.0
 _POLL_S = 0.01
@@ -25,7 +24,7 @@ _PROGRAM = "nats-server"
 log = get_logger(__name__)
 
 
-async def probe(url: str = DEFAULT_URL, timeout: float = 0.5) -> bool:
+async def probe(url: str = DEFAULT_NATS_URL, timeout: float = 0.5) -> bool:
     """Whether something that speaks NATS answers at `url` within `timeout` seconds."""
     host, port = split_nats_url(url)
     writer = None

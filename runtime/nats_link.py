@@ -10,33 +10,17 @@ writing its backlog to the dead socket, and it is parked before it does anything
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import MaxPayloadError, SlowConsumerError
 
-from .errors import ConfigError
-
 CONNECT_TIMEOUT_S = 2
 FLUSH_TIMEOUT_S = 5
 MAX_UNSENT_BYTES = 1 << 20
 _NEVER_S = 10**6
 _NO_LIMIT = 1 << 62
-
-
-def split_nats_url(url: str) -> tuple[str, int]:
-    """Host and port of a `nats://` or `tls://` address; ConfigError if it is none."""
-    try:
-        parts = urlsplit(url if "://" in url else f"nats://{url}")
-        if parts.scheme not in ("nats", "tls") or not parts.hostname or parts.path.strip("/"):
-            raise ValueError("expected nats://HOST:PORT")
-        return parts.hostname, parts.port or 4222
-    except ValueError as error:
-        raise ConfigError(
-            f"{url!r} is not the address of a NATS server: {error}", key="nats"
-        ) from None
 
 
 class NatsLink:

@@ -9,7 +9,8 @@ from structlog import get_logger
 
 from .backoff import Backoff
 from .event_plane import Handler, PlaneState, check_subject
-from .nats_link import MAX_UNSENT_BYTES, NatsLink, split_nats_url
+from .nats_link import MAX_UNSENT_BYTES, NatsLink
+from .nats_url import DEFAULT_NATS_URL, split_nats_url
 from .outgoing_buffer import OutgoingBuffer
 from .plane_base import PlaneBase
 
@@ -30,7 +31,7 @@ class NatsPlane(PlaneBase):
 
     def __init__(
         self,
-        url: str = "nats://127.0.0.1:4222",
+        url: str = DEFAULT_NATS_URL,
         *,
         buffer_messages: int = 16384,
         buffer_bytes: int = 64 << 20,

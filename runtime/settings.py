@@ -56,9 +56,12 @@ class Resolved(Generic[T]):
         return [(key, _read(self.config, key), origin) for key, origin in self.origins.items()]
 
 
-def option(default: Any, help: str, flag: str | None = None, **more: Any) -> Any:
-    """A field of a settings dataclass with its help; `more` is any other metadata, see above."""
-    metadata = {"help": help, **more}
+def option(default: Any, help: str, flag: str | None = None, *aliases: str, **more: Any) -> Any:
+    """A field of a settings dataclass: its default, its help, its flag and other names of that.
+
+    `flag` not given: `--` and the field's name. `more` is any other metadata named above.
+    """
+    metadata = {"help": help, "aliases": aliases, **more}
     if flag is not None:
         metadata["flag"] = flag
     return dataclasses.field(default=default, metadata=metadata)

@@ -22,10 +22,6 @@ UNKNOWN_BATCH_TOKENS = 10_000_000
 """What stands for an engine's token budget where nobody told it (Dynamo's number)."""
 
 
-def _knob(default: Any, help: str, flag: str, *env: str, **more: Any) -> Any:
-    return option(default, help, flag, env=env, **more)
-
-
 @dataclass(frozen=True, kw_only=True)
 class AdmissionConfig:
     """When requests wait, or are turned away. Raises ConfigError, naming the key, on a bad value.
@@ -33,47 +29,47 @@ class AdmissionConfig:
     All thresholds are off by default. Who waits is then up to the policy, if it has a say in it.
     """
 
-    hold: bool = _knob(
+    hold: bool = option(
         True,
         "With a policy that forecasts, and no queue threshold: requests wait in the router, not in"
         " an engine, while every worker computes prompts or has its cache booked out.",
         "--router-hold",
     )
-    queue_threshold: float | None = _knob(
+    queue_threshold: float | None = option(
         None,
         "Requests wait while every worker has more prefill tokens queued than this share of its"
         " batch budget.",
         "--router-queue-threshold",
-        "DYN_ROUTER_QUEUE_THRESHOLD",
+        env=("DYN_ROUTER_QUEUE_THRESHOLD",),
     )
-    queue_policy: QueuePolicy | None = _knob(
+    queue_policy: QueuePolicy | None = option(
         None,
         "Who goes first: first come, last come, or the fewest tokens to compute. Not given: fcfs"
         " with a queue threshold, else as the policy says.",
         "--router-queue-policy",
-        "DYN_ROUTER_QUEUE_POLICY",
+        env=("DYN_ROUTER_QUEUE_POLICY",),
         choices=QUEUE_POLICIES,
     )
-    queue_limit: int = _knob(
+    queue_limit: int = option(
         10_000, "Most requests that wait; more are turned away.", "--router-queue-limit"
     )
-    active_decode_blocks_threshold: float | None = _knob(
+    active_decode_blocks_threshold: float | None = option(
         None,
         "A worker is busy above this share of its KV blocks, 0 to 1.",
         "--active-decode-blocks-threshold",
-        "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+        env=("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",),
     )
-    active_prefill_tokens_threshold: int | None = _knob(
+    active_prefill_tokens_threshold: int | None = option(
         None,
         "A worker is busy above this many prefill tokens.",
         "--active-prefill-tokens-threshold",
-        "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+        env=("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",),
     )
-    active_prefill_tokens_threshold_frac: float | None = _knob(
+    active_prefill_tokens_threshold_frac: float | None = option(
         None,
         "A worker is busy above this many times its batch budget in prefill tokens.",
         "--active-prefill-tokens-threshold-frac",
-        "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+        env=("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",),
     )
 
     def __post_init__(self) -> None:

@@ -3,12 +3,11 @@
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-from ...runtime.settings import bad_setting
+from ...runtime.nats_url import DEFAULT_NATS_URL
+from ...runtime.settings import bad_setting, option
 from .timing import StepTiming, load_timing
 
-DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 MAX_TOKEN_ID = 2**32
 EVEN_SPEEDS = (1.0,)
 ENGINE_TYPES = ("vllm", "classic")
@@ -17,18 +16,11 @@ _CLASSIC_WATERMARK = 0.01
 _MOST_RANKS = 4096
 
 
-def _knob(default: Any, help: str, flag: str | None = None, *aliases: str, **more: Any) -> Any:
-    metadata: dict[str, Any] = {"help": help, "aliases": aliases, **more}
-    if flag is not None:
-        metadata["flag"] = flag
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """One engine's cache, scheduler and model. ConfigError, naming the key, if out of range."""
 
-    engine_type: str = _knob(
+    engine_type: str = option(
         "vllm",
         "Profile of the scheduler: vllm (one running queue, one token budget) or classic (waiting, "
         "prefill and decode queues).",
@@ -36,43 +28,45 @@ class EngineConfig:
         "--engine",
         choices=ENGINE_TYPES,
     )
-    block_size: int = _knob(64, "Tokens in a KV-cache block.")
-    num_gpu_blocks: int = _knob(
+    block_size: int = option(64, "Tokens in a KV-cache block.")
+    num_gpu_blocks: int = option(
         16384, "Blocks in the KV cache.", "--num-gpu-blocks", "--num-gpu-blocks-override"
     )
-    max_num_seqs: int = _knob(256, "Most requests running at once.")
-    max_num_batched_tokens: int = _knob(8192, "Tokens computed in one step, all requests together.")
-    enable_chunked_prefill: bool = _knob(True, "Spread a long prompt over several steps.")
-    watermark: float | None = _knob(
+    max_num_seqs: int = option(256, "Most requests running at once.")
+    max_num_batched_tokens: int = option(
+        8192, "Tokens computed in one step, all requests together."
+    )
+    enable_chunked_prefill: bool = option(True, "Spread a long prompt over several steps.")
+    watermark: float | None = option(
         None,
         "Share of the cache that is kept free when a waiting request is admitted; not given: 0, "
         f"and {_CLASSIC_WATERMARK} for classic.",
     )
-    preemption_mode: str | None = _knob(
+    preemption_mode: str | None = option(
         None,
         "Who gives way when the cache is full, the youngest (lifo) or the oldest (fifo); not "
         "given: lifo, and fifo for classic.",
         choices=PREEMPTION_MODES,
     )
-    dp_size: int = _knob(
+    dp_size: int = option(
         1,
         "Data-parallel ranks of an engine, each with a cache and a scheduler of its own.",
         "--dp-size",
         "--data-parallel-size",
     )
-    startup_time_s: float = _knob(
+    startup_time_s: float = option(
         0.0, "How long an engine takes to start.", "--startup-time-s", "--startup-time"
     )
-    planner_profile_data: str | None = _knob(
+    planner_profile_data: str | None = option(
         None, "NPZ file of measured step times; not given: polynomials."
     )
-    max_model_len: int | None = _knob(
+    max_model_len: int | None = option(
         None, "Longest prompt and output together, in tokens; not given: what the cache holds."
     )
-    max_waiting: int = _knob(65536, "Most waiting requests; more are turned away.")
-    vocab_size: int = _knob(32000, "Token ids are below this.")
-    eos_token_id: int = _knob(2, "A token id that is never generated.")
-    decode_speedup_ratio: float = _knob(1.0, "How much faster decoding is than the timing model.")
+    max_waiting: int = option(65536, "Most waiting requests; more are turned away.")
+    vocab_size: int = option(32000, "Token ids are below this.")
+    eos_token_id: int = option(2, "A token id that is never generated.")
+    decode_speedup_ratio: float = option(1.0, "How much faster decoding is than the timing model.")
 
     def __post_init__(self) -> None:
         for key in ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
@@ -149,40 +143,40 @@ class EngineConfig:
 class MockerConfig:
     """What `dynamo-router mocker` runs. ConfigError, naming the key, if out of range."""
 
-    workers: int = _knob(1, "How many engines; engine i listens on PORT+i.")
-    host: str = _knob("127.0.0.1", "Address to listen on.")
-    port: int = _knob(9001, "gRPC port of the first engine; 0 takes free ones.")
-    advertise_host: str | None = _knob(
+    workers: int = option(1, "How many engines; engine i listens on PORT+i.")
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(9001, "gRPC port of the first engine; 0 takes free ones.")
+    advertise_host: str | None = option(
         None,
         "Host under which others reach the engines; not given: --host, or our host name.",
     )
-    worker_id: int | None = _knob(
+    worker_id: int | None = option(
         None, "Worker id of the first engine, the next ones follow; not given: made of the address."
     )
-    nats: str | None = _knob(
+    nats: str | None = option(
         None,
         f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
         "else no events are published.",
     )
-    namespace: str = _knob("dynamo", "Namespace of the event subject.")
-    component: str = _knob("backend", "Component of the event subject.")
-    endpoint: str = _knob("generate", "Endpoint of the event subject.")
-    heartbeat_s: float = _knob(
+    namespace: str = option("dynamo", "Namespace of the event subject.")
+    component: str = option("backend", "Component of the event subject.")
+    endpoint: str = option("generate", "Endpoint of the event subject.")
+    heartbeat_s: float = option(
         5.0, "How often, about, an engine says which of its KV events was the last; 0: never."
     )
-    model_id: str = _knob("mock-model", "Model name to report.")
-    speedup_ratio: float = _knob(1.0, "How much faster than real time the engines run.")
-    worker_speeds: str = _knob(
+    model_id: str = option("mock-model", "Model name to report.")
+    speedup_ratio: float = option(1.0, "How much faster than real time the engines run.")
+    worker_speeds: str = option(
         "1",
         "How fast each engine is beside the others: numbers with commas, over and over if there "
         "are more engines.",
     )
-    fault_port: int | None = _knob(
+    fault_port: int | None = option(
         None,
         "HTTP port, on --host, through which engines are made to fail; 0 takes a free one. Not "
         "given: none.",
     )
-    drain_timeout_s: float = _knob(5.0, "How long running requests may finish at shutdown.")
+    drain_timeout_s: float = option(5.0, "How long running requests may finish at shutdown.")
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:

@@ -12,9 +12,10 @@ from ...runtime.embedded_nats import probe
 from ...runtime.errors import ConfigError
 from ...runtime.event_plane import EventPlane
 from ...runtime.nats_plane import NatsPlane
+from ...runtime.nats_url import DEFAULT_NATS_URL
 from ...runtime.open_files import allow_open_files
 from ...runtime.shared_plane import SharedPlane
-from .config import DEFAULT_NATS_URL, MockerConfig
+from .config import MockerConfig
 from .fault_api import FaultDoor
 from .server import MockServer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.settings import options_of, resolve
+from dynamo_router.runtime.settings import option, options_of, resolve
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Inner:
 class Outer:
     port: int = 1
     fast: bool = False
-    workers: tuple[str, ...] = field(default=(), metadata={"flag": "--worker"})
+    workers: tuple[str, ...] = option((), "Where to.", "--worker", "--engine")
     inner: Inner = field(default_factory=Inner)
-    mode: str = field(default="a", metadata={"choices": ("a", "b"), "env": ("OLD_MODE",)})
+    mode: str = option("a", "How.", choices=("a", "b"), env=("OLD_MODE",))
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -51,7 +51,8 @@ def test_old_environment_name_and_lists_are_understood() -> None:
 def test_options_carry_every_name() -> None:
     specs = {spec.key: spec for spec in options_of(Outer)}
     assert list(specs) == ["port", "fast", "workers", "inner.ratio", "inner.name", "mode"]
-    assert specs["workers"].flags == ("--worker",) and specs["workers"].repeated
+    assert specs["workers"].flags == ("--worker", "--engine") and specs["workers"].repeated
+    assert specs["mode"].flags == ("--mode",) and specs["mode"].help == "How."
     assert specs["inner.name"].optional and specs["inner.name"].kind is str
     assert specs["mode"].env == ("DYNAMO_ROUTER_MODE", "OLD_MODE")
 
