@@ -1,4 +1,3 @@
-# cython: language_level=3
 """The blocks in use: sequence hash -> the workers that hold it, each with a reference count.
 
 A hash table with linear probing. Entries move when it grows, shrinks or loses one, so a pointer

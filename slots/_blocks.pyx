@@ -1,4 +1,3 @@
-# cython: language_level=3
 """The blocks in use, by sequence hash. Used by the `_sequences` kernel; see _blocks.pxd."""
 
 from libc.stdint cimport uint32_t, uint64_t

@@ -1,4 +1,3 @@
-# cython: language_level=3
 """The book: which worker runs which requests, and how loaded that makes it.
 
 Layout: `loads` by worker number; `requests` an arena addressed by uint32, its records linked in two
@@ -93,9 +92,9 @@ cdef int book_output(Book* book, uint32_t record, uint32_t generated) noexcept n
 # Makes a request the youngest, at book.latest.
 cdef void book_touch(Book* book, uint32_t record) noexcept nogil
 
-# Sets held[worker], for every worker number, to how many of the hashes it holds.
+# Sets held[worker], for the worker numbers below n, to how many of the hashes it holds.
 cdef void book_count_held(
-    const Book* book, const uint64_t* hashes, int64_t count, double* held
+    const Book* book, const uint64_t* hashes, int64_t count, double* held, uint32_t n
 ) noexcept nogil
 
 # A hash that no other call returns.

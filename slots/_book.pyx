@@ -1,4 +1,3 @@
-# cython: language_level=3
 """Requests and loads, by worker number. Used by the `_sequences` kernel; see _book.pxd."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -210,14 +209,14 @@ cdef void drop_holds(
 
 
 cdef void book_count_held(
-    const Book* book, const uint64_t* hashes, int64_t count, double* held
+    const Book* book, const uint64_t* hashes, int64_t count, double* held, uint32_t n
 ) noexcept nogil:
     cdef const Blocks* blocks = &book.blocks
     cdef Block* block
     cdef Holder* holders
     cdef int64_t i
     cdef uint32_t at
-    memset(held, 0, book.n_loads * sizeof(double))
+    memset(held, 0, n * sizeof(double))
     for i in range(count):
         if i + PREFETCH < count:
             blocks_prefetch(blocks, hashes[i + PREFETCH])
@@ -225,6 +224,8 @@ cdef void book_count_held(
         if block != NULL:
             holders = block_holders(block)
             for at in range(block.count):
+                if holders[at].worker >= n:  # they are sorted
+                    break
                 held[holders[at].worker] += 1
 
 

@@ -1,4 +1,3 @@
-# cython: language_level=3
 """The owner of a book of active requests; the book itself is in _book.pxd."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,4 +1,3 @@
-# cython: language_level=3
 """The book of active requests. Its faces are table.py (a fleet) and sequences.py (one worker).
 
 Calls hold the GIL: each is a microsecond, and holding it makes each of them atomic.
@@ -199,7 +198,10 @@ cdef class SequenceBook:
 
     # Loads, by worker number
 
-    @boundscheck(False)  # arrays of n_loads entries, indexed below n_loads
+    # To make an array may run a finalizer, and that may add workers. So the number of entries is
+    # read once, before, and nothing is read or written beyond it; it never shrinks.
+
+    @boundscheck(False)  # arrays of n entries, indexed below n
     @wraparound(False)
     def potential(self, const uint64_t[::1] hashes, uint32_t isl, const uint32_t[::1] overlaps):
         cdef Book* book = &self.book
@@ -215,7 +217,7 @@ cdef class SequenceBook:
         cdef int64_t[::1] prefill = prefill_array
         if n == 0:
             return decode_array, prefill_array
-        book_count_held(book, &hashes[0] if asked else NULL, asked, &decode[0])
+        book_count_held(book, &hashes[0] if asked else NULL, asked, &decode[0], n)
         for number in range(n):
             decode[number] = load_blocks(&book.loads[number]) + (asked - decode[number])
             cached = 0
@@ -224,33 +226,36 @@ cdef class SequenceBook:
             prefill[number] = book.loads[number].prefill_tokens + max(0, isl - cached)
         return decode_array, prefill_array
 
-    @boundscheck(False)  # arrays of n_loads entries, indexed below n_loads
+    @boundscheck(False)  # an array of n entries, indexed below n
     @wraparound(False)
     def active_blocks(self):
-        array = new_array(self.book.n_loads, INT64)
-        cdef int64_t[::1] out = array
+        cdef uint32_t n = self.book.n_loads
         cdef uint32_t number
-        for number in range(self.book.n_loads):
+        array = new_array(n, INT64)
+        cdef int64_t[::1] out = array
+        for number in range(n):
             out[number] = load_blocks(&self.book.loads[number])
         return array
 
-    @boundscheck(False)  # arrays of n_loads entries, indexed below n_loads
+    @boundscheck(False)  # an array of n entries, indexed below n
     @wraparound(False)
     def active_prefill_tokens(self):
-        array = new_array(self.book.n_loads, INT64)
-        cdef int64_t[::1] out = array
+        cdef uint32_t n = self.book.n_loads
         cdef uint32_t number
-        for number in range(self.book.n_loads):
+        array = new_array(n, INT64)
+        cdef int64_t[::1] out = array
+        for number in range(n):
             out[number] = self.book.loads[number].prefill_tokens
         return array
 
-    @boundscheck(False)  # arrays of n_loads entries, indexed below n_loads
+    @boundscheck(False)  # an array of n entries, indexed below n
     @wraparound(False)
     def active_requests(self):
-        array = new_array(self.book.n_loads, INT64)
-        cdef int64_t[::1] out = array
+        cdef uint32_t n = self.book.n_loads
         cdef uint32_t number
-        for number in range(self.book.n_loads):
+        array = new_array(n, INT64)
+        cdef int64_t[::1] out = array
+        for number in range(n):
             out[number] = self.book.loads[number].requests
         return array
 
@@ -358,17 +363,25 @@ cdef class SequenceBook:
 
     cdef int _trim(self) except -1:
         """Gives memory back after a burst; O(1) on average for each released request."""
-        cdef uint32_t record = self.book.oldest
+        cdef uint32_t record
         blocks_trim(&self.book.blocks)
         if not book_is_sparse(&self.book):
             return 0
+        # To make a list or a dict may run a finalizer, and that may change the book, so the book is
+        # looked at after that. To fill them runs none: the collector tracks neither str nor int.
         ids = []
+        records = {}
+        if not book_is_sparse(&self.book):
+            return 0
+        record = self.book.oldest
         while record != NONE:
-            ids.append(self.ids[record])
+            request_id = self.ids[record]
+            records[request_id] = len(ids)
+            ids.append(request_id)
             record = self.book.requests[record].younger
         if book_compact(&self.book) == 0:
             self.ids = ids
-            self.records = {request_id: record for record, request_id in enumerate(ids)}
+            self.records = records
         return 0
 
     cdef int _see(self, double now) except -1:
