@@ -1,4 +1,3 @@
-# cython: language_level=3
 """Kernel: reads the routing facts off a serialized trtllm.GenerateRequest.
 
 Follows the protobuf wire format: of a scalar that comes twice the last one counts, submessages
@@ -30,7 +29,7 @@ cdef enum:  # field numbers
     NUM_RETURN_SEQUENCES = 2  # of SamplingConfig
     TASK_ID = 1               # of LoraConfig
 
-cdef struct Cursor:
+cdef struct ByteReader:
     const uint8_t* at     # next byte to read
     const uint8_t* end    # one past the last
 
@@ -54,14 +53,14 @@ cdef struct Facts:
     bint has_media              # images or a prompt table: more than tokens make its content
 
 
-cdef inline bint read_varint(Cursor* cursor, uint64_t* value) noexcept nogil:
+cdef inline bint read_varint(ByteReader* reader, uint64_t* value) noexcept nogil:
     """False if the bytes end inside it, or it is longer than any number."""
     cdef uint64_t result = 0
     cdef uint32_t shift = 0
     cdef uint8_t byte
-    while cursor.at < cursor.end and shift < 70:
-        byte = cursor.at[0]
-        cursor.at += 1
+    while reader.at < reader.end and shift < 70:
+        byte = reader.at[0]
+        reader.at += 1
         if shift < 64:
             result |= <uint64_t>(byte & 0x7F) << shift
         if byte < 0x80:
@@ -71,17 +70,17 @@ cdef inline bint read_varint(Cursor* cursor, uint64_t* value) noexcept nogil:
     return False
 
 
-cdef bint read_field(Cursor* cursor, Field* field) noexcept nogil:
+cdef bint read_field(ByteReader* reader, Field* field) noexcept nogil:
     """The next field; false if the bytes are no message."""
     cdef uint64_t tag
-    if not read_varint(cursor, &tag) or tag >> 32 or tag >> 3 == 0:
+    if not read_varint(reader, &tag) or tag >> 32 or tag >> 3 == 0:
         return False
     field.number = <uint32_t>(tag >> 3)
     field.wire = <uint32_t>(tag & 7)
     if field.wire == VARINT:
-        return read_varint(cursor, &field.value)
+        return read_varint(reader, &field.value)
     if field.wire == DELIMITED:
-        if not read_varint(cursor, &field.value):
+        if not read_varint(reader, &field.value):
             return False
     elif field.wire == FIXED64:
         field.value = 8
@@ -89,19 +88,19 @@ cdef bint read_field(Cursor* cursor, Field* field) noexcept nogil:
         field.value = 4
     else:  # groups were given up before this protocol was made
         return False
-    if field.value > <uint64_t>(cursor.end - cursor.at):
+    if field.value > <uint64_t>(reader.end - reader.at):
         return False
-    field.start = cursor.at
-    cursor.at += field.value
+    field.start = reader.at
+    reader.at += field.value
     return True
 
 
-cdef bint count_tokens(Cursor cursor, uint64_t* count) noexcept nogil:
+cdef bint count_tokens(ByteReader reader, uint64_t* count) noexcept nogil:
     """Add the tokens of a TokenizedInput to `count`."""
     cdef Field field
     cdef uint64_t i, numbers
-    while cursor.at < cursor.end:
-        if not read_field(&cursor, &field):
+    while reader.at < reader.end:
+        if not read_field(&reader, &field):
             return False
         if field.number != INPUT_TOKEN_IDS:
             continue
@@ -117,13 +116,13 @@ cdef bint count_tokens(Cursor cursor, uint64_t* count) noexcept nogil:
     return True
 
 
-cdef bint copy_tokens(Cursor cursor, uint32_t** out, uint32_t* largest) noexcept nogil:
+cdef bint copy_tokens(ByteReader reader, uint32_t** out, uint32_t* largest) noexcept nogil:
     """Write the tokens of a TokenizedInput that was counted, and move `out` past them."""
     cdef Field field
-    cdef Cursor packed
+    cdef ByteReader packed
     cdef uint64_t value
-    while cursor.at < cursor.end:
-        read_field(&cursor, &field)
+    while reader.at < reader.end:
+        read_field(&reader, &field)
         if field.number != INPUT_TOKEN_IDS or field.wire not in (VARINT, DELIMITED):
             continue
         packed.at = field.start
@@ -140,24 +139,24 @@ cdef bint copy_tokens(Cursor cursor, uint32_t** out, uint32_t* largest) noexcept
     return True
 
 
-cdef bint find_varint(Cursor cursor, uint32_t number, uint64_t* value) noexcept nogil:
+cdef bint find_varint(ByteReader reader, uint32_t number, uint64_t* value) noexcept nogil:
     """Set `value` to a submessage's varint of that number, if it has one."""
     cdef Field field
-    while cursor.at < cursor.end:
-        if not read_field(&cursor, &field):
+    while reader.at < reader.end:
+        if not read_field(&reader, &field):
             return False
         if field.number == number and field.wire == VARINT:
             value[0] = field.value
     return True
 
 
-cdef bint read_facts(Cursor cursor, Facts* facts) noexcept nogil:
+cdef bint read_facts(ByteReader reader, Facts* facts) noexcept nogil:
     """All but the tokens themselves; false if the bytes are no such message."""
     cdef Field field
-    cdef Cursor inside
+    cdef ByteReader inside
     cdef uint64_t value
-    while cursor.at < cursor.end:
-        if not read_field(&cursor, &field):
+    while reader.at < reader.end:
+        if not read_field(&reader, &field):
             return False
         if field.wire == VARINT:
             if field.number == MAX_TOKENS:
@@ -189,12 +188,12 @@ cdef bint read_facts(Cursor cursor, Facts* facts) noexcept nogil:
     return True
 
 
-cdef bint read_tokens(Cursor cursor, uint32_t* out, uint32_t* largest) noexcept nogil:
+cdef bint read_tokens(ByteReader reader, uint32_t* out, uint32_t* largest) noexcept nogil:
     """The tokens that read_facts counted."""
     cdef Field field
-    cdef Cursor inside
-    while cursor.at < cursor.end:
-        read_field(&cursor, &field)
+    cdef ByteReader inside
+    while reader.at < reader.end:
+        read_field(&reader, &field)
         if field.number == TOKENIZED and field.wire == DELIMITED:
             inside.at = field.start
             inside.end = field.start + field.value
@@ -208,22 +207,22 @@ def parse_generate(const uint8_t[::1] body not None):
     cache_salt_id | None, has media, streaming) of a serialized request; ValueError if it is none.
     """
     cdef Facts facts
-    cdef Cursor cursor
+    cdef ByteReader reader
     cdef uint32_t largest = 0
     cdef uint32_t[::1] view
-    cursor.at = &body[0] if body.shape[0] else NULL
-    cursor.end = cursor.at + body.shape[0]
+    reader.at = &body[0] if body.shape[0] else NULL
+    reader.end = reader.at + body.shape[0]
     facts.request_id = NULL
     facts.request_id_size = facts.n_tokens = 0
     facts.task_id = facts.cache_salt_id = 0
     facts.max_tokens = facts.sequences = 0
     facts.has_lora = facts.has_salt = facts.has_media = facts.streaming = False
-    if not read_facts(cursor, &facts):
+    if not read_facts(reader, &facts):
         raise ValueError("not a GenerateRequest")
     tokens = np.empty(facts.n_tokens, np.uint32)
     if facts.n_tokens:
         view = tokens
-        if not read_tokens(cursor, &view[0], &largest):
+        if not read_tokens(reader, &view[0], &largest):
             raise ValueError("a token id is longer than any number")
     return (
         (<const char*>facts.request_id)[:facts.request_id_size].decode("utf-8")
