@@ -21,11 +21,7 @@ class Weights(Protocol):
     @property
     def disk_cache_hit_weight(self) -> float: ...
     @property
-    def shared_cache_multiplier(self) -> float: ...
-    @property
     def track_prefill_tokens(self) -> bool: ...
-    @property
-    def decode_worker(self) -> bool: ...
 
 def evaluate(
     params: Weights,
@@ -38,7 +34,6 @@ def evaluate(
     eligible: npt.NDArray[np.bool_],
     host_overlaps: npt.NDArray[np.uint32] | None,
     disk_overlaps: npt.NDArray[np.uint32] | None,
-    shared_blocks: npt.NDArray[np.uint32] | None,
     explain: bool,
 ) -> npt.NDArray[np.float64]: ...
 def pick(costs: npt.NDArray[np.float64], temperature: float, u: float) -> int: ...

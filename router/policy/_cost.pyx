@@ -1,4 +1,3 @@
-# cython: language_level=3
 """The cost of every worker in one pass, and the draw among them. Faces: cost.py, selection.py."""
 
 from cython cimport boundscheck, cdivision, wraparound
@@ -17,15 +16,12 @@ cdef struct Weights:            # see cost.CostParams
     double request_weight
     double host_weight
     double disk_weight
-    double shared_multiplier
     bint track_prefill
-    bint decode_worker
 
 cdef struct Inputs:             # arrays by worker number; NULL: zero for all
     const uint32_t* overlaps        # blocks of the prompt cached on the device
     const uint32_t* host            # and further ones in host memory
     const uint32_t* disk            # on disk
-    const uint32_t* shared          # in a shared cache, beyond the device's
     const int64_t* prefill_tokens   # active, without this request
     const double* blocks            # potential decode blocks, with this request
     const int64_t* requests         # active, without this request
@@ -59,7 +55,6 @@ def evaluate(
     const uint8_t[::1] eligible not None,
     const uint32_t[::1] host_overlaps,
     const uint32_t[::1] disk_overlaps,
-    const uint32_t[::1] shared_blocks,
     bint explain,
 ):
     cdef Py_ssize_t n = eligible.shape[0]
@@ -80,7 +75,6 @@ def evaluate(
         or (active_requests is not None and active_requests.shape[0] != n)
         or (host_overlaps is not None and host_overlaps.shape[0] != n)
         or (disk_overlaps is not None and disk_overlaps.shape[0] != n)
-        or (shared_blocks is not None and shared_blocks.shape[0] != n)
     ):
         raise ValueError(f"every array must have an entry for each of {n} worker numbers")
     if explain:
@@ -96,14 +90,11 @@ def evaluate(
     weights.request_weight = params.decode_active_request_weight
     weights.host_weight = params.host_cache_hit_weight
     weights.disk_weight = params.disk_cache_hit_weight
-    weights.shared_multiplier = params.shared_cache_multiplier
     weights.track_prefill = params.track_prefill_tokens
-    weights.decode_worker = params.decode_worker
 
     inputs.overlaps = &overlaps[0] if overlaps is not None else NULL
     inputs.host = &host_overlaps[0] if host_overlaps is not None else NULL
     inputs.disk = &disk_overlaps[0] if disk_overlaps is not None else NULL
-    inputs.shared = &shared_blocks[0] if shared_blocks is not None else NULL
     inputs.prefill_tokens = &prefill_tokens[0] if prefill_tokens is not None else NULL
     inputs.blocks = &potential_blocks[0] if potential_blocks is not None else NULL
     inputs.requests = &active_requests[0] if active_requests is not None else NULL
@@ -155,16 +146,12 @@ cdef inline Terms evaluate_one(
         terms.credit * device
         + weights.host_weight * blocks_at(inputs.host, number)
         + weights.disk_weight * blocks_at(inputs.disk, number)
-        + weights.shared_multiplier * blocks_at(inputs.shared, number)
     )
-    if weights.decode_worker and not weights.track_prefill and weights.credit > 0.0:
-        # A decode worker that may prefill itself: what it has cached, it need not be sent.
-        terms.cost = max(0.0, terms.decode - terms.overlap)
-    else:
-        terms.cost = (
-            weights.prefill_scale * max(0.0, terms.raw_prefill - terms.overlap) + terms.decode
-        )
-    terms.cost += weights.request_weight * terms.requests
+    terms.cost = (
+        weights.prefill_scale * max(0.0, terms.raw_prefill - terms.overlap)
+        + terms.decode
+        + weights.request_weight * terms.requests
+    )
     return terms
 
 

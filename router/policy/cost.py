@@ -47,9 +47,7 @@ class CostParams:
     decode_active_request_weight: float = 0.0  # blocks that an active request counts for
     host_cache_hit_weight: float = 0.75  # as the credit, for blocks in host memory; at most 1
     disk_cache_hit_weight: float = 0.25  # and on disk or in external storage; at most 1
-    shared_cache_multiplier: float = 0.0  # and in a shared cache
     track_prefill_tokens: bool = True  # False: prefill costs nothing here
-    decode_worker: bool = False  # with prefill untracked, overlap is taken off the decode blocks
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -88,7 +86,6 @@ def score(
     eligible: Mask,
     host_overlaps: Blocks | None = None,
     disk_overlaps: Blocks | None = None,
-    shared_blocks: Blocks | None = None,
 ) -> Floats:
     """The cost of every worker in blocks, inf where it is not eligible.
 
@@ -109,7 +106,6 @@ def score(
         eligible,
         host_overlaps,
         disk_overlaps,
-        shared_blocks,
         False,
     )
 
@@ -127,7 +123,6 @@ def terms(
     eligible: Mask,
     host_overlaps: Blocks | None = None,
     disk_overlaps: Blocks | None = None,
-    shared_blocks: Blocks | None = None,
     reasons: Mapping[int, str] | None = None,
     index_states: Mapping[int, str] | None = None,
 ) -> list[CandidateTerms]:
@@ -147,7 +142,6 @@ def terms(
         eligible,
         host_overlaps,
         disk_overlaps,
-        shared_blocks,
         True,
     ).tolist()
     result = []

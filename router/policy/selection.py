@@ -46,7 +46,6 @@ class Candidates:
         seq_hashes: npt.NDArray[np.uint64] | None = None,
         host_overlaps: Blocks | None = None,
         disk_overlaps: Blocks | None = None,
-        shared_blocks: Blocks | None = None,
         spared: Blocks | None = None,
         now: float = 0.0,
     ) -> None:
@@ -59,7 +58,6 @@ class Candidates:
         self.seq_hashes = seq_hashes
         self.host_overlaps = host_overlaps
         self.disk_overlaps = disk_overlaps
-        self.shared_blocks = shared_blocks
         self.spared = overlaps if spared is None else spared
         # Not cached_property: in Python 3.11 it takes a lock, which costs more than the arrays do.
         self._potential_blocks: Floats | None = None
@@ -254,7 +252,6 @@ def score_kv(params: CostParams) -> Score:
             eligible=candidates.eligible,
             host_overlaps=candidates.host_overlaps,
             disk_overlaps=candidates.disk_overlaps,
-            shared_blocks=candidates.shared_blocks,
         )
 
     return score_one

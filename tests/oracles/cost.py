@@ -14,7 +14,6 @@ def cost(
     least_prefill=0,
     host=0,
     disk=0,
-    shared=0,
 ):
     credit = params.overlap_score_credit
     cached = overlap * block_size
@@ -25,15 +24,9 @@ def cost(
         excess = max(0, active_prefill - least_prefill) / block_size / math.ceil(isl / block_size)
         credit /= 1 + params.credit_decay * excess
     saved = (
-        credit * overlap
-        + params.host_cache_hit_weight * host
-        + params.disk_cache_hit_weight * disk
-        + params.shared_cache_multiplier * shared
+        credit * overlap + params.host_cache_hit_weight * host + params.disk_cache_hit_weight * disk
     )
     load = params.decode_active_request_weight * requests
-    bypass = params.decode_worker and not params.track_prefill_tokens
-    if bypass and params.overlap_score_credit > 0:
-        return max(0, blocks - saved) + load
     return params.prefill_load_scale * max(0, prefill - saved) + blocks + load
 
 

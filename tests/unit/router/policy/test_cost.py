@@ -1,6 +1,5 @@
 """The cost function: worked examples, and agreement with plain Python on anything."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -66,11 +65,9 @@ def test_weights_scale_their_terms():
 
 def test_lower_tiers_are_worth_less():
     costs = costs_of(
-        CostParams(shared_cache_multiplier=0.5),
         overlaps=u32(1, 1, 1),
-        host_overlaps=u32(4, 0, 0),
-        disk_overlaps=u32(0, 4, 0),
-        shared_blocks=u32(0, 0, 4),
+        host_overlaps=u32(4, 0, 2),
+        disk_overlaps=u32(0, 4, 2),
     )
     assert costs.tolist() == [10 - 1 - 3, 10 - 1 - 1, 10 - 1 - 2]
 
@@ -104,10 +101,6 @@ def test_without_prefill_tracking_only_decode_counts():
     }
     untracked = CostParams(track_prefill_tokens=False)
     assert costs_of(untracked, **arrays).tolist() == [10, 5, 7]
-    decode = dataclasses.replace(untracked, decode_worker=True)
-    assert costs_of(decode, **arrays).tolist() == [8, 0, 0]
-    no_credit = dataclasses.replace(decode, overlap_score_credit=0.0)
-    assert costs_of(no_credit, **arrays).tolist() == [10, 5, 7]
 
 
 def test_the_old_weight_gives_the_old_formula():
@@ -169,14 +162,12 @@ PARAMS = st.builds(
     decode_active_request_weight=WEIGHTS,
     host_cache_hit_weight=st.floats(0, 1),
     disk_cache_hit_weight=st.floats(0, 1),
-    shared_cache_multiplier=WEIGHTS,
     track_prefill_tokens=st.booleans(),
-    decode_worker=st.booleans(),
 )
-# (overlap, active prefill, blocks, requests, host, disk, shared, eligible)
+# (overlap, active prefill, blocks, requests, host, disk, eligible)
 BLOCKS = st.integers(0, 200)
 WORKERS = st.lists(
-    st.tuples(BLOCKS, st.integers(0, 10**6), BLOCKS, BLOCKS, BLOCKS, BLOCKS, BLOCKS, st.booleans()),
+    st.tuples(BLOCKS, st.integers(0, 10**6), BLOCKS, BLOCKS, BLOCKS, BLOCKS, st.booleans()),
     max_size=9,
 )
 
@@ -184,8 +175,8 @@ WORKERS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(params=PARAMS, workers=WORKERS, isl=st.integers(1, 5000), block_size=st.integers(1, 64))
 def test_the_kernel_agrees_with_plain_python(params, workers, isl, block_size):
-    columns = [list(column) for column in zip(*workers, strict=True)] or [[]] * 8
-    overlaps, prefill, blocks, requests, host, disk, shared, eligible = columns
+    columns = [list(column) for column in zip(*workers, strict=True)] or [[]] * 7
+    overlaps, prefill, blocks, requests, host, disk, eligible = columns
     least = min((p for p, usable in zip(prefill, eligible, strict=True) if usable), default=0)
     arrays = {
         "isl": isl,
@@ -197,10 +188,9 @@ def test_the_kernel_agrees_with_plain_python(params, workers, isl, block_size):
         "eligible": mask(*eligible),
         "host_overlaps": u32(*host),
         "disk_overlaps": u32(*disk),
-        "shared_blocks": u32(*shared),
     }
     expected = [
-        oracle_cost.cost(params, isl, block_size, *worker[:4], least, *worker[4:7])
+        oracle_cost.cost(params, isl, block_size, *worker[:4], least, *worker[4:6])
         for worker in workers
     ]
     costs = score(params, **arrays)
