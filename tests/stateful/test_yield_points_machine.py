@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from oracles.tree import OracleTree, Refused
-from stateful.test_radix_tree_machine import A_WORKER, RadixTreeMachine
+from support.radix_tree_machine import A_WORKER, RadixTreeMachine
 
 from dynamo_router.indexer.tree._inspect import watched_pace
 from dynamo_router.indexer.tree.radix import RadixTree

@@ -1,0 +1,320 @@
+"""The house as docs/architecture.md draws it, held on the imports that the files really have."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import house_rules as rules
+from support.import_graph import SourceTree, cycles
+from support.places import ROOT
+
+FLOORS = {
+    "__init__": 7,  # names of the floors below, resolved on first use
+    "__main__": 7,
+    "cli": 6,
+    "bench": 5,
+    "frontend": 4,
+    "router": 3,
+    "workers": 2,
+    "indexer": 1,
+    "slots": 1,
+    "runtime": 0,
+}
+# What index and slots may know of the processes around them.
+NOUNS_OF_RUNTIME = {
+    "runtime.identity": "who a worker is",
+    "runtime.clock": "monotonic time",
+    "runtime.errors": "errors, split by who can react",
+    "runtime.envelope": "the message around each event, which the event codec writes and reads",
+    "runtime.native": "the containers and yield points under the kernels",
+}
+BESIDE_THE_DOOR = {
+    "router.proto": "a generated protobuf module is the door of its own protocol",
+}
+SHORT_NOUNS = {
+    "__main__": "python -m dynamo_router",
+    "runtime.backoff": "the delays of a retry loop",
+    "runtime.child_process": "a child that cannot outlive its parent",
+    "runtime.clock": "monotonic time, real and of a test",
+    "runtime.envelope": "the message around an event: a wire format is a file of its own",
+    "runtime.native._yield_points": "where a writer lets readers in, under both kinds of kernel",
+    "runtime.open_files": "the limit on open files",
+    "indexer.wire._events": "the decoded event: the struct between decoders and index",
+    "router.dispatch.status": "a failure as a gRPC status",
+    "workers.trtllm_proto": "the engine's generated stubs, whose import warns",
+}
+
+Rule = Callable[[SourceTree], list[str]]
+RULES: dict[str, Rule] = {
+    "imports run downwards": lambda tree: rules.upward_imports(tree, FLOORS),
+    "of runtime the first floor takes nouns": lambda tree: rules.imports_beyond(
+        tree, ("indexer", "slots"), "runtime", NOUNS_OF_RUNTIME
+    ),
+    "arrows between rooms make no circle": rules.circles,
+    "a room is entered by its door": lambda tree: rules.entries_beside_the_door(
+        tree, BESIDE_THE_DOOR
+    ),
+    "private names stay in their room": rules.private_names_taken,
+    "a folder has at most 20 modules": lambda tree: rules.crowded_folders(tree.files, 20),
+    "a file has at most 400 lines": lambda tree: rules.long_files(tree, 400),
+    "a file is a noun": lambda tree: rules.crumbs(tree, 40, SHORT_NOUNS),
+}
+# Violations that are known. What is mended must leave the list; nothing is to be added to it.
+TO_MEND: dict[str, list[str]] = {
+    "arrows between rooms make no circle": [
+        "bench.grid <-> bench.grid_plot",
+        "indexer.tree._inspect <-> indexer.tree._radix <-> indexer.tree.dump",
+        "workers.mocker.sampling <-> workers.mocker.sequence",
+    ],
+    "a room is entered by its door": [
+        "bench/decision.py imports bench.index.workload",
+        "bench/index/read_write.py imports indexer.event_index._actor",
+        "bench/index/read_write.py imports indexer.wire._writer",
+        "bench/replay.py imports bench.simulation.compare",
+        "bench/simulation/config.py imports workers.mocker.config",
+        "bench/simulation/experiment.py imports workers.mocker.config",
+        "bench/simulation/outcome.py imports workers.mocker.config",
+        "bench/simulation/prepared_trace.py imports bench.traces._tokens",
+        "bench/simulation/recovery.py imports workers.mocker.virtual",
+        "bench/simulation/simulation.py imports workers.mocker.config",
+        "bench/simulation/simulation.py imports workers.mocker.virtual",
+        "indexer/tree/_radix.pyx imports indexer.wire.codec",
+        "workers/mocker/engine.py imports workers.mocker.core._single_engine",
+        "workers/mocker/timing.py imports workers.mocker.core._timing",
+        "workers/mocker/virtual.py imports workers.mocker.core._virtual",
+    ],
+    "a file has at most 400 lines": [
+        "indexer/event_index/_actor.pyx has more than 400 lines",
+        "indexer/tree/_radix.pyx has more than 400 lines",
+    ],
+    "a file is a noun": [
+        "bench.synthesizer.draw has fewer than 40 lines",
+        "bench.synthesizer.sample has fewer than 40 lines",
+        "bench.traces._tokens has fewer than 40 lines",
+        "indexer.tree.radix has fewer than 40 lines",
+        "router.policy.base has fewer than 40 lines",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def house() -> SourceTree:
+    return SourceTree(ROOT, tuple(folder for folder in FLOORS if (ROOT / folder).is_dir()))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_house_keeps_the_rule(house: SourceTree, rule: str) -> None:
+    settle(RULES[rule](house), TO_MEND.get(rule, []))
+
+
+def settle(found: list[str], to_mend: list[str]) -> None:
+    """Fail with what is new, and with what was mended and still stands on the list."""
+    assert sorted(set(found) - set(to_mend)) == [], "the house breaks its rule anew"
+    assert sorted(set(to_mend) - set(found)) == [], "mended: take it from the list"
+
+
+def test_every_folder_of_the_package_has_a_floor(house: SourceTree) -> None:
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert folders <= set(FLOORS)
+    assert {module.split(".")[0] for module in house.modules} <= set(FLOORS)
+    assert len(house.imports) > 1000  # they were really read
+
+
+def test_no_exception_outlives_its_reason(house: SourceTree) -> None:
+    for allowed in (NOUNS_OF_RUNTIME, BESIDE_THE_DOOR, SHORT_NOUNS):
+        assert rules.needless(house, allowed) == []
+    short = [f"{module} has fewer than 40 lines" for module in SHORT_NOUNS]
+    settle(rules.crumbs(house, 40, {}), [*TO_MEND.get("a file is a noun", []), *short])
+
+
+def test_tests_keep_the_rules_that_concern_them() -> None:
+    tests = SourceTree(ROOT / "tests", tuple(p.name for p in (ROOT / "tests").iterdir()))
+    assert rules.tests_that_import_tests(ROOT / "tests") == []
+    assert rules.crowded_folders(tests.files, 20) == []
+    settle(rules.long_files(tests, 400), TESTS_TO_SPLIT)
+
+
+TESTS_TO_SPLIT: list[str] = [
+    "integration/test_doors.py has more than 400 lines",
+    "unit/bench/test_replay.py has more than 400 lines",
+    "unit/workers/test_publisher.py has more than 400 lines",
+]
+
+
+# The rules on small trees: each of them can fail.
+
+Files = dict[str, str]
+
+
+def tree_of(root: Path, files: Files) -> SourceTree:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return SourceTree(root, ("bench", "router", "indexer", "slots", "runtime"))
+
+
+HOUSE = {
+    "__init__.py": "",
+    "bench/__init__.py": "",
+    "router/__init__.py": "",
+    "router/policy/__init__.py": "from .cost import Cost\n",
+    "router/policy/cost.py": "from ...runtime.clock import now\n",
+    "router/kv_router.py": "from .policy import Cost\nfrom ..indexer import tree\n",
+    "indexer/__init__.py": "",
+    "indexer/tree/__init__.py": "",
+    "indexer/tree/_radix.pyx": "from ...runtime.native._table cimport (\n    Table,  # open\n)\n",
+    "indexer/tree/_radix.pxd": "from libc.stdint cimport uint64_t\n",
+    "slots/__init__.py": "",
+    "runtime/__init__.py": "",
+    "runtime/clock.py": "import time\n",
+    "runtime/native/__init__.py": "",
+    "runtime/native/_table.pxd": "",
+}
+
+
+def check(rule: str, tree: SourceTree) -> list[str]:
+    return RULES[rule](tree)
+
+
+def test_a_sound_house_breaks_no_rule(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, HOUSE)
+    assert [str(each) for each in tree.imports] == [
+        "indexer/tree/_radix.pyx imports runtime.native._table: Table",
+        "router/kv_router.py imports router.policy.__init__: Cost",
+        "router/kv_router.py imports indexer.tree.__init__",
+        "router/policy/__init__.py imports router.policy.cost: Cost",
+        "router/policy/cost.py imports runtime.clock: now",
+    ]
+    assert all(not check(rule, tree) for rule in list(RULES)[:-1])
+
+
+BROKEN: list[tuple[str, Files, list[str]]] = [
+    (
+        "imports run downwards",
+        {"runtime/clock.py": "def f():\n    from dynamo_router.router.policy import Cost\n"},
+        ["runtime/clock.py imports router.policy.__init__: Cost"],
+    ),
+    (
+        "imports run downwards",
+        {"slots/table.py": "from .. import indexer\n"},
+        ["slots/table.py imports indexer.__init__"],
+    ),
+    (
+        "imports run downwards",
+        {"slots/_book.pyx": "from ..indexer.tree._radix cimport find, \\\n    store\n"},
+        [
+            "slots/_book.pyx imports indexer.tree._radix: find",
+            "slots/_book.pyx imports indexer.tree._radix: store",
+        ],
+    ),
+    (
+        "imports run downwards",
+        {"indexer/tree/_radix.pxd": "cimport dynamo_router.slots._book as book\n",
+         "slots/_book.pxd": ""},
+        ["indexer/tree/_radix.pxd imports slots._book"],
+    ),
+    (
+        "of runtime the first floor takes nouns",
+        {
+            "runtime/nats_plane.py": "",
+            "indexer/feed.py": "import dynamo_router.runtime.nats_plane\n",
+        },
+        ["indexer/feed.py imports runtime.nats_plane"],
+    ),
+    (
+        "arrows between rooms make no circle",
+        {"router/policy/cost.py": "from ..kv_router import KvRouter\n"},
+        ["router.kv_router <-> router.policy"],
+    ),
+    (
+        "arrows between rooms make no circle",
+        {
+            "router/a.py": "from .b import x\n",
+            "router/b.py": "from .c import x\n",
+            "router/c.pyi": "if TYPE_CHECKING:\n    from . import a\n",
+        },
+        ["router.a <-> router.b <-> router.c"],
+    ),
+    (
+        "a room is entered by its door",
+        {"router/kv_router.py": "from .policy import cost\nfrom .policy.cost import Cost\n"},
+        ["router/kv_router.py imports router.policy.cost"],
+    ),
+    (
+        "private names stay in their room",
+        {"router/kv_router.py": "from .policy import Cost, _secret, __all__\n"},
+        ["router/kv_router.py imports router.policy.__init__: _secret"],
+    ),
+    (
+        "a folder has at most 20 modules",
+        {f"slots/_m{i}{end}": "" for i in range(21) for end in (".pyx", ".pxd", ".pyi")},
+        ["slots/ has more than 20 modules"],
+    ),
+    (
+        "a file has at most 400 lines",
+        {"slots/table.py": "x = 1\n" * 401, "slots/table_pb2.py": "x = 1\n" * 401},
+        ["slots/table.py has more than 400 lines"],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "change", "expected"), BROKEN)
+def test_a_broken_rule_is_named(
+    tmp_path: Path, rule: str, change: Files, expected: list[str]
+) -> None:
+    assert check(rule, tree_of(tmp_path, HOUSE | change)) == expected
+
+
+def test_twenty_modules_are_not_too_many(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, {f"slots/_m{i}.pyx": "x = 1\n" * 400 for i in range(20)})
+    assert rules.crowded_folders(tree.files, 20) == []
+    assert rules.long_files(tree, 400) == []
+
+
+def test_a_module_of_few_lines_is_named_unless_it_is_a_noun(tmp_path: Path) -> None:
+    files = {
+        "slots/__init__.py": "",
+        "slots/noun.py": "",
+        "slots/crumb.pxd": "\n" * 39,
+        "slots/_pair.pyx": "\n" * 20,  # its declarations count with it, its stub does not
+        "slots/_pair.pxd": "\n" * 20,
+        "slots/_stub.pyx": "\n" * 39,
+        "slots/_stub.pyi": "\n" * 20,
+    }
+    tree = tree_of(tmp_path, files)
+    assert rules.crumbs(tree, 40, {"slots.noun": "a noun"}) == [
+        "slots._stub has fewer than 40 lines",
+        "slots.crumb has fewer than 40 lines",
+    ]
+    assert rules.needless(tree, {"slots.noun": "", "slots.gone": ""}) == ["slots.gone"]
+
+
+def test_native_code_has_no_door(tmp_path: Path) -> None:
+    change = {
+        "router/_x.pyx": "from ..indexer.tree._radix cimport find\n",
+        "router/_x.pyi": "from ..indexer.tree._radix import Tree\n",
+        "router/_y.pyi": "from ..indexer.tree._radix import Tree\n",
+        "router/_z.pyx": "from ..indexer.tree._radix import Tree\n",
+    }
+    assert check("a room is entered by its door", tree_of(tmp_path, HOUSE | change)) == [
+        "router/_y.pyi imports indexer.tree._radix",
+        "router/_z.pyx imports indexer.tree._radix",
+    ]
+
+
+def test_a_test_that_imports_a_test_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text("from support.polling import until\n")
+    (tmp_path / "test_b.py").write_text("import unit.test_a\nfrom unit import test_a\n")
+    assert rules.tests_that_import_tests(tmp_path) == [
+        "test_b.py imports unit",
+        "test_b.py imports unit.test_a",
+    ]
+
+
+def test_circles_are_found_whole() -> None:
+    assert cycles([("a", "b"), ("b", "c")]) == []
+    assert cycles([("a", "b"), ("b", "a"), ("c", "d"), ("d", "c"), ("b", "c")]) == [
+        ["a", "b"],
+        ["c", "d"],
+    ]
