@@ -1,7 +1,7 @@
-"""What the feed and the publishers do about lost events, at the times they would do it.
+"""Event recovery in virtual time: what routers and publishers do about lost events.
 
-Driven by the simulation where events get lost: the planners are the feed's, requests, heartbeats
-and answers get lost like events.
+The recovery is the one that the event feed drives. Requests, heartbeats and answers arrive after
+the delay of the event plane, and get lost at the rate of events.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from itertools import count
 from random import Random
 
 from ...indexer.event_index import EventIndex
-from ...router.events import REPLAY_TICK_S, TICK_S, ReplayPlanner, ResyncPlanner
+from ...router.events import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 from ...router.kv_router import KvRouter
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.mocker.virtual import VirtualFleet
@@ -21,8 +21,12 @@ from ...workers.replay_log import MIN_REPLAY_INTERVAL_S
 from ...workers.resync_wire import ResyncRequest
 
 
-class Healing:
-    """What is due, in the order of time. From now on the index holds events behind gaps."""
+class SimulatedRecovery:
+    """The recovery's steps and the engines' answers, in the order of time.
+
+    From its making on the index holds events behind gaps back. `loss` is the share of messages that
+    get lost; `delay_s` is how long each is under way.
+    """
 
     def __init__(
         self, router: KvRouter, fleet: VirtualFleet, *, loss: float, delay_s: float, seed: int
@@ -32,11 +36,10 @@ class Healing:
         self._loss = loss
         self._delay = delay_s
         self._rng = Random(f"resync {seed}")
-        self._replays, self._resyncs = ReplayPlanner(), ResyncPlanner()
+        self._recovery = EventRecovery(router.index)
         self._order = count()
         self._due: list[tuple[float, int, Callable[[float], None]]] = []
-        self._alarms = self._index.alarms
-        self._looking = False
+        self._looking = False  # whether the next look for gaps is due at a known time
         self._announcing: set[WorkerWithDpRank] = set()
         self._last: dict[tuple[str, WorkerWithDpRank], float] = {}
         self.announcements = 0
@@ -58,7 +61,7 @@ class Healing:
 
     def notice(self, now: float) -> None:
         """The index took events in: look for gaps, if it noticed any."""
-        if self._index.alarms != self._alarms and not self._looking:
+        if self._recovery.gap_noticed and not self._looking:
             self._looking = True
             self._at(now, self._look)
 
@@ -69,30 +72,27 @@ class Healing:
         return self._rng.random() < self._loss
 
     def _look(self, now: float) -> None:
-        """The feed's tick for gaps."""
         self._looking = False
-        self._alarms = self._index.alarms
-        plan = self._replays.plan(self._index.recovering(), now)
-        for worker in plan.give_up:
-            self._index.give_up(worker)
-        for request in plan.ask:
-            if not self._gets_lost():
-                time = self._no_sooner("replay", _asked(request), now, MIN_REPLAY_INTERVAL_S)
-                self._at(time, partial(self._replay, request))
-        if self._replays.waiting:
+        self._send(self._recovery.fill_gaps(now), now)
+        if self._recovery.waiting:
             self._looking = True
             self._at(now + REPLAY_TICK_S, self._look)
 
     def _keep_up(self, now: float) -> None:
-        """The feed's slow tick."""
         workers = [worker for _, worker in self._router.registry.numbered()]
-        plan = self._resyncs.plan(self._index.sources(), workers, now)
-        for worker in plan.degraded:
-            self._index.mark_degraded(worker)
-        for worker in plan.ask:
-            if not self._gets_lost():
-                self._want_announcement(worker, now)
+        self._send(self._recovery.keep_up(self._index.sources(), workers, now), now)
         self._at(now + TICK_S, self._keep_up)
+
+    def _send(self, actions: RecoveryActions, now: float) -> None:
+        for request in actions.ask:
+            if self._gets_lost():
+                continue
+            engine = _asked(request)
+            if request.from_event_id is None:
+                self._want_announcement(engine, now)
+            else:
+                time = self._no_sooner("replay", engine, now, MIN_REPLAY_INTERVAL_S)
+                self._at(time, partial(self._replay, request))
 
     def _no_sooner(self, what: str, engine: WorkerWithDpRank, now: float, interval: float) -> float:
         """When the engine answers a request that leaves now; its answers keep their distance."""
@@ -112,7 +112,7 @@ class Healing:
         self._fleet.announce(engine.worker_id, now, engine.dp_rank)
 
     def _replay(self, request: ResyncRequest, now: float) -> None:
-        """The engine answers a request for missing events."""
+        """Answer a request for missing events."""
         engine, first = _asked(request), request.from_event_id
         assert first is not None
         message = self._fleet.replay(*engine, first, request.until_event_id)

@@ -21,7 +21,7 @@ from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...workers.mocker.config import EVEN_SPEEDS, EngineConfig
 from ...workers.mocker.virtual import EngineStats, VirtualFleet
 from .prepared_trace import SimulatedTrace
-from .recovery import Healing
+from .recovery import SimulatedRecovery
 
 SERVED, REJECTED, FAILED = 0, 1, 2
 
@@ -105,9 +105,9 @@ class Simulation:
                 max_num_batched_tokens=fleet.engine.max_num_batched_tokens,
             )
         lossy = self._told and fleet.event_loss > 0
-        self._healing = None
+        self._recovery = None
         if lossy:
-            self._healing = Healing(
+            self._recovery = SimulatedRecovery(
                 self.router,
                 self.fleet,
                 loss=fleet.event_loss,
@@ -158,8 +158,8 @@ class Simulation:
             engines=self.fleet.stats(),
             end_s=float(np.nanmax(self._last, initial=self._arrival.max())),
             lost_messages=self.fleet.lost_messages,
-            announcements=self._healing.announcements if self._healing else 0,
-            replays=self._healing.replays if self._healing else 0,
+            announcements=self._recovery.announcements if self._recovery else 0,
+            replays=self._recovery.replays if self._recovery else 0,
             queued_s=self._queued,
             queue_max=self._queue_max,
             first_failure=self._first_failure,
@@ -167,14 +167,14 @@ class Simulation:
 
     def _pass_time(self, until: float) -> None:
         """Move to `until`, or to the arrival of a turn that is called for on the way."""
-        if self._healing is not None:
-            while (due := self._healing.next_time) < until:
+        if self._recovery is not None:
+            while (due := self._recovery.next_time) < until:
                 if until == math.inf and not self.fleet.is_busy:
                     return
                 self._move(due)
                 if self._due and self._due[0][0] <= due:
                     return
-                self._healing.act()
+                self._recovery.act()
         self._move(until)
 
     def _move(self, until: float) -> None:
@@ -190,8 +190,8 @@ class Simulation:
                 message = self.fleet.collect(now - self._delay)
                 if message is not None:
                     self.router.apply_event(message)
-                    if self._healing is not None:
-                        self._healing.notice(now)
+                    if self._recovery is not None:
+                        self._recovery.notice(now)
             while (ticket := self._queue.next()) is not None:
                 place = int(ticket.request_id)
                 self._queued[place] = now - ticket.arrived

@@ -3,15 +3,15 @@
 Entered by `serve`; the index itself needs none of it.
 """
 
-from .feed import REPLAY_TICK_S, TICK_S, EventFeed
-from .resync import ReplayPlanner, ResyncPlanner
+from .feed import EventFeed
+from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 from .snapshot_task import IndexKeeper
 
 __all__ = [
     "EventFeed",
+    "EventRecovery",
     "IndexKeeper",
     "REPLAY_TICK_S",
-    "ReplayPlanner",
-    "ResyncPlanner",
+    "RecoveryActions",
     "TICK_S",
 ]

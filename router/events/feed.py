@@ -1,8 +1,7 @@
-"""The event feed: carries KV events from the event plane into the index, and keeps sources honest.
+"""The event feed: carries KV events from the event plane into the index.
 
-Events and heartbeats go straight to the index's mailbox. Beside that, a tick asks sources with a
-gap for what is missing; a slower one asks those that it does not know well enough to announce
-themselves, and forgets workers that only ever published.
+Events and heartbeats go straight to the index's mailbox. A tick sends the requests of the event
+recovery (recovery.py); a slower one also forgets workers that publish but were never registered.
 """
 
 import asyncio
@@ -24,11 +23,8 @@ from ...runtime.event_plane import (
 )
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.registry import WorkerRegistry
-from ...workers.resync_wire import ResyncRequest, encode_request
-from .resync import ReplayPlanner, ResyncPlanner
-
-TICK_S = 0.25
-REPLAY_TICK_S = 0.05
+from ...workers.resync_wire import encode_request
+from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 
 log = structlog.get_logger(__name__)
 
@@ -61,10 +57,8 @@ class EventFeed:
         self._events = endpoint_subject(namespace, component, endpoint, KV_EVENTS)
         self._heartbeats = endpoint_subject(namespace, component, endpoint, KV_HEARTBEAT)
         self._resync = endpoint_subject(namespace, component, endpoint, KV_RESYNC)
-        self._replays = ReplayPlanner()
-        self._planner = ResyncPlanner()
+        self._recovery = EventRecovery(index)
         self._next_upkeep = float("-inf")
-        self._alarms = -1  # of the index, when its gaps were last looked at
         self._wake = asyncio.Event()
         self._first_seen: dict[WorkerWithDpRank, float] = {}
         self._subscriptions: list[Subscription] = []
@@ -101,19 +95,8 @@ class EventFeed:
         if now >= self._next_upkeep:
             self._next_upkeep = now + TICK_S
             await self._keep_up(now)
-        alarms = self._index.alarms
-        if self.connected and (alarms != self._alarms or self._replays.waiting):
-            self._alarms = alarms
-            await self._ask_for_replays(now)
-
-    async def _ask_for_replays(self, now: float) -> None:
-        plan = self._replays.plan(self._index.recovering(), now)
-        for worker in plan.give_up:
-            self._index.give_up(worker)
-            log.info("missing events did not come, asking for all", worker=tuple(worker))
-        for request in plan.ask:
-            self.replays_asked += 1
-            await self._plane.publish(self._resync, encode_request(request))
+        if self.connected and (self._recovery.gap_noticed or self._recovery.waiting):
+            await self._carry_out(self._recovery.fill_gaps(now))
 
     async def _keep_up(self, now: float) -> None:
         if asked := self._index.relearn():
@@ -123,13 +106,18 @@ class EventFeed:
         self._forget_strangers({source.worker for source in sources} - registered, now)
         if not self.connected:
             return
-        plan = self._planner.plan(sources, registered, now)
-        for worker in plan.degraded:
-            self._index.mark_degraded(worker)
+        await self._carry_out(self._recovery.keep_up(sources, registered, now))
+
+    async def _carry_out(self, actions: RecoveryActions) -> None:
+        for worker in actions.given_up:
+            log.info("missing events did not come, asking for all", worker=tuple(worker))
+        for worker in actions.degraded:
             log.warning("event source does not announce itself", worker=tuple(worker))
-        for worker in plan.ask:
-            self.announcements_asked += 1
-            request = ResyncRequest(worker.worker_id, worker.dp_rank)
+        for request in actions.ask:
+            if request.from_event_id is None:
+                self.announcements_asked += 1
+            else:
+                self.replays_asked += 1
             await self._plane.publish(self._resync, encode_request(request))
 
     def _forget_strangers(self, strangers: set[WorkerWithDpRank], now: float) -> None:
@@ -143,14 +131,14 @@ class EventFeed:
     def _on_message(self, subject: str, payload: bytes) -> None:
         if not self._index.post(payload):
             self.refused += 1
-        if self._index.alarms != self._alarms:
+        if self._recovery.gap_noticed:
             self._wake.set()  # the index noticed a gap, perhaps by an earlier message
 
     def _on_plane_state(self, state: PlaneState) -> None:
         if state is PlaneState.CONNECTED and self._plane.stats.connects > 1:
             # The plane keeps nothing for us while we are away.
             self._index.mark_suspect()
-            self._replays = ReplayPlanner()  # while we were away nobody could answer
+            self._recovery.forget_gaps()
 
     async def _run(self) -> None:
         while True:

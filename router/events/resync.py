@@ -1,4 +1,4 @@
-"""Whom to ask for what was missed, and when to give up. Pure; driven by the event feed.
+"""Whom to ask for what was missed, and when to give up. Pure; driven by recovery.py.
 
 A source with a gap is asked for the missing events (ReplayPlanner); one whose cache is not known
 any more, or not yet, for an announcement of all of it (ResyncPlanner).

@@ -1,6 +1,6 @@
 """One worker and one router over a network that drops, doubles, reorders and delays messages.
 
-Outbox, replay log, planners, cursor and tree are the real ones; the clock is the test's. At every
+Outbox, replay log, recovery, cursor and tree are the real ones; the clock is the test's. At every
 moment what the index claims of the worker is part of what the worker held just after the event
 that the index stands at, and all of it unless the source is rebuilding. Once messages pass again
 the index is the worker's truth within a bounded time.
@@ -15,13 +15,8 @@ from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire.codec import EventWriter, decode_event_message, encode_heartbeat
 from dynamo_router.indexer.wire.events import Cleared, Removed, Stored
-from dynamo_router.router.events.feed import REPLAY_TICK_S, TICK_S
-from dynamo_router.router.events.resync import (
-    LIVELY_WAIT_S,
-    PATIENCE_S,
-    ReplayPlanner,
-    ResyncPlanner,
-)
+from dynamo_router.router.events.recovery import REPLAY_TICK_S, TICK_S, EventRecovery
+from dynamo_router.router.events.resync import LIVELY_WAIT_S, PATIENCE_S
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.outbox import Outbox, StoredRun
 from dynamo_router.workers.publisher import MIN_HEAL_INTERVAL_S
@@ -120,7 +115,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         self.index = EventIndex()
         self.index.await_replays(max_events=max_held)
         self.worker = Worker()
-        self.replays, self.resyncs = ReplayPlanner(), ResyncPlanner()
+        self.recovery = EventRecovery(self.index)
         self.now = 0.0
         self.next_upkeep = 0.0
         self.under_way: list[bytes] = []
@@ -198,14 +193,10 @@ class RecoveryMachine(RuleBasedStateMachine):
             self.now += REPLAY_TICK_S
             if self.now >= self.next_upkeep:
                 self.next_upkeep = self.now + TICK_S
-                upkeep = self.resyncs.plan(self.index.sources(), [W], self.now)
-                for worker in upkeep.degraded:
-                    self.index.mark_degraded(worker)
-                self.requests += [encode_request(ResyncRequest(*w)) for w in upkeep.ask]
-            replays = self.replays.plan(self.index.recovering(), self.now)
-            for worker in replays.give_up:
-                self.index.give_up(worker)
-            self.requests += map(encode_request, replays.ask)
+                upkeep = self.recovery.keep_up(self.index.sources(), [W], self.now)
+                self.requests += map(encode_request, upkeep.ask)
+            if self.recovery.gap_noticed or self.recovery.waiting:
+                self.requests += map(encode_request, self.recovery.fill_gaps(self.now).ask)
             self.no_gap_stays_as_it_is()
 
     def no_gap_stays_as_it_is(self):

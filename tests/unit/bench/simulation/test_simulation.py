@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynamo_router.bench.simulation.policies import parse_contestants
 from dynamo_router.bench.simulation.prepared_trace import SimulatedTrace
-from dynamo_router.bench.simulation.recovery import Healing
+from dynamo_router.bench.simulation.recovery import SimulatedRecovery
 from dynamo_router.bench.simulation.simulation import FAILED, REJECTED, SERVED, Fleet, Simulation
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceRequest, read_trace, token_ids
@@ -136,7 +136,7 @@ def test_what_was_lost_is_sent_again_instead_of_everything() -> None:
 
 def test_without_healing_the_index_would_have_stayed_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulation(far_apart(150, 120.0), event_loss=0.3, seed=1)
-    monkeypatch.setattr(Healing, "next_time", math.inf)
+    monkeypatch.setattr(SimulatedRecovery, "next_time", math.inf)
     states = []
     at_the_last(run, lambda: states.extend(s.state for s in run.router.index.sources()))
     assert SourceState.RECOVERING in states
