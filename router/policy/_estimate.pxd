@@ -1,102 +1,192 @@
-# cython: language_level=3
-"""What a request would cost a worker, in seconds, by its lane and by what was learnt."""
+"""Estimates from timelines and the model: what a prompt costs a worker, and when one is needed.
 
-from libc.math cimport ceil, fmax, fmin
-from libc.stdint cimport int64_t, uint32_t
+A term of the cost is added here and nowhere else: a field of Estimate, under the name that
+explanations show it by, its computation, and its part in `cost`. docs/routing.md has the reasons.
+"""
 
+from libc.math cimport INFINITY, ceil, fmax, fmin
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+
+from ._model cimport Model, can_compare
 from ._timeline cimport (
-    CONTEXT,
-    NOBODY,
+    CONTEXT_TOKENS,
+    NO_BOOKING,
+    Backlog,
     Booking,
-    Lane,
+    EngineTimeline,
     empty_step_s,
-    lane_advance,
-    lane_ahead,
-    lane_decodes_s,
-    lane_factor,
+    timeline_advance,
+    timeline_backlog,
+    timeline_decode_s,
     token_s,
 )
-from ._model cimport Model
 
 cdef enum:
-    MOST_DELAYED = 16           # requests in a step that are asked how long they wait
+    MAX_DELAYED = 16            # requests in a step whose waiting is looked at
 
 cdef extern from *:
     """
-    #define FORECAST_LATE 0.5
+    #define FORECAST_LATE_SHARE 0.5
+    #define FORECAST_LEAD_STEPS 0.5
     """
-    const double LATE "FORECAST_LATE"   # of how late a first token is: it takes so much longer
+    const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
+    const double LEAD_STEPS "FORECAST_LEAD_STEPS"   # empty steps before the end of the prompts
+
+cdef struct Prompt:             # a request before the workers; arrays by worker number
+    int64_t isl                 # prompt tokens, > 0
+    int64_t block_size
+    const uint32_t* overlaps    # blocks of prefill that the worker's cache saves; NULL: none
+    const double* blocks        # in use there if it got the request; NULL: unknown
 
 cdef struct Estimate:           # of one candidate, in seconds
-    double wait                 # until its prefill can begin
-    double prefill              # its own steps
-    double memory               # until there is room for its blocks
-    double delay                # that those in its first step suffer, weighed by how they wait
-    double decode               # that it and those decoding there cost each other
+    double wait_s               # until its prefill can begin
+    double prefill_s            # its own steps
+    double memory_s             # until its blocks fit
+    double delay_s              # that it causes those in its first step, weighed by their waiting
+    double decode_s             # that it and those decoding there cost each other
     double cost
 
 
-cdef inline Estimate lane_estimate(
-    Lane* lane, Booking* bookings, const Model* model,
-    int64_t isl, int64_t tokens, double blocks, double now,
+cdef inline Estimate estimate_prompt(
+    const Prompt* prompt, Py_ssize_t number, EngineTimeline* timeline, Booking* bookings,
+    const Model* model, double now,
 ) noexcept nogil:
-    """`tokens` of the prompt are not cached there; `blocks` in use there if it got the request."""
+    """What the prompt would cost worker `number`, whose timeline is advanced to `now`."""
     cdef Estimate found
-    cdef double factor = lane_factor(lane, model.speed.prefill.mean)
-    cdef double per_step, per_token, ttft
-    cdef double over = blocks - lane.blocks
-    cdef int64_t ahead, steps, steps_ahead
-    lane_advance(lane, bookings, &model.speed, factor, now)
-    per_step = empty_step_s(lane, &model.speed, factor)
-    per_token = token_s(&model.speed, factor)
-    ahead = lane_ahead(lane, now)
-    steps_ahead = (ahead + lane.budget - 1) // lane.budget
-    found.wait = steps_ahead * per_step + ahead * per_token
-    if lane.running > 0:
-        if lane.began < now:
-            found.wait += lane.ends - now
-    elif lane.head != NOBODY and model.told > 0:
-        found.wait += per_step / 4 + fmin(LATE * (now - lane.began), model.answer)
-    elif lane.requests > 0:  # a step of decodes alone is under way
-        found.wait += factor * lane_decodes_s(lane, &model.speed) / 2
-    steps = (ahead + tokens + lane.budget - 1) // lane.budget
-    found.prefill = (steps - steps_ahead) * per_step + tokens * per_token
-    found.delay = 0.0
-    if ahead > 0:
-        ahead -= (steps_ahead - 1) * lane.budget
-        found.delay = (
-            min(tokens, lane.budget - ahead) * per_token
-            * delayed(lane, bookings, model, ahead, now + found.wait)
+    cdef int64_t cached = prompt.overlaps[number] * prompt.block_size if prompt.overlaps else 0
+    cdef int64_t tokens = prompt.isl - min(cached, prompt.isl - 1)  # the last one is never cached
+    cdef double slowness = timeline_advance(timeline, bookings, &model.speed, now)
+    cdef double per_step = empty_step_s(timeline, &model.speed, slowness)
+    cdef double per_token = token_s(&model.speed, slowness)
+    cdef Backlog ahead = timeline_backlog(timeline, per_step, per_token, now)
+    cdef int64_t steps
+    cdef double ttft
+    steps = (ahead.tokens + tokens + timeline.budget - 1) // timeline.budget
+    found.wait_s = ahead.seconds
+    if timeline.running == 0:
+        found.wait_s = unforeseen_wait_s(timeline, model, slowness, per_step, now)
+    found.prefill_s = (steps - ahead.steps) * per_step + tokens * per_token
+    found.delay_s = 0.0
+    if ahead.tokens > 0:
+        found.delay_s = delay_s(
+            timeline, bookings, model, &ahead, tokens, per_token, now + found.wait_s
         )
-    found.memory = 0.0
-    if lane.blocks > 0.0 and over > 0.0 and lane.requests > 0.0:
-        # As many answers have to end as hold those blocks, if each holds the same.
-        found.memory = ceil(over / lane.blocks * lane.requests) * model.answer / lane.requests
-    # Half of all pairs: requests that decode together do so for half of an answer on average.
-    found.decode = factor * model.output / 2 * (
-        model.speed.decode.theta[1] / CONTEXT
-        * (lane.context + lane.requests * (isl + model.output / 2))
-        + model.speed.decode.theta[2] * 2 * lane.requests
-    )
-    ttft = found.wait + found.prefill + found.memory
-    found.cost = ttft + found.delay + (
-        model.prefill_weight * found.prefill + model.decode_weight * found.decode
+    found.memory_s = memory_s(timeline, model, prompt.blocks[number] if prompt.blocks else 0.0)
+    found.decode_s = shared_decode_s(timeline, model, slowness, prompt.isl)
+    ttft = found.wait_s + found.prefill_s + found.memory_s
+    found.cost = ttft + found.delay_s + (
+        model.prefill_weight * found.prefill_s + model.decode_weight * found.decode_s
     ) / (1.0 + ttft / model.ttft)
     return found
 
 
-cdef inline double delayed(
-    const Lane* lane, const Booking* bookings, const Model* model, int64_t last, double done_at
+cdef inline double unforeseen_wait_s(
+    const EngineTimeline* timeline, const Model* model, double slowness, double per_step, double now
 ) noexcept nogil:
-    """How many requests end in the last step, of `last` tokens so far, which is over at `done_at`.
+    """Seconds until a prompt can begin where, by the forecast, no step with prompt tokens runs."""
+    if timeline.head != NO_BOOKING and model.first_tokens > 0:  # but a first token is overdue
+        return per_step / 4 + fmin(LATE_SHARE * (now - timeline.began), model.answer)
+    if timeline.requests > 0:  # a step of decodes alone is under way
+        return slowness * timeline_decode_s(timeline, &model.speed) / 2
+    return 0.0
 
-    One who waits longer than usual counts for more, in proportion.
+
+cdef inline double delay_s(
+    const EngineTimeline* timeline, const Booking* bookings, const Model* model,
+    const Backlog* ahead, int64_t tokens, double per_token, double done_at,
+) noexcept nogil:
+    """Seconds by which the prompt delays those whose last step, over at `done_at`, it fills up.
+
+    A request that then has waited longer than the usual TTFT counts for more, in proportion.
     """
-    cdef uint32_t record = lane.tail
+    cdef int64_t last = ahead.tokens - (ahead.steps - 1) * timeline.budget
+    cdef uint32_t record = timeline.tail
     cdef double weight = 0.0
     cdef int count = 0
-    while record != NOBODY and bookings[record].end > lane.end - last and count < MOST_DELAYED:
+    while count < MAX_DELAYED and record != NO_BOOKING:
+        if bookings[record].end <= timeline.end - last:
+            break
         weight += fmax(1.0, (done_at - bookings[record].booked_at) / model.ttft)
         record = bookings[record].before
         count += 1
-    return weight
+    return min(tokens, timeline.budget - last) * per_token * weight
+
+
+cdef inline double memory_s(
+    const EngineTimeline* timeline, const Model* model, double blocks
+) noexcept nogil:
+    """Seconds until `blocks` fit in the cache: the time of the answers that have to end first.
+
+    As many as hold the blocks that are too many, if each holds the same.
+    """
+    cdef double over = blocks - timeline.blocks
+    if timeline.blocks <= 0.0 or over <= 0.0 or timeline.requests <= 0.0:
+        return 0.0
+    return (
+        ceil(over / timeline.blocks * timeline.requests) * model.answer / timeline.requests
+    )
+
+
+cdef inline double shared_decode_s(
+    const EngineTimeline* timeline, const Model* model, double slowness, int64_t isl
+) noexcept nogil:
+    """Seconds that the request and those decoding there add to each other.
+
+    Requests that decode together do so for half of an answer, on average.
+    """
+    return slowness * model.output / 2 * (
+        model.speed.decode.theta[1] / CONTEXT_TOKENS
+        * (timeline.context + timeline.requests * (isl + model.output / 2))
+        + model.speed.decode.theta[2] * 2 * timeline.requests
+    )
+
+
+cdef inline double seconds_until_free(
+    EngineTimeline* timelines, Py_ssize_t n, Booking* bookings, const Model* model,
+    const uint8_t* eligible, const int64_t* active_blocks, double now,
+) noexcept nogil:
+    """Seconds until one of the eligible workers should get another request; 0 if there are none.
+
+    INFINITY if every cache is booked out. A worker whose first token is overdue by more than the
+    usual TTFT counts only where there is no other: the costs would not choose it.
+    """
+    cdef Py_ssize_t number
+    cdef EngineTimeline* timeline
+    cdef double soonest = INFINITY
+    cdef double slowness
+    cdef bint has_candidate = False, has_late = False
+    for number in range(n):
+        timeline = &timelines[number]
+        if not (eligible[number] and timeline.present):
+            continue
+        has_candidate = True
+        if timeline.requests > 0.0 and active_blocks[number] >= timeline.blocks > 0.0:
+            continue
+        slowness = timeline_advance(timeline, bookings, &model.speed, now)
+        if (
+            timeline.running == 0
+            and timeline.head != NO_BOOKING
+            and now - timeline.began > model.ttft
+        ):
+            has_late = True
+            continue
+        soonest = fmin(soonest, timeline_until_free_s(timeline, model, slowness, now))
+        if soonest == 0.0:
+            break
+    return 0.0 if not has_candidate or (has_late and soonest == INFINITY) else soonest
+
+
+cdef inline double timeline_until_free_s(
+    const EngineTimeline* timeline, const Model* model, double slowness, double now
+) noexcept nogil:
+    """Seconds until this worker needs another prompt to go on computing prompts without a pause.
+
+    The timeline was advanced to `now`.
+    """
+    cdef double per_step
+    cdef Backlog ahead
+    if timeline.running == 0 or not can_compare(model):
+        return 0.0
+    per_step = empty_step_s(timeline, &model.speed, slowness)
+    ahead = timeline_backlog(timeline, per_step, token_s(&model.speed, slowness), now)
+    return fmax(0.0, ahead.seconds - LEAD_STEPS * per_step)

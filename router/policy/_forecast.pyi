@@ -27,8 +27,6 @@ class Forecast:
     def __init__(self, params: Params) -> None: ...
     @property
     def size(self) -> int: ...
-    @property
-    def told(self) -> int: ...
     def add_worker(self, number: int, budget: int | None, blocks: int | None) -> None: ...
     def describe_worker(self, number: int, budget: int | None, blocks: int | None) -> None: ...
     def remove_worker(self, number: int) -> None: ...
@@ -43,15 +41,32 @@ class Forecast:
         blocks: npt.NDArray[np.float64] | None,
         eligible: npt.NDArray[np.bool_],
         now: float,
-        explain: bool,
-    ) -> npt.NDArray[np.float64]: ...
-    def room_in(
+    ) -> npt.NDArray[np.float64]:
+        """The cost of every worker number, inf where it is not eligible.
+
+        `overlaps` and `blocks` are by worker number; None stands for zeros.
+        """
+
+    def explain(
+        self,
+        isl: int,
+        block_size: int,
+        overlaps: npt.NDArray[np.uint32] | None,
+        blocks: npt.NDArray[np.float64] | None,
+        n: int,
+        now: float,
+    ) -> dict[int, dict[str, float]]:
+        """The terms of every worker's cost, for the worker numbers below n that are in use."""
+
+    def seconds_until_free(
         self,
         eligible: npt.NDArray[np.bool_],
         active_blocks: npt.NDArray[np.int64],
         now: float,
     ) -> float: ...
-    def learnt(self) -> tuple[list[float], list[float], float, float, float]: ...
+    def learnt(self) -> tuple[list[float], list[float], float, float, float]:
+        """(theta of prefill steps, theta of decode steps, TTFT, output tokens, answer seconds)."""
+
     def slowness(self, number: int) -> float: ...
     def __len__(self) -> int: ...
     def check_integrity(self) -> None: ...

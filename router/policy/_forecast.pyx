@@ -1,39 +1,40 @@
-# cython: language_level=3
-"""Owns the lanes of a fleet and what it has learnt of its speed. The face is forecast.py."""
+"""Forecast: the engines' timelines, the requests in flight, and the model learnt from them.
+
+The face is forecast.py.
+"""
 
 cimport cython
 from cython cimport boundscheck, wraparound
 from libc.math cimport INFINITY, isfinite
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 import numpy
 
-from ._estimate cimport Estimate, lane_estimate
-from ._timeline cimport (
-    CHUNK,
-    CONTEXT,
-    NOBODY,
-    Booking,
-    Lane,
-    lane_advance,
-    lane_factor,
-    lane_join,
-    lane_place,
-    lane_unlink,
-    lane_withdraw,
-)
+from ._estimate cimport Estimate, Prompt, estimate_prompt, seconds_until_free
 from ._latency cimport fit_init
 from ._model cimport Model, can_compare, learn_decode, learn_first_token, learn_prefill
-from ._free_time cimport fleet_room_in
+from ._timeline cimport (
+    CHUNK_TOKENS,
+    CONTEXT_TOKENS,
+    NO_BOOKING,
+    Booking,
+    EngineTimeline,
+    timeline_advance,
+    timeline_append,
+    timeline_correct,
+    timeline_slowness,
+    timeline_unlink,
+    timeline_withdraw,
+)
 
 cdef object new_array = numpy.empty
 cdef object FLOAT64 = numpy.dtype(numpy.float64)
 
 cdef enum:
-    COLUMNS = 6             # doubles in Estimate
-    USUAL_BUDGET = 8192     # prompt tokens in a step, where a worker does not tell
+    DEFAULT_BUDGET = 8192   # prompt tokens in a step, where a worker does not say
+    MIN_BOOKINGS = 64       # allocated at least
 
 cdef const double FADE_SPEED = 0.98  # of what is known of speeds, at a sample of each worker
 
@@ -41,53 +42,60 @@ cdef const double FADE_SPEED = 0.98  # of what is known of speeds, at a sample o
 cdef class Forecast:
     """See forecast.py."""
 
-    cdef Lane* lanes
-    cdef readonly uint32_t size
-    cdef uint32_t present       # workers
-    cdef Booking* bookings
-    cdef uint32_t room          # bookings allocated
-    cdef uint32_t used          # of them, in use or free
-    cdef uint32_t vacant        # first free one, linked by `after`
-    cdef dict records           # request id -> booking
-    cdef list ids               # booking -> request id
-    cdef Model model            # what it has learnt
+    cdef EngineTimeline* timelines  # by worker number
+    cdef readonly uint32_t size     # of them
+    cdef uint32_t workers           # that are present
+    cdef Booking* bookings          # an arena
+    cdef uint32_t capacity          # bookings allocated
+    cdef uint32_t used              # of them, in use or free
+    cdef uint32_t first_free        # linked by `after`, NO_BOOKING if there is none
+    cdef dict records               # request id -> booking
+    cdef list ids                   # booking -> request id, None where free
+    cdef Model model
 
     def __cinit__(self, params):
-        self.vacant = NOBODY
+        self.first_free = NO_BOOKING
         self.records = {}
         self.ids = []
         self.model.prefill_weight = params.prefill_weight
         self.model.decode_weight = params.decode_weight
-        fit_init(&self.model.speed.prefill, params.step_s, params.token_s * CHUNK, 1.0)
-        fit_init(&self.model.speed.decode, params.step_s / 2, params.context_s * CONTEXT, 0.0)
+        fit_init(&self.model.speed.prefill, params.step_s, params.token_s * CHUNK_TOKENS, 1.0)
+        fit_init(
+            &self.model.speed.decode, params.step_s / 2, params.context_s * CONTEXT_TOKENS, 0.0
+        )
         self.model.ttft = params.ttft_s
         self.model.output = params.output_tokens
         self.model.answer = params.output_tokens * params.step_s
 
     def __dealloc__(self):
-        free(self.lanes)
+        free(self.timelines)
         free(self.bookings)
 
     # Workers
 
     def add_worker(self, uint32_t number, budget, blocks):
-        self.reach(<size_t>number + 1)
-        if self.lanes[number].present:
+        cdef EngineTimeline* timeline
+        self.reserve(<size_t>number + 1)
+        timeline = &self.timelines[number]
+        if timeline.present:
             raise ValueError(f"worker number {number} is in use")
-        memset(&self.lanes[number], 0, sizeof(Lane))
-        self.lanes[number].present = True
-        self.present += 1
-        self.lanes[number].head = self.lanes[number].tail = self.lanes[number].undone = NOBODY
-        self.lanes[number].ends = INFINITY
+        memset(timeline, 0, sizeof(EngineTimeline))
+        timeline.present = True
+        timeline.head = timeline.tail = timeline.first_waiting = NO_BOOKING
+        timeline.ends = INFINITY
+        self.workers += 1
         self.describe_worker(number, budget, blocks)
 
     def describe_worker(self, uint32_t number, budget, blocks):
-        self.lane(number).budget = budget or USUAL_BUDGET
-        self.lane(number).blocks = blocks or 0
+        cdef int64_t tokens = budget or DEFAULT_BUDGET
+        cdef double cache = blocks or 0
+        cdef EngineTimeline* timeline = self.timeline(number)
+        timeline.budget = tokens
+        timeline.blocks = cache
 
     def remove_worker(self, uint32_t number):
-        self.lane(number).present = False
-        self.present -= 1
+        self.timeline(number).present = False
+        self.workers -= 1
         for request_id, record in list(self.records.items()):
             if self.bookings[<uint32_t>record].worker == number:
                 self.drop(request_id)
@@ -96,31 +104,26 @@ cdef class Forecast:
 
     def book(self, str request_id not None, uint32_t number, uint32_t isl, uint32_t tokens,
              double now):
-        cdef Lane* lane = self.lane(number)
-        cdef Booking* booking
+        cdef EngineTimeline* timeline = self.timeline(number)
         cdef uint32_t record
-        cdef double factor
         require_time(now)
         if tokens == 0 or tokens > isl:
             raise ValueError(f"{tokens} of {isl} tokens cannot be computed")
         if request_id in self.records:
             return False
         record = self.new_record(request_id)
-        booking = &self.bookings[record]
-        booking.worker = number
-        booking.context = isl
-        factor = lane_factor(lane, self.model.speed.prefill.mean)
-        lane_advance(lane, self.bookings, &self.model.speed, factor, now)
-        lane_join(lane, self.bookings, record, tokens, &self.model.speed, factor, now)
+        self.bookings[record].worker = number
+        self.bookings[record].context = isl
+        timeline_advance(timeline, self.bookings, &self.model.speed, now)
+        timeline_append(timeline, self.bookings, record, tokens, &self.model.speed, now)
         return True
 
     def first_token(self, str request_id not None, double now):
-        cdef Lane* lane
+        cdef EngineTimeline* timeline
         cdef Booking* booking
         cdef uint32_t record
-        cdef int64_t place
+        cdef int64_t position
         cdef uint32_t steps
-        cdef double factor
         cdef bint first
         found = self.records.get(request_id)
         require_time(now)
@@ -130,49 +133,44 @@ cdef class Forecast:
         booking = &self.bookings[record]
         if not booking.queued:
             return False
-        lane = &self.lanes[booking.worker]
-        factor = lane_factor(lane, self.model.speed.prefill.mean)
-        lane_advance(lane, self.bookings, &self.model.speed, factor, now)
-        place, steps = booking.step_end, booking.step
-        if place < 0:  # sooner than forecast: the running step or a later one has done it
-            place, steps = lane.done + lane.running, lane.steps + 1
-            while place < booking.end:
-                place, steps = min(place + lane.budget, lane.end), steps + 1
-        first = lane.head == record
-        lane_unlink(lane, self.bookings, record)
-        if lane.anchor_at < now:
-            if first and place > lane.anchor:
+        timeline = &self.timelines[booking.worker]
+        timeline_advance(timeline, self.bookings, &self.model.speed, now)
+        position, steps = booking.step_end, booking.step
+        if position < 0:  # sooner than forecast: the running step or a later one has done it
+            position, steps = timeline.done + timeline.running, timeline.steps + 1
+            while position < booking.end:
+                position, steps = min(position + timeline.budget, timeline.end), steps + 1
+        first = timeline.head == record
+        timeline_unlink(timeline, self.bookings, record)
+        if timeline.anchor_at < now:
+            if first and position > timeline.anchor:
                 if can_compare(&self.model):
                     self.fade_speeds()
-                learn_prefill(&self.model, lane, place - lane.anchor, max(steps, 1), now)
-            lane_place(
-                lane, self.bookings, place, &self.model.speed,
-                lane_factor(lane, self.model.speed.prefill.mean), now,
-            )
-        learn_first_token(&self.model, lane, booking, now)
+                learn_prefill(
+                    &self.model, timeline, position - timeline.anchor, max(steps, 1), now
+                )
+            timeline_correct(timeline, self.bookings, position, &self.model.speed, now)
+        learn_first_token(&self.model, timeline, booking, now)
         return True
 
     def end(self, str request_id not None, double now, uint32_t output_tokens):
-        cdef Lane* lane
+        cdef EngineTimeline* timeline
         cdef Booking* booking
         found = self.records.get(request_id)
         require_time(now)
         if found is None:
             return False
         booking = &self.bookings[<uint32_t>found]
-        lane = &self.lanes[booking.worker]
-        lane_advance(
-            lane, self.bookings, &self.model.speed,
-            lane_factor(lane, self.model.speed.prefill.mean), now,
-        )
+        timeline = &self.timelines[booking.worker]
+        timeline_advance(timeline, self.bookings, &self.model.speed, now)
         if not booking.queued:
-            learn_decode(&self.model, lane, booking, now, output_tokens)
+            learn_decode(&self.model, timeline, booking, now, output_tokens)
         self.drop(request_id)
         return True
 
-    # Costs
+    # Estimates
 
-    @boundscheck(False)  # arrays of `n` entries, checked below
+    @boundscheck(False)  # arrays of `n` entries, checked by read_prompt; n <= size
     @wraparound(False)
     def score(
         self,
@@ -182,62 +180,49 @@ cdef class Forecast:
         const double[::1] blocks,
         const uint8_t[::1] eligible not None,
         double now,
-        bint explain,
     ):
         cdef Py_ssize_t n = eligible.shape[0]
         cdef Py_ssize_t number
-        cdef int64_t cached
-        cdef Estimate estimate
+        cdef Prompt prompt
         cdef double[::1] costs
-        cdef double[:, ::1] table
-        require_time(now)
-        if isl == 0:
-            raise ValueError("isl must be at least 1")
-        if (
-            (overlaps is not None and overlaps.shape[0] != n)
-            or (blocks is not None and blocks.shape[0] != n)
-        ):
-            raise ValueError(f"every array must have an entry for each of {n} worker numbers")
-        self.reach(n)
-        array = new_array((n, COLUMNS), FLOAT64) if explain else new_array(n, FLOAT64)
-        if n == 0:
-            return array
-        if explain:
-            table = array
-        else:
-            costs = array
+        read_prompt(&prompt, isl, block_size, overlaps, blocks, n, now)
+        self.reserve(n)
+        array = new_array(n, FLOAT64)
+        costs = array
         for number in range(n):
-            if not explain:
-                costs[number] = INFINITY
-                if not eligible[number]:
-                    continue
-            elif not self.lanes[number].present:
-                table[number, :] = INFINITY
-                continue
-            cached = <int64_t>overlaps[number] * block_size if overlaps is not None else 0
-            estimate = lane_estimate(
-                &self.lanes[number],
-                self.bookings,
-                &self.model,
-                isl,
-                isl - min(cached, <int64_t>isl - 1),
-                blocks[number] if blocks is not None else 0.0,
-                now,
-            )
-            if explain:
-                table[number, 0] = estimate.wait
-                table[number, 1] = estimate.prefill
-                table[number, 2] = estimate.memory
-                table[number, 3] = estimate.delay
-                table[number, 4] = estimate.decode
-                table[number, 5] = estimate.cost
-            else:
-                costs[number] = estimate.cost
+            costs[number] = INFINITY
+            if eligible[number] and self.timelines[number].present:
+                costs[number] = estimate_prompt(
+                    &prompt, number, &self.timelines[number], self.bookings, &self.model, now
+                ).cost
         return array
 
-    @boundscheck(False)  # arrays of `n` entries, checked below
+    def explain(
+        self,
+        uint32_t isl,
+        uint32_t block_size,
+        const uint32_t[::1] overlaps,
+        const double[::1] blocks,
+        Py_ssize_t n,
+        double now,
+    ):
+        cdef uint32_t number
+        cdef Prompt prompt
+        cdef Estimate estimate
+        read_prompt(&prompt, isl, block_size, overlaps, blocks, n, now)
+        self.reserve(n)
+        found = {}
+        for number in range(n):
+            if self.timelines[number].present:
+                estimate = estimate_prompt(
+                    &prompt, number, &self.timelines[number], self.bookings, &self.model, now
+                )
+                found[number] = estimate  # as a dict of its fields
+        return found
+
+    @boundscheck(False)  # arrays of `n` entries, checked below; n <= size
     @wraparound(False)
-    def room_in(
+    def seconds_until_free(
         self,
         const uint8_t[::1] eligible not None,
         const int64_t[::1] active_blocks not None,
@@ -245,25 +230,28 @@ cdef class Forecast:
     ):
         cdef Py_ssize_t n = eligible.shape[0]
         require_time(now)
-        if active_blocks.shape[0] != n:
-            raise ValueError(f"every array must have an entry for each of {n} worker numbers")
-        self.reach(n)
+        require_length(active_blocks.shape[0], n)
+        self.reserve(n)
         if n == 0:
             return 0.0
-        return fleet_room_in(
-            self.lanes, n, self.bookings, &self.model, &eligible[0], &active_blocks[0], now
+        return seconds_until_free(
+            self.timelines, n, self.bookings, &self.model, &eligible[0], &active_blocks[0], now
         )
 
+    # What was learnt
+
     cdef void fade_speeds(self) noexcept nogil:
-        """Forget a little of how slow each worker was: who gets no requests shows no better."""
-        cdef double kept = FADE_SPEED ** (1.0 / self.present)
+        """Weaken what is known of every worker's speed.
+
+        Otherwise a worker that once was slow, and so gets no requests, could never show better.
+        """
+        cdef double kept = FADE_SPEED ** (1.0 / self.workers)
         cdef uint32_t number
         for number in range(self.size):
-            self.lanes[number].seen_s *= kept
-            self.lanes[number].expected_s *= kept
+            self.timelines[number].seen_s *= kept
+            self.timelines[number].expected_s *= kept
 
     def learnt(self):
-        """(prefill, decode, ttft, output tokens, answer): for those who look into it."""
         return (
             [self.model.speed.prefill.theta[i] for i in range(3)],
             [self.model.speed.decode.theta[i] for i in range(3)],
@@ -272,50 +260,47 @@ cdef class Forecast:
             self.model.answer,
         )
 
-    @property
-    def told(self):
-        return self.model.told
-
     def slowness(self, uint32_t number):
-        return lane_factor(self.lane(number), self.model.speed.prefill.mean)
+        return timeline_slowness(self.timeline(number), &self.model.speed)
 
     def __len__(self):
         return len(self.records)
 
-    # Care
+    # Memory
 
-    cdef int reach(self, size_t n) except -1:
-        """Have so many lanes; numbers that were never heard of have left before we came."""
-        cdef Lane* grown
+    cdef int reserve(self, size_t n) except -1:
+        """Allocate a timeline for each worker number below n; new ones are not present."""
+        cdef EngineTimeline* grown
         if n > self.size:
-            grown = <Lane*>realloc(self.lanes, n * sizeof(Lane))
+            grown = <EngineTimeline*>realloc(self.timelines, n * sizeof(EngineTimeline))
             if grown == NULL:
                 raise MemoryError
-            memset(&grown[self.size], 0, (n - self.size) * sizeof(Lane))
-            self.lanes = grown
+            memset(&grown[self.size], 0, (n - self.size) * sizeof(EngineTimeline))
+            self.timelines = grown
             self.size = <uint32_t>n
         return 0
 
-    cdef Lane* lane(self, uint32_t number) except NULL:
-        if number >= self.size or not self.lanes[number].present:
+    cdef EngineTimeline* timeline(self, uint32_t number) except NULL:
+        if number >= self.size or not self.timelines[number].present:
             raise ValueError(f"there is no worker number {number}")
-        return &self.lanes[number]
+        return &self.timelines[number]
 
     cdef uint32_t new_record(self, str request_id) except? 0xFFFFFFFF:
-        cdef uint32_t record = self.vacant
-        cdef uint32_t room
+        """A zeroed booking, not yet in any queue."""
+        cdef uint32_t record = self.first_free
+        cdef uint32_t capacity
         cdef Booking* grown
-        if record != NOBODY:
-            self.vacant = self.bookings[record].after
+        if record != NO_BOOKING:
+            self.first_free = self.bookings[record].after
             self.ids[record] = request_id
         else:
-            if self.used == self.room:
-                room = max(64, 2 * self.room)
-                grown = <Booking*>realloc(self.bookings, room * sizeof(Booking))
+            if self.used == self.capacity:
+                capacity = max(MIN_BOOKINGS, 2 * self.capacity)
+                grown = <Booking*>realloc(self.bookings, capacity * sizeof(Booking))
                 if grown == NULL:
                     raise MemoryError
                 self.bookings = grown
-                self.room = room
+                self.capacity = capacity
             record = self.used
             self.used += 1
             self.ids.append(request_id)
@@ -324,59 +309,89 @@ cdef class Forecast:
         return record
 
     cdef int drop(self, str request_id) except -1:
-        """The one way out."""
+        """Forget a request and free its booking, whatever ended it."""
         cdef uint32_t record = self.records.pop(request_id)
         cdef Booking* booking = &self.bookings[record]
-        cdef Lane* lane = &self.lanes[booking.worker]
+        cdef EngineTimeline* timeline = &self.timelines[booking.worker]
         if booking.queued:
-            lane_withdraw(lane, self.bookings, record)
-            lane_unlink(lane, self.bookings, record)
-        lane.context -= booking.context
-        lane.requests -= 1.0
-        booking.after = self.vacant
-        self.vacant = record
+            timeline_withdraw(timeline, self.bookings, record)
+            timeline_unlink(timeline, self.bookings, record)
+        timeline.context -= booking.context
+        timeline.requests -= 1.0
+        booking.after = self.first_free
+        self.first_free = record
         self.ids[record] = None
         return 0
 
     def check_integrity(self):
-        """Recount everything; AssertionError where the sums do not say so. For tests."""
+        """Recount everything from the bookings; AssertionError if a sum is wrong. For tests."""
         cdef uint32_t number, record, before
-        cdef Lane* lane
+        cdef EngineTimeline* timeline
         cdef Booking* booking
         queued = 0
         for number in range(self.size):
-            lane = &self.lanes[number]
-            if not lane.present:
+            timeline = &self.timelines[number]
+            if not timeline.present:
                 continue
-            assert lane.done <= lane.done + lane.running <= lane.end
-            assert lane.running <= lane.budget
+            assert timeline.done <= timeline.done + timeline.running <= timeline.end
+            assert timeline.running <= timeline.budget
             mine = [r for r in self.records.values() if self.bookings[<uint32_t>r].worker == number]
-            assert lane.requests == len(mine)
-            assert lane.context == sum(self.bookings[<uint32_t>r].context for r in mine)
-            record, before = lane.head, NOBODY
+            assert timeline.requests == len(mine)
+            assert timeline.context == sum(self.bookings[<uint32_t>r].context for r in mine)
+            record, before = timeline.head, NO_BOOKING
             waiting = []
-            while record != NOBODY:
+            while record != NO_BOOKING:
                 booking = &self.bookings[record]
                 assert booking.queued and booking.worker == number and booking.before == before
                 assert self.records[self.ids[record]] == record
-                assert before == NOBODY or self.bookings[before].end <= booking.end
-                assert booking.end <= lane.end
+                assert before == NO_BOOKING or self.bookings[before].end <= booking.end
+                assert booking.end <= timeline.end
                 if booking.step_end < 0:
                     waiting.append(record)
                 else:
                     assert not waiting
                 before, record = record, booking.after
                 queued += 1
-            assert lane.tail == before
-            assert lane.undone == (waiting[0] if waiting else <uint32_t>NOBODY)
-            assert lane.waiting == len(waiting)
-            assert lane.waiting_context == sum(
+            assert timeline.tail == before
+            assert timeline.first_waiting == (waiting[0] if waiting else <uint32_t>NO_BOOKING)
+            assert timeline.waiting == len(waiting)
+            assert timeline.waiting_context == sum(
                 self.bookings[<uint32_t>r].context for r in waiting
             )
             mine = [r for r in mine if self.bookings[<uint32_t>r].queued]
-            assert lane.queued == len(mine)
-            assert lane.queued_context == sum(self.bookings[<uint32_t>r].context for r in mine)
+            assert timeline.queued == len(mine)
+            assert timeline.queued_context == sum(self.bookings[<uint32_t>r].context for r in mine)
         assert queued == sum(self.bookings[<uint32_t>r].queued for r in self.records.values())
+
+
+cdef inline int read_prompt(
+    Prompt* prompt,
+    uint32_t isl,
+    uint32_t block_size,
+    const uint32_t[::1] overlaps,
+    const double[::1] blocks,
+    Py_ssize_t n,
+    double now,
+) except -1:
+    """Check the arguments of an estimate for n worker numbers, and fill `prompt` from them."""
+    require_time(now)
+    if isl == 0:
+        raise ValueError("isl must be at least 1")
+    if overlaps is not None:
+        require_length(overlaps.shape[0], n)
+    if blocks is not None:
+        require_length(blocks.shape[0], n)
+    prompt.isl = isl
+    prompt.block_size = block_size
+    prompt.overlaps = &overlaps[0] if overlaps is not None and n else NULL
+    prompt.blocks = &blocks[0] if blocks is not None and n else NULL
+    return 0
+
+
+cdef inline int require_length(Py_ssize_t length, Py_ssize_t n) except -1:
+    if length != n:
+        raise ValueError(f"every array must have an entry for each of {n} worker numbers")
+    return 0
 
 
 cdef inline int require_time(double now) except -1:

@@ -1,9 +1,8 @@
-# cython: language_level=3
-"""A latency model of three numbers, learnt online: seconds = x . theta, least squares.
+"""Fit: a latency model of three numbers, learnt online by least squares: seconds = x . theta.
 
 Old samples fade by FADE, and PRIOR samples' worth of `start` keeps the fit where they say nothing.
 A sample far off the usual error counts as if it were OUTLIER times that error away: a stall or a
-late report must not turn the model over. Held against tests/oracle_forecast.py.
+late report must not turn the model over.
 """
 
 from libc.math cimport fabs
@@ -76,7 +75,7 @@ cdef inline void fit_add(Fit* fit, const double* x, double y) noexcept nogil:
 cdef inline void fit_solve(Fit* fit) noexcept nogil:
     """(moments + PRIOR) theta = products + PRIOR start, by elimination: it is positive definite."""
     cdef double a[3][4]
-    cdef double factor
+    cdef double slowness
     cdef int i, j, k
     for i in range(N):
         for j in range(N):
@@ -85,9 +84,9 @@ cdef inline void fit_solve(Fit* fit) noexcept nogil:
         a[i][3] = fit.products[i] + PRIOR * fit.start[i]
     for i in range(N):
         for j in range(i + 1, N):
-            factor = a[j][i] / a[i][i]
+            slowness = a[j][i] / a[i][i]
             for k in range(i, N + 1):
-                a[j][k] -= factor * a[i][k]
+                a[j][k] -= slowness * a[i][k]
     for i in range(N - 1, -1, -1):
         for k in range(i + 1, N):
             a[i][3] -= a[i][k] * a[k][3]

@@ -22,7 +22,6 @@ from .selection import Candidates, Rng, Strategy, pick
 CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
 PATIENCE = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
-TERMS = ("wait_s", "prefill_s", "memory_s", "delay_s", "decode_s", "cost")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,24 +85,18 @@ class ForecastPolicy:
             candidates.potential_blocks,
             candidates.eligible,
             candidates.now,
-            False,
         )
 
     def explain(self, candidates: Candidates) -> dict[int, dict[str, float]]:
         """The terms of every registered worker's cost, in seconds, by number."""
-        table = self._forecast.score(
+        return self._forecast.explain(
             candidates.isl,
             candidates.block_size,
             candidates.spared,
             candidates.potential_blocks,
-            candidates.eligible,
+            len(candidates.eligible),
             candidates.now,
-            True,
         )
-        return {
-            number: dict(zip(TERMS, map(float, table[number]), strict=True))
-            for number in sorted(self._numbers)
-        }
 
     def room_in(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         """Seconds until one of these workers needs a prompt to go on computing without a pause.
@@ -111,7 +104,7 @@ class ForecastPolicy:
         0: now, also as long as too little was learnt to say how long they compute. inf: every cache
         is booked out.
         """
-        return self._forecast.room_in(eligible, active_blocks, now)
+        return self._forecast.seconds_until_free(eligible, active_blocks, now)
 
     def patience(self, uncached_tokens: int) -> float:
         """Seconds by which its turn is later than its arrival: the longer a prompt, the later.

@@ -76,18 +76,16 @@ class ForecastMachine(RuleBasedStateMachine):
             64,
             np.array(overlaps[:size], np.uint32),
             np.array(blocks[:size], np.float64),
-            eligible,
-            self.now,
         )
-        costs = self.kernel.score(*given, False)
-        table = self.kernel.score(*given, True)
+        costs = self.kernel.score(*given, eligible, self.now)
+        explained = self.kernel.explain(*given, size, self.now)
         for number in range(size):
             if not eligible[number]:
                 assert costs[number] == np.inf
                 continue
             expected = self.oracle.cost(number, isl, 64, overlaps[number], blocks[number], self.now)
             np.testing.assert_allclose(costs[number], expected, rtol=1e-6, atol=1e-9)
-            assert table[number, -1] == costs[number]
+            assert explained[number]["cost"] == costs[number]
 
     @rule(
         eligible=st.lists(st.booleans(), min_size=WORKERS, max_size=WORKERS),
@@ -97,7 +95,7 @@ class ForecastMachine(RuleBasedStateMachine):
         size = self.kernel.size
         given = np.array(eligible[:size], np.bool_)
         numbers = [number for number in self.oracle.lanes if given[number]]
-        room = self.kernel.room_in(given, np.array(blocks[:size], np.int64), self.now)
+        room = self.kernel.seconds_until_free(given, np.array(blocks[:size], np.int64), self.now)
         expected = self.oracle.room_in(numbers, blocks, self.now)
         np.testing.assert_allclose(room, expected, rtol=1e-6, atol=1e-9)
 

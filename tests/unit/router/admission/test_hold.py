@@ -223,12 +223,12 @@ def test_the_kernel_refuses_what_cannot_be() -> None:
     kernel = Forecast(ForecastParams())
     kernel.add_worker(0, None, None)
     everyone, blocks = np.ones(1, np.bool_), np.zeros(1, np.int64)
-    assert kernel.room_in(everyone[:0], blocks[:0], 0.0) == 0
+    assert kernel.seconds_until_free(everyone[:0], blocks[:0], 0.0) == 0
     for now in (math.nan, math.inf):
         with pytest.raises(ValueError, match="now must be finite"):
-            kernel.room_in(everyone, blocks, now)
+            kernel.seconds_until_free(everyone, blocks, now)
     with pytest.raises(ValueError, match="an entry for each of 1 worker numbers"):
-        kernel.room_in(everyone, blocks[:0], 0.0)
+        kernel.seconds_until_free(everyone, blocks[:0], 0.0)
 
 
 # Holds of other people

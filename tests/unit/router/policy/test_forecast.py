@@ -237,11 +237,11 @@ def test_the_kernel_refuses_what_cannot_be() -> None:
         with pytest.raises(ValueError, match="now must be finite"):
             kernel.book("r", 0, 10, 10, now)
         with pytest.raises(ValueError, match="now must be finite"):
-            kernel.score(10, 16, None, None, everyone, now, False)
+            kernel.score(10, 16, None, None, everyone, now)
     with pytest.raises(ValueError, match="isl must be at least 1"):
-        kernel.score(0, 16, None, None, everyone, 0.0, False)
+        kernel.score(0, 16, None, None, everyone, 0.0)
     with pytest.raises(ValueError, match="an entry for each of 1 worker numbers"):
-        kernel.score(10, 16, np.zeros(4, np.uint32), None, everyone, 0.0, False)
+        kernel.score(10, 16, np.zeros(4, np.uint32), None, everyone, 0.0)
     assert len(kernel) == 0
 
 
