@@ -1,25 +1,48 @@
-"""The forecast agrees with the oracle after any sequence of calls."""
+"""Laws that a forecast obeys after any sequence of calls, whatever it was told.
+
+A twin hears the same under other worker numbers.
+"""
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from oracles.forecast import OracleForecast
+from oracles.forecast import CHUNK_TOKENS, answers_to_end, mutual_decode_s, running_mean
 
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
 
 WORKERS = 4
+TWIN = [2, 0, 3, 1]  # the numbers of the same workers there
+BLOCK_SIZE = 64
 REQUEST_IDS = st.integers(0, 9).map("r{}".format)
 PAUSES = st.sampled_from([0.0, 0.0, 0.001, 0.03, 0.2, 5.0])
+ISLS = st.integers(1, 4000)
+
+
+def per_worker(values):
+    return st.lists(values, min_size=WORKERS, max_size=WORKERS)
+
+
+def renumbered(values, dtype):
+    """An array by worker number, and the twin's."""
+    mine = np.array(values, dtype)
+    theirs = np.empty(WORKERS, dtype)
+    theirs[TWIN] = mine
+    return mine, theirs
 
 
 class ForecastMachine(RuleBasedStateMachine):
     @initialize()
     def start(self):
-        params = ForecastParams()
+        self.params = ForecastParams()
         self.now = 100.0
-        self.kernel, self.oracle = Forecast(params), OracleForecast(params)
+        self.kernel, self.twin = Forecast(self.params), Forecast(self.params)
+        self.workers = {}  # number -> (budget, blocks)
+        self.requests = {}  # id -> (worker, isl)
+        self.booked = {}  # id -> when, as long as it has no first token
+        self.ttfts = []
         self.toggle_worker(0, 512, 100)
         self.toggle_worker(2, None, None)
 
@@ -29,99 +52,167 @@ class ForecastMachine(RuleBasedStateMachine):
         blocks=st.sampled_from([None, 10, 1000]),
     )
     def toggle_worker(self, number, budget, blocks):
-        if number in self.oracle.lanes:
+        if number in self.workers:
             self.kernel.remove_worker(number)
-            self.oracle.remove_worker(number)
+            self.twin.remove_worker(TWIN[number])
+            del self.workers[number]
+            for each in [r for r, (worker, _) in self.requests.items() if worker == number]:
+                del self.requests[each]
+                self.booked.pop(each, None)
         else:
             self.kernel.add_worker(number, budget, blocks)
-            self.oracle.add_worker(number, budget, blocks)
+            self.twin.add_worker(TWIN[number], budget, blocks)
+            self.workers[number] = budget or 8192, blocks or 0
 
     @rule(seconds=PAUSES)
     def wait(self, seconds):
         self.now += seconds
 
-    @precondition(lambda self: self.oracle.lanes)
-    @rule(request_id=REQUEST_IDS, isl=st.integers(1, 4000), cached=st.floats(0, 1), data=st.data())
+    @precondition(lambda self: self.workers)
+    @rule(request_id=REQUEST_IDS, isl=ISLS, cached=st.floats(0, 1), data=st.data())
     def book(self, request_id, isl, cached, data):
-        number = data.draw(st.sampled_from(sorted(self.oracle.lanes)))
+        number = data.draw(st.sampled_from(sorted(self.workers)))
         self.book_both(request_id, number, isl, max(1, isl - int(cached * isl)))
 
     def book_both(self, request_id, number, isl, tokens):
-        assert self.kernel.book(request_id, number, isl, tokens, self.now) == self.oracle.book(
-            request_id, number, isl, tokens, self.now
-        )
+        is_new = request_id not in self.requests
+        assert self.kernel.book(request_id, number, isl, tokens, self.now) == is_new
+        assert self.twin.book(request_id, TWIN[number], isl, tokens, self.now) == is_new
+        if is_new:
+            self.requests[request_id] = number, isl
+            self.booked[request_id] = self.now
 
     @rule(request_id=REQUEST_IDS)
     def first_token(self, request_id):
-        assert self.kernel.first_token(request_id, self.now) == self.oracle.first_token(
-            request_id, self.now
-        )
+        is_queued = request_id in self.booked
+        for kernel in (self.kernel, self.twin):
+            assert kernel.first_token(request_id, self.now) == is_queued
+        if is_queued:
+            self.ttfts.append(self.now - self.booked.pop(request_id))
 
     @rule(request_id=REQUEST_IDS, tokens=st.sampled_from([0, 1, 7, 8, 300]))
     def end(self, request_id, tokens):
-        assert self.kernel.end(request_id, self.now, tokens) == self.oracle.end(
-            request_id, self.now, tokens
-        )
-
-    @rule(
-        isl=st.integers(1, 4000),
-        overlaps=st.lists(st.integers(0, 70), min_size=WORKERS, max_size=WORKERS),
-        blocks=st.lists(st.integers(0, 2000), min_size=WORKERS, max_size=WORKERS),
-    )
-    def costs_agree(self, isl, overlaps, blocks):
-        size = self.kernel.size
-        eligible = np.array([number in self.oracle.lanes for number in range(size)])
-        given = (
-            isl,
-            64,
-            np.array(overlaps[:size], np.uint32),
-            np.array(blocks[:size], np.float64),
-        )
-        costs = self.kernel.score(*given, eligible, self.now)
-        explained = self.kernel.explain(*given, size, self.now)
-        for number in range(size):
-            if not eligible[number]:
-                assert costs[number] == np.inf
-                continue
-            expected = self.oracle.cost(number, isl, 64, overlaps[number], blocks[number], self.now)
-            np.testing.assert_allclose(costs[number], expected, rtol=1e-6, atol=1e-9)
-            assert explained[number]["cost"] == costs[number]
-
-    @rule(
-        eligible=st.lists(st.booleans(), min_size=WORKERS, max_size=WORKERS),
-        blocks=st.lists(st.integers(0, 1200), min_size=WORKERS, max_size=WORKERS),
-    )
-    def room_agrees(self, eligible, blocks):
-        size = self.kernel.size
-        given = np.array(eligible[:size], np.bool_)
-        numbers = [number for number in self.oracle.lanes if given[number]]
-        room = self.kernel.seconds_until_free(given, np.array(blocks[:size], np.int64), self.now)
-        expected = self.oracle.room_in(numbers, blocks, self.now)
-        np.testing.assert_allclose(room, expected, rtol=1e-6, atol=1e-9)
+        is_booked = request_id in self.requests
+        for kernel in (self.kernel, self.twin):
+            assert kernel.end(request_id, self.now, tokens) == is_booked
+        if is_booked:
+            self.booked.pop(request_id, None)
+            del self.requests[request_id]
 
     @rule(tokens=st.integers(100, 3000), pace=st.sampled_from([1e-5, 1e-4]))
     def learn_enough(self, tokens, pace):
         """A run of requests one after the other, so that the model can say how long to wait."""
-        for turn in range(35 if self.oracle.lanes else 0):
-            name, number = f"lesson {turn}", min(self.oracle.lanes)
-            self.book_both(name, number, tokens + turn, tokens)
+        for turn in range(35 if self.workers else 0):
+            name = f"lesson {turn}"
+            self.book_both(name, min(self.workers), tokens + turn, tokens)
             self.now += 0.01 + tokens * pace
             self.first_token(name)
+            self.now += 0.1 * (turn % 3)
             self.end(name, 8)
 
+    @rule(
+        isl=ISLS, overlaps=per_worker(st.integers(0, 70)), blocks=per_worker(st.integers(0, 2000))
+    )
+    def every_estimate_obeys_the_laws(self, isl, overlaps, blocks):
+        overlap, twin_overlap = renumbered(overlaps, np.uint32)
+        block, twin_block = renumbered(blocks, np.float64)
+        given = isl, BLOCK_SIZE
+        rows = self.kernel.explain(*given, overlap, block, WORKERS, self.now)
+        uncached = self.kernel.explain(*given, None, block, WORKERS, self.now)
+        assert rows == self.kernel.explain(*given, overlap, block, WORKERS, self.now)  # looks only
+        twin_rows = self.twin.explain(*given, twin_overlap, twin_block, WORKERS, self.now)
+        assert set(rows) == set(self.workers)
+        assert {TWIN[number]: row for number, row in rows.items()} == twin_rows
+        for number, row in rows.items():
+            assert all(0 <= value < np.inf for value in row.values()), row
+            self.adds_up(row)
+            self.falls_with_cached_blocks(row, uncached[number])
+            self.decodes_cost_each_other(number, row, isl)
+            self.memory_is_waited_for(number, row, blocks[number])
+            if not any(worker == number for worker, _ in self.requests.values()):
+                self.is_idle(number, row, isl - min(overlaps[number] * BLOCK_SIZE, isl - 1))
+        eligible = np.array([number in self.workers for number in range(WORKERS)])
+        costs = self.kernel.score(*given, overlap, block, eligible, self.now)
+        for number in range(WORKERS):
+            assert costs[number] == (rows[number]["cost"] if eligible[number] else np.inf)
+
+    def adds_up(self, row):
+        usual = self.kernel.learnt()[2]
+        ttft = row["wait_s"] + row["prefill_s"] + row["memory_s"]
+        engine = self.params.prefill_weight * row["prefill_s"]
+        engine += self.params.decode_weight * row["decode_s"]
+        assert row["cost"] == pytest.approx(ttft + row["delay_s"] + engine / (1 + ttft / usual))
+
+    def falls_with_cached_blocks(self, row, uncached):
+        for term in ("wait_s", "memory_s", "decode_s"):
+            assert row[term] == uncached[term]
+        for term in ("prefill_s", "delay_s"):
+            assert row[term] <= uncached[term]
+        # Where decodes cost more than a usual first token takes, a later one may weigh less.
+        if self.params.decode_weight * row["decode_s"] <= self.kernel.learnt()[2]:
+            assert row["cost"] <= uncached["cost"] + 1e-12
+
+    def decodes_cost_each_other(self, number, row, isl):
+        _, theta, _, output, _ = self.kernel.learnt()
+        contexts = [isl for worker, isl in self.requests.values() if worker == number]
+        mutual = mutual_decode_s(theta, contexts, isl + output / 2, output / 2)
+        slowness = self.kernel.slowness(number)
+        assert row["decode_s"] == pytest.approx(slowness * mutual, rel=1e-6, abs=1e-9)
+
+    def memory_is_waited_for(self, number, row, blocks):
+        _, capacity = self.workers[number]
+        count = sum(worker == number for worker, _ in self.requests.values())
+        ended = answers_to_end(count, capacity, blocks) if count and capacity else 0
+        answer_s = self.kernel.learnt()[4]
+        assert row["memory_s"] == pytest.approx(ended * answer_s / max(count, 1))
+
+    def is_idle(self, number, row, tokens):
+        """An empty engine: nothing is waited for, and a step for each budget of tokens."""
+        assert row["wait_s"] == row["memory_s"] == row["delay_s"] == row["decode_s"] == 0
+        step, chunk, _ = self.kernel.learnt()[0]
+        steps = -(-tokens // self.workers[number][0])
+        seconds = steps * max(1e-6, step) + tokens * chunk / CHUNK_TOKENS
+        assert row["prefill_s"] == pytest.approx(self.kernel.slowness(number) * seconds)
+
+    @rule(eligible=per_worker(st.booleans()), blocks=per_worker(st.integers(0, 1200)))
+    def a_fleet_is_free_when_one_of_its_workers_is(self, eligible, blocks):
+        def until_free(wanted):
+            mask, twin_mask = renumbered(wanted, np.bool_)
+            count, twin_count = renumbered(blocks, np.int64)
+            seconds = self.kernel.seconds_until_free(mask, count, self.now)
+            assert seconds == self.twin.seconds_until_free(twin_mask, twin_count, self.now)
+            return seconds
+
+        usable = [n for n in range(WORKERS) if eligible[n] and n in self.workers]
+        alone = {n: until_free([other == n for other in range(WORKERS)]) for n in usable}
+        seconds = until_free(eligible)
+        assert seconds in alone.values() if usable else seconds == 0
+        # Later than the soonest only where that one owes a first token.
+        owing = {self.requests[each][0] for each in self.booked}
+        assert seconds <= min((alone[n] for n in usable if n not in owing), default=np.inf)
+        assert seconds >= min(alone.values(), default=0)
+        for number in usable:
+            capacity = self.workers[number][1]
+            busy = any(worker == number for worker, _ in self.requests.values())
+            is_full = busy and 0 < capacity <= blocks[number]
+            assert (alone[number] == np.inf) == is_full
+            if len(self.ttfts) < 30 and not is_full:
+                assert alone[number] == 0
+
     @invariant()
-    def models_agree(self):
-        prefill, decode, ttft, output, answer = self.kernel.learnt()
-        np.testing.assert_allclose(prefill, self.oracle.prefill.theta, rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(decode, self.oracle.decode.theta, rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(
-            [ttft, output, answer], [self.oracle.ttft, self.oracle.output, self.oracle.answer]
-        )
-        assert len(self.kernel) == len(self.oracle.where)
+    def what_was_learnt_is_sane(self):
+        for kernel in (self.kernel, self.twin):
+            prefill, decode, ttft, output, answer = kernel.learnt()
+            assert all(0 <= each < np.inf for each in (*prefill, *decode))
+            assert all(0 < each < np.inf for each in (output, answer))
+            assert ttft == pytest.approx(running_mean(self.params.ttft_s, self.ttfts))
+            assert len(kernel) == len(self.requests)
+        assert self.kernel.learnt() == self.twin.learnt()
 
     @invariant()
     def sums_are_right(self):
         self.kernel.check_integrity()
+        self.twin.check_integrity()
 
 
 TestForecast = ForecastMachine.TestCase

@@ -1,0 +1,323 @@
+"""What the forecast foresees is what an engine of the believed speed does; and what it learns."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.forecast import (
+    CHUNK_TOKENS,
+    CONTEXT_TOKENS,
+    BelievedFleet,
+    OracleFit,
+    running_mean,
+)
+
+from dynamo_router.router.policy._forecast import Forecast
+from dynamo_router.router.policy.forecast import ForecastParams
+
+BUDGETS = st.sampled_from([64, 500, 8192])
+TOKENS = st.integers(1, 1500)
+# Prompts: how long after the one before (0: in the same step, if one begins then), how long.
+ARRIVALS = st.lists(st.tuples(st.sampled_from([0.0, 0.003, 0.05, 0.9]), TOKENS), max_size=12)
+LAWS = settings(max_examples=120, deadline=None)
+EXACTLY = {"rel": 1e-9, "abs": 1e-9}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def foreseen_and_taken(fleet: BelievedFleet, tokens: int) -> tuple[float, float]:
+    foreseen = fleet.explain(tokens)
+    request = fleet.send(0, tokens)
+    took = fleet.finish()[request] - fleet.now
+    return foreseen["wait_s"] + foreseen["prefill_s"], took
+
+
+@LAWS
+@given(
+    budget=BUDGETS,
+    arrivals=st.lists(st.tuples(st.sampled_from([0.0, 0.001]), TOKENS), max_size=12),
+    tokens=TOKENS,
+)
+def test_a_prompt_gets_its_first_token_when_it_was_foreseen(folder, budget, arrivals, tokens):
+    """On an empty engine and behind any queue, exactly."""
+    fleet = BelievedFleet(folder, 1, budget)
+    for pause, length in arrivals:
+        fleet.advance(pause)
+        fleet.send(0, length)
+    assert not fleet.first_tokens
+    foreseen, took = foreseen_and_taken(fleet, tokens)
+    assert foreseen == pytest.approx(took, **EXACTLY)
+
+
+@LAWS
+@given(budget=BUDGETS, arrivals=ARRIVALS, tokens=TOKENS)
+def test_after_first_tokens_it_is_a_decode_step_late_at_most(folder, budget, arrivals, tokens):
+    """That an answer of one token would not be decoded, nobody could know."""
+    fleet = BelievedFleet(folder, 1, budget)
+    for pause, length in arrivals:
+        fleet.advance(pause)
+        fleet.send(0, length)
+    foreseen, took = foreseen_and_taken(fleet, tokens)
+    assert took - 1e-9 <= foreseen <= took + fleet.decode_s + 1e-9
+
+
+@LAWS
+@given(budget=BUDGETS, arrivals=ARRIVALS, tokens=TOKENS)
+def test_a_delay_is_what_the_others_lose_by_the_prompt(folder, budget, arrivals, tokens):
+    """Summed over all of them, in the engine with the prompt and in one without it."""
+    ends = []
+    for with_prompt in (False, True):
+        fleet = BelievedFleet(folder, 1, budget)
+        for pause, length in arrivals:
+            fleet.advance(pause)
+            fleet.send(0, length)
+        foreseen = fleet.explain(tokens)["delay_s"]
+        if with_prompt:
+            fleet.send(0, tokens)
+        times = fleet.finish()
+        ends.append(sum(times[request] for request in range(len(arrivals))))
+    assert foreseen == pytest.approx(ends[1] - ends[0], **EXACTLY)
+
+
+@LAWS
+@given(decoding=st.integers(1, 8), pause=st.floats(0.1, 0.3), tokens=st.integers(1, 300))
+def test_beside_decodes_it_is_half_a_decode_step_off_at_most(folder, decoding, pause, tokens):
+    """When the step of decodes under way will end is not known; the step after it is exact."""
+    fleet = BelievedFleet(folder, 1, 500)
+    for _ in range(decoding):
+        fleet.send(0, 20, output=10_000)
+    fleet.advance(pause)
+    foreseen = fleet.explain(tokens)
+    request = fleet.send(0, tokens)
+    fleet.advance(1.0)
+    took = fleet.first_tokens[request] - (fleet.now - 1.0)
+    assert foreseen["prefill_s"] == pytest.approx(
+        fleet.step_s + fleet.decode_s + tokens * fleet.token_s, **EXACTLY
+    )
+    off = abs(foreseen["wait_s"] + foreseen["prefill_s"] - took)
+    assert off <= fleet.decode_s / 2 + 1e-9
+
+
+@LAWS
+@given(
+    budget=BUDGETS, queue=st.lists(TOKENS, max_size=5), more=TOKENS, tokens=TOKENS, data=st.data()
+)
+def test_behind_a_longer_queue_nothing_is_sooner_or_cheaper(
+    folder, budget, queue, more, tokens, data
+):
+    fleet = BelievedFleet(folder, 2, budget, ttft_s=data.draw(st.sampled_from([0.05, 1.0])))
+    for worker in (0, 1):
+        for length in queue:
+            fleet.send(worker, length)
+    fleet.send(1, more)
+    fleet.advance(0.001)
+    short, long = fleet.explain(tokens, 0), fleet.explain(tokens, 1)
+    assert long["wait_s"] > short["wait_s"]
+    assert long["decode_s"] >= short["decode_s"]
+    assert long["wait_s"] + long["prefill_s"] > short["wait_s"] + short["prefill_s"]
+    # To fill up a step that is needed anyway costs less of the engine, and delays others.
+    if long["prefill_s"] >= short["prefill_s"] and long["delay_s"] >= short["delay_s"]:
+        assert long["cost"] > short["cost"]
+
+
+@LAWS
+@given(
+    decoding=st.lists(st.integers(1, 3000), min_size=1, max_size=6),
+    queue=st.lists(TOKENS, max_size=3),
+    tokens=TOKENS,
+)
+def test_beside_more_decodes_nothing_is_sooner_or_cheaper(decoding, queue, tokens):
+    """Worker i has i more requests that decode than worker 0."""
+    workers = len(decoding) + 1
+    kernel = Forecast(ForecastParams(context_s=1e-6))
+    for worker in range(workers):
+        kernel.add_worker(worker, 8192, None)
+        for turn, context in enumerate(decoding[:worker]):
+            kernel.book(f"{worker}, {turn}", worker, context, 1, 0.0)
+            kernel.first_token(f"{worker}, {turn}", 0.0)
+    for worker in range(workers):
+        for turn, length in enumerate(queue):
+            kernel.book(f"queued {worker}, {turn}", worker, length, length, 1.0)
+    rows = kernel.explain(tokens, 16, None, None, workers, 1.001)
+    for less, more in zip(range(workers - 1), range(1, workers), strict=True):
+        for term in ("wait_s", "prefill_s", "decode_s", "cost"):
+            assert rows[more][term] >= rows[less][term] - 1e-12, term
+        assert rows[more]["decode_s"] > rows[less]["decode_s"]
+        assert rows[more]["prefill_s"] > rows[less]["prefill_s"]
+
+
+@LAWS
+@given(budget=BUDGETS, arrivals=ARRIVALS)
+def test_a_fleet_is_free_half_a_step_before_its_prompts_are_computed(folder, budget, arrivals):
+    fleet = BelievedFleet(folder, 2, budget)
+    assert fleet.until_free() == 0
+    for turn in range(32):  # so many first tokens must be seen before anybody is held
+        fleet.send(0, 10 + turn)
+        assert turn >= 30 or fleet.until_free() == 0
+        fleet.advance(1.0)
+    for pause, length in arrivals:
+        fleet.advance(pause)
+        for worker in (0, 1):
+            fleet.send(worker, length + 7 * worker)
+    fleet.advance(0.001)
+    waits = [fleet.explain(10, worker)["wait_s"] for worker in (0, 1)]
+    expected = max(0.0, min(waits) - fleet.step_s / 2)
+    assert fleet.until_free() == pytest.approx(expected, **EXACTLY)
+    for left in (expected / 2, 0.0):  # a decode step longer at most: as above
+        fleet.advance(expected / 2)
+        assert left - 1e-9 <= fleet.until_free() <= left + fleet.decode_s + 1e-9
+
+
+@LAWS
+@given(budget=BUDGETS, arrivals=ARRIVALS, withdrawn=TOKENS, tokens=TOKENS)
+def test_what_is_booked_and_released_leaves_no_trace(folder, budget, arrivals, withdrawn, tokens):
+    """Unless a step began with it: that step goes on."""
+    fleets = [BelievedFleet(folder, 1, budget) for _ in range(2)]
+    for fleet in fleets:
+        for pause, length in arrivals:
+            fleet.advance(pause)
+            fleet.send(0, length)
+        fleet.advance(0.001)
+    touched = fleets[0].forecast
+    assert touched.book("withdrawn", 0, withdrawn, withdrawn, fleets[0].now)
+    assert touched.end("withdrawn", fleets[0].now, 0)
+    touched.check_integrity()
+    for _ in range(3):
+        assert fleets[0].explain(tokens) == fleets[1].explain(tokens)
+        assert fleets[0].until_free() == fleets[1].until_free()
+        assert touched.learnt() == fleets[1].forecast.learnt()
+        for fleet in fleets:
+            fleet.advance(0.04)
+
+
+def test_a_first_token_that_is_late_makes_a_worker_dearer_by_half_of_that_up_to_an_answer(
+    folder,
+):
+    fleet = BelievedFleet(folder, 1, 500, output_tokens=100.0)
+    kernel = fleet.forecast
+    fleet.send(0, 10)
+    fleet.advance(1.0)
+    answer_s = kernel.learnt()[4]
+    kernel.book("lost", 0, 100, 100, 2.0)
+    due = 2.0 + fleet.step_s + 100 * fleet.token_s
+    waits = []
+    for late in (0.1, 0.5, 1.0, 1e6):
+        fleet.now = due + late
+        waits.append(fleet.explain(1)["wait_s"])
+    assert waits[1] - waits[0] == pytest.approx(0.2)
+    assert waits[2] - waits[1] == pytest.approx(0.25)
+    assert waits[3] == pytest.approx(answer_s, rel=0.05)
+
+
+# What it learns
+
+
+def one_by_one(samples):
+    """A forecast that has seen these (tokens, seconds) of prompts, one after the other."""
+    params = ForecastParams()
+    kernel, now = Forecast(params), 0.0
+    kernel.add_worker(0, 400, None)
+    for turn, (tokens, seconds) in enumerate(samples):
+        kernel.book(str(turn), 0, tokens, tokens, now)
+        now += seconds
+        kernel.first_token(str(turn), now)
+        kernel.end(str(turn), now, 0)
+        now += 1.0
+    return params, kernel
+
+
+@LAWS
+@given(st.lists(st.tuples(TOKENS, st.floats(1e-4, 3.0)), max_size=40))
+def test_prompts_teach_how_long_a_step_and_a_token_take(samples):
+    params, kernel = one_by_one(samples)
+    fit = OracleFit(params.step_s, params.token_s * CHUNK_TOKENS, 1.0)
+    for tokens, seconds in samples:
+        fit.add([-(-tokens // 400), tokens / CHUNK_TOKENS, 0.0], seconds)
+    prefill, _, ttft, _, _ = kernel.learnt()
+    np.testing.assert_allclose(prefill, fit.theta, rtol=1e-5, atol=1e-8)
+    assert ttft == pytest.approx(running_mean(params.ttft_s, [each for _, each in samples]))
+
+
+@LAWS
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 50_000), st.integers(2, 300), st.floats(0.01, 9.0)), max_size=25
+    )
+)
+def test_answers_teach_how_long_a_decode_step_takes(answers):
+    """Each decodes alone for half of its time, and for the other half beside one that stays."""
+    params = ForecastParams()
+    kernel, now = Forecast(params), 0.0
+    kernel.add_worker(0, None, None)
+    fit = OracleFit(params.step_s / 2, params.context_s * CONTEXT_TOKENS, 0.0)
+    outputs, others = [], 0
+    for turn, (context, output, seconds) in enumerate(answers):
+        kernel.book(f"a {turn}", 0, context, 1, now)
+        kernel.first_token(f"a {turn}", now)
+        now += seconds / 2
+        kernel.book(f"b {turn}", 0, 1000, 1, now)
+        kernel.first_token(f"b {turn}", now)
+        now += seconds / 2
+        kernel.end(f"a {turn}", now, output)
+        kernel.remove_worker(0)  # and with it the one that stayed, which so teaches nothing
+        kernel.add_worker(0, None, None)
+        outputs.append(output)
+        if output >= 8:
+            x = [1.0, (context + 1000 / 2) / CONTEXT_TOKENS, 1.5]
+            fit.add(x, seconds / (output - 1))
+    _, decode, _, output_tokens, _ = kernel.learnt()
+    np.testing.assert_allclose(decode, fit.theta, rtol=1e-5, atol=1e-8)
+    assert output_tokens == pytest.approx(running_mean(params.output_tokens, outputs))
+    assert others == len(kernel)
+
+
+@LAWS
+@given(st.lists(st.tuples(st.integers(1, 400), st.floats(0.01, 1.0)), max_size=25))
+def test_prompts_beside_decodes_teach_what_those_add_to_a_step(samples):
+    params = ForecastParams()
+    kernel, now = Forecast(params), 0.0
+    kernel.add_worker(0, 400, None)
+    kernel.book("decodes", 0, 30_000, 1, now)
+    kernel.first_token("decodes", now)
+    fit = OracleFit(params.step_s, params.token_s * CHUNK_TOKENS, 1.0)
+    decode_s = params.step_s / 2 + params.context_s * 30_000
+    for turn, (tokens, seconds) in enumerate(samples):
+        kernel.book(str(turn), 0, tokens, tokens, now)
+        now += seconds
+        kernel.first_token(str(turn), now)
+        kernel.end(str(turn), now, 0)
+        fit.add([1.0, tokens / CHUNK_TOKENS, decode_s], seconds)
+        now += 0.5
+    np.testing.assert_allclose(kernel.learnt()[0], fit.theta, rtol=1e-5, atol=1e-8)
+
+
+def test_a_worker_is_as_slow_as_it_was_seen_to_be_until_others_say_it_is_long_ago() -> None:
+    kernel, now = Forecast(ForecastParams()), 0.0
+
+    def compute(worker: int, times: int, seconds: float) -> None:
+        nonlocal now
+        for _ in range(times):
+            kernel.book("r", worker, 100, 100, now)
+            now += seconds
+            kernel.first_token("r", now)
+            kernel.end("r", now, 0)
+
+    for number in range(2):
+        kernel.add_worker(number, 400, None)
+    compute(0, 60, 0.02)
+    assert kernel.slowness(0) == 1.0 and kernel.slowness(1) == 1.0
+    compute(1, 8, 0.06)
+    seen = [kernel.slowness(1)]
+    assert seen[0] > 1.3
+    for _ in range(10):
+        compute(0, 20, 0.02)
+        seen.append(kernel.slowness(1))
+    assert seen == sorted(seen, reverse=True) and seen[-1] < seen[0] - 0.2
