@@ -25,6 +25,7 @@ class Entry:
     summary: str
     config: str  # "module:Dataclass"
     run: str | None  # "module:function", called with the dataclass, returns the exit code
+    check: str | None = None  # called before it with the dataclass and the keys of flags given
 
 
 COMMANDS: Mapping[str, Entry] = {
@@ -32,7 +33,15 @@ COMMANDS: Mapping[str, Entry] = {
     "mocker": Entry(
         "Run mock engines.", "workers.mocker.config:MockerConfig", "workers.mocker.fleet:run"
     ),
-    "replay": Entry("Replay a trace.", "bench.replay:ReplayConfig", "bench.replay:run"),
+    "simulate": Entry(
+        "A trace in virtual time.", "bench.simulate:SimulateConfig", "bench.simulate:run"
+    ),
+    "replay": Entry(
+        "Replay a trace to a live target; without --target, the same as simulate.",
+        "bench.replay:ReplayConfig",
+        "bench.replay:run",
+        "bench.replay:check_given",
+    ),
     "sweep": Entry("Tune the knobs on a trace.", "bench.sweep:SweepConfig", "bench.sweep:run"),
     "analyze": Entry("What a trace is like.", "bench.analyze:AnalyzeConfig", "bench.analyze:run"),
     "synthesize": Entry(
@@ -100,6 +109,8 @@ def build_command(name: str, entry: Entry) -> click.Command:
         if entry.run is None:
             _print_settings(resolved, as_json)
             return
+        if entry.check is not None:
+            _load(entry.check)(resolved.config, flags)
         code: int = _load(entry.run)(resolved.config)
         sys.exit(code)
 

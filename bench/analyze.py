@@ -8,14 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from ..runtime.settings import bad_setting, option
-from .results import (
-    check_json_target,
-    describe_environment,
-    new_table,
-    number,
-    table_console,
-    write_json,
-)
+from .results import Output, format_number, new_table, write_json
 from .synthesizer import describe_model, is_model, load_model
 from .traces import (
     Samples,
@@ -23,10 +16,11 @@ from .traces import (
     TraceAnalysis,
     analyze,
     check_plot_target,
-    compare,
+    check_trace_block_size,
     default_sizes,
     plot_traces,
     read_columns,
+    trace_distances,
 )
 
 
@@ -50,44 +44,39 @@ class AnalyzeConfig:
     def __post_init__(self) -> None:
         if not self.traces:
             raise bad_setting("traces", "at least one is needed")
-        if not 1 <= self.trace_block_size <= 2**20:
-            raise bad_setting(
-                "trace_block_size", f"{self.trace_block_size} must be from 1 to 2**20"
-            )
+        check_trace_block_size(self.trace_block_size)
         if self.cache_tokens and min(self.cache_tokens) < 1:
             raise bad_setting("cache_tokens", "must be at least 1")
 
 
 def run(config: AnalyzeConfig) -> int:
     """The command: 0, or ConfigError for what cannot be read or written."""
-    check_json_target(config.json)
+    output = Output(config.json)
     check_plot_target(config.plot)
     for trace in config.traces:
         if is_model(trace):
-            _inspect(config, trace)
+            _inspect(config, trace, output)
             return 0
     analyses, samples = _analyze_all(config)
     labels = trace_labels(config.traces)
     distances = {
-        label: compare(samples[0], each)
+        label: trace_distances(samples[0], each)
         for label, each in zip(labels[1:], samples[1:], strict=True)
     }
-    console = table_console(config.json)
-    console.print(analysis_table(labels, analyses))
+    output.print(analysis_table(labels, analyses))
     for label, analysis in zip(labels, analyses, strict=True):
-        console.print(prefixes_table(label, analysis))
+        output.print(prefixes_table(label, analysis))
     if distances:
-        console.print(distances_table(labels[0], distances))
+        output.print(distances_table(labels[0], distances))
     if config.plot is not None:
         plot_traces(dict(zip(labels, samples, strict=True)), config.plot)
-    if config.json is not None:
-        result: dict[str, Any] = asdict(analyses[0])
-        if distances:
-            result["others"] = [
-                {**asdict(analysis), "distances": apart}
-                for analysis, apart in zip(analyses[1:], distances.values(), strict=True)
-            ]
-        write_json(config.json, result | {"environment": describe_environment()})
+    result: dict[str, Any] = asdict(analyses[0])
+    if distances:
+        result["others"] = [
+            {**asdict(analysis), "distances": apart}
+            for analysis, apart in zip(analyses[1:], distances.values(), strict=True)
+        ]
+    output.write(result)
     return 0
 
 
@@ -117,7 +106,7 @@ def trace_labels(paths: Sequence[str]) -> list[str]:
     ]
 
 
-def _inspect(config: AnalyzeConfig, model: str) -> None:
+def _inspect(config: AnalyzeConfig, model: str, output: Output) -> None:
     if len(config.traces) > 1 or config.plot is not None:
         raise bad_setting("traces", f"{model} is a model: make a trace of it to compare")
     facts = describe_model(load_model(model))
@@ -125,9 +114,9 @@ def _inspect(config: AnalyzeConfig, model: str) -> None:
     table.add_column("", justify="right")
     for name, value in facts.items():
         for inner, cell in value.items() if isinstance(value, dict) else [("", value)]:
-            shown = number(cell, 2) if isinstance(cell, float) else str(cell)
+            shown = format_number(cell, 2) if isinstance(cell, float) else str(cell)
             table.add_row(f"{name} {inner}".replace("_", " "), shown)
-    table_console(config.json).print(table)
+    output.print(table)
     if config.json is not None:
         write_json(config.json, {"model": model, **facts})
 
@@ -150,10 +139,10 @@ def prefixes_table(label: str, analysis: TraceAnalysis) -> Table:
     )
     for prefix in analysis.top_prefixes:
         table.add_row(
-            number(prefix.tokens, 0),
-            number(prefix.requests, 0),
-            number(prefix.share, 3),
-            number(prefix.continuations, 0),
+            format_number(prefix.tokens, 0),
+            format_number(prefix.requests, 0),
+            format_number(prefix.share, 3),
+            format_number(prefix.continuations, 0),
             str(prefix.last_id),
         )
     return table
@@ -165,21 +154,21 @@ def distances_table(first: str, distances: Mapping[str, Mapping[str, float]]) ->
     for label in distances:
         table.add_column(label, justify="right", overflow="fold")
     for name in next(iter(distances.values())):
-        cells = [number(apart[name], 3) for apart in distances.values()]
+        cells = [format_number(apart[name], 3) for apart in distances.values()]
         table.add_row(name.replace("_", " "), *cells)
     return table
 
 
 def _rows(found: TraceAnalysis) -> Iterator[tuple[str, str]]:
-    yield "requests", number(found.requests, 0)
-    yield "span s", number(found.span_s, 1)
-    yield "rate /s", number(found.arrivals.rate_per_s, 2)
+    yield "requests", format_number(found.requests, 0)
+    yield "span s", format_number(found.span_s, 1)
+    yield "rate /s", format_number(found.arrivals.rate_per_s, 2)
     yield (
         "requests an instant, mean / max",
         _cells(found.arrivals.requests_per_instant, 1, "mean max"),
     )
-    yield "interarrival cv (1: independent)", number(found.arrivals.interarrival_cv, 2)
-    yield "dispersion a minute (1: independent)", number(found.arrivals.dispersion_60s, 2)
+    yield "interarrival cv (1: independent)", format_number(found.arrivals.interarrival_cv, 2)
+    yield "dispersion a minute (1: independent)", format_number(found.arrivals.dispersion_60s, 2)
     for name, spread in (
         ("input", found.input_length),
         ("context", found.context_length),
@@ -191,31 +180,31 @@ def _rows(found: TraceAnalysis) -> Iterator[tuple[str, str]]:
         yield "  p75 / p99 / max", _cells(spread, 0, "p75 p99 max")
     yield (
         "blocks, different",
-        f"{number(found.blocks.total, 0)}, {number(found.blocks.different, 0)}",
+        f"{format_number(found.blocks.total, 0)}, {format_number(found.blocks.different, 0)}",
     )
-    yield "blocks reused", number(found.blocks.reused_share, 3)
+    yield "blocks reused", format_number(found.blocks.reused_share, 3)
     yield (
         "reuse distance tokens p25 / median / p75",
         _cells(found.blocks.reuse_distance_tokens, 0, "p25 median p75"),
     )
     yield "prompt depth blocks mean / max", _cells(found.tree.prompt_depth, 1, "mean max")
     yield "shared depth blocks mean / max", _cells(found.tree.shared_depth, 1, "mean max")
-    yield "branching blocks", number(found.tree.branching_blocks, 0)
+    yield "branching blocks", format_number(found.tree.branching_blocks, 0)
     yield "branches mean / max", _cells(found.tree.branches, 1, "mean max")
-    yield "stem blocks", number(found.tree.stem_blocks, 0)
-    yield "sessions", number(found.sessions.count, 0)
+    yield "stem blocks", format_number(found.tree.stem_blocks, 0)
+    yield "sessions", format_number(found.sessions.count, 0)
     yield "requests a session mean / p99 / max", _cells(found.sessions.requests, 1, "mean p99 max")
     yield (
         "span s of several, median / p75 / p99",
         _cells(found.sessions.span_s, 0, "median p75 p99"),
     )
-    yield "follow-up share", number(found.sessions.follow_up_share, 3)
-    yield "follow-ups with all the history", number(found.sessions.whole_history_share, 3)
+    yield "follow-up share", format_number(found.sessions.follow_up_share, 3)
+    yield "follow-ups with all the history", format_number(found.sessions.whole_history_share, 3)
     yield "gap s p25 / median / p75", _cells(found.sessions.gap_s, 1, "p25 median p75")
-    yield "hit rate, infinite cache", number(found.hit_rate_infinite, 4)
+    yield "hit rate, infinite cache", format_number(found.hit_rate_infinite, 4)
     for size, rate in found.hit_rate_curve:
-        yield f"  {number(size, 0)} tokens", number(rate, 4)
+        yield f"  {format_number(size, 0)} tokens", format_number(rate, 4)
 
 
 def _cells(spread: Spread, digits: int, names: str) -> str:
-    return " / ".join(number(getattr(spread, name), digits) for name in names.split())
+    return " / ".join(format_number(getattr(spread, name), digits) for name in names.split())

@@ -19,17 +19,8 @@ from ..router.kv_router import KvRouter
 from ..runtime.identity import WorkerWithDpRank
 from ..runtime.settings import bad_setting, option
 from ..slots.table import SlotTable
-from .index.workload import CacheEvents, Stored
-from .results import (
-    check_json_target,
-    new_table,
-    number,
-    percentiles,
-    pin_to_core,
-    spread,
-    table_console,
-    write_benchmark,
-)
+from .index import CacheEvents, Stored
+from .results import Output, format_number, new_table, percentiles, pin_to_core, spread
 
 Tokens = NDArray[np.uint32]
 
@@ -61,7 +52,7 @@ class DecisionBenchConfig:
                 raise bad_setting(key, "must be numbers of at least 1")
 
 
-class Scene:
+class Workload:
     """A fleet that is warm and busy: prompts in families, half of each cached on some workers."""
 
     def __init__(self, tokens: int, workers: int, block_size: int) -> None:
@@ -87,16 +78,16 @@ class Scene:
 class RouterCell:
     """Whole decisions, through the library as a frontend would call it."""
 
-    def __init__(self, scene: Scene, policy: str, as_list: bool) -> None:
-        prompts: list[Any] = [*scene.prompts]
+    def __init__(self, workload: Workload, policy: str, as_list: bool) -> None:
+        prompts: list[Any] = [*workload.prompts]
         self._prompts = [prompt.tolist() for prompt in prompts] if as_list else prompts
-        config = KvRouterConfig(block_size=scene.block_size, seed=1, policy=policy)
+        config = KvRouterConfig(block_size=workload.block_size, seed=1, policy=policy)
         self._router = KvRouter(config)
-        for worker in range(scene.workers):
+        for worker in range(workload.workers):
             self._router.add_worker(worker)
-        for worker, event in scene.events:
+        for worker, event in workload.events:
             self._router.apply_event(event, worker)
-        for index in range(BACKGROUND * scene.workers):
+        for index in range(BACKGROUND * workload.workers):
             prompt = self._prompts[index % PROMPTS]
             self._router.best_worker(prompt, request_id=f"background-{index}")
 
@@ -128,29 +119,29 @@ class StagesCell:
     What a decision takes beyond them is the cost function, the pick, and the glue.
     """
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
         self._index = EventIndex()
-        self._slots = SlotTable(scene.block_size)
-        for worker in range(scene.workers):
+        self._slots = SlotTable(workload.block_size)
+        for worker in range(workload.workers):
             self._index.bind(WorkerWithDpRank(worker, 0), worker)
             self._slots.add_worker(worker)
-        for worker, event in scene.events:
+        for worker, event in workload.events:
             self._index.apply_cache_event(worker, event)
-        for index in range(BACKGROUND * scene.workers):
-            prompt = scene.prompts[index % PROMPTS]
-            sequence = sequence_hashes(block_hashes(prompt, scene.block_size))
-            self._book(f"background-{index}", index % scene.workers, sequence, prompt)
+        for index in range(BACKGROUND * workload.workers):
+            prompt = workload.prompts[index % PROMPTS]
+            sequence = sequence_hashes(block_hashes(prompt, workload.block_size))
+            self._book(f"background-{index}", index % workload.workers, sequence, prompt)
 
     def measure(self, decisions: int) -> dict[str, list[float]]:
         """us of every step of every decision."""
-        scene, index, slots = self._scene, self._index, self._slots
-        overlaps = np.zeros(scene.workers, np.uint32)
+        workload, index, slots = self._workload, self._index, self._slots
+        overlaps = np.zeros(workload.workers, np.uint32)
         times: dict[str, list[float]] = defaultdict(list)
         for turn in range(decisions):
-            prompt, worker = scene.prompts[turn % PROMPTS], turn % scene.workers
+            prompt, worker = workload.prompts[turn % PROMPTS], turn % workload.workers
             marks = [perf_counter()]
-            local = block_hashes(prompt, scene.block_size)
+            local = block_hashes(prompt, workload.block_size)
             marks.append(perf_counter())
             sequence = sequence_hashes(local)
             marks.append(perf_counter())
@@ -188,10 +179,10 @@ def measure_decisions(config: DecisionBenchConfig) -> list[dict[str, Any]]:
     tails: dict[tuple[Key, str], list[float]] = defaultdict(list)
     try:
         for tokens, workers in product(config.tokens, config.workers):
-            scene = Scene(tokens, workers, config.block_size)
-            cells[tokens, workers, "array"] = RouterCell(scene, config.policy, as_list=False)
-            cells[tokens, workers, "list"] = RouterCell(scene, config.policy, as_list=True)
-            cells[tokens, workers, "stages"] = StagesCell(scene)
+            workload = Workload(tokens, workers, config.block_size)
+            cells[tokens, workers, "array"] = RouterCell(workload, config.policy, as_list=False)
+            cells[tokens, workers, "list"] = RouterCell(workload, config.policy, as_list=True)
+            cells[tokens, workers, "stages"] = StagesCell(workload)
         for cell in cells.values():
             cell.measure(PROMPTS)  # warm-up
         for _ in range(config.rounds):
@@ -248,24 +239,27 @@ def decision_table(results: Sequence[dict[str, Any]]) -> Table:
         rest = result["decision_array_us"]["median"] - sum(stages)
         cells = [*(pick(result) for _, pick in columns), *stages, rest]
         table.add_row(
-            str(result["tokens"]), str(result["workers"]), *(number(cell, 1) for cell in cells)
+            str(result["tokens"]),
+            str(result["workers"]),
+            *(format_number(cell, 1) for cell in cells),
         )
     return table
 
 
 def run(config: DecisionBenchConfig) -> int:
     """The command."""
-    check_json_target(config.json)
+    output = Output(config.json)
     if config.core is not None:
         pin_to_core(config.core)
     results = measure_decisions(config)
-    table_console(config.json).print(decision_table(results))
+    output.print(decision_table(results))
     content = {
+        "benchmark": "decision",
         "pinned_to_core": config.core,
         "rounds": config.rounds,
         "decisions": config.decisions,
         "block_size": config.block_size,
         "results": results,
     }
-    write_benchmark(config.json, "decision", content)
+    output.write(content)
     return 0

@@ -9,7 +9,7 @@ from ..router.policy import MODES
 from ..runtime.settings import bad_setting, option
 from .load import ServeProcess, progress_bar
 from .replay import ReplayConfig, new_loop, replay
-from .results import Run, check_json_target, document, runs_table, table_console, write_json
+from .results import Output, Run, runs_content, runs_table
 from .synthesizer import SAMPLE_TRACE
 
 
@@ -113,17 +113,15 @@ def verdict(runs: Sequence[Run]) -> str:
 
 def run(config: DemoConfig) -> int:
     """The command: 0, or 1 if a request failed, or 130 on Ctrl-C."""
-    check_json_target(config.json)
+    output = Output(config.json)
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runs = runner.run(run_demo(config))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    console = table_console(config.json)
-    console.print(f"{config.workers} mock engines, the same {runs[0].requests} requests each time")
-    console.print(runs_table(runs))
-    console.print(verdict(runs))
-    if config.json is not None:
-        write_json(config.json, document(runs))
+    output.print(f"{config.workers} mock engines, the same {runs[0].requests} requests each time")
+    output.print(runs_table(runs))
+    output.print(verdict(runs))
+    output.write(runs_content(runs))
     return 1 if any(run.errors + run.rejected for run in runs) else 0

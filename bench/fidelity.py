@@ -8,17 +8,17 @@ from typing import Any
 from rich.table import Table
 
 from ..runtime.settings import bad_setting, option
-from .results import (
-    check_json_target,
-    describe_environment,
-    new_table,
-    number,
-    spread,
-    table_console,
-    write_json,
-)
+from .results import Output, format_number, new_table, spread
 from .synthesizer import SAMPLE_TRACE, WINDOW, ModelKind, TraceModel, learn_model, synthesize
-from .traces import Samples, TraceAnalysis, analyze, columns_of, compare, read_columns
+from .traces import (
+    Samples,
+    TraceAnalysis,
+    analyze,
+    check_trace_block_size,
+    columns_of,
+    read_columns,
+    trace_distances,
+)
 
 # Name, model, and the window of the Markov ones (0: one set of transitions, a memoryless walk).
 CANDIDATES: tuple[tuple[str, ModelKind, int], ...] = (
@@ -47,10 +47,7 @@ class FidelityConfig:
                 raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
         if self.requests is not None and self.requests < 1:
             raise bad_setting("requests", f"{self.requests} must be at least 1")
-        if not 1 <= self.trace_block_size <= 2**20:
-            raise bad_setting(
-                "trace_block_size", f"{self.trace_block_size} must be from 1 to 2**20"
-            )
+        check_trace_block_size(self.trace_block_size)
 
 
 def measure_fidelity(config: FidelityConfig) -> Iterator[dict[str, Any]]:
@@ -80,7 +77,7 @@ def measure_fidelity(config: FidelityConfig) -> Iterator[dict[str, Any]]:
                     key: value / targets[key] - 1 if targets[key] else 0.0
                     for key, value in values.items()
                 },
-                "distances": compare(samples, drawn),
+                "distances": trace_distances(samples, drawn),
                 "learn_s": learn_s,
                 "requests_per_s": len(requests) / sample_s,
             }
@@ -99,27 +96,18 @@ def headline(analysis: TraceAnalysis, samples: Samples, cache_tokens: int) -> di
 
 def run(config: FidelityConfig) -> int:
     """The command: 0, or ConfigError for what cannot be read or written."""
-    check_json_target(config.json)
+    output = Output(config.json)
     results = list(measure_fidelity(config))
-    console = table_console(config.json)
-    console.print(deviations_table(results))
-    console.print(distances_table(results))
-    if config.json is not None:
-        write_json(
-            config.json,
-            {
-                "trace": config.trace,
-                "results": results,
-                "distances": {
-                    name: {
-                        key: spread([result["distances"][key] for result in of_model])
-                        for key in of_model[0]["distances"]
-                    }
-                    for name, of_model in _by_model(results).items()
-                },
-                "environment": describe_environment(),
-            },
-        )
+    output.print(deviations_table(results))
+    output.print(distances_table(results))
+    distances = {
+        name: {
+            key: spread([result["distances"][key] for result in of_model])
+            for key in of_model[0]["distances"]
+        }
+        for name, of_model in _by_model(results).items()
+    }
+    output.write({"trace": config.trace, "results": results, "distances": distances})
     return 0
 
 
@@ -145,7 +133,7 @@ def distances_table(results: Sequence[dict[str, Any]]) -> Table:
             spread([result["distances"][key] for result in of_model])["median"]
             for of_model in by_model.values()
         ]
-        table.add_row(key.replace("_", " "), *(number(value, 4) for value in medians))
+        table.add_row(key.replace("_", " "), *(format_number(value, 4) for value in medians))
     return table
 
 

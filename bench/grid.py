@@ -18,8 +18,9 @@ from rich.table import Table
 
 from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting, option
-from .results import check_json_target, new_table, number, table_console, write_benchmark
-from .simulation import Arena, Load, SimulationConfig, parse_contestants
+from .results import Output, format_number, new_table, require_matplotlib, save_figure
+from .simulation import Experiment, Load, SimulationConfig, parse_policies
+from .traces import TRACE_BLOCK_SIZE
 
 BASE_WORKERS = 8
 FIGURES = ("ttft", "ttft_p99", "e2e", "hit_rate", "of_pooled", "balance", "rejected", "errors")
@@ -120,15 +121,15 @@ def run_grid(config: GridConfig, kept: Kept) -> Iterator[tuple[Cell, str, int, F
     """What is missing in `kept`, seed by seed, so that an interrupted grid has all cells."""
     names = [config.policy, *(f"dynamo:{scale:g}" for scale in config.numbers("scales"))]
     for seed, cell in product(range(config.seed, config.seed + config.seeds), cells(config)):
-        contestants = parse_contestants(
-            ",".join(names), block_size=config.block_size, trace_block_size=512
+        variants = parse_policies(
+            ",".join(names), block_size=config.block_size, trace_block_size=TRACE_BLOCK_SIZE
         )
-        missing = [each for each in contestants if (cell, each.policy, seed) not in kept]
+        missing = [each for each in variants if (cell, each.policy, seed) not in kept]
         if not missing:
             continue
-        arena = Arena(_simulation(config, cell), _load(config, cell), cell.workers)
+        experiment = Experiment(_simulation(config, cell), _load(config, cell), cell.workers)
         for each in missing:
-            run = arena.run(each, seed).run
+            run = experiment.run(each, seed).run
             figures = (
                 run.ttft_ms.mean,
                 run.ttft_ms.p99,
@@ -245,27 +246,80 @@ def grid_table(results: Sequence[CellResult], policy: str) -> Table:
     for each in results:
         table.add_row(
             str(each.cell),
-            f"{number(each.ttft_ms, 1)} ±{number(each.ttft_spread_ms, 1)}",
-            number(each.best_ttft_ms, 1),
+            f"{format_number(each.ttft_ms, 1)} ±{format_number(each.ttft_spread_ms, 1)}",
+            format_number(each.best_ttft_ms, 1),
             each.best_scale.partition(":")[2],
-            number(each.ttft_ratio, 3),
-            number(each.ttft_p99_ratio, 3),
-            number(each.e2e_ratio, 3),
-            number(each.of_pooled, 2),
-            number(each.best_of_pooled, 2),
-            number(each.balance, 2),
-            number(each.best_balance, 2),
-            number(each.failed, 0),
+            format_number(each.ttft_ratio, 3),
+            format_number(each.ttft_p99_ratio, 3),
+            format_number(each.e2e_ratio, 3),
+            format_number(each.of_pooled, 2),
+            format_number(each.best_of_pooled, 2),
+            format_number(each.balance, 2),
+            format_number(each.best_balance, 2),
+            format_number(each.failed, 0),
             str(each.seeds),
         )
     return table
 
 
+# What a row of the figure shows, and how far from 1 its colours reach.
+_MAPS = (
+    ("ttft_ratio", "TTFT, mean", 0.12),
+    ("ttft_p99_ratio", "TTFT, 99th percentile", 0.12),
+    ("e2e_ratio", "End to end, mean", 0.12),
+)
+
+
+def draw_grid(path: str, results: Sequence[CellResult], policy: str) -> Path:
+    """Ratios over fleet size, arrivals and caches; blue is the policy's gain. The path written."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    plain = [each for each in results if not each.cell.delay_ms and not each.cell.loss]
+    sizes = sorted({each.cell.workers for each in plain})
+    columns = sorted({(each.cell.cache, each.cell.rate) for each in plain})
+    with matplotlib.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(max(6.0, 1.2 + 0.95 * len(columns)), 2.8 * len(_MAPS)), dpi=120)
+        figure.set_layout_engine("constrained")
+        for axes, (key, title, reach) in zip(
+            figure.subplots(len(_MAPS), 1, squeeze=False)[:, 0], _MAPS, strict=True
+        ):
+            axes.set_title(f"{title}: {policy} over the best scale of Dynamo's cost", loc="left")
+            axes.set_xlim(-0.5, len(columns) - 0.5)
+            axes.set_ylim(-0.5, len(sizes) - 0.5)
+            for each in plain:
+                x = columns.index((each.cell.cache, each.cell.rate))
+                y = sizes.index(each.cell.workers)
+                ratio = getattr(each, key)
+                shade = min(1.0, max(0.0, 0.5 + (ratio - 1) / (2 * reach)))
+                colour = matplotlib.colormaps["RdBu_r"](shade)
+                axes.add_patch(
+                    matplotlib.patches.Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour)
+                )
+                dark = abs(shade - 0.5) > 0.33
+                axes.text(
+                    x,
+                    y,
+                    f"{ratio:.3f}",
+                    ha="center",
+                    va="center",
+                    color="white" if dark else "black",
+                )
+            axes.set_xticks(
+                range(len(columns)),
+                [f"cache {cache:g}\nrate {rate:g}" for cache, rate in columns],
+            )
+            axes.set_yticks(range(len(sizes)), [f"{size} workers" for size in sizes])
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+        return save_figure(figure, path)
+
+
 def run(config: GridConfig) -> int:
     """The command: 0, or 130 on Ctrl-C."""
-    check_json_target(config.json)
+    output = Output(config.json, width=180)
     if config.plot is not None:
-        from .grid_plot import draw_grid  # needs matplotlib, an extra: refused before an hour's run
+        require_matplotlib()
     kept = read_kept(config.out)
     interrupted = False
     if not config.report:
@@ -286,13 +340,13 @@ def run(config: GridConfig) -> int:
             print("interrupted: run it again to go on", file=sys.stderr)
             interrupted = True
     results = judge(kept, config.policy)
-    console = table_console(config.json, width=180)
-    console.print(grid_table(results, config.policy))
+    output.print(grid_table(results, config.policy))
     if config.plot is not None and results:
-        console.print(f"wrote {draw_grid(config.plot, results, config.policy)}")
+        output.print(f"wrote {draw_grid(config.plot, results, config.policy)}")
     content = {
+        "benchmark": "grid",
         "config": asdict(replace(config, json=None)),
         "cells": [{**asdict(each), "cell": each.cell._asdict()} for each in results],
     }
-    write_benchmark(config.json, "grid", content)
+    output.write(content)
     return 130 if interrupted else 0

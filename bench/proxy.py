@@ -26,9 +26,8 @@ from ..runtime.errors import RouterError
 from ..runtime.settings import bad_setting, option
 from ..workers.trtllm_client import CHANNEL_OPTIONS
 from ..workers.trtllm_proto import pb
-from .load import READY
-from .proxy_peers import GENERATE
-from .results import check_json_target, describe_environment, pin_to_core, table_console, write_json
+from .load import GENERATE, READY
+from .results import Output, pin_to_core
 
 WAYS = ("direct", "bare", "router")
 START_TIMEOUT_S = 60.0
@@ -65,14 +64,13 @@ class Way:
 
 def run(config: ProxyBenchConfig) -> int:
     """The command: measure, print a table, write JSON if asked."""
-    check_json_target(config.json)
+    output = Output(config.json)
     with contextlib.ExitStack() as stack:
         ways = _start(config, stack)
         uvloop.run(_measure(config, ways))
     result = _result(config, ways)
-    table_console(config.json).print(_table(result))
-    if config.json is not None:
-        write_json(config.json, result)
+    output.print(_table(result))
+    output.write(result)
     return 0
 
 
@@ -82,7 +80,7 @@ def _start(config: ProxyBenchConfig, stack: contextlib.ExitStack) -> dict[str, W
     if pin:
         stack.callback(os.sched_setaffinity, 0, cores)
         pin_to_core(cores[1])  # and with us the engine
-    peers = [sys.executable, "-m", "dynamo_router.bench.proxy_peers"]
+    peers = [sys.executable, "-m", "dynamo_router.bench.load.proxy_peers"]
     engine, line = _child([*peers, "engine", str(config.workers)], stack)
     addresses = line.split()
     if pin:
@@ -194,7 +192,6 @@ def _result(config: ProxyBenchConfig, ways: dict[str, Way]) -> dict[str, Any]:
         "ways": rows,
         "cpu_ratio": _ratio(router["cpu_us_rounds"], bare["cpu_us_rounds"]),
         "added_p50_ratio": _ratio(router["added_p50_us_rounds"], bare["added_p50_us_rounds"]),
-        "environment": describe_environment(),
     }
 
 

@@ -1,23 +1,29 @@
 """dynamo-router replay: sends a trace's requests to a live target and reports how they fared.
 
-Without a target the engines are simulated, and the router runs in here: see compare.py.
+Without a target it is another name of simulate.py, which then gets the settings they share.
 """
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from secrets import token_hex
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from ..runtime.settings import bad_setting, option
-from .load import LoadClient, OnStart, Tally, encode_generate, progress_bar
-from .results import Run, check_json_target, document, runs_table, table_console, write_json
-from .simulation import DEFAULT_WORKERS, Load, SimulationConfig, compare
+from ..runtime.settings import bad_setting, option, options_of
+from . import simulate
+from .load import LoadClient, LoadStats, OnStart, encode_generate, progress_bar
+from .results import Output, Run, runs_content, runs_table
+from .simulation import Load, SimulationConfig
 from .traces import TraceRequest, read_trace, token_ids
 
 DEFAULT_VOCAB_SIZE = 32_000
+LIVE_ONLY = (
+    *("concurrency", "streaming", "vocab_size", "timeout_s", "connect_timeout_s"),
+    *("max_in_flight", "policy"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +32,7 @@ class ReplayConfig:
 
     trace: str = field(metadata={"help": "The trace, a JSON lines file.", "positional": True})
     target: str | None = option(
-        None, "Router or engine to send to, HOST:PORT. Not given: simulate engines and routers."
+        None, "Router or engine to send to, HOST:PORT. Not given: the same as `simulate`."
     )
     requests: int | None = option(None, "Send only the trace's first N requests.")
     arrival_speedup: float = option(1.0, "Send at the trace's times divided by this.")
@@ -47,39 +53,50 @@ class ReplayConfig:
     max_in_flight: int = option(
         4096, "Hold arrivals back while so many requests run; counted in the report."
     )
-    mode: str | None = option(None, "How the target routes; not given: what it says of itself.")
+    mode: str | None = option(
+        None,
+        "How the target routes; not given: what it says of itself. Without one: as `simulate`.",
+    )
     policy: str | None = option(None, "Its cost policy; not given: what it says of itself.")
     workers: int | None = option(
-        None,
-        "How many workers it has; not given: what it says. "
-        f"Simulated: how many engines there are; not given: {DEFAULT_WORKERS}.",
+        None, "How many workers it has; not given: what it says. Without a target: as `simulate`."
     )
     progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
-    simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)  # without a target
 
     def __post_init__(self) -> None:
-        for key in ("requests", "concurrency", "max_output", "max_in_flight", "workers"):
+        for key in ("concurrency", "max_in_flight", "workers"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise bad_setting(key, f"{value} must be at least 1")
-        for key in ("arrival_speedup", "timeout_s", "connect_timeout_s"):
+        for key in ("timeout_s", "connect_timeout_s"):
             value = getattr(self, key)
             if value is not None and not 0 < value < float("inf"):
                 raise bad_setting(key, f"{value} must be finite and greater than 0")
         if self.vocab_size is not None and not 2 <= self.vocab_size <= 2**32:
             raise bad_setting("vocab_size", f"{self.vocab_size} must be from 2 to 2**32")
-        if not 1 <= self.trace_block_size <= 2**20:
-            raise bad_setting(
-                "trace_block_size", f"{self.trace_block_size} must be from 1 to 2**20"
-            )
-        if self.target is not None and self.simulation != SimulationConfig():
-            raise bad_setting("target", "a live target cannot be given settings of a simulation")
-        if self.target is None and self.concurrency is not None:
-            raise bad_setting("concurrency", "needs a target: a simulation keeps the trace's times")
+        Load.of(self)  # which checks the rest
+        specs = options_of(ReplayConfig)
+        check_given(self, [s.key for s in specs if attrgetter(s.key)(self) != s.default])
 
 
-class Shot(NamedTuple):
+def check_given(config: ReplayConfig, given: Iterable[str]) -> None:
+    """ConfigError, naming the flag, if it means nothing in this kind of replay.
+
+    `given` are dotted keys. With a target there are no simulated engines to set up; without one
+    there is nobody to connect to.
+    """
+    flags = {spec.key: spec.flags[0] for spec in options_of(ReplayConfig)}
+    for key in given:
+        if config.target is None and key in LIVE_ONLY:
+            raise bad_setting(key, f"{flags[key]} needs a --target: a simulation has no use for it")
+        section, _, name = key.rpartition(".")
+        if config.target is not None and section == "simulation":
+            raise bad_setting(name, f"{flags[key]} is for simulations: --target is a live one")
+
+
+class TimedRequest(NamedTuple):
     """A request ready to be sent, `due_s` after the first one."""
 
     due_s: float
@@ -91,9 +108,9 @@ class Shot(NamedTuple):
 async def replay(config: ReplayConfig, on_start: OnStart | None = None) -> Run:
     """Send the trace as `config` says; return when every request is answered or given up.
 
-    `on_start` gets the number of requests and the tally to watch. Cancelling cancels all requests
-    that are under way. Raises ConfigError for a trace that cannot be used, before anything is sent,
-    and for a target that does not answer.
+    `on_start` gets the number of requests and the statistics to watch. Cancelling cancels all that
+    are under way. Raises ConfigError for a trace that cannot be used, before anything is sent, and
+    for a target that does not answer.
     """
     if config.target is None:
         raise bad_setting("target", "is needed: the address of a router or an engine, HOST:PORT")
@@ -102,22 +119,23 @@ async def replay(config: ReplayConfig, on_start: OnStart | None = None) -> Run:
     total = sum(1 for _ in _requests(config))
     async with LoadClient(config.target) as client:
         info = await client.probe(config.connect_timeout_s)
-        shots = make_shots(config, config.vocab_size or info.vocab_size or DEFAULT_VOCAB_SIZE)
-        tally = Tally()
+        vocab_size = config.vocab_size or info.vocab_size or DEFAULT_VOCAB_SIZE
+        requests = timed_requests(config, vocab_size)
+        stats = LoadStats()
         if on_start is not None:
-            on_start(total, tally)
+            on_start(total, stats)
 
-        async def send(shot: Shot) -> None:
-            outcome = await client.generate(shot.payload, shot.expected, config.timeout_s)
-            outcome.input_tokens = shot.input_tokens
-            tally.add(outcome)
+        async def send(request: TimedRequest) -> None:
+            outcome = await client.generate(request.payload, request.expected, config.timeout_s)
+            outcome.input_tokens = request.input_tokens
+            stats.add(outcome)
 
         started = perf_counter()
         if config.concurrency is None:
-            await _send_on_time(shots, send, tally, config.max_in_flight)
+            await _send_on_time(requests, send, stats, config.max_in_flight)
         else:
-            await _send_in_turn(shots, send, config.concurrency)
-        return tally.run(
+            await _send_in_turn(requests, send, config.concurrency)
+        return stats.run(
             perf_counter() - started,
             mode=config.mode or info.mode or "unknown",
             policy=config.policy or info.policy or "unknown",
@@ -133,43 +151,45 @@ async def replay(config: ReplayConfig, on_start: OnStart | None = None) -> Run:
 
 
 async def _send_on_time(
-    shots: Iterator[Shot],
-    send: Callable[[Shot], Coroutine[Any, Any, None]],
-    tally: Tally,
+    requests: Iterator[TimedRequest],
+    send: Callable[[TimedRequest], Coroutine[Any, Any, None]],
+    stats: LoadStats,
     max_in_flight: int,
 ) -> None:
     """Open loop: each request at its time, whether or not earlier ones are answered."""
-    room = asyncio.Semaphore(max_in_flight)
+    slots = asyncio.Semaphore(max_in_flight)
     started = perf_counter()
     async with asyncio.TaskGroup() as group:
-        for shot in shots:
-            await asyncio.sleep(max(0.0, started + shot.due_s - perf_counter()))
-            if room.locked():
-                tally.held_back += 1
-            await room.acquire()
-            tally.late_ms.append((perf_counter() - started - shot.due_s) * 1e3)
-            group.create_task(send(shot)).add_done_callback(lambda _: room.release())
+        for request in requests:
+            await asyncio.sleep(max(0.0, started + request.due_s - perf_counter()))
+            if slots.locked():
+                stats.held_back += 1
+            await slots.acquire()
+            stats.late_ms.append((perf_counter() - started - request.due_s) * 1e3)
+            group.create_task(send(request)).add_done_callback(lambda _: slots.release())
 
 
 async def _send_in_turn(
-    shots: Iterator[Shot], send: Callable[[Shot], Awaitable[None]], concurrency: int
+    requests: Iterator[TimedRequest],
+    send: Callable[[TimedRequest], Awaitable[None]],
+    concurrency: int,
 ) -> None:
-    """Closed loop: the next request when one of `concurrency` lanes is free."""
+    """Closed loop: the next request when one of the `concurrency` under way is answered."""
 
-    async def lane() -> None:
-        for shot in shots:
-            await send(shot)
+    async def send_next() -> None:
+        for request in requests:
+            await send(request)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
-            group.create_task(lane())
+            group.create_task(send_next())
 
 
 def _requests(config: ReplayConfig) -> Iterator[TraceRequest]:
     return read_trace(config.trace, trace_block_size=config.trace_block_size, limit=config.requests)
 
 
-def make_shots(config: ReplayConfig, vocab_size: int) -> Iterator[Shot]:
+def timed_requests(config: ReplayConfig, vocab_size: int) -> Iterator[TimedRequest]:
     """The requests of the trace, made one ahead of their time.
 
     A trace's answer of no tokens becomes one token, for an engine cannot be asked for less.
@@ -182,7 +202,7 @@ def make_shots(config: ReplayConfig, vocab_size: int) -> Iterator[Shot]:
             request, vocab_size, seed=config.seed, trace_block_size=config.trace_block_size
         )
         expected = max(1, min(request.output_length, config.max_output or request.output_length))
-        yield Shot(
+        yield TimedRequest(
             due_s=(request.timestamp_ms - first_ms) / 1e3 / config.arrival_speedup,
             payload=encode_generate(
                 f"{run_id}-{number}", tokens, expected, streaming=config.streaming
@@ -204,8 +224,8 @@ def new_loop() -> asyncio.AbstractEventLoop:
 def run(config: ReplayConfig) -> int:
     """The command: 0, or 1 if no request succeeded, or 130 on Ctrl-C."""
     if config.target is None:
-        return _simulate(config)
-    check_json_target(config.json)
+        return simulate.run(_simulated(config))
+    output = Output(config.json)
 
     async def measure() -> Run:
         async with progress_bar("replay", config.progress) as on_start:
@@ -217,25 +237,15 @@ def run(config: ReplayConfig) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    console = table_console(config.json)
-    console.print(f"{config.trace} -> {config.target}")
-    console.print(runs_table([result]))
+    output.print(f"{config.trace} -> {config.target}")
+    output.print(runs_table([result]))
     if result.details["first_failure"]:
-        console.print(f"first failure: {result.details['first_failure']}")
-    if config.json is not None:
-        write_json(config.json, document([result]))
+        output.print(f"first failure: {result.details['first_failure']}")
+    output.write(runs_content([result]))
     return 0 if result.errors + result.rejected < result.requests else 1
 
 
-def _simulate(config: ReplayConfig) -> int:
-    load = Load(
-        trace=config.trace,
-        requests=config.requests,
-        arrival_speedup=config.arrival_speedup,
-        max_output=config.max_output,
-        trace_block_size=config.trace_block_size,
-        seed=config.seed,
-    )
-    return compare.run(
-        config.simulation, load, workers=config.workers, mode=config.mode, json=config.json
-    )
+def _simulated(config: ReplayConfig) -> simulate.SimulateConfig:
+    """The same settings for `simulate`; those that were not given have its defaults."""
+    shared = {each.name: getattr(config, each.name) for each in fields(simulate.SimulateConfig)}
+    return simulate.SimulateConfig(**{k: v for k, v in shared.items() if v is not None})

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,15 +16,15 @@ from typing import Any
 from ..router.config import KvRouterConfig, ServeConfig
 from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting, option, options_of, resolve
-from .results import (
-    check_json_target,
-    describe_environment,
-    new_table,
-    number,
-    table_console,
-    write_json,
+from .results import Output, format_number, new_table
+from .simulation import (
+    DEFAULT_WORKERS,
+    Experiment,
+    Load,
+    PolicyVariant,
+    SimulatedRun,
+    SimulationConfig,
 )
-from .simulation import DEFAULT_WORKERS, Arena, Contestant, Load, SimulatedRun, SimulationConfig
 
 OBJECTIVES: Mapping[str, Callable[[SimulatedRun], float | None]] = {
     "ttft": lambda run: run.ttft_ms.mean,
@@ -68,19 +69,19 @@ class SweepConfig:
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     def __post_init__(self) -> None:
-        for key in ("rounds", "workers", "requests", "max_output", "trace_block_size"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise bad_setting(key, f"{value} must be at least 1")
+        for key in ("rounds", "workers"):
+            if getattr(self, key) < 1:
+                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
         if self.holdout_seeds < 0:
             raise bad_setting("holdout_seeds", f"{self.holdout_seeds} must be at least 0")
-        if not 0 < self.arrival_speedup < float("inf"):
-            raise bad_setting("arrival_speedup", "must be finite and greater than 0")
         if self.objective not in (BOTH, *OBJECTIVES):
             known = ", ".join((BOTH, *OBJECTIVES))
             raise bad_setting("objective", f"{self.objective!r} is not one of {known}")
         if self.simulation.compare is not None:
             raise bad_setting("compare", "a sweep compares settings, not policies")
+        if self.simulation.plot is not None:
+            raise bad_setting("plot", "a sweep draws nothing")
+        Load.of(self)  # which checks the rest
         self.space()
 
     def space(self) -> dict[str, list[str]]:
@@ -108,7 +109,7 @@ def apply_settings(base: KvRouterConfig, settings: Settings) -> KvRouterConfig:
         else:
             # `resolve` knows how to read each kind of value from text.
             flags = {f"router.{name}": text}
-            value = _read(resolve(ServeConfig, flags, environ={}).config.router, name)
+            value = attrgetter(name)(resolve(ServeConfig, flags, environ={}).config.router)
         changed: dict[str, Any] = {key: value}
         if section:
             changed = {section: replace(getattr(base, section), **changed)}
@@ -135,15 +136,7 @@ class Sweep:
 
     def __init__(self, config: SweepConfig) -> None:
         self.config = config
-        load = Load(
-            trace=config.trace,
-            requests=config.requests,
-            arrival_speedup=config.arrival_speedup,
-            max_output=config.max_output,
-            trace_block_size=config.trace_block_size,
-            seed=config.seed,
-        )
-        self._arena = Arena(config.simulation, load, config.workers)
+        self._experiment = Experiment(config.simulation, Load.of(config), config.workers)
         self._base = replace(
             config.simulation.router(),
             block_size=config.simulation.block_size,
@@ -183,8 +176,8 @@ class Sweep:
 
     def run_seeds(self, settings: Settings, seeds: Iterable[int]) -> list[SimulatedRun]:
         config = apply_settings(self._base, settings)
-        contestant = Contestant(config.mode, config.policy_name, config)
-        return [self._arena.run(contestant, seed).run for seed in seeds]
+        variant = PolicyVariant(config.mode, config.policy_name, config)
+        return [self._experiment.run(variant, seed).run for seed in seeds]
 
     def score(self, runs: Sequence[SimulatedRun], start: Sequence[SimulatedRun]) -> float:
         """The objective against the start's; of both latencies, the mean of the two ratios."""
@@ -203,8 +196,8 @@ def configuration(base: KvRouterConfig, settings: Settings, remarks: Sequence[st
     config, default = apply_settings(base, settings), KvRouterConfig()
     tables: dict[str, list[str]] = {"router": []}
     for spec in options_of(KvRouterConfig):
-        value = _read(config, spec.key)
-        if value is None or (value == _read(default, spec.key) and spec.key not in settings):
+        value = attrgetter(spec.key)(config)
+        if value is None or (value == attrgetter(spec.key)(default) and spec.key not in settings):
             continue
         section, _, key = f"router.{spec.key}".rpartition(".")
         tables.setdefault(section, []).append(f"{key} = {_toml(value)}")
@@ -220,15 +213,9 @@ def _toml(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def _read(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = getattr(config, part)
-    return config
-
-
 def run(config: SweepConfig) -> int:
     """The command: 0, or 130 on Ctrl-C; ConfigError for what cannot be read or written."""
-    check_json_target(config.json)
+    output = Output(config.json)
     if config.output is not None and not Path(config.output).resolve().parent.is_dir():
         raise bad_setting("output", f"{config.output}: the folder does not exist")
     sweep = Sweep(config)
@@ -249,10 +236,9 @@ def run(config: SweepConfig) -> int:
     ranked = sorted(sweep.trials.values(), key=lambda trial: (trial.lost, trial.score))
     for trial in [*ranked[:10], *([start] if start not in ranked[:10] else [])]:
         table.add_row(*_cells(trial), _named(trial.settings))
-    console = table_console(config.json)
-    console.print(table)
+    output.print(table)
     verdict = _verdict(best, held, unseen)
-    console.print(verdict)
+    output.print(verdict)
     base = replace(config.simulation.router(), block_size=config.simulation.block_size)
     if config.output is not None:
         remarks = [
@@ -267,25 +253,23 @@ def run(config: SweepConfig) -> int:
             raise ConfigError(
                 f"output: cannot write {config.output}: {error.strerror}", key="output"
             ) from None
-        console.print(f"wrote {config.output}")
-    if config.json is not None:
-        content = {
-            "best": dict(best.settings),
-            "score": best.score,
-            "holdout_score": held,
-            "trials": [
-                {
-                    "settings": dict(trial.settings),
-                    "score": trial.score,
-                    "lost": trial.lost,
-                    "ttft_ms": _mean(OBJECTIVES["ttft"], trial.runs),
-                    "e2e_ms": _mean(OBJECTIVES["e2e"], trial.runs),
-                }
-                for trial in ranked
-            ],
-            "environment": describe_environment(),
-        }
-        write_json(config.json, content)
+        output.print(f"wrote {config.output}")
+    content = {
+        "best": dict(best.settings),
+        "score": best.score,
+        "holdout_score": held,
+        "trials": [
+            {
+                "settings": dict(trial.settings),
+                "score": trial.score,
+                "lost": trial.lost,
+                "ttft_ms": _mean(OBJECTIVES["ttft"], trial.runs),
+                "e2e_ms": _mean(OBJECTIVES["e2e"], trial.runs),
+            }
+            for trial in ranked
+        ],
+    }
+    output.write(content)
     return 0
 
 
@@ -294,11 +278,11 @@ def _cells(trial: Trial) -> list[str]:
     ttft, p99, itl, e2e, badput = (_mean(OBJECTIVES[name], trial.runs) for name in names)
     return [
         f"{trial.score:.4f}",
-        number(ttft, 1),
-        number(p99, 0),
-        number(itl, 2),
-        number(e2e, 0),
-        number(1 - badput, 3),
+        format_number(ttft, 1),
+        format_number(p99, 0),
+        format_number(itl, 2),
+        format_number(e2e, 0),
+        format_number(1 - badput, 3),
         str(trial.lost),
     ]
 

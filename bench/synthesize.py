@@ -14,14 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..runtime.settings import bad_setting, option
-from .results import (
-    check_json_target,
-    describe_environment,
-    new_table,
-    number,
-    table_console,
-    write_json,
-)
+from .results import Output, format_number, new_table
 from .synthesizer import (
     KINDS,
     WINDOW,
@@ -35,7 +28,7 @@ from .synthesizer import (
     save_model,
     synthesize,
 )
-from .traces import TraceRequest, encode_request, read_columns
+from .traces import TraceRequest, check_trace_block_size, encode_request, read_columns
 
 BATCH = 1000  # requests written at once
 
@@ -79,10 +72,7 @@ class SynthesizeConfig:
             raise bad_setting("requests", f"{self.requests} must be at least 1")
         if self.window < 0:
             raise bad_setting("window", f"{self.window} must be at least 0")
-        if not 1 <= self.trace_block_size <= 2**20:
-            raise bad_setting(
-                "trace_block_size", f"{self.trace_block_size} must be from 1 to 2**20"
-            )
+        check_trace_block_size(self.trace_block_size)
         if self.json == "-" and self.output == "-":
             raise bad_setting("json", "stdout is taken by the trace: give --output")
         if self.model == "markov" and self.pause_multiplier != 1:
@@ -96,7 +86,7 @@ class SynthesizeConfig:
 
 def run(config: SynthesizeConfig) -> int:
     """The command: 0, or 130 on Ctrl-C; ConfigError for what cannot be read, met or written."""
-    check_json_target(config.json)
+    output = Output(config.json, tables_on_stderr=True)  # stdout may carry the trace
     started = perf_counter()
     try:
         with trace_file(config.output) as file:
@@ -127,12 +117,10 @@ def run(config: SynthesizeConfig) -> int:
     table = new_table("", title=f"{config.source} -> {config.output}")
     table.add_column("", justify="right")
     for name, value in summary.items():
-        shown = number(value, 2) if isinstance(value, float) else str(value)
+        shown = format_number(value, 2) if isinstance(value, float) else str(value)
         table.add_row(name.replace("_", " "), shown)
-    table_console("-").print(table)
-    if config.json is not None:
-        content = {**summary, "learned": describe_model(model)}
-        write_json(config.json, content | {"environment": describe_environment()})
+    output.print(table)
+    output.write({**summary, "learned": describe_model(model)})
     return 0
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...runtime.errors import RouterError
-from ..results import check_json_target, pin_to_core, table_console, unpin, write_benchmark
+from ..results import Output, pin_to_core, prepare_plots, unpin
 from .config import IndexBenchConfig
 from .drained import measure_drained
 from .event_path import measure_events
@@ -12,6 +12,7 @@ from .growth import measure_growth
 from .hashing import measure_hashing
 from .memory import measure_memory
 from .phases import measure_phases
+from .plots import draw_growth
 from .soak import SoakConfig, measure_soak, soak_table
 from .tables import TABLES, goal_table
 
@@ -30,23 +31,18 @@ def run(config: IndexBenchConfig) -> int:
 
     A part that fails is told, and stands in the JSON; the others go on, and the exit code is 1.
     """
-    check_json_target(config.json)
+    output = Output(config.json)
     if config.plot is not None:
-        from .plots import draw, prepare
-
-        prepare(config.plot)
+        prepare_plots(config.plot)
     if config.core is not None:
         pin_to_core(config.core)
-    console = table_console(config.json)
     if config.soak:
         soak = measure_soak(SoakConfig(events=config.soak, seed=config.seed))
-        console.print(soak_table(soak))
-        write_benchmark(config.json, "soak", {"events": config.soak, "seed": config.seed, **soak})
+        output.print(soak_table(soak))
+        output.write({"benchmark": "soak", "events": config.soak, "seed": config.seed, **soak})
         return 0 if soak["flat"] else 1
     if "dynamo" not in config.contenders:
-        console.print(
-            "dynamo is not measured: ai-dynamo-runtime is not installed, or not asked for"
-        )
+        output.print("dynamo is not measured: ai-dynamo-runtime is not installed, or not asked for")
     results: dict[str, list[dict[str, Any]]] = {}
     failed: dict[str, str] = {}
     for part in config.parts:
@@ -56,15 +52,16 @@ def run(config: IndexBenchConfig) -> int:
             results[part] = MEASURES[part](config)
         except RouterError as error:
             failed[part] = str(error)
-            console.print(f"{part} failed: {error}")
+            output.print(f"{part} failed: {error}")
         else:
-            console.print(TABLES[part](results[part]))
+            output.print(TABLES[part](results[part]))
     goals = judge(results)
-    console.print(goal_table(goals))
+    output.print(goal_table(goals))
     if config.plot is not None and results.get("growth"):
-        for path in draw(config.plot, results["growth"]):
-            console.print(f"drawn: {path}")
+        for path in draw_growth(config.plot, results["growth"]):
+            output.print(f"drawn: {path}")
     content = {
+        "benchmark": "index",
         "pinned_to_core": config.core,
         "rounds": config.rounds,
         "seed": config.seed,
@@ -74,5 +71,5 @@ def run(config: IndexBenchConfig) -> int:
         "failed": failed,
         **results,
     }
-    write_benchmark(config.json, "index", content)
+    output.write(content)
     return 1 if failed else 0

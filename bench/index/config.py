@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ...runtime.settings import bad_setting, option
-from .rivals import available_contenders
+from .rivals import available_adapters
 
 PARTS = ("hashing", "phases", "drained", "memory", "growth", "events")
 
@@ -53,7 +53,7 @@ class IndexBenchConfig:
         for key in ("block_size", "workers"):
             if not getattr(self, key) or min(getattr(self, key)) < 1:
                 raise bad_setting(key, "must be numbers of at least 1")
-        for key, known in (("contender", tuple(available_contenders())), ("part", PARTS)):
+        for key, known in (("contender", tuple(available_adapters())), ("part", PARTS)):
             for name in getattr(self, key):
                 if name not in known:
                     listed = ", ".join(known)
@@ -67,4 +67,4 @@ class IndexBenchConfig:
     @property
     def contenders(self) -> tuple[str, ...]:
         """Who is timed."""
-        return self.contender or tuple(name for name in available_contenders() if name != "dicts")
+        return self.contender or tuple(name for name in available_adapters() if name != "dicts")

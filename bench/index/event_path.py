@@ -34,7 +34,7 @@ from .event_source import (
     CONNECT_TIMEOUT_S,
     ENDPOINT,
     NAMESPACE,
-    Offer,
+    LoadSpec,
     Sent,
 )
 
@@ -87,7 +87,8 @@ def measure_events(config: IndexBenchConfig) -> list[dict[str, Any]]:
     for workers in config.workers:
         for load in ("all", "steady"):
             runs = [
-                _run(_measure(_offer(config, workers, load))) for _ in range(min(3, config.rounds))
+                _run(_measure(_load_spec(config, workers, load)))
+                for _ in range(min(3, config.rounds))
             ]
             results.append(
                 {"load": load, "workers": workers, "run_blocks": RUN_BLOCKS}
@@ -96,8 +97,8 @@ def measure_events(config: IndexBenchConfig) -> list[dict[str, Any]]:
     return results
 
 
-def _offer(config: IndexBenchConfig, workers: int, load: str) -> Offer:
-    return Offer(
+def _load_spec(config: IndexBenchConfig, workers: int, load: str) -> LoadSpec:
+    return LoadSpec(
         url="",
         engines=workers,
         seconds=config.event_seconds,
@@ -121,11 +122,11 @@ def _run(measuring: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
         structlog.configure(**kept)
 
 
-async def _measure(offer: Offer) -> dict[str, float]:
+async def _measure(spec: LoadSpec) -> dict[str, float]:
     server = EmbeddedNats()
     await server.start()
     # Waiting for each message would slow the full load down: there only the sum counts.
-    index = WatchedIndex(every=0 if offer.blocks_per_s is None else 2)
+    index = WatchedIndex(every=0 if spec.blocks_per_s is None else 2)
     plane = NatsPlane(server.url)
     feed = EventFeed(
         plane,
@@ -144,15 +145,15 @@ async def _measure(offer: Offer) -> dict[str, float]:
         await feed.start()
         telling = asyncio.create_task(reader.run())
         try:
-            offer.url = server.url
+            spec.url = server.url
             cpu = process_time()
-            sent = await _load(offer)
+            sent = await _load(spec)
             ended = await reader.has_all(sent)
             cpu = process_time() - cpu
         finally:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
-        return _digest(offer, index, sent, (ended - sent.began_ns) / 1e9, cpu)
+        return _digest(spec, index, sent, (ended - sent.began_ns) / 1e9, cpu)
     finally:
         await feed.close()
         await plane.close()
@@ -199,14 +200,14 @@ class Reader:
             self._changed_ns = monotonic_ns()
 
 
-async def _load(offer: Offer) -> Sent:
+async def _load(spec: LoadSpec) -> Sent:
     # -P: what lies in the current directory must not take a module's place.
     command = [sys.executable, "-P", "-m", "dynamo_router.bench.index.event_source"]
     child = await asyncio.create_subprocess_exec(
         *tethered(command), stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
     try:
-        said, complained = await child.communicate(msgspec.json.encode(offer))
+        said, complained = await child.communicate(msgspec.json.encode(spec))
     finally:
         if child.returncode is None:
             child.kill()
@@ -218,7 +219,7 @@ async def _load(offer: Offer) -> Sent:
 
 
 def _digest(
-    offer: Offer, index: WatchedIndex, sent: Sent, seconds: float, cpu: float
+    spec: LoadSpec, index: WatchedIndex, sent: Sent, seconds: float, cpu: float
 ) -> dict[str, float]:
     if sent.given_up:
         raise RouterError(f"the engines' publishers gave up changes {sent.given_up} times")

@@ -1,6 +1,6 @@
 """Engines that do nothing but cache and evict, each with the publisher that real ones have.
 
-A process of its own (`python -m dynamo_router.bench.index.event_source`): it takes an `Offer` on
+A process of its own (`python -m dynamo_router.bench.index.event_source`): it takes an `LoadSpec` on
 stdin, loads a NATS server with events, and says on stdout what it `Sent`.
 """
 
@@ -27,7 +27,7 @@ NAMESPACE, COMPONENT, ENDPOINT = "bench", "engines", "generate"
 IDLE_S = 0.0005
 
 
-class Offer(msgspec.Struct):
+class LoadSpec(msgspec.Struct):
     """The load. Each engine caches runs of blocks, as prompts bring them, and evicts the oldest."""
 
     url: str
@@ -64,9 +64,9 @@ class Sent(msgspec.Struct):
 class Engine:
     """The cache of one worker. The first block of a run is named by the time it was told."""
 
-    def __init__(self, plane: NatsPlane, worker_id: int, offer: Offer) -> None:
-        self._rng = np.random.default_rng([offer.seed, worker_id])
-        self._capacity = offer.cache_blocks
+    def __init__(self, plane: NatsPlane, worker_id: int, spec: LoadSpec) -> None:
+        self._rng = np.random.default_rng([spec.seed, worker_id])
+        self._capacity = spec.cache_blocks
         self._runs: deque[StoredRun] = deque()
         self.held = self.stored = self.removed = 0
         self.publisher = KvEventPublisher(
@@ -101,35 +101,35 @@ class Engine:
 class Source:
     """All engines, and how far the reader is."""
 
-    def __init__(self, offer: Offer, plane: NatsPlane) -> None:
-        self._offer = offer
+    def __init__(self, spec: LoadSpec, plane: NatsPlane) -> None:
+        self._spec = spec
         self._plane = plane
-        self._engines = [Engine(plane, worker, offer) for worker in range(offer.engines)]
+        self._engines = [Engine(plane, worker, spec) for worker in range(spec.engines)]
         self._told = self._applied = 0  # blocks
         self._heard_ns = monotonic_ns()
         self._late_ns = 0
 
     async def run(self) -> Sent:
-        offer = self._offer
+        spec = self._spec
         heard = await self._plane.subscribe(APPLIED, self._on_applied)
         for engine in self._engines:
             await engine.publisher.start()
         began = self._heard_ns = monotonic_ns()
-        end = began + int(offer.seconds * 1e9)
+        end = began + int(spec.seconds * 1e9)
         cpu = process_time()
         turn = 0
         while (now := monotonic_ns()) < end:
             if now - self._heard_ns > STALL_S * 1e9:
                 raise TimeoutError("the reader of the events says nothing any more")
             due = self._due(turn, began)
-            if due > now or self._told - self._applied > offer.window_blocks:
+            if due > now or self._told - self._applied > spec.window_blocks:
                 await asyncio.sleep(max(IDLE_S, (due - now) / 1e9))
                 continue
-            if offer.blocks_per_s is not None:
+            if spec.blocks_per_s is not None:
                 self._late_ns = max(self._late_ns, now - due)
-            self._told += self._engines[turn % len(self._engines)].prefill(offer.run_blocks)
+            self._told += self._engines[turn % len(self._engines)].prefill(spec.run_blocks)
             turn += 1
-            if turn % len(self._engines) == 0 or offer.blocks_per_s is not None:
+            if turn % len(self._engines) == 0 or spec.blocks_per_s is not None:
                 await asyncio.sleep(0)  # the publishers' turn
         for engine in self._engines:
             await engine.publisher.flush()
@@ -149,27 +149,27 @@ class Source:
         )
 
     def _due(self, turn: int, began: int) -> int:
-        rate = self._offer.blocks_per_s
-        return 0 if rate is None else began + int(turn * self._offer.run_blocks / rate * 1e9)
+        rate = self._spec.blocks_per_s
+        return 0 if rate is None else began + int(turn * self._spec.run_blocks / rate * 1e9)
 
     def _on_applied(self, subject: str, payload: bytes) -> None:
         self._applied = int(payload)
         self._heard_ns = monotonic_ns()
 
 
-async def load(offer: Offer) -> Sent:
+async def load(spec: LoadSpec) -> Sent:
     """Load the server with events. TimeoutError if it, or the reader, is not there."""
-    plane = NatsPlane(offer.url)
+    plane = NatsPlane(spec.url)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             while plane.state is not PlaneState.CONNECTED:
                 await asyncio.sleep(0.01)
-        return await Source(offer, plane).run()
+        return await Source(spec, plane).run()
     finally:
         await plane.close()
 
 
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=Offer)
+    wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadSpec)
     sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(load(wanted))))

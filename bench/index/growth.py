@@ -11,7 +11,7 @@ import numpy as np
 from ..results import percentiles, spread
 from .config import IndexBenchConfig
 from .memory import give_back_memory, resident_bytes
-from .rivals import Contender, available_contenders
+from .rivals import IndexAdapter, available_adapters
 from .workload import Hashes, Prompt, Stored
 
 STEPS = (100_000, 500_000, 1_000_000, 5_000_000, 10_000_000, 50_000_000)
@@ -94,12 +94,12 @@ def _invent(rng: np.random.Generator, count: int) -> Prompt:
     return Prompt(both[:count], both[count:])
 
 
-def _make(name: str) -> Contender:
-    return available_contenders()[name]()
+def _make(name: str) -> IndexAdapter:
+    return available_adapters()[name]()
 
 
 def _grow(
-    index: Contender, sizes: Sequence[int], seed: int
+    index: IndexAdapter, sizes: Sequence[int], seed: int
 ) -> Iterator[tuple[int, dict[str, float]]]:
     rng = np.random.default_rng(seed)
     probes: list[Hashes] = []
@@ -149,7 +149,7 @@ def _grow(
         gc.enable()
 
 
-def _look_up(index: Contender, probes: Sequence[Any]) -> list[float]:
+def _look_up(index: IndexAdapter, probes: Sequence[Any]) -> list[float]:
     """p50 and p99 in us of look-ups in an order that no cache foresees."""
     order = np.random.default_rng(1).permutation(len(probes))[:PROBES].tolist()
     each_us = []
@@ -161,7 +161,7 @@ def _look_up(index: Contender, probes: Sequence[Any]) -> list[float]:
     return percentiles(each_us, 50, 99)
 
 
-def _spread_out(index: Contender, fleet: int, everywhere: bool, seed: int) -> dict[str, float]:
+def _spread_out(index: IndexAdapter, fleet: int, everywhere: bool, seed: int) -> dict[str, float]:
     rng = np.random.default_rng(seed)
     prompts = list(invent_prompts(rng, 1 << 18))
     probes = []
@@ -182,6 +182,6 @@ def _spread_out(index: Contender, fleet: int, everywhere: bool, seed: int) -> di
     return {"match_p50_us": p50, "match_p99_us": p99, "workers_found": len(answer)}
 
 
-def _store(index: Contender, worker: int, prompt: Prompt, blocks: int) -> None:
+def _store(index: IndexAdapter, worker: int, prompt: Prompt, blocks: int) -> None:
     op = Stored(worker, None, prompt.sequence[:blocks], prompt.local[:blocks])
     index.store(index.ready_store(op))

@@ -19,7 +19,7 @@ from ...runtime.errors import RouterError
 from ..results import spread
 from .config import IndexBenchConfig
 from .phases import read_requests
-from .rivals import Contender, available_contenders
+from .rivals import IndexAdapter, available_adapters
 from .workload import hash_prompts, plan_workload
 
 TIMEOUT_S = 600.0
@@ -90,7 +90,7 @@ def measure_here(ask: Ask) -> dict[str, float]:
         prompts, block_size=ask.block_size, workers=ask.workers, cache_blocks=1, seed=ask.seed
     ).stores
     entries = sum(len(store.local) for store in stores)
-    make = available_contenders()[ask.contender]
+    make = available_adapters()[ask.contender]
     index = make()
     # The arguments are made before, so that they are not counted.
     ready = [index.ready_store(store) for store in stores]
@@ -123,7 +123,7 @@ class Fill(NamedTuple):
     faults: int
 
 
-def _store(index: Contender, ready: Iterable[Any]) -> Fill:
+def _store(index: IndexAdapter, ready: Iterable[Any]) -> Fill:
     faults, cpu, started = _page_faults(), process_time(), perf_counter()
     for each in ready:
         index.store(each)

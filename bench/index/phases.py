@@ -11,7 +11,7 @@ from ..results import percentiles, spread
 from ..synthesizer import sample_traffic
 from ..traces import TraceRequest, read_trace
 from .config import IndexBenchConfig
-from .rivals import Contender, Dicts, available_contenders
+from .rivals import Dicts, IndexAdapter, available_adapters
 from .workload import Prompt, Removed, Stored, Workload, hash_prompts, plan_workload
 
 PHASES = ("store", "match", "remove", "remove worker", "mixed")
@@ -44,7 +44,7 @@ def measure_phases(config: IndexBenchConfig) -> list[dict[str, Any]]:
     differently from plain dicts, or from the first one, stops the benchmark with RouterError.
     """
     requests = read_requests(config)
-    makers = available_contenders()
+    makers = available_adapters()
     names = config.contenders
     results = []
     for block_size in config.block_size:
@@ -81,7 +81,7 @@ def measure_phases(config: IndexBenchConfig) -> list[dict[str, Any]]:
     return results
 
 
-def _require_agreement(makers: dict[str, Callable[[], Contender]], workload: Workload) -> None:
+def _require_agreement(makers: dict[str, Callable[[], IndexAdapter]], workload: Workload) -> None:
     """One untimed pass: it warms up, and shows that all contenders do the same work."""
     expected: list[dict[int, int]] | None = None
     for name, make in makers.items():
@@ -101,7 +101,7 @@ def _require_agreement(makers: dict[str, Callable[[], Contender]], workload: Wor
 
 
 def _measure_once(
-    make: Callable[[], Contender], workload: Workload
+    make: Callable[[], IndexAdapter], workload: Workload
 ) -> Iterator[tuple[str, Timing]]:
     index = make()
     yield "store", _time(index, workload.stores)
@@ -112,7 +112,7 @@ def _measure_once(
     yield "mixed", _time(make(), workload.mixed)
 
 
-def _remove_workers(index: Contender, workload: Workload) -> Timing:
+def _remove_workers(index: IndexAdapter, workload: Workload) -> Timing:
     """Every worker leaves with what it still holds, and a look-up sees that it left."""
     stored = sum(len(store.local) for store in workload.stores)
     removed = sum(len(removal.sequence) for removal in workload.removals)
@@ -124,7 +124,7 @@ def _remove_workers(index: Contender, workload: Workload) -> Timing:
     )
 
 
-def _time(index: Contender, operations: Sequence[Prompt | Removed | Stored]) -> Timing:
+def _time(index: IndexAdapter, operations: Sequence[Prompt | Removed | Stored]) -> Timing:
     calls: list[tuple[Callable[[Any], object], Any]] = []
     blocks = 0
     for op in operations:

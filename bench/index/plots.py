@@ -1,30 +1,27 @@
 """Pictures of growth: look-up, store and memory, as blocks and workers get more.
 
-Needs matplotlib, an extra; imported where pictures are asked for.
+matplotlib comes with the extra `plot`, and is imported where a picture is drawn.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...runtime.settings import bad_setting
-from ..simulation import prepare as prepare
-from ..simulation import save_figure
+from ..results import save_figure
 
-try:
-    import matplotlib
+if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-except ImportError:
-    raise bad_setting("plot", "needs matplotlib: pip install 'dynamo-router[plot]'") from None
 
 Rows = Sequence[Mapping[str, Any]]
 PICTURES = ("growth_blocks.png", "growth_workers.png")
 
 
-def draw(folder: str, growth: Rows) -> list[Path]:
-    """Write both pictures into the folder; their paths."""
+def draw_growth(folder: str, growth: Rows) -> list[Path]:
+    """Write both pictures into an existing folder; their paths. ConfigError if that fails."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     paths = []
     with matplotlib.rc_context({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3}):
         for name, painter in zip(PICTURES, (_draw_blocks, _draw_workers), strict=True):
@@ -34,7 +31,7 @@ def draw(folder: str, growth: Rows) -> list[Path]:
     return paths
 
 
-def _draw_blocks(figure: Figure, growth: Rows) -> None:
+def _draw_blocks(figure: "Figure", growth: Rows) -> None:
     rows = [row for row in growth if row["kind"] == "blocks"]
     look_up, store, memory = figure.subplots(1, 3)
     for place, name in enumerate(_names(rows)):
@@ -56,7 +53,7 @@ def _draw_blocks(figure: Figure, growth: Rows) -> None:
             axes.set_ylim(bottom=0)
 
 
-def _draw_workers(figure: Figure, growth: Rows) -> None:
+def _draw_workers(figure: "Figure", growth: Rows) -> None:
     rows = [row for row in growth if row["kind"] == "workers"]
     for axes, held, title in zip(
         figure.subplots(1, 2, sharey=True),
@@ -70,16 +67,18 @@ def _draw_workers(figure: Figure, growth: Rows) -> None:
             _curve(axes, curve, "workers", "match_p99_us", f"{name} p99", f"C{place}--^")
         axes.set(title=title, xlabel="workers", ylabel="us of a look-up, logarithmic")
         axes.set(xscale="log", xticks=[row["workers"] for row in rows])
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.minorticks_off()
         _log_us(axes)
         axes.legend(frameon=False)
 
 
-def _log_us(axes: Axes) -> None:
+def _log_us(axes: "Axes") -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -88,7 +87,7 @@ def _names(rows: Rows) -> list[str]:
 
 
 def _curve(
-    axes: Axes, rows: Rows, x: str, y: str, label: str, style: str, factor: float = 1.0
+    axes: "Axes", rows: Rows, x: str, y: str, label: str, style: str, factor: float = 1.0
 ) -> None:
     axes.plot(
         [row[x] for row in rows],

@@ -16,15 +16,7 @@ from ...indexer.event_index._actor import IndexActor
 from ...indexer.wire._writer import EventWriter
 from ...runtime.errors import RouterError
 from ...runtime.settings import bad_setting, option
-from ..results import (
-    check_json_target,
-    new_table,
-    number,
-    percentiles,
-    spread,
-    table_console,
-    write_benchmark,
-)
+from ..results import Output, format_number, new_table, percentiles, spread
 from ._read_write import read_prompts
 
 PROMPTS = 256
@@ -230,7 +222,7 @@ def concurrent_table(results: Sequence[dict[str, Any]]) -> Table:
             result["read_path"],
             str(result["readers"]),
             *(
-                number(result[key]["median"], 1)
+                format_number(result[key]["median"], 1)
                 for key in ("p50_us", "p99_us", "p999_us", "max_us")
             ),
             f"{result['blocks_per_s']['median'] / 1e6:.1f} M",
@@ -241,15 +233,16 @@ def concurrent_table(results: Sequence[dict[str, Any]]) -> Table:
 
 def run(config: ConcurrentBenchConfig) -> int:
     """The command."""
-    check_json_target(config.json)
+    output = Output(config.json)
     results = measure_concurrent(config)
-    table_console(config.json).print(concurrent_table(results))
+    output.print(concurrent_table(results))
     content = {
+        "benchmark": "concurrent",
         "workers": config.workers,
         "blocks": config.blocks,
         "mean_gap_us": config.mean_gap_us,
         "rounds": config.rounds,
         "results": results,
     }
-    write_benchmark(config.json, "concurrent", content)
+    output.write(content)
     return 0

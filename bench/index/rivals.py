@@ -14,7 +14,7 @@ from ...runtime.errors import RouterError
 from .workload import CacheEvents, Prompt, Removed, Stored
 
 
-class Contender(Protocol):
+class IndexAdapter(Protocol):
     """One index, empty when made. What `ready_*` returns is what the timed call gets."""
 
     def ready_store(self, op: Stored) -> Any: ...
@@ -220,9 +220,9 @@ def _by_worker_id(scores: Mapping[tuple[int, int], int]) -> dict[int, int]:
     return {worker_id: overlap for (worker_id, _), overlap in scores.items()}
 
 
-def available_contenders() -> dict[str, Callable[[], Contender]]:
+def available_adapters() -> dict[str, Callable[[], IndexAdapter]]:
     """Every contender that can run here, by the name it has in reports."""
-    contenders: dict[str, Callable[[], Contender]] = {
+    contenders: dict[str, Callable[[], IndexAdapter]] = {
         "arrays": Arrays,
         "lists": Lists,
         "events": Events,

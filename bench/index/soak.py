@@ -14,7 +14,7 @@ from rich.table import Table
 from ...indexer.tree import RadixTree
 from ...runtime.errors import EventError
 from ...runtime.settings import bad_setting
-from ..results import new_table, number
+from ..results import format_number, new_table
 
 FAMILIES = 256  # prefixes that chains share
 PREFIX_BLOCKS = 8
@@ -156,10 +156,10 @@ def soak_table(result: dict[str, Any]) -> Table:
             table.add_row(
                 phase["phase"],
                 part,
-                number(window["events_per_s"], 0),
-                number(window["blocks"], 0),
-                number(window["memory_bytes"] / 1e6, 1),
-                number(window["rss_bytes"] / 1e6, 1),
-                number(window["evicted_blocks"], 0),
+                format_number(window["events_per_s"], 0),
+                format_number(window["blocks"], 0),
+                format_number(window["memory_bytes"] / 1e6, 1),
+                format_number(window["rss_bytes"] / 1e6, 1),
+                format_number(window["evicted_blocks"], 0),
             )
     return table

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..results import new_table, number
+from ..results import format_number, new_table
 from .hashing import HASH_TOKENS
 
 Rows = Sequence[dict[str, Any]]
@@ -48,11 +48,11 @@ def phase_table(results: Rows) -> Table:
             result["contender"],
             millions(rate["median"]),
             spread_of(rate),
-            number(result["operations_per_s"]["median"], 0),
-            number(result["p50_us"]["median"], 1),
-            number(result["p99_us"]["median"], 1),
+            format_number(result["operations_per_s"]["median"], 0),
+            format_number(result["p50_us"]["median"], 1),
+            format_number(result["p99_us"]["median"], 1),
             *(
-                number(result[key]["median"] / peer[key]["median"] if peer else None, 2)
+                format_number(result[key]["median"] / peer[key]["median"] if peer else None, 2)
                 for key in ("blocks_per_s", "blocks_per_cpu_s")
             ),
         )
@@ -69,7 +69,7 @@ def hashing_table(results: Rows) -> Table:
         table.add_row(
             str(result["block_size"]),
             result["contender"],
-            number(result["call_us"]["median"], 1),
+            format_number(result["call_us"]["median"], 1),
             f"{result['tokens_per_s'] / 1e6:,.0f} M",
         )
     return table
@@ -88,13 +88,13 @@ def drained_table(results: Rows) -> Table:
         table.add_row(
             str(result["block_size"]),
             str(result["workers"]),
-            number(result["operations_per_s"]["median"], 0),
+            format_number(result["operations_per_s"]["median"], 0),
             millions(result["blocks_per_s"]["median"]),
             spread_of(result["blocks_per_s"]),
             millions(result["blocks_per_cpu_s"]["median"]),
             f"{result['drain_share']['median']:.0%}",
-            number(result["match_p50_us"]["median"], 1),
-            number(result["match_p99_us"]["median"], 1),
+            format_number(result["match_p50_us"]["median"], 1),
+            format_number(result["match_p99_us"]["median"], 1),
         )
     return table
 
@@ -110,11 +110,11 @@ def memory_table(results: Rows) -> Table:
             str(result["block_size"]),
             str(result["workers"]),
             result["contender"],
-            number(result["entries"], 0),
-            number(result["bytes_per_entry"]["median"], 1),
+            format_number(result["entries"], 0),
+            format_number(result["bytes_per_entry"]["median"], 1),
             millions(result["first"]["median"]),
             *(millions(result[key]["median"]) for key in ("second", "first_cpu", "second_cpu")),
-            *(number(result[key]["median"], 0) for key in ("first_faults", "second_faults")),
+            *(format_number(result[key]["median"], 0) for key in ("first_faults", "second_faults")),
         )
     return table
 
@@ -133,12 +133,12 @@ def growth_table(results: Rows) -> Table:
             result["contender"],
             kind,
             result.get("held_by", ""),
-            number(result[kind], 0),
-            number(medians["match_p50_us"], 2),
-            number(medians["match_p99_us"], 2),
-            number(medians.get("workers_found"), 0),
+            format_number(result[kind], 0),
+            format_number(medians["match_p50_us"], 2),
+            format_number(medians["match_p99_us"], 2),
+            format_number(medians.get("workers_found"), 0),
             "-" if rate is None else millions(rate),
-            number(medians.get("bytes_per_block"), 1),
+            format_number(medians.get("bytes_per_block"), 1),
         )
     return table
 
@@ -160,13 +160,13 @@ def event_table(results: Rows) -> Table:
             millions(medians["stored_per_s"]),
             spread_of(result["stored_per_s"]),
             millions(medians["blocks_per_s"]),
-            number(medians["messages_per_s"], 0),
-            number(medians["events_per_message"], 1),
-            number(medians["bytes_per_message"] / 1000, 1),
+            format_number(medians["messages_per_s"], 0),
+            format_number(medians["events_per_message"], 1),
+            format_number(medians["bytes_per_message"] / 1000, 1),
             f"{medians['router_cpu_share']:.0%}",
             f"{medians['engines_cpu_share']:.0%}",
-            number(medians.get("lag_p50_ms"), 2),
-            number(medians.get("lag_p99_ms"), 2),
+            format_number(medians.get("lag_p50_ms"), 2),
+            format_number(medians.get("lag_p99_ms"), 2),
         )
     return table
 

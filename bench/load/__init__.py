@@ -5,15 +5,17 @@ Entered by the commands `replay`, `demo` and `proxy`.
 
 from .client import LoadClient, encode_generate
 from .progress import OnStart, progress_bar
+from .proxy_peers import GENERATE
 from .serve_process import READY, ServeProcess
-from .stats import Tally
+from .stats import LoadStats
 
 __all__ = [
+    "GENERATE",
     "LoadClient",
+    "LoadStats",
     "OnStart",
     "READY",
     "ServeProcess",
-    "Tally",
     "encode_generate",
     "progress_bar",
 ]

@@ -12,7 +12,7 @@ from ..results import Run, summarise
 from .client import Outcome
 
 
-class Tally:
+class LoadStats:
     """Outcomes so far. `late_ms` and `held_back` tell whether the load was the one asked for."""
 
     def __init__(self) -> None:

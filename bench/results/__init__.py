@@ -1,42 +1,31 @@
-"""What a measurement is written as: summaries, tables, JSON, and the machine it ran on.
+"""What a measurement is written as: summaries, tables, JSON, pictures, and the machine it ran on.
 
-Entered by every command; knows no command.
+Entered by every command and room of bench; knows none of them.
 """
 
 from .environment import describe_environment, pin_to_core, unpin
-from .report import (
-    Run,
-    Summary,
-    check_json_target,
-    document,
-    new_table,
-    number,
-    percentiles,
-    runs_table,
-    spread,
-    summarise,
-    summarise_weighted,
-    table_console,
-    write_benchmark,
-    write_json,
-)
+from .output import Output, format_number, new_table, write_json
+from .pictures import prepare_plots, require_matplotlib, save_figure
+from .report import Run, runs_content, runs_table
+from .summary import Summary, percentiles, spread, summarise, summarise_weighted
 
 __all__ = [
+    "Output",
     "Run",
     "Summary",
-    "check_json_target",
     "describe_environment",
-    "document",
+    "format_number",
     "new_table",
-    "number",
     "percentiles",
     "pin_to_core",
+    "prepare_plots",
+    "require_matplotlib",
+    "runs_content",
     "runs_table",
+    "save_figure",
     "spread",
     "summarise",
     "summarise_weighted",
-    "table_console",
     "unpin",
-    "write_benchmark",
     "write_json",
 ]

@@ -3,20 +3,22 @@
 Entered by the commands `simulate`, `sweep` and `grid`.
 """
 
-from .config import DEFAULT_WORKERS, SimulationConfig
-from .experiment import Arena, Load
-from .outcome import SimulatedRun
-from .plots import prepare, save_figure
-from .policies import Contestant, parse_contestants
+from .config import DEFAULT_COMPARE, DEFAULT_WORKERS, Load, SimulationConfig
+from .experiment import Experiment, Result, compare_policies
+from .plots import draw_comparison
+from .policies import PolicyVariant, parse_policies
+from .simulated_run import SimulatedRun
 
 __all__ = [
-    "Arena",
-    "Contestant",
+    "DEFAULT_COMPARE",
     "DEFAULT_WORKERS",
+    "Experiment",
     "Load",
+    "PolicyVariant",
+    "Result",
     "SimulatedRun",
     "SimulationConfig",
-    "parse_contestants",
-    "prepare",
-    "save_figure",
+    "compare_policies",
+    "draw_comparison",
+    "parse_policies",
 ]

@@ -1,9 +1,40 @@
-"""What routing can reach at best: the hit rate of one cache for the fleet. For compare.py."""
+"""What routing can reach at best: the hit rate of one cache for the whole fleet."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..traces import TRACE_BLOCK_SIZE, TraceRequest
+
+
+@dataclass(frozen=True)
+class HitRateBounds:
+    """Shares of all prompt tokens that no routing finds cached, or hardly: if every request goes
+    through one LRU cache, of the fleet's whole capacity or without end.
+    """
+
+    pooled_lru: float
+    infinite: float
+
+
+def hit_rate_bounds(
+    requests: Sequence[TraceRequest],
+    *,
+    block_size: int,
+    fleet_blocks: int,
+    trace_block_size: int = TRACE_BLOCK_SIZE,
+) -> HitRateBounds:
+    """The bounds of a fleet whose caches hold `fleet_blocks` of `block_size` tokens together."""
+    pooled, infinite = (
+        pooled_hit_rate(
+            requests,
+            block_size=block_size,
+            capacity_blocks=capacity,
+            trace_block_size=trace_block_size,
+        )
+        for capacity in (fleet_blocks, None)
+    )
+    return HitRateBounds(pooled, infinite)
 
 
 def pooled_hit_rate(

@@ -1,7 +1,6 @@
-"""Settings of a simulated replay: fleet, policies, targets. A section of ReplayConfig."""
+"""What a simulation is made of: the load, and the settings of engines, events and router."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 from ...router.config import KvRouterConfig, ServeConfig
 from ...runtime.settings import bad_setting, option, resolve
@@ -11,60 +10,84 @@ from ...workers.mocker.config import (
     EngineConfig,
     parse_speeds,
 )
+from ..traces import TRACE_BLOCK_SIZE, check_trace_block_size
 
 DEFAULT_COMPARE = "kv,round-robin"
 DEFAULT_WORKERS = 8
 
 
-def _option(default: Any, help: str, flag: str | None = None, **more: Any) -> Any:
-    return option(default, f"Simulated: {help}", flag, **more)
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What is sent: a trace, or its beginning, from which seed on. ConfigError on a bad value."""
+
+    trace: str
+    requests: int | None = None
+    arrival_speedup: float = 1.0
+    max_output: int | None = None
+    trace_block_size: int = TRACE_BLOCK_SIZE
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("requests", "max_output"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise bad_setting(key, f"{value} must be at least 1")
+        if not 0 < self.arrival_speedup < float("inf"):
+            text = f"{self.arrival_speedup} must be finite and greater than 0"
+            raise bad_setting("arrival_speedup", text)
+        check_trace_block_size(self.trace_block_size)
+
+    @classmethod
+    def of(cls, settings: object) -> "Load":
+        """The load among a command's settings, which have it under the same names."""
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationConfig:
-    """What to simulate. Raises ConfigError, naming the key, on a bad value."""
+    """Engines, events, router and goals. Raises ConfigError, naming the key, on a bad value."""
 
-    compare: str | None = _option(
-        None, f"policies, with commas; not given: {DEFAULT_COMPARE}, or the one of --mode."
+    compare: str | None = option(
+        None, f"Policies to simulate, with commas; not given: {DEFAULT_COMPARE}."
     )
-    seeds: int = _option(1, "run each policy with so many seeds.")
-    engine: str = _option(
+    seeds: int = option(1, "Run each policy with so many seeds.")
+    engine: str = option(
         "vllm",
-        "profile of the engines' scheduler.",
+        "Profile of the engines' scheduler.",
         choices=ENGINE_TYPES,
         aliases=("--engine-type",),
     )
-    block_size: int = _option(64, "tokens in a KV-cache block.")
-    num_gpu_blocks: int = _option(16384, "KV-cache blocks of an engine.")
-    max_num_seqs: int = _option(256, "most requests running at once on an engine.")
-    max_num_batched_tokens: int = _option(8192, "tokens computed in one step of an engine.")
-    worker_speeds: str = _option(
+    block_size: int = option(64, "Tokens in a KV-cache block.")
+    num_gpu_blocks: int = option(16384, "KV-cache blocks of an engine.")
+    max_num_seqs: int = option(256, "Most requests running at once on an engine.")
+    max_num_batched_tokens: int = option(8192, "Tokens computed in one step of an engine.")
+    worker_speeds: str = option(
         "1",
-        "how fast each engine is: numbers with commas, over and over if there are more engines.",
+        "How fast each engine is: numbers with commas, over and over if there are more engines.",
     )
-    preemption_mode: str | None = _option(
+    preemption_mode: str | None = option(
         None,
-        "who gives way when a cache is full: lifo, the youngest, or fifo, the oldest; not given: "
+        "Who gives way when a cache is full: lifo, the youngest, or fifo, the oldest; not given: "
         "the profile's own.",
         choices=PREEMPTION_MODES,
     )
-    dp_size: int = _option(
-        1, "data-parallel ranks of an engine.", "--dp-size", aliases=("--data-parallel-size",)
+    dp_size: int = option(
+        1, "Data-parallel ranks of an engine.", "--dp-size", aliases=("--data-parallel-size",)
     )
-    startup_time_s: float = _option(
-        0.0, "how long an engine takes to start.", "--startup-time-s", aliases=("--startup-time",)
+    startup_time_s: float = option(
+        0.0, "How long an engine takes to start.", "--startup-time-s", aliases=("--startup-time",)
     )
-    planner_profile_data: str | None = _option(
+    planner_profile_data: str | None = option(
         None, "NPZ file of measured step times; not given: polynomials."
     )
-    event_delay_ms: float = _option(0.0, "how long a KV event is under way.")
-    event_loss: float = _option(0.0, "share of KV event messages that get lost.")
-    router_config: str | None = _option(
-        None, "settings of the router, a file as for serve --config; its [router] table counts."
+    event_delay_ms: float = option(0.0, "How long a KV event is under way.")
+    event_loss: float = option(0.0, "Share of KV event messages that get lost.")
+    router_config: str | None = option(
+        None, "Settings of the router, a file as for serve --config; its [router] table counts."
     )
-    slo_ttft_ms: float = _option(1000.0, "TTFT that a good answer stays within.")
-    slo_itl_ms: float = _option(50.0, "mean ITL that a good answer stays within.")
-    plot: str | None = _option(None, "write plots into this folder.")
+    slo_ttft_ms: float = option(1000.0, "TTFT that a good answer stays within.")
+    slo_itl_ms: float = option(50.0, "mean ITL that a good answer stays within.")
+    plot: str | None = option(None, "Write plots into this folder.")
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -87,6 +110,7 @@ class SimulationConfig:
         return resolve(ServeConfig, {}, environ={}, file=self.router_config).config.router
 
     def engine_config(self) -> EngineConfig:
+        """The settings of each engine."""
         return EngineConfig(
             engine_type=self.engine,
             preemption_mode=self.preemption_mode,

@@ -1,58 +1,44 @@
-"""Where policies meet: one load, one fleet, its bounds. Called by compare.py and sweep.py."""
+"""An experiment: policies on one load and one fleet, with the same seeds."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
+from ...router.config import KvRouterConfig
 from ...workers.mocker.config import parse_speeds
 from ..traces import read_turns
-from .bounds import pooled_hit_rate
-from .config import SimulationConfig
-from .outcome import Bounds, SimulatedRun, summarise_run
-from .policies import Contestant
+from .bounds import hit_rate_bounds
+from .config import DEFAULT_COMPARE, DEFAULT_WORKERS, Load, SimulationConfig
+from .policies import PolicyVariant, parse_policies
 from .prepared_trace import SimulatedTrace
-from .simulation import Fleet, Simulation, Trail
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """What is sent, from which seed on."""
-
-    trace: str
-    requests: int | None = None
-    arrival_speedup: float = 1.0
-    max_output: int | None = None
-    trace_block_size: int = 512
-    seed: int = 0
+from .request_log import RequestLog
+from .simulated_run import SimulatedRun, summarise_run
+from .simulation import FleetSpec, Simulation
 
 
 class Result(NamedTuple):
-    """One run, with all that happened in it, and how long that took us."""
+    """One run: its figures, its requests, and the CPU time that simulating it took."""
 
     run: SimulatedRun
-    trail: Trail
+    log: RequestLog
     trace: SimulatedTrace
     cpu_s: float
 
 
-class Arena:
-    """The same load and fleet for everybody. Raises ConfigError for a trace that cannot be used."""
+class Experiment:
+    """The same load and fleet for every policy. ConfigError for a trace that cannot be used."""
 
     def __init__(self, config: SimulationConfig, load: Load, workers: int) -> None:
         self.config, self.load, self.workers = config, load, workers
         self._turns = read_turns(
             load.trace, trace_block_size=load.trace_block_size, limit=load.requests
         )
-        pooled, infinite = (
-            pooled_hit_rate(
-                [turn.request for turn in self._turns],
-                block_size=config.block_size,
-                capacity_blocks=capacity,
-                trace_block_size=load.trace_block_size,
-            )
-            for capacity in (workers * config.dp_size * config.num_gpu_blocks, None)
+        self._bounds = hit_rate_bounds(
+            [turn.request for turn in self._turns],
+            block_size=config.block_size,
+            fleet_blocks=workers * config.dp_size * config.num_gpu_blocks,
+            trace_block_size=load.trace_block_size,
         )
-        self._bounds = Bounds(pooled, infinite)
         self._trace: tuple[int, SimulatedTrace] | None = None
 
     def trace(self, seed: int) -> SimulatedTrace:
@@ -71,27 +57,27 @@ class Arena:
             self._trace = seed, trace
         return self._trace[1]
 
-    def run(self, contestant: Contestant, seed: int) -> Result:
+    def run(self, variant: PolicyVariant, seed: int) -> Result:
         """One policy with one seed. The same arguments give the same run."""
         config, load, trace = self.config, self.load, self.trace(seed)
         started = time.process_time()
-        fleet = Fleet(
+        fleet = FleetSpec(
             workers=self.workers,
             engine=config.engine_config(),
             speeds=parse_speeds(config.worker_speeds),
             event_delay_s=config.event_delay_ms / 1e3,
             event_loss=config.event_loss,
         )
-        trail = Simulation(
-            trace, fleet, lambda clock: contestant.new_router(clock, seed), seed=seed
+        log = Simulation(
+            trace, fleet, lambda clock: variant.new_router(clock, seed), seed=seed
         ).run()
         run = summarise_run(
-            trail,
+            log,
             trace,
             self._bounds,
             config,
-            mode=contestant.mode,
-            policy=contestant.policy,
+            mode=variant.mode,
+            policy=variant.policy,
             workers=self.workers,
             seed=seed,
             details={
@@ -114,4 +100,32 @@ class Arena:
                 "slo_itl_ms": config.slo_itl_ms,
             },
         )
-        return Result(run, trail, trace, time.process_time() - started)
+        return Result(run, log, trace, time.process_time() - started)
+
+
+def compare_policies(
+    config: SimulationConfig,
+    load: Load,
+    *,
+    workers: int = DEFAULT_WORKERS,
+    names: str = DEFAULT_COMPARE,
+    base: KvRouterConfig | None = None,
+    on_result: Callable[[Result], None] | None = None,
+) -> list[SimulatedRun]:
+    """Run every policy in `names`, as `parse_policies` reads them on top of `base`, with each seed.
+
+    The runs by policy, then by seed; `on_result` gets each as soon as it is there. Raises
+    ConfigError for a trace or a name that cannot be used, before anything is run.
+    """
+    variants = parse_policies(
+        names, block_size=config.block_size, trace_block_size=load.trace_block_size, base=base
+    )
+    experiment = Experiment(config, load, workers)
+    runs: dict[tuple[str, int], SimulatedRun] = {}
+    for seed in range(load.seed, load.seed + config.seeds):
+        for variant in variants:
+            result = experiment.run(variant, seed)
+            runs[variant.policy, seed] = result.run
+            if on_result is not None:
+                on_result(result)
+    return [runs[each.policy, load.seed + i] for each in variants for i in range(config.seeds)]

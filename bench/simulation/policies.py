@@ -1,4 +1,4 @@
-"""The policies that a comparison can name, as routers. Called by compare.py.
+"""The policies that a comparison can name, as routers.
 
 kv                     the default policy of mode kv
 dynamo:SCALE           mode kv with Dynamo's cost at that prefill_load_scale
@@ -25,8 +25,8 @@ CHWBL_BLOCKS = 2
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """A policy, by the two names that its runs carry, and the router that follows it."""
+class PolicyVariant:
+    """A policy under test: the two names that its runs carry, and the router's settings."""
 
     mode: str
     policy: str
@@ -34,36 +34,37 @@ class Contestant:
     new_strategy: Callable[[], Strategy] | None = None  # else the mode's
 
     def new_router(self, clock: Clock, seed: int) -> KvRouter:
+        """A router without workers that follows the policy."""
         strategy = self.new_strategy() if self.new_strategy is not None else None
         return KvRouter(self.config, clock=clock, seed=seed, strategy=strategy)
 
 
-def parse_contestants(
+def parse_policies(
     names: str, *, block_size: int, trace_block_size: int, base: KvRouterConfig | None = None
-) -> list[Contestant]:
+) -> list[PolicyVariant]:
     """The policies named in a list with commas, in its order, on top of the settings in `base`.
 
     Names of the same policy count once. Raises ConfigError for a name that is unknown or malformed.
     """
-    found: dict[str, Contestant] = {}
+    found: dict[str, PolicyVariant] = {}
     # A booking lives as long as its request: the service renews it with every token.
     base = replace(
         base or KvRouterConfig(), block_size=block_size, active_request_expiry_secs=math.inf
     )
     for name in (part.strip() for part in names.split(",")):
-        contestant = _parse(name, base, trace_block_size)
-        found.setdefault(contestant.policy, contestant)
+        variant = _parse(name, base, trace_block_size)
+        found.setdefault(variant.policy, variant)
     return list(found.values())
 
 
-def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> Contestant:
+def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> PolicyVariant:
     kind, *values = name.split(":")
     try:
         if name in LOAD_MODES:
-            return Contestant(name, name, replace(base, mode=name))  # type: ignore[arg-type]  # is a Mode
+            return PolicyVariant(name, name, replace(base, mode=name))  # type: ignore[arg-type]  # is a Mode
         if name == "kv":
             config = replace(base, mode="kv")
-            return Contestant("kv", config.policy_name, config)
+            return PolicyVariant("kv", config.policy_name, config)
         if kind == DYNAMO and len(values) == 1:
             config = replace(
                 base,
@@ -72,12 +73,12 @@ def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> Contestant
                 prefill_load_scale=float(values[0]),
                 overlap_score_weight=None,
             )
-            return Contestant("kv", config.policy_name, config)
+            return PolicyVariant("kv", config.policy_name, config)
         if kind == "prefix-hash" and len(values) == 1:
             trace_blocks = int(values[0])
             blocks = _router_blocks(trace_blocks, trace_block_size, base.block_size)
             prefix_hash(blocks)  # refuses what cannot be
-            return Contestant(kind, f"{kind}:{trace_blocks}", base, lambda: prefix_hash(blocks))
+            return PolicyVariant(kind, f"{kind}:{trace_blocks}", base, lambda: prefix_hash(blocks))
         if kind == "chwbl" and len(values) in (1, 2):
             factor = float(values[0])
             trace_blocks = int(values[1]) if len(values) == 2 else CHWBL_BLOCKS
@@ -86,12 +87,14 @@ def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> Contestant
             policy = f"{kind}:{factor:g}"
             if trace_blocks != CHWBL_BLOCKS:
                 policy += f":{trace_blocks}"
-            return Contestant(kind, policy, base, lambda: bounded_consistent_hash(factor, blocks))
+            return PolicyVariant(
+                kind, policy, base, lambda: bounded_consistent_hash(factor, blocks)
+            )
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"compare: {name!r}: {error}", key="compare") from None
     if name in known_policies():
         config = replace(base, mode="kv", policy=name)
-        return Contestant("kv", config.policy_name, config)
+        return PolicyVariant("kv", config.policy_name, config)
     raise ConfigError(
         f"compare: {name!r} is none of kv, {', '.join(known_policies())}, {', '.join(LOAD_MODES)}, "
         "prefix-hash:BLOCKS, chwbl:FACTOR",

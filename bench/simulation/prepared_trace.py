@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...indexer.hashing import block_hashes, sequence_hashes
-from ..traces import TRACE_BLOCK_SIZE, TraceRequest, Turn
-from ..traces._tokens import fill
+from ..traces import TRACE_BLOCK_SIZE, TraceRequest, Turn, write_tokens
 
 Hashes = NDArray[np.uint64]
 VOCAB_SIZE = 32_000
@@ -73,10 +72,11 @@ class SimulatedTrace:
         """Prompt and output."""
         request, output_tokens = self.requests[place], self.output_tokens(place)
         tokens = np.empty(request.input_length + output_tokens, np.uint32)
-        ids = np.array(request.hash_ids, np.uint64)
-        fill(tokens[: request.input_length], ids, self._seed, VOCAB_SIZE, self.trace_block_size)
-        output_id = np.array([_OUTPUT_ID + place], np.uint64)
-        fill(tokens[request.input_length :], output_id, self._seed, VOCAB_SIZE, output_tokens)
+        for part, ids, block_size in (
+            (tokens[: request.input_length], request.hash_ids, self.trace_block_size),
+            (tokens[request.input_length :], (_OUTPUT_ID + place,), output_tokens),
+        ):
+            write_tokens(part, ids, VOCAB_SIZE, seed=self._seed, block_size=block_size)
         return tokens
 
     def _hash(self, tokens: NDArray[np.uint32]) -> tuple[Hashes, Hashes]:

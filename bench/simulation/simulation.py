@@ -1,8 +1,8 @@
-"""A trace against simulated engines: the router that serves, in virtual time. Called by compare.py.
+"""A trace in virtual time: a KvRouter, as it serves, in front of simulated engines.
 
-The router is a KvRouter with a clock of ours; the engines are a VirtualFleet. KV events reach the
-router as messages of the event plane, as late and as incomplete as asked for, and what was lost is
-asked for and sent again as it would be over NATS. The same inputs give the same run.
+Only the clock is the simulation's. The engines are a VirtualFleet. KV events reach the router as
+messages of the event plane, late and incomplete as asked for, and missing ones are asked for and
+sent again as over NATS. The same arguments give the same run.
 """
 
 import heapq
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...indexer.event_index import EventIndex
 from ...router.admission import Ticket
@@ -19,16 +18,15 @@ from ...router.dispatch import queue_of
 from ...router.kv_router import KvRouter
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...workers.mocker.config import EVEN_SPEEDS, EngineConfig
-from ...workers.mocker.virtual import EngineStats, VirtualFleet
+from ...workers.mocker.virtual import VirtualFleet
 from .prepared_trace import SimulatedTrace
 from .recovery import SimulatedRecovery
-
-SERVED, REJECTED, FAILED = 0, 1, 2
+from .request_log import FAILED, REJECTED, RequestLog
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fleet:
-    """The engines, and how their events travel."""
+class FleetSpec:
+    """The engines of a simulation, and how their KV events travel: delay in s, share lost."""
 
     workers: int
     engine: EngineConfig
@@ -37,30 +35,8 @@ class Fleet:
     event_loss: float = 0.0
 
 
-@dataclass(frozen=True)
-class Trail:
-    """What became of every request: arrays by its place in the trace, times in seconds."""
-
-    arrival_s: NDArray[np.float64]
-    status: NDArray[np.uint8]  # SERVED, REJECTED (overload) or FAILED (cannot run)
-    worker: NDArray[np.int32]  # -1 if it got to none
-    first_s: NDArray[np.float64]  # when its first token came; nan if none did
-    last_s: NDArray[np.float64]
-    cached_tokens: NDArray[np.int64]  # of its prompt, found in the engine's cache
-    preemptions: NDArray[np.int64]
-    gaps: tuple[NDArray[np.float64], NDArray[np.uint32]]  # seconds between tokens, how many saw it
-    engines: list[EngineStats]
-    end_s: float
-    lost_messages: int
-    announcements: int
-    replays: int
-    queued_s: NDArray[np.float64]  # how long each waited in the router before it was sent
-    queue_max: int  # most that waited there at a time
-    first_failure: str
-
-
 class _Clock:
-    """A clock that somebody sets."""
+    """Virtual time, set by the simulation."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -78,7 +54,7 @@ class Simulation:
     def __init__(
         self,
         trace: SimulatedTrace,
-        fleet: Fleet,
+        fleet: FleetSpec,
         new_router: Callable[[_Clock], KvRouter],
         *,
         seed: int = 0,
@@ -133,7 +109,7 @@ class Simulation:
         self._queued = np.zeros(size)
         self._first_failure = ""
 
-    def run(self, on_request: Callable[[int], None] | None = None) -> Trail:
+    def run(self, on_request: Callable[[int], None] | None = None) -> RequestLog:
         """Route the whole trace and wait for its end. `on_request` hears how many were routed."""
         routed = 0
         with self.router:
@@ -146,7 +122,7 @@ class Simulation:
                     routed += 1
                     if on_request is not None:
                         on_request(routed)
-        return Trail(
+        return RequestLog(
             arrival_s=self._arrival,
             status=self._status,
             worker=self._worker,

@@ -8,8 +8,16 @@ from .cache_curve import default_sizes
 from .columns import TraceColumns, columns_of, read_columns
 from .plots import check_plot_target, plot_traces
 from .prefix_tree import PrefixTree, build_tree
-from .similarity import compare
-from .trace import TRACE_BLOCK_SIZE, TraceRequest, encode_request, read_trace, token_ids
+from .similarity import trace_distances
+from .trace import (
+    TRACE_BLOCK_SIZE,
+    TraceRequest,
+    check_trace_block_size,
+    encode_request,
+    read_trace,
+    token_ids,
+    write_tokens,
+)
 from .turn_trace import Turn, read_turns
 from .turns import Turns, find_turns
 
@@ -26,8 +34,8 @@ __all__ = [
     "analyze",
     "build_tree",
     "check_plot_target",
+    "check_trace_block_size",
     "columns_of",
-    "compare",
     "default_sizes",
     "encode_request",
     "find_turns",
@@ -36,4 +44,6 @@ __all__ = [
     "read_trace",
     "read_turns",
     "token_ids",
+    "trace_distances",
+    "write_tokens",
 ]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ...runtime.settings import bad_setting
+from ..results import require_matplotlib
 from .analysis import Samples
 from .cache_curve import default_sizes
 
@@ -28,10 +29,7 @@ def check_plot_target(target: str | None) -> None:
     """ConfigError if `plot_traces` would surely fail: no matplotlib, no folder, no such format."""
     if target is None:
         return
-    try:
-        import matplotlib  # noqa: F401  # only whether it is there
-    except ImportError:
-        raise bad_setting("plot", "needs matplotlib: pip install 'dynamo-router[plot]'") from None
+    require_matplotlib()
     if Path(target).suffix not in (".png", ".svg", ".pdf"):
         raise bad_setting("plot", f"{target} must end in .png, .svg or .pdf")
     if not Path(target).absolute().parent.is_dir():

@@ -7,7 +7,7 @@ from .analysis import Samples
 from .cache_curve import default_sizes
 
 
-def compare(one: Samples, other: Samples) -> dict[str, float]:
+def trace_distances(one: Samples, other: Samples) -> dict[str, float]:
     """Distances from 0 (alike) to 1, by name.
 
     Those of distributions are Kolmogorov-Smirnov's: the largest difference between the shares below

@@ -4,7 +4,7 @@ A trace holds no text: `hash_ids` name the prompt's blocks of 512 tokens, and an
 equal prefix. `token_ids` makes prompts that share exactly what the ids share.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.errors import ConfigError
+from ...runtime.settings import bad_setting
 from ._tokens import fill
 
 TRACE_BLOCK_SIZE = 512
@@ -22,6 +23,12 @@ MAX_LINE_BYTES = 16 << 20
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 HashId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+def check_trace_block_size(tokens: int) -> None:
+    """ConfigError unless one hash id may stand for so many tokens: 1 to 2**20."""
+    if not 1 <= tokens <= 2**20:
+        raise bad_setting("trace_block_size", f"{tokens} must be from 1 to 2**20")
 
 
 class TraceError(ConfigError):
@@ -104,9 +111,24 @@ def token_ids(
     if not 2 <= vocab_size <= 2**32:
         raise ValueError(f"vocab_size must be from 2 to 2**32, not {vocab_size}")
     tokens = np.empty(request.input_length, np.uint32)
-    ids = np.array(request.hash_ids, np.uint64)
-    fill(tokens, ids, seed & (2**64 - 1), vocab_size, trace_block_size)
+    write_tokens(tokens, request.hash_ids, vocab_size, seed=seed, block_size=trace_block_size)
     return tokens
+
+
+def write_tokens(
+    tokens: NDArray[np.uint32],
+    hash_ids: Sequence[int],
+    vocab_size: int,
+    *,
+    seed: int,
+    block_size: int,
+) -> None:
+    """Fill `tokens` with those that blocks of `block_size` with these ids stand for.
+
+    The last block may be partial. Ids are below 2**64. ValueError if they are too few.
+    """
+    ids = np.array(hash_ids, np.uint64)
+    fill(tokens, ids, seed & (2**64 - 1), vocab_size, block_size)
 
 
 def _in_one_tree(requests: Iterable[tuple[int, TraceRequest]], path: str) -> Iterator[TraceRequest]:

@@ -70,7 +70,7 @@ def test_a_policy_has_the_name_that_reports_use() -> None:
     assert KvRouterConfig(mode="random").policy_name == "random"
 
 
-@pytest.mark.parametrize("command", ["serve", "mocker", "replay", "demo", "config"])
+@pytest.mark.parametrize("command", ["serve", "mocker", "simulate", "replay", "demo", "config"])
 def test_every_command_explains_itself(run, command: str) -> None:
     code, out, _ = run(command, "--help")
     assert code == 0 and "--config" in out and "env: DYNAMO_ROUTER_" in out

@@ -12,20 +12,20 @@ from dynamo_router.bench.decision import (
     STAGES,
     DecisionBenchConfig,
     RouterCell,
-    Scene,
     StagesCell,
+    Workload,
     run,
 )
 from dynamo_router.runtime.errors import ConfigError
 
 
-def test_the_scene_has_something_to_find_and_something_to_weigh() -> None:
-    scene = Scene(tokens=512, workers=8, block_size=32)
-    assert all(prompt.dtype == np.uint32 and len(prompt) == 512 for prompt in scene.prompts)
-    cell = RouterCell(scene, "forecast", as_list=False)
+def test_the_workload_has_something_to_find_and_something_to_weigh() -> None:
+    workload = Workload(tokens=512, workers=8, block_size=32)
+    assert all(prompt.dtype == np.uint32 and len(prompt) == 512 for prompt in workload.prompts)
+    cell = RouterCell(workload, "forecast", as_list=False)
     try:
         router: Any = cell._router
-        overlaps = router.overlaps(scene.prompts[0])
+        overlaps = router.overlaps(workload.prompts[0])
         assert sorted(overlaps.values()) == [8, 8]  # half of the prompt, on a quarter of the fleet
         assert sum(view.active_requests for view in router.workers()) == BACKGROUND * 8
         before = {view.worker: view.active_requests for view in router.workers()}
@@ -37,7 +37,7 @@ def test_the_scene_has_something_to_find_and_something_to_weigh() -> None:
 
 
 def test_every_step_is_timed() -> None:
-    cell = StagesCell(Scene(tokens=256, workers=4, block_size=16))
+    cell = StagesCell(Workload(tokens=256, workers=4, block_size=16))
     try:
         times = cell.measure(10)
     finally:

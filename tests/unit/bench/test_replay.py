@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from dynamo_router.bench.load.progress import progress_bar
-from dynamo_router.bench.load.stats import Tally
-from dynamo_router.bench.replay import ReplayConfig, make_shots, replay, run
+from dynamo_router.bench.load.stats import LoadStats
+from dynamo_router.bench.replay import ReplayConfig, replay, run, timed_requests
 from dynamo_router.bench.traces.trace import TraceError, TraceRequest, encode_request, token_ids
 from dynamo_router.router.proto.router_pb2 import ListWorkersResponse, WorkerStatus
 from dynamo_router.runtime.errors import ConfigError
@@ -108,7 +108,7 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def config(trace: str, target: str | None, **more: Any) -> ReplayConfig:
+def config(trace: str, target: str, **more: Any) -> ReplayConfig:
     return ReplayConfig(trace=trace, target=target, **{"timeout_s": 20.0, **more})
 
 
@@ -181,9 +181,9 @@ def test_arrivals_follow_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     times = (1000, 1000, 1500.5, 9000)
     path.write_bytes(b"".join(encode_request(TraceRequest(t, 1, 0, (7,))) for t in times))
-    shots = list(make_shots(config(str(path), None, arrival_speedup=2.0), 100))
-    assert [shot.due_s for shot in shots] == [0, 0, 0.25025, 4]
-    assert [shot.expected for shot in shots] == [1, 1, 1, 1]
+    sent = list(timed_requests(config(str(path), "any", arrival_speedup=2.0), 100))
+    assert [each.due_s for each in sent] == [0, 0, 0.25025, 4]
+    assert [each.expected for each in sent] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("trailing", [True, False])
@@ -214,13 +214,13 @@ async def test_tokens_that_come_several_at_a_time(trace: str) -> None:
         yield chunk(3, 4, 5, 6)
         yield complete(1, 2, 3, 4, 5, 6)
 
-    tallies: list[Tally] = []
+    seen: list[LoadStats] = []
     async with engine(script) as target:
-        result = await replay(config(trace, target), lambda total, tally: tallies.append(tally))
+        result = await replay(config(trace, target), lambda total, stats: seen.append(stats))
     # Only the last request of the trace asks for six tokens.
     assert result.errors == 5 and result.details["errors_by_code"] == {"WRONG_LENGTH": 5}
     assert result.itl_ms.p50 == pytest.approx(result.itl_ms.p99)
-    assert tallies[0].done == 6 and tallies[0].failed == 5
+    assert seen[0].done == 6 and seen[0].failed == 5
 
 
 async def nothing_but(*messages: Any) -> AsyncIterator[Any]:
@@ -367,7 +367,7 @@ async def test_cancelling_cancels_what_runs(trace: str) -> None:
 
 async def test_no_target_at_all(trace: str, unused_tcp_port: int) -> None:
     with pytest.raises(ConfigError, match="target: is needed"):
-        await replay(config(trace, None))
+        await replay(ReplayConfig(trace=trace))
     for target in ("localhost", "http://localhost:80", "localhost:x", ":80"):
         with pytest.raises(ConfigError, match="is not HOST:PORT"):
             await replay(config(trace, target))
@@ -483,7 +483,7 @@ async def test_the_bar_is_only_for_terminals(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("sys.stderr.write", written.append, raising=False)
     async with progress_bar("replay") as on_start:
         assert on_start is not None
-        on_start(6, Tally())
+        on_start(6, LoadStats())
         async with asyncio.timeout(20):
             while "0/6" not in "".join(written):
                 await asyncio.sleep(0)

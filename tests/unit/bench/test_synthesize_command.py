@@ -9,7 +9,7 @@ import pytest
 from support.traces import chat
 
 from dynamo_router import cli
-from dynamo_router.bench.replay import ReplayConfig, make_shots
+from dynamo_router.bench.replay import ReplayConfig, timed_requests
 from dynamo_router.bench.synthesize import SynthesizeConfig, run, trace_file, write_trace
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import read_trace
@@ -28,8 +28,8 @@ def test_what_it_writes_replays(tmp_path: Path, model: str) -> None:
     assert run(config(target, model=model, requests=50, json=str(facts))) == 0
     requests = list(read_trace(target))
     assert len(requests) == 50
-    shots = list(make_shots(ReplayConfig(trace=str(target)), 1000))
-    assert [shot.input_tokens for shot in shots] == [made.input_length for made in requests]
+    sent = list(timed_requests(ReplayConfig(trace=str(target)), 1000))
+    assert [request.input_tokens for request in sent] == [made.input_length for made in requests]
     told = json.loads(facts.read_text())
     assert told["requests"] == 50 and told["model"] == model
     assert told["input_tokens"] == sum(made.input_length for made in requests)

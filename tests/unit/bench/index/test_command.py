@@ -19,12 +19,12 @@ from dynamo_router.bench.index.memory import measure_memory
 from dynamo_router.bench.index.phases import PHASES, measure_phases
 from dynamo_router.bench.index.rivals import (
     Arrays,
-    Contender,
     Dicts,
     Dynamo,
     Events,
+    IndexAdapter,
     Lists,
-    available_contenders,
+    available_adapters,
     dynamo_core,
 )
 from dynamo_router.bench.index.workload import Removed, Stored, hash_prompts, plan_workload
@@ -39,11 +39,11 @@ SMALL: dict[str, Any] = {
     "cache_tokens": 20_000,
     "rounds": 2,
 }
-HERE = [name for name in ("arrays", "lists", "events", "dicts") if name in available_contenders()]
+HERE = [name for name in ("arrays", "lists", "events", "dicts") if name in available_adapters()]
 
 
 @pytest.mark.parametrize("make", [Arrays, Lists, Events])
-def test_ours_answer_like_plain_dicts_all_along(make: type[Contender]) -> None:
+def test_ours_answer_like_plain_dicts_all_along(make: type[IndexAdapter]) -> None:
     """Along a whole mixed phase, evictions included."""
     prompts = hash_prompts(sample_traffic(80), 64)
     plan = plan_workload(prompts, block_size=64, workers=4, cache_blocks=300)
@@ -276,7 +276,7 @@ def test_a_contender_that_answers_wrongly_stops_the_benchmark(
             scores: Any = super().match(ready)
             return {worker: overlap + 1 for worker, overlap in scores.items()}
 
-    monkeypatch.setattr(phases, "available_contenders", lambda: {"dicts": Dicts, "wrong": Wrong})
+    monkeypatch.setattr(phases, "available_adapters", lambda: {"dicts": Dicts, "wrong": Wrong})
     monkeypatch.setattr(contenders, "dynamo_core", lambda: None)
     config = IndexBenchConfig(**SMALL, contender=("dicts",))
     object.__setattr__(config, "contender", ("dicts", "wrong"))  # not one of those it knows
@@ -286,7 +286,7 @@ def test_a_contender_that_answers_wrongly_stops_the_benchmark(
 
 @pytest.mark.skipif(dynamo_core() is not None, reason="Dynamo's wheel is installed")
 def test_dynamo_is_only_offered_where_it_is_installed() -> None:
-    assert "dynamo" not in available_contenders()
+    assert "dynamo" not in available_adapters()
     with pytest.raises(RouterError, match="ai-dynamo-runtime is not installed"):
         Dynamo()
 

@@ -11,18 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dynamo_router.bench.results.report import (
-    Run,
-    Summary,
-    check_json_target,
-    document,
-    merge_documents,
-    runs_table,
-    summarise,
-    summarise_weighted,
-    table_console,
-    write_json,
-)
+from dynamo_router.bench.results.output import Output, write_json
+from dynamo_router.bench.results.report import Run, runs_content, runs_table
+from dynamo_router.bench.results.summary import Summary, summarise, summarise_weighted
 from dynamo_router.runtime.errors import ConfigError
 
 RUN = Run(
@@ -72,8 +63,9 @@ def test_no_samples_have_no_summary() -> None:
     assert summarise([]) == Summary(None, None, None, None)
 
 
-def test_a_run_has_the_keys_that_scripts_rely_on() -> None:
-    content = json.loads(json.dumps(document([RUN])))
+def test_a_run_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
+    Output(str(tmp_path / "out.json")).write(runs_content([RUN]))
+    content = json.loads((tmp_path / "out.json").read_text())
     assert set(content) == {"runs", "environment"}
     run = content["runs"][0]
     assert set(run) == {
@@ -83,53 +75,49 @@ def test_a_run_has_the_keys_that_scripts_rely_on() -> None:
     }
     assert run["ttft_ms"] == {"mean": 1.0, "p50": 2.0, "p90": 3.0, "p99": 4.0}
     assert run["itl_ms"] == {"mean": None, "p50": None, "p90": None, "p99": None}
-    assert run["cached_token_share"] == 0.123456789
+    assert run["cached_token_share"] == 0.123457 and run["requests"] == 10
     assert set(content["environment"]) == {"date", "machine", "python", "versions", "commit"}
     assert content["environment"]["versions"]["numpy"]
 
 
-def test_merged_runs_remember_where_they_were_made() -> None:
-    one, two = document([RUN]), document([replace(RUN, mode="random"), RUN])
-    merged = merge_documents([one, two])
-    assert [(run["mode"], run["environment"]) for run in merged["runs"]] == [
-        ("kv", 0),
-        ("random", 1),
-        ("kv", 1),
-    ]
-    assert merged["environments"] == [one["environment"], two["environment"]]
+def test_what_changes_with_time_is_left_out_of_results_that_do_not(tmp_path: Path) -> None:
+    texts = []
+    for name in ("one.json", "two.json"):
+        Output(str(tmp_path / name)).write(runs_content([RUN]), timeless=True)
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1]
+    environment = json.loads(texts[0])["environment"]
+    assert "date" not in environment and "load_average" not in environment["machine"]
 
 
-def test_json_goes_to_a_file_or_to_stdout(
+def test_json_goes_to_a_file_or_to_stdout_or_nowhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = document([RUN])
-    write_json(str(tmp_path / "out.json"), content)
-    write_json("-", content)
+    for target in (str(tmp_path / "out.json"), "-", None):
+        Output(target).write({"figure": 1.23456789}, timeless=True)
     written = json.loads((tmp_path / "out.json").read_text())
     assert json.loads(capsys.readouterr().out) == written
-    assert written["runs"][0]["cached_token_share"] == 0.123457
-    assert written["runs"][0]["requests"] == 10
-    assert written["environment"] == content["environment"]
+    assert written["figure"] == 1.23457
 
 
 def test_an_unwritable_target_is_a_clear_error(tmp_path: Path) -> None:
-    check_json_target(None)
-    check_json_target("-")
-    check_json_target(str(tmp_path / "new.json"))
+    for target in (None, "-", str(tmp_path / "new.json")):
+        Output(target)
     with pytest.raises(ConfigError, match="is a directory"):
-        check_json_target(str(tmp_path))
+        Output(str(tmp_path))
     with pytest.raises(ConfigError, match="no such directory"):
-        check_json_target(str(tmp_path / "none" / "out.json"))
+        Output(str(tmp_path / "none" / "out.json"))
     with pytest.raises(ConfigError, match="cannot write") as caught:
         write_json(str(tmp_path), {})
     assert caught.value.key == "json"
 
 
 def test_tables_leave_stdout_to_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    table_console("-").print("hello")
-    table_console(None).print("world")
+    Output("-").print("hello")
+    Output(None).print("world")
+    Output(None, tables_on_stderr=True).print("again")
     seen = capsys.readouterr()
-    assert seen.err == "hello\n" and seen.out == "world\n"
+    assert seen.err == "hello\nagain\n" and seen.out == "world\n"
 
 
 def test_the_table_shows_errors_beside_latencies() -> None:

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from support.places import CONVERSATION
 
-from dynamo_router.bench.simulation.compare import compare
-from dynamo_router.bench.simulation.config import SimulationConfig
-from dynamo_router.bench.simulation.experiment import Load
-from dynamo_router.bench.simulation.policies import parse_contestants
+from dynamo_router.bench.simulation.config import Load, SimulationConfig
+from dynamo_router.bench.simulation.experiment import compare_policies
+from dynamo_router.bench.simulation.policies import parse_policies
 from dynamo_router.bench.simulation.prepared_trace import SimulatedTrace
-from dynamo_router.bench.simulation.simulation import Fleet, Simulation
+from dynamo_router.bench.simulation.simulation import FleetSpec, Simulation
 from dynamo_router.bench.traces.trace import TraceRequest
 from dynamo_router.workers.mocker.config import EngineConfig
 
@@ -26,24 +25,24 @@ def test_chunks_mixed_steps_and_a_hit_take_the_time_they_take_there() -> None:
         TraceRequest(0, 20000, 4, ids(20000, 200)),
         TraceRequest(100, 1000, 5, ids(1000, 0)),
     ]
-    contestant = parse_contestants("round-robin", block_size=64, trace_block_size=512)[0]
-    trail = Simulation(
+    variant = parse_policies("round-robin", block_size=64, trace_block_size=512)[0]
+    log = Simulation(
         SimulatedTrace(rows, block_size=64),
-        Fleet(workers=1, engine=EngineConfig(num_gpu_blocks=8192)),
-        lambda clock: contestant.new_router(clock, 0),
+        FleetSpec(workers=1, engine=EngineConfig(num_gpu_blocks=8192)),
+        lambda clock: variant.new_router(clock, 0),
     ).run()
     # It rounds a step's mean prompt down to a token, hence the tenth of a millisecond.
-    ttft = (trail.first_s - trail.arrival_s) * 1e3
+    ttft = (log.first_s - log.arrival_s) * 1e3
     assert ttft == pytest.approx([169.0928, 169.0928, 507.9529, 407.9529], abs=0.1)
-    e2e = (trail.last_s - trail.arrival_s) * 1e3
+    e2e = (log.last_s - log.arrival_s) * 1e3
     assert e2e == pytest.approx([516.2106, 516.2106, 531.9357, 437.7790], abs=0.15)
-    assert np.array_equal(trail.cached_tokens, [0, 0, 0, 960])
+    assert np.array_equal(log.cached_tokens, [0, 0, 0, 960])
 
 
 @pytest.mark.skipif(not CONVERSATION.exists(), reason="the trace is not part of the repository")
 def test_a_whole_trace_comes_out_as_it_does_there() -> None:
     """8 engines, arrivals 2x. Ties are drawn at random there: its kv rows vary by a few percent."""
-    runs = compare(
+    runs = compare_policies(
         SimulationConfig(num_gpu_blocks=8192),
         Load(trace=str(CONVERSATION), arrival_speedup=2.0),
         workers=8,

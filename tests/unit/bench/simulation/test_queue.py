@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.bench.simulation.config import SimulationConfig
 from dynamo_router.bench.simulation.prepared_trace import SimulatedTrace
-from dynamo_router.bench.simulation.simulation import REJECTED, SERVED, Fleet, Simulation, Trail
+from dynamo_router.bench.simulation.request_log import REJECTED, SERVED, RequestLog
+from dynamo_router.bench.simulation.simulation import FleetSpec, Simulation
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceRequest, read_trace
 from dynamo_router.router.admission.limits import QUEUE_POLICIES, AdmissionConfig
@@ -27,18 +28,18 @@ def run(
     speedup: float = 1.0,
     seed: int = 0,
     **knobs: object,
-) -> Trail:
+) -> RequestLog:
     admission = AdmissionConfig(**knobs)  # type: ignore[arg-type]
     config = KvRouterConfig(admission=admission)
     trace = SimulatedTrace(rows, block_size=64, arrival_speedup=speedup, seed=seed)
-    fleet = Fleet(workers=workers, engine=ENGINE)
+    fleet = FleetSpec(workers=workers, engine=ENGINE)
     simulation = Simulation(
         trace, fleet, lambda clock: KvRouter(config, clock=clock, seed=seed), seed=seed
     )
-    trail = simulation.run()
+    log = simulation.run()
     assert not simulation.fleet.is_busy
     assert all(view.active_requests == 0 for view in simulation.router.workers())
-    return trail
+    return log
 
 
 @given(
@@ -53,7 +54,7 @@ def test_every_request_is_served_or_turned_away_for_want_of_places(
     speedup: float, threshold: float, policy: str, limit: int, seed: int
 ) -> None:
     rows = list(read_trace(SAMPLE_TRACE, limit=40))
-    trail = run(
+    log = run(
         rows,
         speedup=speedup,
         seed=seed,
@@ -61,13 +62,13 @@ def test_every_request_is_served_or_turned_away_for_want_of_places(
         queue_policy=policy,
         queue_limit=limit,
     )
-    served = trail.status == SERVED
-    assert set(trail.status[~served].tolist()) <= {REJECTED}
-    assert trail.queue_max <= limit
-    assert served.all() or trail.queue_max == limit
-    waited = trail.queued_s[served]
+    served = log.status == SERVED
+    assert set(log.status[~served].tolist()) <= {REJECTED}
+    assert log.queue_max <= limit
+    assert served.all() or log.queue_max == limit
+    waited = log.queued_s[served]
     assert (waited >= 0).all()
-    assert (trail.first_s[served] > trail.arrival_s[served] + waited).all()
+    assert (log.first_s[served] > log.arrival_s[served] + waited).all()
 
 
 def burst(*lengths: int) -> list[TraceRequest]:
@@ -91,17 +92,17 @@ def test_the_shortest_goes_first_in_wspt_and_the_first_in_fcfs() -> None:
 def test_after_an_overload_requests_pass_without_waiting() -> None:
     rows = burst(*[2000] * 30)
     rows += [TraceRequest(60_000.0 + 10_000 * i, 600, 2, (9000 + i, 9500 + i)) for i in range(3)]
-    trail = run(rows, queue_threshold=0.5, queue_limit=5)
-    assert (trail.status[:30] == REJECTED).sum() > 10
-    assert (trail.status[30:] == SERVED).all() and (trail.queued_s[30:] == 0).all()
+    log = run(rows, queue_threshold=0.5, queue_limit=5)
+    assert (log.status[:30] == REJECTED).sum() > 10
+    assert (log.status[30:] == SERVED).all() and (log.queued_s[30:] == 0).all()
 
 
 def test_busy_thresholds_turn_away_and_let_in_again() -> None:
     rows = burst(*[2000] * 10)
     rows.append(TraceRequest(60_000.0, 600, 2, (9000, 9001)))
-    trail = run(rows, active_prefill_tokens_threshold=3000)
-    assert (trail.status[:10] == REJECTED).sum() == 6
-    assert trail.status[10] == SERVED
+    log = run(rows, active_prefill_tokens_threshold=3000)
+    assert (log.status[:10] == REJECTED).sum() == 6
+    assert log.status[10] == SERVED
 
 
 def test_the_routers_settings_come_from_a_file(tmp_path: Path) -> None:

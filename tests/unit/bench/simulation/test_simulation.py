@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_router.bench.simulation.policies import parse_contestants
+from dynamo_router.bench.simulation.policies import parse_policies
 from dynamo_router.bench.simulation.prepared_trace import SimulatedTrace
 from dynamo_router.bench.simulation.recovery import SimulatedRecovery
-from dynamo_router.bench.simulation.simulation import FAILED, REJECTED, SERVED, Fleet, Simulation
+from dynamo_router.bench.simulation.request_log import FAILED, REJECTED, SERVED
+from dynamo_router.bench.simulation.simulation import FleetSpec, Simulation
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceRequest, read_trace, token_ids
 from dynamo_router.bench.traces.turn_trace import Turn
@@ -32,11 +33,11 @@ def sample(requests: int = 150, **more: Any) -> SimulatedTrace:
 def simulation(
     trace: SimulatedTrace, policy: str = "dynamo:1", seed: int = 0, **fleet: Any
 ) -> Simulation:
-    contestant = parse_contestants(policy, block_size=64, trace_block_size=512)[0]
+    variant = parse_policies(policy, block_size=64, trace_block_size=512)[0]
     return Simulation(
         trace,
-        Fleet(**{"workers": 3, "engine": SMALL, **fleet}),
-        lambda clock: contestant.new_router(clock, seed),
+        FleetSpec(**{"workers": 3, "engine": SMALL, **fleet}),
+        lambda clock: variant.new_router(clock, seed),
         seed=seed,
     )
 
@@ -59,15 +60,15 @@ def test_prompts_and_hashes_are_those_of_the_trace() -> None:
 def test_every_request_is_served_once_and_everything_is_given_back(policy: str) -> None:
     trace = sample(arrival_speedup=4)
     run = simulation(trace, policy)
-    trail = run.run()
-    assert (trail.status == SERVED).all()
-    assert (trail.first_s >= trace.arrivals_s).all() and (trail.last_s >= trail.first_s).all()
-    assert set(trail.worker.tolist()) == {0, 1, 2}
+    log = run.run()
+    assert (log.status == SERVED).all()
+    assert (log.first_s >= trace.arrivals_s).all() and (log.last_s >= log.first_s).all()
+    assert set(log.worker.tolist()) == {0, 1, 2}
     assert not run.fleet.is_busy
     assert [view.active_requests for view in run.router.workers()] == [0, 0, 0]
     assert [view.active_prefill_tokens for view in run.router.workers()] == [0, 0, 0]
     tokens = sum(trace.output_tokens(place) for place in range(len(trace)))
-    _, counts = trail.gaps
+    _, counts = log.gaps
     assert counts.sum() == tokens - len(trace), "each token but the first follows another one"
 
 
@@ -129,9 +130,9 @@ def test_an_index_that_lost_events_heals_until_it_holds_what_the_engines_hold(lo
 
 def test_what_was_lost_is_sent_again_instead_of_everything() -> None:
     run = simulation(sample(150), event_loss=0.1, event_delay_s=0.001, seed=1)
-    trail = run.run()
+    log = run.run()
     # One each at the start, when nobody knows yet that the engines are empty.
-    assert trail.announcements <= 4 and trail.replays > 20
+    assert log.announcements <= 4 and log.replays > 20
 
 
 def test_without_healing_the_index_would_have_stayed_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,21 +161,21 @@ def sessions(count: int, delay_ms: float, *, turns: int = 4) -> list[Turn]:
 @pytest.mark.parametrize("loss", [0.0, 0.1])
 def test_a_turn_follows_the_answer_before_it(policy: str, delay_ms: float, loss: float) -> None:
     turns = sessions(9, delay_ms)
-    trail = simulation(SimulatedTrace(turns, block_size=64), policy, event_loss=loss).run()
-    assert (trail.status == SERVED).all()
+    log = simulation(SimulatedTrace(turns, block_size=64), policy, event_loss=loss).run()
+    assert (log.status == SERVED).all()
     for place, turn in enumerate(turns):
         if turn.previous is not None:
-            answered = trail.last_s[turn.previous] + turn.delay_ms / 1e3
-            assert trail.arrival_s[place] == answered
+            answered = log.last_s[turn.previous] + turn.delay_ms / 1e3
+            assert log.arrival_s[place] == answered
     # The same requests, at the same times, but known in advance: nothing else may differ.
-    order = np.argsort(trail.arrival_s, kind="stable")
+    order = np.argsort(log.arrival_s, kind="stable")
     flat = SimulatedTrace([turns[place].request for place in order], block_size=64)
-    flat.arrivals_s = trail.arrival_s[order]
+    flat.arrivals_s = log.arrival_s[order]
     again = simulation(flat, policy, event_loss=loss).run()
-    assert np.array_equal(again.worker, trail.worker[order])
-    assert np.array_equal(again.first_s, trail.first_s[order])
-    assert np.array_equal(again.last_s, trail.last_s[order])
-    assert np.array_equal(again.cached_tokens, trail.cached_tokens[order])
+    assert np.array_equal(again.worker, log.worker[order])
+    assert np.array_equal(again.first_s, log.first_s[order])
+    assert np.array_equal(again.last_s, log.last_s[order])
+    assert np.array_equal(again.cached_tokens, log.cached_tokens[order])
 
 
 def test_a_turn_comes_even_if_the_one_before_it_was_refused() -> None:
@@ -183,9 +184,9 @@ def test_a_turn_comes_even_if_the_one_before_it_was_refused() -> None:
         Turn(TraceRequest(0, 64 * 500, 5, tuple(range(63))), 0, 100.0),
         Turn(TraceRequest(0, 640, 5, (0, 1)), 1, 200.0),
     ]
-    trail = simulation(SimulatedTrace(turns, block_size=64)).run()
-    assert trail.status.tolist() == [SERVED, FAILED, SERVED]
-    assert trail.arrival_s.tolist() == [0, trail.last_s[0] + 0.1, trail.last_s[0] + 0.1 + 0.2]
+    log = simulation(SimulatedTrace(turns, block_size=64)).run()
+    assert log.status.tolist() == [SERVED, FAILED, SERVED]
+    assert log.arrival_s.tolist() == [0, log.last_s[0] + 0.1, log.last_s[0] + 0.1 + 0.2]
 
 
 def test_late_events_are_not_known_yet() -> None:
@@ -208,16 +209,16 @@ def test_late_events_are_not_known_yet() -> None:
 def test_an_engine_whose_queue_is_full_rejects() -> None:
     rows = [TraceRequest(0, 640, 5, (2 * n, 2 * n + 1)) for n in range(20)]
     engine = EngineConfig(num_gpu_blocks=100, max_num_seqs=1, max_waiting=2)
-    trail = simulation(
+    log = simulation(
         SimulatedTrace(rows, block_size=64), "round-robin", workers=2, engine=engine
     ).run()
     # All arrive at once: each engine keeps two waiting.
-    assert (trail.status == SERVED).sum() == 4
-    assert (trail.status == REJECTED).sum() == 16
-    assert "waiting" in trail.first_failure
+    assert (log.status == SERVED).sum() == 4
+    assert (log.status == REJECTED).sum() == 16
+    assert "waiting" in log.first_failure
 
 
 def test_a_thousand_engines_take_part_in_one_run() -> None:
-    trail = simulation(sample(200, arrival_speedup=100), "round-robin", workers=1024).run()
-    assert len(set(trail.worker.tolist())) == 200
-    assert (trail.status == SERVED).all()
+    log = simulation(sample(200, arrival_speedup=100), "round-robin", workers=1024).run()
+    assert len(set(log.worker.tolist())) == 200
+    assert (log.status == SERVED).all()

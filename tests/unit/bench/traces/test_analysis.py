@@ -13,7 +13,7 @@ from dynamo_router.bench.analyze import AnalyzeConfig, run, trace_labels
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.analysis import Spread, analyze, describe
 from dynamo_router.bench.traces.columns import columns_of, read_columns
-from dynamo_router.bench.traces.similarity import compare, ks_distance, rank_correlation
+from dynamo_router.bench.traces.similarity import ks_distance, rank_correlation, trace_distances
 from dynamo_router.bench.traces.trace import TraceRequest, encode_request
 from dynamo_router.runtime.errors import ConfigError
 
@@ -55,7 +55,7 @@ def test_special_traces(name: str) -> None:
     assert found.requests == len(requests)
     assert 0 <= found.hit_rate_infinite <= 1
     assert (found.hit_rate_infinite == 0) == (name in ("one request", "no reuse"))
-    assert set(compare(samples, samples).values()) == {0.0}
+    assert set(trace_distances(samples, samples).values()) == {0.0}
 
 
 @settings(max_examples=40, deadline=None)

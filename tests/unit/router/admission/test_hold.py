@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.bench.simulation.prepared_trace import SimulatedTrace
-from dynamo_router.bench.simulation.simulation import SERVED, Fleet, Simulation, Trail
+from dynamo_router.bench.simulation.request_log import SERVED, RequestLog
+from dynamo_router.bench.simulation.simulation import FleetSpec, Simulation
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceRequest, read_trace
 from dynamo_router.router.admission.limits import AdmissionConfig
@@ -281,48 +282,48 @@ def test_a_hold_of_ones_own_is_asked() -> None:
 # In a simulation
 
 
-def simulate(rows: list[TraceRequest], *, hold: bool, speedup: float, seed: int = 0) -> Trail:
+def simulate(rows: list[TraceRequest], *, hold: bool, speedup: float, seed: int = 0) -> RequestLog:
     config = KvRouterConfig(admission=AdmissionConfig(hold=hold))
     trace = SimulatedTrace(rows, block_size=64, arrival_speedup=speedup, seed=seed)
     engine = EngineConfig(num_gpu_blocks=2000, max_num_batched_tokens=2048)
     simulation = Simulation(
         trace,
-        Fleet(workers=2, engine=engine),
+        FleetSpec(workers=2, engine=engine),
         lambda clock: KvRouter(config, clock=clock, seed=seed),
         seed=seed,
     )
-    trail = simulation.run()
+    log = simulation.run()
     assert not simulation.fleet.is_busy
     assert all(view.active_requests == 0 for view in simulation.router.workers())
-    return trail
+    return log
 
 
 @given(speedup=st.sampled_from([0.5, 3.0, 1e6]), seed=st.integers(0, 99))
 @settings(max_examples=10, deadline=None)
 def test_everybody_is_served(speedup: float, seed: int) -> None:
     rows = list(read_trace(SAMPLE_TRACE, limit=120))
-    trail = simulate(rows, hold=True, speedup=speedup, seed=seed)
-    assert (trail.status == SERVED).all()
-    assert (trail.queued_s >= 0).all()
-    assert (trail.first_s > trail.arrival_s + trail.queued_s).all()
+    log = simulate(rows, hold=True, speedup=speedup, seed=seed)
+    assert (log.status == SERVED).all()
+    assert (log.queued_s >= 0).all()
+    assert (log.first_s > log.arrival_s + log.queued_s).all()
 
 
 def test_under_load_waiting_here_beats_waiting_there() -> None:
     rows = list(read_trace(SAMPLE_TRACE))
     ttft = {}
     for hold in (False, True):
-        trail = simulate(rows, hold=hold, speedup=2.0)
-        assert (trail.queued_s > 0).any() == hold
-        ttft[hold] = float((trail.first_s - trail.arrival_s).mean())
+        log = simulate(rows, hold=hold, speedup=2.0)
+        assert (log.queued_s > 0).any() == hold
+        ttft[hold] = float((log.first_s - log.arrival_s).mean())
     assert ttft[True] < 0.95 * ttft[False]
 
 
 def test_after_an_overload_requests_pass_without_waiting() -> None:
     rows = list(read_trace(SAMPLE_TRACE))
     late = [TraceRequest(1e7 + 1e4 * i, 600, 2, (90_000 + 2 * i, 90_001 + 2 * i)) for i in range(3)]
-    trail = simulate([*rows, *late], hold=True, speedup=10.0)
-    assert (trail.queued_s[: len(rows)] > 0).sum() > len(rows) / 2
-    assert (trail.queued_s[len(rows) :] == 0).all()
+    log = simulate([*rows, *late], hold=True, speedup=10.0)
+    assert (log.queued_s[: len(rows)] > 0).sum() > len(rows) / 2
+    assert (log.queued_s[len(rows) :] == 0).all()
 
 
 def test_short_prompts_pass_by_the_answers_of_giants() -> None:
@@ -330,7 +331,7 @@ def test_short_prompts_pass_by_the_answers_of_giants() -> None:
         TraceRequest(0.0, 70_000, 800, tuple(range(1000 * i, 1000 * i + 137))) for i in range(2)
     ]
     rows += [TraceRequest(8000.0 + 50 * i, 100, 2, (9000 + i,)) for i in range(100)]
-    trail = simulate(rows, hold=True, speedup=1.0)
-    assert (trail.last_s[:2] > 15.0).all()  # each holds more than half a cache all the time
-    assert (trail.queued_s[2:] < 0.1).all()
-    assert (trail.first_s - trail.arrival_s)[2:].mean() < 0.2
+    log = simulate(rows, hold=True, speedup=1.0)
+    assert (log.last_s[:2] > 15.0).all()  # each holds more than half a cache all the time
+    assert (log.queued_s[2:] < 0.1).all()
+    assert (log.first_s - log.arrival_s)[2:].mean() < 0.2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
-from dynamo_router.bench.simulation.policies import parse_contestants
+from dynamo_router.bench.simulation.policies import parse_policies
 from dynamo_router.router import policies
 from dynamo_router.router.policies import GuardedStrategy, known_policies, new_strategy
 from dynamo_router.router.policy.selection import Candidates, Strategy, pick_lowest
@@ -75,8 +75,8 @@ def test_a_policy_of_a_package_decides_where_it_is_named() -> None:
     with router_with(policy="last") as router:
         assert router.best_worker(PROMPT)[0] == 2
         assert router.best_worker(PROMPT, excluded_workers=[2])[0] == 1
-    (contestant,) = parse_contestants("last", block_size=16, trace_block_size=512)
-    assert (contestant.mode, contestant.policy) == ("kv", "last")
+    (variant,) = parse_policies("last", block_size=16, trace_block_size=512)
+    assert (variant.mode, variant.policy) == ("kv", "last")
 
 
 @pytest.mark.parametrize(

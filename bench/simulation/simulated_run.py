@@ -1,4 +1,4 @@
-"""What a simulated run came to: its Trail in the figures of a report. Called by compare.py."""
+"""The figures of a simulated run, computed from its request log."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,18 +9,10 @@ from numpy.typing import NDArray
 
 from ...workers.mocker.config import parse_speeds
 from ..results import Run, Summary, summarise, summarise_weighted
+from .bounds import HitRateBounds
 from .config import SimulationConfig
 from .prepared_trace import SimulatedTrace
-from .simulation import FAILED, REJECTED, SERVED, Trail
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Hit rates that no routing exceeds, or hardly: one LRU cache of the fleet's whole capacity
-    for all requests in turn, and one without end."""
-
-    pooled_lru: float
-    infinite: float
+from .request_log import FAILED, REJECTED, SERVED, RequestLog
 
 
 @dataclass(frozen=True)
@@ -50,9 +42,9 @@ class SimulatedRun(Run):
 
 
 def summarise_run(
-    trail: Trail,
+    log: RequestLog,
     trace: SimulatedTrace,
-    bounds: Bounds,
+    bounds: HitRateBounds,
     config: SimulationConfig,
     *,
     mode: str,
@@ -62,59 +54,59 @@ def summarise_run(
     details: Mapping[str, Any],
 ) -> SimulatedRun:
     """The run's figures; latencies are those of the requests that were served."""
-    served = trail.status == SERVED
+    served = log.status == SERVED
     prompt = np.array([request.input_length for request in trace.requests], np.int64)
     output = np.array([trace.output_tokens(place) for place in range(len(trace))], np.int64)
-    ttft = (trail.first_s - trail.arrival_s)[served] * 1e3
-    e2e = (trail.last_s - trail.arrival_s)[served] * 1e3
+    ttft = (log.first_s - log.arrival_s)[served] * 1e3
+    e2e = (log.last_s - log.arrival_s)[served] * 1e3
     between = np.maximum(1, output[served] - 1)
-    own_itl = (trail.last_s - trail.first_s)[served] * 1e3 / between
+    own_itl = (log.last_s - log.first_s)[served] * 1e3 / between
     good = int(((ttft <= config.slo_ttft_ms) & (own_itl <= config.slo_itl_ms)).sum())
-    by_worker = np.bincount(trail.worker[served], prompt[served], minlength=workers)
-    share = _ratio(trail.cached_tokens[served].sum(), prompt[served].sum())
-    gaps, counts = trail.gaps
-    engine_seconds = trail.end_s * len(trail.engines)
+    by_worker = np.bincount(log.worker[served], prompt[served], minlength=workers)
+    share = _ratio(log.cached_tokens[served].sum(), prompt[served].sum())
+    gaps, counts = log.gaps
+    engine_seconds = log.end_s * len(log.engines)
     return SimulatedRun(
         mode=mode,
         policy=policy,
         workers=workers,
         seed=seed,
         requests=len(trace),
-        errors=int((trail.status == FAILED).sum()),
-        rejected=int((trail.status == REJECTED).sum()),
+        errors=int((log.status == FAILED).sum()),
+        rejected=int((log.status == REJECTED).sum()),
         cached_token_share=share,
         ttft_ms=summarise(ttft),
         itl_ms=_milliseconds(summarise_weighted(gaps, counts)),
         e2e_ms=summarise(e2e),
-        output_tokens_per_s=_ratio(output[served].sum(), trail.end_s),
+        output_tokens_per_s=_ratio(output[served].sum(), log.end_s),
         balance_max_over_mean=_ratio(by_worker.max(), by_worker.mean()),
-        wall_s=trail.end_s,
+        wall_s=log.end_s,
         hit_rate_pooled_lru=bounds.pooled_lru,
         hit_rate_infinite=bounds.infinite,
         hit_rate_vs_pooled_lru=None if share is None else _ratio(share, bounds.pooled_lru),
         hit_rate_vs_infinite=None if share is None else _ratio(share, bounds.infinite),
-        alone_ms=_alone_ms(prompt - trail.cached_tokens, trail.worker, config)[served].mean()
+        alone_ms=_alone_ms(prompt - log.cached_tokens, log.worker, config)[served].mean()
         if served.any()
         else None,
         goodput_share=good / len(trace),
-        goodput_rps=_ratio(good, trail.end_s) or 0.0,
-        waiting_mean=_ratio(sum(e.waited_s for e in trail.engines), engine_seconds) or 0.0,
-        waiting_max=max(each.most_waiting for each in trail.engines),
-        queued=int((trail.queued_s > 0).sum()),
-        queued_ms=summarise(trail.queued_s[trail.queued_s > 0] * 1e3),
-        queue_max=trail.queue_max,
-        preemptions=int(trail.preemptions.sum()),
+        goodput_rps=_ratio(good, log.end_s) or 0.0,
+        waiting_mean=_ratio(sum(e.waited_s for e in log.engines), engine_seconds) or 0.0,
+        waiting_max=max(each.most_waiting for each in log.engines),
+        queued=int((log.queued_s > 0).sum()),
+        queued_ms=summarise(log.queued_s[log.queued_s > 0] * 1e3),
+        queue_max=log.queue_max,
+        preemptions=int(log.preemptions.sum()),
         details={
             **details,
-            "first_failure": trail.first_failure or None,
+            "first_failure": log.first_failure or None,
             "input_tokens": int(prompt[served].sum()),
             "output_tokens": int(output[served].sum()),
-            "cached_tokens": int(trail.cached_tokens[served].sum()),
+            "cached_tokens": int(log.cached_tokens[served].sum()),
             "input_tokens_by_worker": by_worker.astype(int).tolist() if workers <= 64 else None,
-            "engine_steps": sum(each.steps for each in trail.engines),
-            "engine_busy_share": _ratio(sum(e.busy_s for e in trail.engines), engine_seconds),
-            "lost_event_messages": trail.lost_messages,
-            "cache_announcements": trail.announcements,
+            "engine_steps": sum(each.steps for each in log.engines),
+            "engine_busy_share": _ratio(sum(e.busy_s for e in log.engines), engine_seconds),
+            "lost_event_messages": log.lost_messages,
+            "cache_announcements": log.announcements,
         },
     )
 

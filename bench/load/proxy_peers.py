@@ -1,7 +1,7 @@
 """The other processes of the proxy benchmark: an engine that answers at once, and a bare proxy.
 
-Run as `python -m dynamo_router.bench.proxy_peers engine PORTS` or `... bare ADDRESS,ADDRESS,...`;
-each prints the addresses it listens on, then serves until it is killed.
+Run as `python -m dynamo_router.bench.load.proxy_peers engine PORTS` or `... bare ADDRESS,...`; each
+prints the addresses it listens on, then serves until it is killed.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import grpc
 import uvloop
 from grpc import aio
 
-from ..workers.trtllm_client import MAX_MESSAGE_BYTES
-from ..workers.trtllm_proto import SERVICE, pb
+from ...workers.trtllm_client import MAX_MESSAGE_BYTES
+from ...workers.trtllm_proto import SERVICE, pb
 
 OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -67,6 +67,7 @@ def bare_proxy(targets: str) -> dict[str, Any]:
 
 
 async def main(role: str, argument: str) -> None:
+    """Serve as "engine", on so many ports, or as "bare", to these addresses."""
     methods = engine() if role == "engine" else bare_proxy(argument)
     ports = int(argument) if role == "engine" else 1
     server = aio.server(options=OPTIONS)

@@ -1,4 +1,4 @@
-"""The comparison as a command: names, JSON, table, pictures, and what it refuses."""
+"""The simulation as a command: names, JSON, table, pictures, and what it refuses."""
 
 import io
 import json
@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dynamo_router.bench.replay import ReplayConfig, run
-from dynamo_router.bench.simulation.compare import compare as run_comparison
-from dynamo_router.bench.simulation.compare import comparison_table
-from dynamo_router.bench.simulation.config import SimulationConfig
-from dynamo_router.bench.simulation.experiment import Load
-from dynamo_router.bench.simulation.policies import parse_contestants
+from dynamo_router.bench.simulate import SimulateConfig, comparison_table, run
+from dynamo_router.bench.simulation.config import Load, SimulationConfig
+from dynamo_router.bench.simulation.experiment import compare_policies
+from dynamo_router.bench.simulation.policies import parse_policies
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceError
 from dynamo_router.runtime.errors import ConfigError
@@ -22,17 +20,21 @@ ALL = "kv,round-robin,dynamo:1,dynamo:16,random,least-loaded,power-of-two,prefix
 SUMMARY = {"mean", "p50", "p90", "p99"}
 
 
-def replay(tmp_path: Path, *, trace: str = str(SAMPLE_TRACE), **more: Any) -> dict[str, Any]:
+def simulate(tmp_path: Path, *, trace: str = str(SAMPLE_TRACE), **more: Any) -> dict[str, Any]:
     """Run the command; the JSON it writes."""
     target = tmp_path / "out.json"
     simulation = SimulationConfig(
         **{
             "compare": more.pop("compare", None),
             "num_gpu_blocks": more.pop("num_gpu_blocks", 500),
-            **{key: more.pop(key) for key in list(more) if key not in ReplayConfig.__annotations__},
+            **{
+                key: more.pop(key)
+                for key in list(more)
+                if key not in SimulateConfig.__annotations__
+            },
         }
     )
-    config = ReplayConfig(
+    config = SimulateConfig(
         trace=trace,
         **{"requests": 60, "workers": 3, "json": str(target), **more},
         simulation=simulation,
@@ -43,7 +45,7 @@ def replay(tmp_path: Path, *, trace: str = str(SAMPLE_TRACE), **more: Any) -> di
 
 
 def test_each_policy_has_its_names_and_all_the_fields_scripts_rely_on(tmp_path: Path) -> None:
-    result = replay(tmp_path, compare=ALL, seeds=2, seed=7)
+    result = simulate(tmp_path, compare=ALL, seeds=2, seed=7)
     runs = result["runs"]
     assert [(each["mode"], each["policy"], each["seed"]) for each in runs] == [
         (mode, policy, seed)
@@ -79,15 +81,25 @@ def test_each_policy_has_its_names_and_all_the_fields_scripts_rely_on(tmp_path: 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     texts = []
     for seed in (1, 1, 2):
-        replay(tmp_path, compare="kv,random", seed=seed, event_loss=0.1, event_delay_ms=20.0)
+        simulate(tmp_path, compare="kv,random", seed=seed, event_loss=0.1, event_delay_ms=20.0)
         texts.append((tmp_path / "out.json").read_bytes())
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
 
 
+def test_progress_is_a_line_for_each_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulate(tmp_path, compare="random", seeds=2)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["random, seed 0", "random, seed 1"]
+    simulate(tmp_path, compare="random", progress=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_mode_alone_is_a_comparison_of_one(tmp_path: Path) -> None:
-    assert [r["policy"] for r in replay(tmp_path, mode="random")["runs"]] == ["random"]
-    assert [r["mode"] for r in replay(tmp_path)["runs"]] == ["kv", "round-robin"]
+    assert [r["policy"] for r in simulate(tmp_path, mode="random")["runs"]] == ["random"]
+    assert [r["mode"] for r in simulate(tmp_path)["runs"]] == ["kv", "round-robin"]
 
 
 def test_a_prompt_on_an_idle_engine_takes_as_long_as_it_does_alone(tmp_path: Path) -> None:
@@ -96,9 +108,9 @@ def test_a_prompt_on_an_idle_engine_takes_as_long_as_it_does_alone(tmp_path: Pat
     row = {"timestamp": 0, "input_length": 20_000, "output_length": 2, "hash_ids": ids}
     trace.write_text(json.dumps(row) + "\n")
     how = {"trace": str(trace), "compare": "round-robin", "workers": 1, "num_gpu_blocks": 2000}
-    (run,) = replay(tmp_path, **how)["runs"]
+    (run,) = simulate(tmp_path, **how)["runs"]
     assert run["ttft_ms"]["mean"] == pytest.approx(run["alone_ms"], rel=1e-3)
-    (slow,) = replay(tmp_path, **how, worker_speeds="0.5")["runs"]
+    (slow,) = simulate(tmp_path, **how, worker_speeds="0.5")["runs"]
     assert slow["ttft_ms"]["mean"] == pytest.approx(slow["alone_ms"], rel=1e-3)
     assert slow["alone_ms"] == pytest.approx(2 * run["alone_ms"], rel=1e-3)
 
@@ -106,7 +118,7 @@ def test_a_prompt_on_an_idle_engine_takes_as_long_as_it_does_alone(tmp_path: Pat
 def test_the_table_has_a_row_for_each_policy_and_the_spread_over_seeds() -> None:
     load = Load(trace=str(SAMPLE_TRACE), requests=60)
     config = SimulationConfig(seeds=3, num_gpu_blocks=500)
-    runs = run_comparison(config, load, workers=3, names="round-robin,random")
+    runs = compare_policies(config, load, workers=3, names="round-robin,random")
     console = Console(file=io.StringIO(), width=200)
     console.print(comparison_table(runs, title="title"))
     assert isinstance(console.file, io.StringIO)
@@ -119,16 +131,16 @@ def test_the_table_has_a_row_for_each_policy_and_the_spread_over_seeds() -> None
 
 def test_pictures_are_written(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "plots"
-    replay(tmp_path, compare="kv,round-robin", plot=str(folder))
+    simulate(tmp_path, compare="kv,round-robin", plot=str(folder))
     for name in ("ttft.png", "hit_rate.png", "worker_load.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="plot"):
-        replay(tmp_path, plot=str(tmp_path / "file" / "plots"))
+        simulate(tmp_path, plot=str(tmp_path / "file" / "plots"))
 
 
 def test_a_run_that_served_nobody_fails(tmp_path: Path) -> None:
-    config = ReplayConfig(
+    config = SimulateConfig(
         trace=str(SAMPLE_TRACE), requests=5, simulation=SimulationConfig(num_gpu_blocks=2)
     )
     assert run(config) == 1
@@ -157,7 +169,7 @@ def test_a_run_that_served_nobody_fails(tmp_path: Path) -> None:
 )
 def test_a_name_of_no_policy_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="compare"):
-        parse_contestants(name, block_size=64, trace_block_size=512)
+        parse_policies(name, block_size=64, trace_block_size=512)
 
 
 @pytest.mark.parametrize(
@@ -189,18 +201,34 @@ def test_a_bad_setting_is_refused_by_its_name(key: str, value: Any) -> None:
         SimulationConfig(**{key: value})
 
 
-def test_settings_of_one_kind_of_replay_are_refused_by_the_other() -> None:
-    with pytest.raises(ConfigError, match="target"):
-        ReplayConfig(trace="t", target="h:1", simulation=SimulationConfig(compare="kv"))
-    with pytest.raises(ConfigError, match="concurrency"):
-        ReplayConfig(trace="t", concurrency=3)
+def test_a_mode_and_a_comparison_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="--mode"):
+        SimulateConfig(trace="t", mode="kv", simulation=SimulationConfig(compare="kv,random"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("workers", 0),
+        ("requests", 0),
+        ("max_output", 0),
+        ("arrival_speedup", 0.0),
+        ("arrival_speedup", float("nan")),
+        ("trace_block_size", 0),
+        ("trace_block_size", 2**20 + 1),
+    ],
+)
+def test_a_bad_load_is_refused_by_its_name(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=key) as caught:
+        SimulateConfig(**{"trace": "t", key: value})
+    assert caught.value.key == key
 
 
 def test_a_bad_trace_or_name_is_refused_before_anything_runs(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")
     with pytest.raises(TraceError, match="bad.jsonl:1"):
-        replay(tmp_path, trace=str(bad))
+        simulate(tmp_path, trace=str(bad))
     with pytest.raises(ConfigError, match="compare"):
-        replay(tmp_path, compare="kv,nonsense")
+        simulate(tmp_path, compare="kv,nonsense")
     assert not (tmp_path / "out.json").exists()
