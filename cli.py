@@ -34,7 +34,9 @@ COMMANDS: Mapping[str, Entry] = {
         "Run mock engines.", "workers.mocker.config:MockerConfig", "workers.mocker.fleet:run"
     ),
     "simulate": Entry(
-        "A trace in virtual time.", "bench.simulate:SimulateConfig", "bench.simulate:run"
+        "Policies on a trace, in virtual time.",
+        "bench.simulate:SimulateConfig",
+        "bench.simulate:run",
     ),
     "replay": Entry(
         "Replay a trace to a live target; without --target, the same as simulate.",

@@ -62,7 +62,7 @@ class Workload:
         self.block_size = block_size
         self.workers = workers
         self.prompts: list[Tokens] = [
-            np.concatenate((halves[number % FAMILIES], rest)) for number, rest in enumerate(rests)
+            np.concatenate((halves[index % FAMILIES], rest)) for index, rest in enumerate(rests)
         ]
         self.events = list(self._cached(halves))
 

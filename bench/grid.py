@@ -54,13 +54,14 @@ class GridConfig:
         if self.seeds < 1:
             raise bad_setting("seeds", f"{self.seeds} must be at least 1")
         for key in ("scales", "workers", "rates", "caches", "delays_ms", "losses"):
-            if not all(value >= 0 for value in self.numbers(key)):
+            if not all(value >= 0 for value in self.values(key)):
                 raise bad_setting(key, f"{getattr(self, key)!r}: none may be negative")
         for key in ("workers", "rates", "caches"):
-            if not all(value > 0 for value in self.numbers(key)):
+            if not all(value > 0 for value in self.values(key)):
                 raise bad_setting(key, f"{getattr(self, key)!r}: all must be greater than 0")
 
-    def numbers(self, key: str) -> list[float]:
+    def values(self, key: str) -> list[float]:
+        """The numbers in a setting that lists them with commas; ConfigError if it does not."""
         try:
             return [float(part) for part in getattr(self, key).split(",")]
         except ValueError:
@@ -93,12 +94,12 @@ def cells(config: GridConfig) -> list[Cell]:
     sizes = [
         Cell(int(workers), rate, cache, 0.0, 0.0)
         for workers, rate, cache in product(
-            config.numbers("workers"), config.numbers("rates"), config.numbers("caches")
+            config.values("workers"), config.values("rates"), config.values("caches")
         )
     ]
     events = [
         Cell(BASE_WORKERS, 1.0, 1.0, delay, loss)
-        for delay, loss in product(config.numbers("delays_ms"), config.numbers("losses"))
+        for delay, loss in product(config.values("delays_ms"), config.values("losses"))
     ]
     return list(dict.fromkeys([*sizes, *events]))
 
@@ -119,7 +120,7 @@ def read_kept(path: str) -> Kept:
 
 def run_grid(config: GridConfig, kept: Kept) -> Iterator[tuple[Cell, str, int, Figures]]:
     """What is missing in `kept`, seed by seed, so that an interrupted grid has all cells."""
-    names = [config.policy, *(f"dynamo:{scale:g}" for scale in config.numbers("scales"))]
+    names = [config.policy, *(f"dynamo:{scale:g}" for scale in config.values("scales"))]
     for seed, cell in product(range(config.seed, config.seed + config.seeds), cells(config)):
         variants = parse_policies(
             ",".join(names), block_size=config.block_size, trace_block_size=TRACE_BLOCK_SIZE

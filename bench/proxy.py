@@ -122,11 +122,11 @@ async def _measure(config: ProxyBenchConfig, ways: dict[str, Way]) -> None:
             channel = aio.insecure_channel(way.address, options=CHANNEL_OPTIONS)
             stack.push_async_callback(channel.close, None)
             calls[name] = channel.unary_stream(GENERATE, None, None)
-        for number in range(config.rounds + 1):
+        for round in range(config.rounds + 1):
             for name, way in ways.items():
                 before = _cpu_us(way.pid)
                 latencies = await _load(calls[name], bodies, config)
-                if number:  # the first round warms up
+                if round:  # the first round warms up
                     way.cpu_us.append((_cpu_us(way.pid) - before) / config.requests)
                     way.p50_us.append(median(latencies))
 
@@ -154,10 +154,10 @@ async def _load(call: Any, bodies: Iterator[bytes], config: ProxyBenchConfig) ->
 def _bodies(config: ProxyBenchConfig) -> Iterator[bytes]:
     """Requests without end, no two alike: made as they are asked for, outside the clock."""
     rng, request = random.Random(1), pb.GenerateRequest(max_tokens=1, streaming=True)
-    number = 0
+    count = 0
     while True:
-        number += 1
-        request.request_id = f"request-{number}"
+        count += 1
+        request.request_id = f"request-{count}"
         del request.tokenized.input_token_ids[:]
         request.tokenized.input_token_ids.extend(rng.choices(range(VOCABULARY), k=config.tokens))
         yield request.SerializeToString()
@@ -203,8 +203,8 @@ def _ratio(ours: list[float], theirs: list[float]) -> float:
 def _table(result: dict[str, Any]) -> Table:
     table = Table("way", "CPU us", "p50 us", "added p50 us", title="one request, two messages out")
     for name, row in result["ways"].items():
-        numbers = (row["cpu_us"], row["p50_us"], row["added_p50_us"])
-        table.add_row(name, *(f"{number:.0f}" for number in numbers))
+        figures = (row["cpu_us"], row["p50_us"], row["added_p50_us"])
+        table.add_row(name, *(f"{figure:.0f}" for figure in figures))
     table.caption = (
         f"router / bare: CPU {result['cpu_ratio']:.2f}, added p50 {result['added_p50_ratio']:.2f}"
     )

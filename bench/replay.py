@@ -32,7 +32,9 @@ class ReplayConfig:
 
     trace: str = field(metadata={"help": "The trace, a JSON lines file.", "positional": True})
     target: str | None = option(
-        None, "Router or engine to send to, HOST:PORT. Not given: the same as `simulate`."
+        None,
+        "Router or engine to send to, HOST:PORT. Not given: the same as `simulate`; the flags from"
+        " --compare on are for that.",
     )
     requests: int | None = option(None, "Send only the trace's first N requests.")
     arrival_speedup: float = option(1.0, "Send at the trace's times divided by this.")
@@ -196,7 +198,7 @@ def timed_requests(config: ReplayConfig, vocab_size: int) -> Iterator[TimedReque
     """
     run_id = token_hex(4)  # request ids must not repeat those of a run before
     first_ms: float | None = None
-    for number, request in enumerate(_requests(config)):
+    for index, request in enumerate(_requests(config)):
         first_ms = request.timestamp_ms if first_ms is None else first_ms
         tokens = token_ids(
             request, vocab_size, seed=config.seed, trace_block_size=config.trace_block_size
@@ -205,7 +207,7 @@ def timed_requests(config: ReplayConfig, vocab_size: int) -> Iterator[TimedReque
         yield TimedRequest(
             due_s=(request.timestamp_ms - first_ms) / 1e3 / config.arrival_speedup,
             payload=encode_generate(
-                f"{run_id}-{number}", tokens, expected, streaming=config.streaming
+                f"{run_id}-{index}", tokens, expected, streaming=config.streaming
             ),
             input_tokens=len(tokens),
             expected=expected,

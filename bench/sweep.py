@@ -228,7 +228,7 @@ def run(config: SweepConfig) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    held = sweep.score(checks[1], checks[0]) if unseen else None
+    on_unseen = sweep.score(checks[1], checks[0]) if unseen else None
     table = new_table(title=f"{config.trace}: {config.objective}, {config.workers} engines")
     for title in ("score", "TTFT ms", "p99", "ITL ms", "e2e ms", "goodput", "lost"):
         table.add_column(title, justify="right")
@@ -237,7 +237,7 @@ def run(config: SweepConfig) -> int:
     for trial in [*ranked[:10], *([start] if start not in ranked[:10] else [])]:
         table.add_row(*_cells(trial), _named(trial.settings))
     output.print(table)
-    verdict = _verdict(best, held, unseen)
+    verdict = _verdict(best, on_unseen, unseen)
     output.print(verdict)
     base = replace(config.simulation.router(), block_size=config.simulation.block_size)
     if config.output is not None:
@@ -257,7 +257,7 @@ def run(config: SweepConfig) -> int:
     content = {
         "best": dict(best.settings),
         "score": best.score,
-        "holdout_score": held,
+        "holdout_score": on_unseen,
         "trials": [
             {
                 "settings": dict(trial.settings),
@@ -291,12 +291,12 @@ def _named(settings: Settings) -> str:
     return " ".join(f"{name}={value}" for name, value in settings.items()) or "(start)"
 
 
-def _verdict(best: Trial, held: float | None, unseen: range) -> str:
+def _verdict(best: Trial, on_unseen: float | None, unseen: range) -> str:
     if not best.settings:
         return "nothing tried is better than the start"
     text = f"best: {_named(best.settings)}, {best.score:.3f} of the start"
-    if held is not None:
-        text += f"; {held:.3f} on {len(unseen)} further seeds"
-        if held >= 1:
+    if on_unseen is not None:
+        text += f"; {on_unseen:.3f} on {len(unseen)} further seeds"
+        if on_unseen >= 1:
             text += ", where it is no better: the gain is chance"
     return text

@@ -7,7 +7,7 @@ On the command line, offer it by name. In the pyproject.toml of a package of you
     patient = "custom_policy:patient"
 
     pip install . && dynamo-router serve --policy patient --mockers 4
-    dynamo-router replay trace.jsonl --compare patient,forecast,dynamo:16
+    dynamo-router simulate trace.jsonl --compare patient,forecast,dynamo:16
 
 python examples/custom_policy.py shows it at work without any engine.
 """

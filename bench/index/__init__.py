@@ -1,4 +1,4 @@
-"""dynamo-router bench index: the index by itself, beside its rivals, and at the end of a wire."""
+"""dynamo-router bench index: the index by itself, beside its rivals, and fed over NATS."""
 
 from .workload import CacheEvents, Stored
 

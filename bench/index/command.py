@@ -29,7 +29,7 @@ MEASURES = {
 def run(config: IndexBenchConfig) -> int:
     """The command. Each part's table appears as soon as it is measured.
 
-    A part that fails is told, and stands in the JSON; the others go on, and the exit code is 1.
+    A part that fails is reported, also in the JSON; the others go on, and the exit code is 1.
     """
     output = Output(config.json)
     if config.plot is not None:

@@ -40,7 +40,8 @@ def measure_drained(config: IndexBenchConfig) -> list[dict[str, Any]]:
             ).mixed
             steps = list(as_messages(mixed))
             blocks = sum(
-                len(op.sequence) if isinstance(op, Removed) else len(op.local) for op in mixed
+                len(op.sequence_hashes) if isinstance(op, Removed) else len(op.local_hashes)
+                for op in mixed
             )
             runs = [_run(steps, workers) for _ in range(config.rounds)]
             results.append(
@@ -64,17 +65,17 @@ def measure_drained(config: IndexBenchConfig) -> list[dict[str, Any]]:
 def as_messages(operations: Sequence[Prompt | Removed | Stored]) -> Iterator[Step]:
     """Each event in a message of its own, numbered as its worker's publisher numbers them."""
     writer = EventWriter()
-    told: dict[int, int] = {}
+    last_ids: dict[int, int] = {}  # of each worker's events
     for op in operations:
         if isinstance(op, Prompt):
-            yield op.local
+            yield op.local_hashes
             continue
-        number = told[op.worker] = told.get(op.worker, 0) + 1
+        event_id = last_ids[op.worker] = last_ids.get(op.worker, 0) + 1
         if isinstance(op, Stored):
-            writer.stored(op.worker, 0, number, op.parent, op.sequence, op.local)
+            writer.stored(op.worker, 0, event_id, op.parent, op.sequence_hashes, op.local_hashes)
         else:
-            writer.removed(op.worker, 0, number, op.sequence)
-        yield writer.message(op.worker + 1, number - 1, 0, "kv-events")
+            writer.removed(op.worker, 0, event_id, op.sequence_hashes)
+        yield writer.message(op.worker + 1, event_id - 1, 0, "kv-events")
 
 
 def _run(steps: Sequence[Step], workers: int) -> dict[str, float]:

@@ -42,7 +42,7 @@ STEADY_BLOCKS_PER_S = 100_000.0
 RUN_BLOCKS = 128  # a prompt of 8192 tokens in blocks of 64
 CACHE_BLOCKS = 1 << 14
 WINDOW_BLOCKS = 1 << 18
-TELL_S = 0.002  # how often the engines hear how far we are
+TELL_S = 0.002  # between two reports to the engines of how far the index is
 DRAIN_TIMEOUT_S = 30.0
 SAMPLES = 20_000  # messages at most whose lag is kept
 

@@ -45,7 +45,7 @@ class LoadSpec(msgspec.Struct):
 
 
 class Sent(msgspec.Struct):
-    """What was told, and in which messages."""
+    """What the engines published, and what that took."""
 
     stored: int
     removed: int
@@ -62,7 +62,7 @@ class Sent(msgspec.Struct):
 
 
 class Engine:
-    """The cache of one worker. The first block of a run is named by the time it was told."""
+    """The cache of one worker. The first block of a run is named by the time it was published."""
 
     def __init__(self, plane: NatsPlane, worker_id: int, spec: LoadSpec) -> None:
         self._rng = np.random.default_rng([spec.seed, worker_id])
@@ -105,7 +105,7 @@ class Source:
         self._spec = spec
         self._plane = plane
         self._engines = [Engine(plane, worker, spec) for worker in range(spec.engines)]
-        self._told = self._applied = 0  # blocks
+        self._sent = self._applied = 0  # blocks
         self._heard_ns = monotonic_ns()
         self._late_ns = 0
 
@@ -122,12 +122,12 @@ class Source:
             if now - self._heard_ns > STALL_S * 1e9:
                 raise TimeoutError("the reader of the events says nothing any more")
             due = self._due(turn, began)
-            if due > now or self._told - self._applied > spec.window_blocks:
+            if due > now or self._sent - self._applied > spec.window_blocks:
                 await asyncio.sleep(max(IDLE_S, (due - now) / 1e9))
                 continue
             if spec.blocks_per_s is not None:
                 self._late_ns = max(self._late_ns, now - due)
-            self._told += self._engines[turn % len(self._engines)].prefill(spec.run_blocks)
+            self._sent += self._engines[turn % len(self._engines)].prefill(spec.run_blocks)
             turn += 1
             if turn % len(self._engines) == 0 or spec.blocks_per_s is not None:
                 await asyncio.sleep(0)  # the publishers' turn

@@ -1,4 +1,4 @@
-"""What the index is to reach, and whether it did."""
+"""The goals of the index benchmark, and whether a run met them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ SHARED = 16  # of them are the system prompt of a tenant
 TENANT = 64  # prompts that share it
 FLEET_OF_STEPS = 64  # workers, while blocks grow
 PROBES = 2048  # prompts that are looked up
-# Another's tree is grown this far only: its events are JSON, made by Python.
+# A rival's tree is grown this far only: its events are JSON, made by Python.
 RIVAL_BLOCKS = 1_000_000
 # Bytes a block may need while an array is moved to a larger place, both counted.
 HEADROOM = 100
@@ -78,11 +78,11 @@ def invent_prompts(rng: np.random.Generator, blocks: int) -> Iterator[Prompt]:
         system = _invent(rng, SHARED)
         bodies = _invent(rng, TENANT * (PROMPT - SHARED))
         made += SHARED
-        for at in range(0, len(bodies.local), PROMPT - SHARED):
+        for at in range(0, len(bodies.local_hashes), PROMPT - SHARED):
             body = slice(at, at + PROMPT - SHARED)
             yield Prompt(
-                np.concatenate([system.local, bodies.local[body]]),
-                np.concatenate([system.sequence, bodies.sequence[body]]),
+                np.concatenate([system.local_hashes, bodies.local_hashes[body]]),
+                np.concatenate([system.sequence_hashes, bodies.sequence_hashes[body]]),
             )
             made += PROMPT - SHARED
             if made >= blocks:
@@ -111,20 +111,22 @@ def _grow(
         invented = invent_prompts(rng, sizes[-1] + BATCH)
         prompts = sizes[-1] // PROMPT
         every = max(1, prompts // PROBES)
-        number = 0
+        count = 0
         for size in sizes:
             seconds, segment = 0.0, 0
             while stored < size:
                 batch: list[Any] = []
                 for prompt in invented:
-                    worker = number % FLEET_OF_STEPS
+                    worker = count % FLEET_OF_STEPS
                     batch.append(
-                        index.ready_store(Stored(worker, None, prompt.sequence, prompt.local))
+                        index.ready_store(
+                            Stored(worker, None, prompt.sequence_hashes, prompt.local_hashes)
+                        )
                     )
                     # As many of the old ones as of the young ones, and few before the tree is big.
-                    if number % every == 0 or number < PROBES // 4:
+                    if count % every == 0 or count < PROBES // 4:
                         probes.append(index.ready_match(prompt))
-                    number += 1
+                    count += 1
                     segment += PROMPT
                     stored += PROMPT
                     if len(batch) * PROMPT >= BATCH or stored >= size:
@@ -165,15 +167,15 @@ def _spread_out(index: IndexAdapter, fleet: int, everywhere: bool, seed: int) ->
     rng = np.random.default_rng(seed)
     prompts = list(invent_prompts(rng, 1 << 18))
     probes = []
-    for number, prompt in enumerate(prompts):
-        if everywhere and number % TENANT == 0 and number < 8 * TENANT:
+    for at, prompt in enumerate(prompts):
+        if everywhere and at % TENANT == 0 and at < 8 * TENANT:
             for worker in range(fleet):
                 _store(index, worker, prompt, SHARED)
         # A tenant's prompts are on 8 workers, each of them on 4.
-        first = number // TENANT * 8 + number % 2 * 4
+        first = at // TENANT * 8 + at % 2 * 4
         for worker in range(first, first + 4):
             _store(index, worker % fleet, prompt, PROMPT)
-        if not everywhere or number < 8 * TENANT:
+        if not everywhere or at < 8 * TENANT:
             probes.append(index.ready_match(prompt))
     for probe in probes[:64]:
         index.match(probe)
@@ -183,5 +185,5 @@ def _spread_out(index: IndexAdapter, fleet: int, everywhere: bool, seed: int) ->
 
 
 def _store(index: IndexAdapter, worker: int, prompt: Prompt, blocks: int) -> None:
-    op = Stored(worker, None, prompt.sequence[:blocks], prompt.local[:blocks])
+    op = Stored(worker, None, prompt.sequence_hashes[:blocks], prompt.local_hashes[:blocks])
     index.store(index.ready_store(op))

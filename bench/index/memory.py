@@ -89,7 +89,7 @@ def measure_here(ask: Ask) -> dict[str, float]:
     stores = plan_workload(
         prompts, block_size=ask.block_size, workers=ask.workers, cache_blocks=1, seed=ask.seed
     ).stores
-    entries = sum(len(store.local) for store in stores)
+    entries = sum(len(store.local_hashes) for store in stores)
     make = available_adapters()[ask.contender]
     index = make()
     # The arguments are made before, so that they are not counted.

@@ -114,8 +114,8 @@ def _measure_once(
 
 def _remove_workers(index: IndexAdapter, workload: Workload) -> Timing:
     """Every worker leaves with what it still holds, and a look-up sees that it left."""
-    stored = sum(len(store.local) for store in workload.stores)
-    removed = sum(len(removal.sequence) for removal in workload.removals)
+    stored = sum(len(store.local_hashes) for store in workload.stores)
+    removed = sum(len(removal.sequence_hashes) for removal in workload.removals)
     workers = sorted({store.worker for store in workload.stores})
     look_up = index.ready_match(workload.prompts[0])
     return _time_calls(
@@ -130,13 +130,13 @@ def _time(index: IndexAdapter, operations: Sequence[Prompt | Removed | Stored]) 
     for op in operations:
         if isinstance(op, Prompt):
             calls.append((index.match, index.ready_match(op)))
-            blocks += len(op.local)
+            blocks += len(op.local_hashes)
         elif isinstance(op, Stored):
             calls.append((index.store, index.ready_store(op)))
-            blocks += len(op.local)
+            blocks += len(op.local_hashes)
         else:
             calls.append((index.remove, index.ready_remove(op)))
-            blocks += len(op.sequence)
+            blocks += len(op.sequence_hashes)
     return _time_calls(calls, blocks)
 
 

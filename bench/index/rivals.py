@@ -1,6 +1,6 @@
-"""The indexes that the index benchmark measures side by side, behind one small interface.
+"""The indexes that the benchmark measures side by side, behind one small interface.
 
-Each turns the workload's arrays into its own arguments before the clock runs.
+Each adapter turns the workload's arrays into its index's arguments before the clock runs.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from .workload import CacheEvents, Prompt, Removed, Stored
 
 
 class IndexAdapter(Protocol):
-    """One index, empty when made. What `ready_*` returns is what the timed call gets."""
+    """An index under test, empty when made. The timed calls get what `ready_*` returned."""
 
     def ready_store(self, op: Stored) -> Any: ...
     def ready_match(self, op: Prompt) -> Any: ...
@@ -38,13 +38,13 @@ class Arrays:
         self._overlaps = np.zeros(0, np.uint32)
 
     def ready_store(self, op: Stored) -> Any:
-        return op.worker, op.parent, op.sequence, op.local
+        return op.worker, op.parent, op.sequence_hashes, op.local_hashes
 
     def ready_match(self, op: Prompt) -> Any:
-        return op.local
+        return op.local_hashes
 
     def ready_remove(self, op: Removed) -> Any:
-        return op.worker, op.sequence
+        return op.worker, op.sequence_hashes
 
     def store(self, ready: Any, /) -> None:
         self._tree.store(*ready)
@@ -63,8 +63,8 @@ class Arrays:
         self._numbers.pop(worker, None)
 
     def scores(self, matched: Any) -> dict[int, int]:
-        by_number = {number: worker for worker, number in self._numbers.items()}
-        return {by_number[n]: int(matched[n]) for n in np.flatnonzero(matched).tolist()}
+        workers = {number: worker for worker, number in self._numbers.items()}
+        return {workers[n]: int(matched[n]) for n in np.flatnonzero(matched).tolist()}
 
     def _bind(self, worker: int) -> None:
         number = self._numbers[worker] = len(self._overlaps)
@@ -76,13 +76,13 @@ class Lists(Arrays):
     """Ours with the peer's kind of input and output: lists in, a dict out."""
 
     def ready_store(self, op: Stored) -> Any:
-        return op.worker, op.parent, op.sequence.tolist(), op.local.tolist()
+        return op.worker, op.parent, op.sequence_hashes.tolist(), op.local_hashes.tolist()
 
     def ready_match(self, op: Prompt) -> Any:
-        return op.local.tolist()
+        return op.local_hashes.tolist()
 
     def ready_remove(self, op: Removed) -> Any:
-        return op.worker, op.sequence.tolist()
+        return op.worker, op.sequence_hashes.tolist()
 
     def match(self, ready: Any, /) -> object:
         return self._tree.match(ready).scores
@@ -102,7 +102,7 @@ class Events(Arrays):
         return self._ready.store(op)
 
     def ready_match(self, op: Prompt) -> Any:
-        return op.local.tolist()
+        return op.local_hashes.tolist()
 
     def ready_remove(self, op: Removed) -> Any:
         return self._ready.remove(op)
@@ -128,32 +128,32 @@ class Dicts:
         self._held: dict[int, dict[int, tuple[dict[int, Any], set[int]]]] = {}
 
     def ready_store(self, op: Stored) -> Any:
-        return op.worker, op.parent, op.sequence.tolist(), op.local.tolist()
+        return op.worker, op.parent, op.sequence_hashes.tolist(), op.local_hashes.tolist()
 
     def ready_match(self, op: Prompt) -> Any:
-        return op.local.tolist()
+        return op.local_hashes.tolist()
 
     def ready_remove(self, op: Removed) -> Any:
-        return op.worker, op.sequence.tolist()
+        return op.worker, op.sequence_hashes.tolist()
 
     def store(self, ready: Any, /) -> None:
-        worker, parent, sequence, local = ready
+        worker, parent, blocks, local_hashes = ready
         held = self._held.setdefault(worker, {})
         children = self._root if parent is None else held[parent][0]
-        for name, content in zip(sequence, local, strict=True):
-            node = children.get(content)
+        for block, local_hash in zip(blocks, local_hashes, strict=True):
+            node = children.get(local_hash)
             if node is None:
-                node = children[content] = ({}, set())
+                node = children[local_hash] = ({}, set())
             node[1].add(worker)
-            held[name] = node
+            held[block] = node
             children = node[0]
 
     def match(self, ready: Any, /) -> object:
         scores: dict[int, int] = {}
         active: set[int] | None = None
         children, depth = self._root, 0
-        for content in ready:
-            node = children.get(content)
+        for local_hash in ready:
+            node = children.get(local_hash)
             if node is None:
                 break
             staying = node[1] if active is None else active & node[1]
@@ -168,10 +168,10 @@ class Dicts:
         return scores
 
     def remove(self, ready: Any, /) -> None:
-        worker, sequence = ready
+        worker, blocks = ready
         held = self._held[worker]
-        for name in sequence:
-            held.pop(name)[1].discard(worker)
+        for block in blocks:
+            held.pop(block)[1].discard(worker)
 
     def remove_worker(self, worker: int, /) -> None:
         for _, holders in self._held.pop(worker, {}).values():
@@ -195,7 +195,7 @@ class Dynamo:
         return self._ready.store(op)
 
     def ready_match(self, op: Prompt) -> Any:
-        return op.local.tolist()
+        return op.local_hashes.tolist()
 
     def ready_remove(self, op: Removed) -> Any:
         return self._ready.remove(op)
@@ -221,14 +221,14 @@ def _by_worker_id(scores: Mapping[tuple[int, int], int]) -> dict[int, int]:
 
 
 def available_adapters() -> dict[str, Callable[[], IndexAdapter]]:
-    """Every contender that can run here, by the name it has in reports."""
-    contenders: dict[str, Callable[[], IndexAdapter]] = {
+    """Every index that can be measured here, by the name it has in reports."""
+    adapters: dict[str, Callable[[], IndexAdapter]] = {
         "arrays": Arrays,
         "lists": Lists,
         "events": Events,
         "dicts": Dicts,
     }
-    return contenders if dynamo_core() is None else {**contenders, "dynamo": Dynamo}
+    return adapters if dynamo_core() is None else {**adapters, "dynamo": Dynamo}
 
 
 def dynamo_core() -> Any:

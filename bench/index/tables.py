@@ -20,9 +20,9 @@ def spread_of(figure: Mapping[str, float]) -> str:
     return f"{(figure['max'] - figure['min']) / figure['median']:.0%}" if figure["median"] else "-"
 
 
-def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
+def _table(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:
     table = new_table(*words, title=title)
-    for column in numbers:
+    for column in figures:
         table.add_column(column, justify="right")
     return table
 

@@ -1,7 +1,4 @@
-"""What a trace asks of an index: stores, matches, removals. Made before the clock runs.
-
-The benchmark of the index replays it on every contender.
-"""
+"""What a trace asks of an index: stores, matches and removals, made before they are timed."""
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -24,10 +21,10 @@ SPILL = 0.25  # of the requests go to any worker, so that prefixes live on sever
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request's hashes: what it is looked up by, and how its blocks are called."""
+    """The hashes of a request's full blocks: it is looked up by the local ones."""
 
-    local: Hashes
-    sequence: Hashes
+    local_hashes: Hashes
+    sequence_hashes: Hashes
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,8 @@ class Stored:
 
     worker: int
     parent: int | None
-    sequence: Hashes
-    local: Hashes
+    sequence_hashes: Hashes
+    local_hashes: Hashes
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Removed:
     """`worker` has evicted these blocks, the latter of a prefix before the former."""
 
     worker: int
-    sequence: Hashes
+    sequence_hashes: Hashes
 
 
 @dataclass(frozen=True)
@@ -64,21 +61,22 @@ class Workload:
 
 
 class CacheEvents:
-    """Numbers operations and puts them into the JSON of Dynamo's apply_event."""
+    """Numbers operations and encodes them as the JSON that Dynamo's apply_event takes."""
 
     def __init__(self) -> None:
         self._next_id = 0
 
     def store(self, op: Stored) -> tuple[int, bytes]:
-        names, contents = op.sequence.tolist(), op.local.tolist()
         blocks = [
-            {"block_hash": name, "tokens_hash": content}
-            for name, content in zip(names, contents, strict=True)
+            {"block_hash": sequence_hash, "tokens_hash": local_hash}
+            for sequence_hash, local_hash in zip(
+                op.sequence_hashes.tolist(), op.local_hashes.tolist(), strict=True
+            )
         ]
         return self._event(op.worker, {"stored": {"parent_hash": op.parent, "blocks": blocks}})
 
     def remove(self, op: Removed) -> tuple[int, bytes]:
-        return self._event(op.worker, {"removed": {"block_hashes": op.sequence.tolist()}})
+        return self._event(op.worker, {"removed": {"block_hashes": op.sequence_hashes.tolist()}})
 
     def _event(self, worker: int, data: Mapping[str, Any]) -> tuple[int, bytes]:
         self._next_id += 1
@@ -90,9 +88,9 @@ def hash_prompts(requests: Iterable[TraceRequest], block_size: int) -> list[Prom
     """The prompts of at least one full block, hashed as the router and the engines hash them."""
     prompts = []
     for request in requests:
-        local = block_hashes(token_ids(request, 32_000), block_size)
-        if len(local):
-            prompts.append(Prompt(local, sequence_hashes(local)))
+        local_hashes = block_hashes(token_ids(request, 32_000), block_size)
+        if len(local_hashes):
+            prompts.append(Prompt(local_hashes, sequence_hashes(local_hashes)))
     return prompts
 
 
@@ -113,16 +111,17 @@ def plan_workload(
     mixed: list[Prompt | Removed | Stored] = []
     caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(workers)]
     for prompt, worker in zip(prompts, placed, strict=True):
-        names = prompt.sequence.tolist()
-        overlap = _known(names, held[worker])
-        held[worker].update(names[overlap:])
-        if overlap < len(names):
-            stores.append(_stored(worker, prompt, overlap, len(names)))
+        hashes = prompt.sequence_hashes.tolist()
+        overlap = _known(hashes, held[worker])
+        held[worker].update(hashes[overlap:])
+        if overlap < len(hashes):
+            stores.append(_stored(worker, prompt, overlap, len(hashes)))
         mixed.append(prompt)
-        mixed.extend(_run(caches[worker], worker, prompt, names, cache_blocks))
+        mixed.extend(_run(caches[worker], worker, prompt, hashes, cache_blocks))
     younger = reversed(stores[len(stores) // 2 :])
     removals = [
-        Removed(store.worker, np.ascontiguousarray(store.sequence[::-1])) for store in younger
+        Removed(store.worker, np.ascontiguousarray(store.sequence_hashes[::-1]))
+        for store in younger
     ]
     return Workload(prompts, stores, removals, mixed)
 
@@ -130,35 +129,35 @@ def plan_workload(
 def _place(prompt: Prompt, sticky: int, workers: int, rng: Random) -> int:
     if rng.random() < SPILL:
         return rng.randrange(workers)
-    return int(prompt.sequence[min(sticky, len(prompt.sequence)) - 1]) % workers
+    return int(prompt.sequence_hashes[min(sticky, len(prompt.sequence_hashes)) - 1]) % workers
 
 
-def _known(names: Sequence[int], held: Container[int]) -> int:
+def _known(hashes: Sequence[int], held: Container[int]) -> int:
     overlap = 0
-    for name in names:
-        if name not in held:
+    for block in hashes:
+        if block not in held:
             break
         overlap += 1
     return overlap
 
 
 def _stored(worker: int, prompt: Prompt, start: int, end: int) -> Stored:
-    parent = int(prompt.sequence[start - 1]) if start else None
-    return Stored(worker, parent, prompt.sequence[start:end], prompt.local[start:end])
+    parent = int(prompt.sequence_hashes[start - 1]) if start else None
+    return Stored(worker, parent, prompt.sequence_hashes[start:end], prompt.local_hashes[start:end])
 
 
 def _run(
-    cache: OrderedDict[int, None], worker: int, prompt: Prompt, names: list[int], capacity: int
+    cache: OrderedDict[int, None], worker: int, prompt: Prompt, hashes: list[int], capacity: int
 ) -> Iterable[Removed | Stored]:
     """What an engine with an LRU cache reports when it runs the prompt."""
-    names = names[:capacity]
-    overlap = _known(names, cache)
+    hashes = hashes[:capacity]
+    overlap = _known(hashes, cache)
     # Released leaf first, so that a prefix outlives what hangs below it.
-    for name in reversed(names):
-        cache[name] = None
-        cache.move_to_end(name)
+    for block in reversed(hashes):
+        cache[block] = None
+        cache.move_to_end(block)
     evicted = [cache.popitem(last=False)[0] for _ in range(len(cache) - capacity)]
     if evicted:
         yield Removed(worker, np.array(evicted, np.uint64))
-    if overlap < len(names):
-        yield _stored(worker, prompt, overlap, len(names))
+    if overlap < len(hashes):
+        yield _stored(worker, prompt, overlap, len(hashes))

@@ -236,7 +236,7 @@ def _worker_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None
 
 
 def _is_rejection(code: grpc.StatusCode, reason: str) -> bool:
-    """Refused for want of room, as against failed."""
+    """Whether the request was refused because of overload, rather than failed."""
     return code == grpc.StatusCode.RESOURCE_EXHAUSTED or (
         code == grpc.StatusCode.UNAVAILABLE and "overload" in reason.lower()
     )

@@ -86,7 +86,7 @@ class SimulationConfig:
         None, "Settings of the router, a file as for serve --config; its [router] table counts."
     )
     slo_ttft_ms: float = option(1000.0, "TTFT that a good answer stays within.")
-    slo_itl_ms: float = option(50.0, "mean ITL that a good answer stays within.")
+    slo_itl_ms: float = option(50.0, "Mean ITL that a good answer stays within.")
     plot: str | None = option(None, "Write plots into this folder.")
 
     def __post_init__(self) -> None:

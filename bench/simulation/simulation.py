@@ -63,12 +63,12 @@ class Simulation:
         self._clock = _Clock()
         self.router = new_router(self._clock)
         self._index = self.router.index if self.router.uses_caches else None
-        self._told = isinstance(self._index, EventIndex)
+        self._event_driven = isinstance(self._index, EventIndex)
         self.fleet = VirtualFleet(
             fleet.engine,
             fleet.workers,
             speeds=fleet.speeds,
-            record_events=self._told,
+            record_events=self._event_driven,
             event_loss=fleet.event_loss,
             seed=seed,
         )
@@ -80,7 +80,7 @@ class Simulation:
                 total_kv_blocks=fleet.engine.num_gpu_blocks,
                 max_num_batched_tokens=fleet.engine.max_num_batched_tokens,
             )
-        lossy = self._told and fleet.event_loss > 0
+        lossy = self._event_driven and fleet.event_loss > 0
         self._recovery = None
         if lossy:
             self._recovery = SimulatedRecovery(
@@ -110,7 +110,7 @@ class Simulation:
         self._first_failure = ""
 
     def run(self, on_request: Callable[[int], None] | None = None) -> RequestLog:
-        """Route the whole trace and wait for its end. `on_request` hears how many were routed."""
+        """Route the whole trace and run to its end. `on_request` gets the number routed so far."""
         routed = 0
         with self.router:
             while self._due or self.fleet.is_busy:
@@ -162,7 +162,7 @@ class Simulation:
             now = self.fleet.advance(asked_at if waiting else until, to_answer=waiting)
             self._settle()
             self._clock.time = now
-            if self._told:
+            if self._event_driven:
                 message = self.fleet.collect(now - self._delay)
                 if message is not None:
                     self.router.apply_event(message)

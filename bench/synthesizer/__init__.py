@@ -1,6 +1,6 @@
 """More of the same traffic: models learned from a trace, and requests drawn from them.
 
-Entered by the commands `synthesize`, `fidelity` and whoever needs traffic.
+Entered by the commands `synthesize`, `analyze`, `fidelity` and `demo`, and by the index benchmark.
 """
 
 from .draw import KINDS, ModelKind, synthesize

@@ -9,7 +9,7 @@ from ..traces import PrefixTree, Turns, find_turns
 from .markov import START
 
 CLASSES = 5  # of turns by their number, see turn_class
-BEYOND, LEVEL, FRACTION, WHOLE = range(4)  # how a child's shared depth is told
+BEYOND, LEVEL, FRACTION, WHOLE = range(4)  # how a child's shared depth is expressed
 MAX_CLIMB = 64  # levels of a session that are looked at
 
 
@@ -154,7 +154,7 @@ def _stems(
 def _shares(
     turns: Turns, shared: NDArray[np.int64], children: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    """How deep each child shares its parent's prompt, told so that another parent can follow."""
+    """How deep each child shares its parent's prompt, expressed so that it fits other parents."""
     beyond = shared[children] - shared[turns.parents[children]]
     kinds = np.full(len(children), BEYOND, np.uint8)
     values = beyond.astype(np.float64)

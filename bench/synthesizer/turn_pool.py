@@ -1,4 +1,4 @@
-"""Chooses which learned turn a turn of a new session is like. Used by session_walk.py."""
+"""Chooses the learned turn that a turn of a drawn session gets its lengths and pauses from."""
 
 from bisect import bisect_left, insort
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """Request traces: read, given tokens, and taken apart (prefixes, turns, reuse, similarity).
 
-Entered by commands, synthesizer and simulation.
+Entered by commands, synthesizer, simulation and index.
 """
 
 from .analysis import Samples, Spread, TraceAnalysis, analyze

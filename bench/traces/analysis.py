@@ -1,4 +1,4 @@
-"""What a trace is like: lengths, arrivals, reuse, tree, sessions. For `dynamo-router analyze`."""
+"""What a trace is like: lengths, arrivals, reuse, tree, sessions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

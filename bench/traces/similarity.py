@@ -1,4 +1,4 @@
-"""How far two traces lie apart: one number per thing that routing can feel."""
+"""How far two traces lie apart: a distance for each property that matters to routing."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray

@@ -133,31 +133,31 @@ def write_tokens(
 
 def _in_one_tree(requests: Iterable[tuple[int, TraceRequest]], path: str) -> Iterator[TraceRequest]:
     parents: dict[int, int] = {}
-    for number, request in requests:
+    for line_number, request in requests:
         if reason := parent_fault(request, parents):
-            raise TraceError(path, number, reason)
+            raise TraceError(path, line_number, reason)
         yield request
 
 
 def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[tuple[int, TraceRequest]]:
     decoder = msgspec.json.Decoder(TraceRequest)
     latest = float("-inf")
-    for number, line in enumerate(_lines(file), 1):
+    for line_number, line in enumerate(_lines(file), 1):
         if len(line) > MAX_LINE_BYTES:
-            raise TraceError(path, number, f"line is longer than {MAX_LINE_BYTES} bytes")
+            raise TraceError(path, line_number, f"line is longer than {MAX_LINE_BYTES} bytes")
         if line.isspace():
             continue
         try:
             request = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TraceError(path, number, str(error)) from error
+            raise TraceError(path, line_number, str(error)) from error
         reason = lengths_fault(request, block_size)
         if request.timestamp_ms < latest:
             reason = f"timestamp {request.timestamp_ms} is before the previous one, {latest}"
         if reason:
-            raise TraceError(path, number, reason)
+            raise TraceError(path, line_number, reason)
         latest = request.timestamp_ms
-        yield number, request
+        yield line_number, request
 
 
 def _lines(file: BinaryIO) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""Reads traces whose requests may be turns of sessions. Called by compare.py.
+"""Reads traces whose requests may be turns of sessions.
 
 A line is one of trace.py's, and may have a `session_id`. A later turn of a session has a `delay`
 (ms) in place of a timestamp: it is sent that long after the answer to the turn before it.
@@ -66,15 +66,15 @@ def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[Turn]:
     times: list[float] = []
     now = float("-inf")
     lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
-    for number, line in enumerate(lines, 1):
+    for line_number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE_BYTES:
-            raise TraceError(path, number, f"line is longer than {MAX_LINE_BYTES} bytes")
+            raise TraceError(path, line_number, f"line is longer than {MAX_LINE_BYTES} bytes")
         if line.isspace():
             continue
         try:
             row = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TraceError(path, number, str(error)) from error
+            raise TraceError(path, line_number, str(error)) from error
         previous = latest.get(row.session_id) if row.session_id is not None else None
         follows = row.delay is not None and previous is not None
         reason = None
@@ -92,7 +92,7 @@ def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[Turn]:
         request = TraceRequest(time, row.input_length, row.output_length, row.hash_ids)
         reason = reason or lengths_fault(request, block_size) or parent_fault(request, parents)
         if reason:
-            raise TraceError(path, number, reason)
+            raise TraceError(path, line_number, reason)
         if row.session_id is not None:
             latest[row.session_id] = len(times)
         times.append(time)

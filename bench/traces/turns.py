@@ -11,7 +11,7 @@ from .prefix_tree import PrefixTree
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """Per request, all in request numbers and blocks.
+    """Per request; requests are named by their index, depths are in blocks.
 
     A request follows `parents[i]`, the last one before it with the deepest block they share, if
     that block lies below the stems (else -1: it opens a session). `shared` are the leading blocks

@@ -167,7 +167,7 @@ def test_drained_counts_every_hash_once() -> None:
     mixed = plan_workload(prompts, block_size=128, workers=3, cache_blocks=20_000 // 128).mixed
     assert result["operations"] == len(mixed)
     assert result["blocks"] == sum(
-        len(op.sequence) if isinstance(op, Removed) else len(op.local) for op in mixed
+        len(op.sequence_hashes) if isinstance(op, Removed) else len(op.local_hashes) for op in mixed
     )
     assert 0 <= result["drain_share"]["median"] <= 1 and result["waits"] == 0
 
@@ -187,8 +187,8 @@ def test_messages_of_the_drained_load_leave_the_index_as_the_calls_would() -> No
         counters = index.counters() | index.tier_counters()["device"]
         assert counters["unknown"] == counters["undecodable"] == 0
         for prompt in prompts[::5]:
-            found = {worker.worker_id: n for worker, n in index.scores(prompt.local).items()}
-            assert found == plain.match(prompt.local.tolist())
+            found = {worker.worker_id: n for worker, n in index.scores(prompt.local_hashes).items()}
+            assert found == plain.match(prompt.local_hashes.tolist())
     finally:
         index.close()
 
@@ -223,8 +223,8 @@ def test_growth_stops_where_it_is_told_to() -> None:
 
 def test_invented_prompts_share_what_tenants_share() -> None:
     prompts = list(invent_prompts(np.random.default_rng(1), 20_000))
-    assert {len(prompt.local) for prompt in prompts} == {PROMPT}
-    different = np.unique(np.concatenate([prompt.local for prompt in prompts]))
+    assert {len(prompt.local_hashes) for prompt in prompts} == {PROMPT}
+    different = np.unique(np.concatenate([prompt.local_hashes for prompt in prompts]))
     assert 20_000 <= len(different) < 20_000 + PROMPT
 
 

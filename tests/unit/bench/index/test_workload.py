@@ -25,12 +25,14 @@ def workload(cache_blocks: int, block_size: int = 64, workers: int = 5) -> Workl
 def test_prompts_share_hashes_where_the_trace_shares_ids() -> None:
     requests = REQUESTS
     prompts = hash_prompts(requests, 64)
-    assert [len(prompt.local) for prompt in prompts] == [r.input_length // 64 for r in requests]
+    assert [len(prompt.local_hashes) for prompt in prompts] == [
+        r.input_length // 64 for r in requests
+    ]
     for one, two in zip(requests, requests[1:], strict=False):
         shared = 0
         for a, b in zip(one.hash_ids, two.hash_ids, strict=False):
             shared += a == b
-        mine, theirs = (prompts[requests.index(r)].sequence for r in (one, two))
+        mine, theirs = (prompts[requests.index(r)].sequence_hashes for r in (one, two))
         # Only a repeat shares a block that is not full.
         full = 512 // 64 * shared if shared < len(one.hash_ids) else one.input_length // 64
         assert np.array_equal(mine[:full], theirs[:full])
@@ -47,13 +49,13 @@ def test_the_mixed_phase_is_what_bounded_caches_would_report(cache_blocks: int) 
         cache = held.setdefault(op.worker, {})
         if isinstance(op, Stored):
             parent = op.parent
-            for name in op.sequence.tolist():
+            for name in op.sequence_hashes.tolist():
                 assert parent is None or parent in cache
                 assert name not in cache
                 cache[name] = parent
                 parent = name
         else:
-            for name in op.sequence.tolist():
+            for name in op.sequence_hashes.tolist():
                 assert name not in cache.values(), "a block goes after what hangs below it"
                 del cache[name]
         assert len(cache) <= cache_blocks
@@ -66,8 +68,8 @@ def test_without_eviction_both_phases_store_the_same() -> None:
     assert not any(isinstance(op, Removed) for op in plan.mixed)
     for one, two in zip(mixed, plan.stores, strict=True):
         assert (one.worker, one.parent) == (two.worker, two.parent)
-        assert np.array_equal(one.sequence, two.sequence)
-        assert np.array_equal(one.local, two.local)
+        assert np.array_equal(one.sequence_hashes, two.sequence_hashes)
+        assert np.array_equal(one.local_hashes, two.local_hashes)
 
 
 def test_removals_take_the_younger_half_away_leaves_first() -> None:
@@ -76,8 +78,8 @@ def test_removals_take_the_younger_half_away_leaves_first() -> None:
     assert len(plan.removals) == len(younger)
     for removal, store in zip(plan.removals, reversed(younger), strict=True):
         assert removal.worker == store.worker
-        assert removal.sequence.tolist() == store.sequence.tolist()[::-1]
-        assert removal.sequence.flags.c_contiguous
+        assert removal.sequence_hashes.tolist() == store.sequence_hashes.tolist()[::-1]
+        assert removal.sequence_hashes.flags.c_contiguous
 
 
 def test_prefixes_live_on_several_workers() -> None:
@@ -87,5 +89,5 @@ def test_prefixes_live_on_several_workers() -> None:
     roots: dict[int, set[int]] = {}
     for store in plan.stores:
         if store.parent is None:
-            roots.setdefault(int(store.local[0]), set()).add(store.worker)
+            roots.setdefault(int(store.local_hashes[0]), set()).add(store.worker)
     assert max(len(holders) for holders in roots.values()) > 2
