@@ -1,0 +1,267 @@
+"""One word, one meaning: words that docs/glossary.md replaces stand in no identifier."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.identifiers import identifiers, words
+from support.import_graph import GENERATED, SUFFIXES
+from support.places import ROOT
+
+FOLDERS = (
+    "bench",
+    "examples",
+    "frontend",
+    "indexer",
+    "router",
+    "runtime",
+    "slots",
+    "tests",
+    "workers",
+)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A word, what to say instead, and the paths to which that does not apply."""
+
+    instead: str
+    allowed: tuple[str, ...] = ()
+    within: tuple[str, ...] = ("",)  # the word is fine elsewhere
+
+    def forbids(self, path: str) -> bool:
+        return path.startswith(self.within) and not any(part in path for part in self.allowed)
+
+
+HOUSE = ("tests/support/house_rules", "tests/support/import_graph", "tests/unit/test_floors")
+OF_EVENTS = (
+    "indexer/event_index/", "indexer/source", "router/events/", "tests/stateful/", "tests/oracles/"
+)  # fmt: skip
+QUEUE = ("router/admission/", "router/dispatch/", "tests/integration/test_admission")
+WORDS = {
+    # hashes
+    "ext": Replaced("external_hash"),
+    "exts": Replaced("external_hashes"),
+    "names": Replaced("local_hashes, sequence_hashes or external_hashes",
+                      within=("indexer/", "slots/", "workers/mocker/core/")),
+    # one meaning each
+    "arena": Replaced("Experiment, for policies side by side", ("indexer/tree/",)),
+    "arenas": Replaced("Experiment, for policies side by side", ("indexer/tree/",)),
+    "cursor": Replaced("TreePosition in a tree, ByteReader in bytes", OF_EVENTS),
+    "hold": Replaced("acquire for a reference, buffer for an event behind a gap",
+                     within=("indexer/", "slots/", "workers/")),
+    "idx": Replaced("number, for a worker's"),
+    "lane": Replaced("timeline, for the steps an engine has before it", QUEUE),
+    "lanes": Replaced("timelines, for the steps engines have before them", QUEUE),
+    "room": Replaced("capacity of a container, seconds_until_free of a fleet", HOUSE),
+    # the field's words
+    "census": Replaced("source_list"),
+    "contender": Replaced("IndexAdapter"),
+    "contenders": Replaced("IndexAdapter"),
+    "contestant": Replaced("PolicyVariant"),
+    "contestants": Replaced("PolicyVariant"),
+    "door": Replaced("server, or FaultApi", HOUSE),
+    "gate": Replaced("rwlock, read_begin and read_end, write_begin and write_end"),
+    "graft": Replaced("cross_tier"),
+    "healing": Replaced("event recovery"),
+    "keeper": Replaced("SnapshotTask"),
+    "offer": Replaced("LoadSpec", within=("bench/",)),
+    "pace": Replaced("yield points"),
+    "paced": Replaced("yield points"),
+    "patience": Replaced("order_penalty_s, or a timeout"),
+    "patient": Replaced("buffer_gaps"),
+    "scene": Replaced("Workload", within=("bench/", "tests/unit/bench/")),
+    "section": Replaced("worker_image", within=("indexer/",)),
+    "shot": Replaced("TimedRequest"),
+    "spared": Replaced("saved_prefill_blocks"),
+    "tally": Replaced("LoadStats"),
+    "tether": Replaced("child_process.die_with_parent"),
+    "tethered": Replaced("child_process.die_with_parent"),
+    "tidy": Replaced("compact"),
+    "trail": Replaced("RequestLog"),
+}  # fmt: skip
+
+# Where replaced words still stand, by folder. What was renamed must leave the list.
+TO_MEND: dict[str, list[str]] = {
+    "arena": ["bench", "bench/simulation"],
+    "census": ["indexer/event_index"],
+    "contender": ["bench/index", "tests/unit/bench/index"],
+    "contenders": ["bench/index", "tests/unit/bench/index"],
+    "contestant": [
+        "bench",
+        "bench/simulation",
+        "tests/unit/bench/simulation",
+        "tests/unit/router/policy",
+    ],
+    "contestants": [
+        "bench",
+        "bench/simulation",
+        "tests/unit/bench/simulation",
+        "tests/unit/router/policy",
+    ],
+    "cursor": ["indexer/tree", "router/dispatch"],
+    "door": [
+        "router",
+        "router/services",
+        "tests/integration",
+        "tests/unit/workers/mocker",
+        "workers/mocker",
+    ],
+    "ext": [
+        "indexer/event_index",
+        "indexer/tree",
+        "tests/oracles",
+        "tests/stateful",
+        "tests/support",
+        "tests/threads",
+        "tests/unit/indexer/tree",
+        "tests/unit/indexer/wire",
+    ],
+    "exts": [
+        "indexer/tree",
+        "tests/oracles",
+        "tests/stateful",
+        "tests/support",
+        "tests/unit/indexer/tree",
+    ],
+    "gate": [
+        "bench/index",
+        "indexer/event_index",
+        "tests/integration",
+        "tests/threads",
+        "tests/unit/workers/mocker",
+    ],
+    "graft": ["indexer/tree"],
+    "healing": ["bench/simulation", "tests/unit/bench/simulation"],
+    "hold": ["indexer/event_index", "slots", "workers/mocker/core"],
+    "keeper": ["router", "router/events", "router/metrics"],
+    "lane": ["bench", "router/policy", "tests/oracles"],
+    "lanes": ["router/policy", "tests/oracles", "tests/stateful", "tests/unit/bench"],
+    "names": ["indexer/event_index", "indexer/tree", "workers/mocker/core"],
+    "offer": ["bench/index"],
+    "pace": [
+        "indexer/event_index",
+        "indexer/tree",
+        "runtime/native",
+        "tests/stateful",
+        "tests/threads",
+    ],
+    "patience": [
+        "bench/simulation",
+        "router",
+        "router/admission",
+        "router/dispatch",
+        "router/events",
+        "router/policy",
+        "tests/stateful",
+        "tests/unit/router/admission",
+        "tests/unit/router/events",
+    ],
+    "patient": ["examples", "indexer/event_index", "tests/integration", "tests/support"],
+    "room": [
+        "bench",
+        "bench/index",
+        "bench/simulation",
+        "indexer",
+        "indexer/event_index",
+        "indexer/tree",
+        "router",
+        "router/admission",
+        "router/dispatch",
+        "router/policy",
+        "runtime",
+        "tests/integration",
+        "tests/oracles",
+        "tests/stateful",
+        "tests/unit/indexer/tree",
+        "tests/unit/router",
+        "tests/unit/router/admission",
+        "workers/mocker/core",
+    ],
+    "scene": ["bench", "bench/index", "tests/unit/bench", "tests/unit/bench/index"],
+    "section": ["indexer/event_index"],
+    "shot": ["bench", "tests/unit/bench"],
+    "spared": ["router", "router/policy"],
+    "tally": ["bench", "bench/load", "tests/unit/bench"],
+    "tether": ["runtime"],
+    "tethered": ["bench", "bench/index", "bench/load", "router", "runtime", "tests/unit/runtime"],
+    "tidy": ["indexer/tree"],
+    "trail": ["bench/simulation", "tests/unit/bench/simulation", "tests/unit/router/admission"],
+}
+
+
+def violations(files: Mapping[str, Iterable[str]]) -> dict[str, dict[str, set[str]]]:
+    """Replaced words, the folders they stand in, and the identifiers; by path and its names."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for path, names in files.items():
+        for name in names:
+            for word in words(name):
+                if word in WORDS and WORDS[word].forbids(path):
+                    folder = Path(path).parent.as_posix()
+                    found.setdefault(word, {}).setdefault(folder, set()).add(name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, set[str]]:
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    paths = [path for path in [*paths, ROOT / "cli.py"] if path.suffix in SUFFIXES]
+    written = (path for path in paths if not GENERATED.search(path.stem))
+    return {path.relative_to(ROOT).as_posix(): identifiers(path) for path in written}
+
+
+def test_replaced_words_are_not_used(files: dict[str, set[str]]) -> None:
+    found = violations(files)
+    for word, folders in found.items():
+        for folder in set(folders) - set(TO_MEND.get(word, [])):
+            say = f"say {WORDS[word].instead}"
+            pytest.fail(f"{folder}/ uses {word!r} in {sorted(folders[folder])}: {say}")
+    for word, listed in TO_MEND.items():
+        assert sorted(set(listed) - set(found.get(word, {}))) == [], f"{word!r} has gone from there"
+
+
+def test_identifiers_were_really_read(files: dict[str, set[str]]) -> None:
+    assert "EventCursor" in words_of(files) or "cursor" in words_of(files)
+    assert sum(map(len, files.values())) > 10_000
+
+
+def words_of(files: dict[str, set[str]]) -> set[str]:
+    return {word for names in files.values() for name in names for word in words(name)}
+
+
+def test_the_glossary_knows_each_word_that_replaces_another() -> None:
+    """What a contributor is told to say can be looked up."""
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    for term in ("local_hash", "sequence_hash", "external_hash", "lane", "hold", "number", "cursor",
+                 "capacity", "seconds_until_free", "rwlock", "yield points"):  # fmt: skip
+        assert f"**{term}**" in glossary, term
+
+
+def test_a_replaced_word_is_found_wherever_it_hides() -> None:
+    assert words("_LightFuse2") == ["light", "fuse"]
+    assert words("MAX_ROOM_S") == ["max", "room", "s"]
+    assert words("HTTPDoor") == ["http", "door"]
+    found = violations(
+        {
+            "router/policy/_model.pxd": ["edges_room", "laneway", "Lane"],
+            "router/admission/queue.py": ["Lane", "lanes", "roomy"],
+            "indexer/tree/_arena.pxd": ["ARENA_BINS", "names"],
+            "bench/grid.py": ["Arena", "names"],
+        }
+    )
+    assert found == {
+        "room": {"router/policy": {"edges_room"}},
+        "lane": {"router/policy": {"Lane"}},
+        "names": {"indexer/tree": {"names"}},
+        "arena": {"bench": {"Arena"}},
+    }
+
+
+def test_text_and_names_of_tests_are_no_identifiers(tmp_path: Path) -> None:
+    python = tmp_path / "python.py"
+    python.write_text('"""door"""\ndef test_a_door(): ...\nrun = f(gate="pace")  # tidy\n')
+    assert identifiers(python) == {"python", "def", "run", "f", "gate"}
+    cython = tmp_path / "_gate.pxd"
+    cython.write_text('"""door"""\ncdef int door(Lane* a) nogil  # tidy\nx = \'it\\\'s a trail\'\n')
+    assert identifiers(cython) == {"_gate", "cdef", "int", "door", "Lane", "a", "nogil", "x"}
