@@ -84,23 +84,20 @@ WORDS = {
 
 # Where replaced words still stand, by folder. What was renamed must leave the list.
 TO_MEND: dict[str, list[str]] = {
-    "arena": ["bench", "bench/simulation"],
-    "census": ["indexer/event_index"],
-    "contender": ["bench/index", "tests/unit/bench/index"],
-    "contenders": ["bench/index", "tests/unit/bench/index"],
-    "contestant": [
-        "bench",
-        "bench/simulation",
-        "tests/unit/bench/simulation",
-        "tests/unit/router/policy",
+    "census": [
+        "indexer/event_index",
     ],
-    "contestants": [
-        "bench",
-        "bench/simulation",
-        "tests/unit/bench/simulation",
-        "tests/unit/router/policy",
+    "contender": [
+        "bench/index",
+        "tests/unit/bench/index",
     ],
-    "cursor": ["indexer/tree", "router/dispatch"],
+    "contenders": [
+        "bench/index",
+        "tests/unit/bench/index",
+    ],
+    "cursor": [
+        "indexer/tree",
+    ],
     "door": [
         "router",
         "router/services",
@@ -132,14 +129,27 @@ TO_MEND: dict[str, list[str]] = {
         "tests/threads",
         "tests/unit/workers/mocker",
     ],
-    "graft": ["indexer/tree"],
-    "healing": ["bench/simulation", "tests/unit/bench/simulation"],
-    "hold": ["indexer/event_index", "slots", "workers/mocker/core"],
-    "keeper": ["router", "router/events", "router/metrics"],
-    "lane": ["bench", "router/policy", "tests/oracles"],
-    "lanes": ["router/policy", "tests/oracles", "tests/stateful", "tests/unit/bench"],
-    "names": ["indexer/event_index", "indexer/tree", "workers/mocker/core"],
-    "offer": ["bench/index"],
+    "graft": [
+        "indexer/tree",
+    ],
+    "hold": [
+        "indexer/event_index",
+        "slots",
+        "workers/mocker/core",
+    ],
+    "keeper": [
+        "router",
+        "router/events",
+        "router/metrics",
+    ],
+    "lanes": [
+        "tests/unit/bench",
+    ],
+    "names": [
+        "indexer/event_index",
+        "indexer/tree",
+        "workers/mocker/core",
+    ],
     "pace": [
         "indexer/event_index",
         "indexer/tree",
@@ -158,9 +168,13 @@ TO_MEND: dict[str, list[str]] = {
         "tests/unit/router/admission",
         "tests/unit/router/events",
     ],
-    "patient": ["examples", "indexer/event_index", "tests/integration", "tests/support"],
+    "patient": [
+        "examples",
+        "indexer/event_index",
+        "tests/integration",
+        "tests/support",
+    ],
     "room": [
-        "bench",
         "bench/index",
         "bench/simulation",
         "indexer",
@@ -173,21 +187,36 @@ TO_MEND: dict[str, list[str]] = {
         "runtime",
         "tests/integration",
         "tests/oracles",
-        "tests/stateful",
         "tests/unit/indexer/tree",
         "tests/unit/router",
         "tests/unit/router/admission",
         "workers/mocker/core",
     ],
-    "scene": ["bench", "bench/index", "tests/unit/bench", "tests/unit/bench/index"],
-    "section": ["indexer/event_index"],
-    "shot": ["bench", "tests/unit/bench"],
-    "spared": ["router", "router/policy"],
-    "tally": ["bench", "bench/load", "tests/unit/bench"],
-    "tether": ["runtime"],
-    "tethered": ["bench", "bench/index", "bench/load", "router", "runtime", "tests/unit/runtime"],
-    "tidy": ["indexer/tree"],
-    "trail": ["bench/simulation", "tests/unit/bench/simulation", "tests/unit/router/admission"],
+    "scene": [
+        "bench/index",
+        "tests/unit/bench/index",
+    ],
+    "section": [
+        "indexer/event_index",
+    ],
+    "spared": [
+        "router",
+        "router/policy",
+    ],
+    "tether": [
+        "runtime",
+    ],
+    "tethered": [
+        "bench",
+        "bench/index",
+        "bench/load",
+        "router",
+        "runtime",
+        "tests/unit/runtime",
+    ],
+    "tidy": [
+        "indexer/tree",
+    ],
 }
 
 

@@ -57,9 +57,9 @@ def test_lines_come_out_in_order(pipe: tuple[int, int]) -> None:
 
 def test_a_reader_that_does_not_read_holds_nobody_up(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
-    room = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    capacity = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     writer = LineWriter(writing, max_lines=10)
-    for _ in range(room // 100 + 100):
+    for _ in range(capacity // 100 + 100):
         writer.write("x" * 99)  # returns, whatever the pipe does
     assert writer.dropped > 0
     writer.close(timeout_s=0.01)
