@@ -1,6 +1,6 @@
 """A policy of your own for mode kv: stay with the longest cached prefix unless it is too busy.
 
-In a frontend, pass the strategy:       KvRouter(config, strategy=patient(config))
+In a frontend, pass the policy:         KvRouter(config, strategy=Patient())
 On the command line, offer it by name. In the pyproject.toml of a package of yours:
 
     [project.entry-points."dynamo_router.policies"]
@@ -13,36 +13,33 @@ python examples/custom_policy.py shows it at work without any engine.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from dynamo_router import KvRouter, KvRouterConfig
-from dynamo_router.router.policy.selection import Candidates, Strategy, pick_lowest
+from dynamo_router.router.policy import Candidates, Floats, Policy
 
 MOST_REQUESTS = 2  # more than the least busy worker has, before a prefix is given up
 
 
-def not_too_busy(candidates: Candidates) -> npt.NDArray[np.bool_]:
-    """A filter: of the eligible workers, those that may be scored."""
-    requests = candidates.active_requests
-    least: int = requests[candidates.eligible].min()
-    return requests <= least + MOST_REQUESTS
+class Patient(Policy):
+    """Costs are prompt tokens to compute; the lowest wins, equal ones are drawn."""
+
+    def score(self, candidates: Candidates) -> Floats:
+        """The cost of each worker, inf where it is not eligible or too busy."""
+        requests, overlaps = candidates.active_requests, candidates.overlaps
+        least = requests[candidates.eligible].min()
+        cached = 0 if overlaps is None else overlaps.astype(np.float64) * candidates.block_size
+        usable = candidates.eligible & (requests <= least + MOST_REQUESTS)
+        return np.where(usable, candidates.isl - cached, np.inf)
 
 
-def uncached_tokens(candidates: Candidates) -> npt.NDArray[np.float64]:
-    """A score: the cost of each worker, inf where it is not eligible. Equal costs are drawn."""
-    overlaps = candidates.overlaps
-    cached = 0 if overlaps is None else overlaps.astype(np.float64) * candidates.block_size
-    return np.where(candidates.eligible, candidates.isl - cached, np.inf)
-
-
-def patient(config: KvRouterConfig) -> Strategy:
-    """The policy: from the router's settings to a strategy."""
-    return Strategy(uncached_tokens, pick_lowest, filter=not_too_busy, needs_overlaps=True)
+def patient(config: KvRouterConfig) -> Policy:
+    """What the entry point names: from the router's settings to a policy."""
+    return Patient()
 
 
 def main() -> None:
     config = KvRouterConfig(block_size=16, use_kv_events=False, seed=1)
-    with KvRouter(config, strategy=patient(config)) as router:
+    with KvRouter(config, strategy=Patient()) as router:
         for worker_id in range(3):
             router.add_worker(worker_id)
         prompt = list(range(64))

@@ -103,7 +103,7 @@ class KvRouter(RouterQuestions):
         Raises InvalidRequestError for a prompt or an id that cannot be served, NoWorkersError
         where no worker may take the request now.
         """
-        config, how = self._how(overrides)
+        config, how, temperature = self._how(overrides)
         content = Content(block_mm_infos, lora_name, cache_namespace)
         prompt = self._prompt(token_ids, content, how, config)
         with self._lock:
@@ -125,19 +125,21 @@ class KvRouter(RouterQuestions):
                 allowed=None if allowed_workers is None else self._mask(allowed_workers),
                 pinned=self._pin(pinned_worker),
                 busy=self.limits.busy() if self.limits.any_busy else None,
+                temperature=temperature,
             )
             overlap = 0 if overlaps.device is None else int(overlaps.device[number])
-            spared = 0 if candidates.spared is None else int(candidates.spared[number])
+            saved = candidates.saved_prefill_blocks
+            saved_blocks = 0 if saved is None else int(saved[number])
             host, disk = 0, 0
             if overlaps.host is not None and overlaps.disk is not None:
                 host, disk = int(overlaps.host[number]), int(overlaps.disk[number])
             worker = self.registry.worker(number)
             if request_id is not None:
                 booked = self._book(
-                    request_id, number, prompt, spared, now, expected_output_tokens, config
+                    request_id, number, prompt, saved_blocks, now, expected_output_tokens, config
                 )
-                if booked and self._observer is not None:
-                    self._observer.on_booked(request_id, number, candidates)
+                if booked:
+                    self._policy.on_booked(request_id, number, candidates)
                 if prompt.local is not None and self.index.predicts:
                     self.index.record(worker, prompt.local, sequence_hashes(prompt.local), now)
         return Decision(
@@ -156,8 +158,7 @@ class KvRouter(RouterQuestions):
     def mark_prefill_complete(self, request_id: str) -> bool:
         """The first token is out. False if the request is not booked, which is no error."""
         with self._lock:
-            if self._observer is not None:
-                self._observer.on_first_token(request_id, self._clock.now())
+            self._policy.on_first_token(request_id, self._clock.now())
             return self._slots.mark_prefill_completed(request_id)
 
     def add_output_tokens(self, request_id: str, generated: int) -> None:
@@ -177,8 +178,7 @@ class KvRouter(RouterQuestions):
         `output_tokens`, where somebody has counted them, tells a policy how long a token takes.
         """
         with self._lock:
-            if self._observer is not None:
-                self._observer.on_end(request_id, self._clock.now(), output_tokens)
+            self._policy.on_end(request_id, self._clock.now(), output_tokens)
             return self._slots.free(request_id)
 
     # Inside
@@ -188,7 +188,7 @@ class KvRouter(RouterQuestions):
         request_id: str,
         number: int,
         prompt: Prompt,
-        spared: int,
+        saved_blocks: int,
         now: float,
         expected_output_tokens: int | None,
         config: KvRouterConfig,
@@ -198,7 +198,7 @@ class KvRouter(RouterQuestions):
             number,
             prompt.sequence,
             isl=prompt.isl,
-            overlap_blocks=spared,
+            overlap_blocks=saved_blocks,
             now=now,
             expected_output_tokens=expected_output_tokens,
             track_prefill=config.router_track_prefill_tokens,

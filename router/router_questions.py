@@ -12,7 +12,7 @@ from ..indexer.prefix_index import TierOverlap
 from ..indexer.source import SourceState
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from .config import DYNAMO, KvRouterConfig
-from .policies import GuardedStrategy, new_strategy
+from .policies import new_policy
 from .policy import Explanation, terms
 from .prompt import Content, Prompt, hash_prompt, prompt_length
 from .router_state import RouterState, WorkerLike
@@ -28,13 +28,12 @@ class RouterQuestions(RouterState):
     @property
     def uses_caches(self) -> bool:
         """Whether decisions look at the workers' caches, and at the slots' blocks, at all."""
-        return self._strategy.needs_overlaps
+        return self._policy.needs_overlaps
 
     @property
     def policy_failures(self) -> int:
         """How often a policy that is not ours has raised, or answered nonsense."""
-        how = self._strategy
-        return how.failures.count if isinstance(how, GuardedStrategy) else 0
+        return self._choice.failures
 
     def workers(self) -> list[WorkerView]:
         """Every registered rank, then those that only publish events."""
@@ -51,8 +50,8 @@ class RouterQuestions(RouterState):
         overrides: Mapping[str, Any] | None = None,
     ) -> Explanation:
         """Every candidate's cost and what it is made of, whatever the mode. Books nothing."""
-        config, decides = self._how(overrides)
-        how = new_strategy(_DYNAMO)
+        config, decides, _ = self._how(overrides)
+        how = new_policy(_DYNAMO)
         content = Content(block_mm_infos, lora_name, cache_namespace)
         prompt = self._prompt(token_ids, content, how, config)
         with self._lock:
@@ -83,8 +82,8 @@ class RouterQuestions(RouterState):
                 reasons=reasons,
                 index_states={n: states.get(w, SourceState.SILENT.value) for n, w in numbered},
             )
-            if decides.explain is not None:
-                own = decides.explain(self._candidates(prompt, overlaps, eligible, now, config))
+            own = decides.explain(self._candidates(prompt, overlaps, eligible, now, config))
+            if own:
                 candidates = [
                     replace(each, policy_terms=own.get(each.number)) for each in candidates
                 ]
@@ -145,21 +144,21 @@ class RouterQuestions(RouterState):
                 for number, worker in self.registry.numbered()
             ]
 
-    def room_in(self, worker: WorkerLike | None = None) -> float:
+    def seconds_until_free(self, worker: WorkerLike | None = None) -> float:
         """Seconds until a request, for that worker if one is given, should go rather than wait.
 
         0 is now; inf is not before load falls. See AdmissionConfig.hold and queue_threshold. A hold
         is for those who have a choice: for one worker alone it is 0.
         """
         with self._lock:
-            if worker is not None and self.limits.hold is not None:
+            if worker is not None and self.limits.policy_holds:
                 return 0.0
             now = self._clock.now()
             self._expire(now)
             eligible = self.registry.eligible(now)
             if worker is not None:
                 eligible = eligible & self._mask([as_worker(worker)])
-            return self.limits.room_in(eligible, now)
+            return self.limits.seconds_until_free(eligible, now)
 
     def uncached_tokens(
         self,
@@ -187,14 +186,14 @@ class RouterQuestions(RouterState):
         lora_name: str | None = None,
         cache_namespace: str | None = None,
     ) -> tuple[int, float]:
-        """What this prompt's place in the admission queue goes by: (uncached tokens, patience)."""
+        """What its turn in the admission queue goes by: (uncached tokens, order penalty in s)."""
         if not self.limits.orders_by_tokens:
             return 1, 0.0
         tokens = self.uncached_tokens(
             token_ids, lora_name=lora_name, cache_namespace=cache_namespace
         )
         with self._lock:
-            return tokens, self.limits.patience(tokens)
+            return tokens, self.limits.order_penalty_s(tokens)
 
     def _asked(
         self, ask: Callable[[npt.NDArray[np.uint64]], T], token_ids: Integers, content: Content

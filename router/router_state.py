@@ -3,7 +3,6 @@
 import random
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,15 +14,14 @@ from ..indexer.event_index import EventIndex
 from ..indexer.hashing import Integers, sequence_hashes
 from ..indexer.prefix_index import PrefixIndex
 from ..runtime.clock import Clock, SystemClock
-from ..runtime.errors import ConfigError
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..slots.table import SlotTable
 from ..workers.registry import WorkerEntry, WorkerRegistry
 from .admission import LoadLimits
 from .config import KvRouterConfig
 from .overlaps import Overlaps
-from .policies import guarded, new_strategy
-from .policy import Candidates, Mask, Observer, Strategy, pick
+from .policies import PolicyChoice
+from .policy import Candidates, Mask, Policy
 from .prompt import Content, Prompt, hash_prompt, prompt_length
 
 WorkerLike = int | tuple[int, int]
@@ -40,7 +38,7 @@ class RouterState:
         registry: WorkerRegistry | None = None,
         clock: Clock | None = None,
         seed: int | None = None,
-        strategy: Strategy | None = None,
+        strategy: Policy | None = None,
     ) -> None:
         self.config = config or KvRouterConfig()
         self.registry = registry if registry is not None else WorkerRegistry()
@@ -49,13 +47,9 @@ class RouterState:
         self._clock = clock or SystemClock()
         self._rng = random.Random(self.config.seed if seed is None else seed)
         self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
-        if strategy is not None:
-            strategy = guarded(strategy, "the strategy that was passed in", self.config)
-        self._strategy = strategy or new_strategy(self.config)
-        self._observer: Observer | None = self._strategy.observer
-        self.limits = LoadLimits(
-            self.config.admission, self._slots, self.registry, self._strategy.hold
-        )
+        self._choice = PolicyChoice(self.config, strategy)
+        self._policy = self._choice.policy
+        self.limits = LoadLimits(self.config.admission, self._slots, self.registry, self._policy)
         self._overlaps = Overlaps(0)
         self._dropped: list[str] = []
         self._lock = threading.RLock()
@@ -65,10 +59,9 @@ class RouterState:
             self._on_add(worker, number)
         if self.registry.capacity > 0:  # arrays are as long as that, whoever has left
             self._slots.reach(self.registry.capacity - 1)
-        if self._observer is not None:
-            self.registry.on_update.append(self._on_update)
-            for entry in self.registry.entries():
-                self._on_update(entry)
+        self.registry.on_update.append(self._on_update)
+        for entry in self.registry.entries():
+            self._on_update(entry)
 
     def close(self) -> None:
         """Stop the index's thread and let go of the registry. Idempotent."""
@@ -76,8 +69,7 @@ class RouterState:
         if self._on_add in self.registry.on_add:
             self.registry.on_add.remove(self._on_add)
             self.registry.on_remove.remove(self._on_remove)
-            if self._observer is not None:
-                self.registry.on_update.remove(self._on_update)
+            self.registry.on_update.remove(self._on_update)
 
     def __enter__(self) -> Self:
         return self
@@ -90,33 +82,15 @@ class RouterState:
     ) -> None:
         self.close()
 
-    def _how(self, overrides: Mapping[str, Any] | None) -> tuple[KvRouterConfig, Strategy]:
+    def _how(
+        self, overrides: Mapping[str, Any] | None
+    ) -> tuple[KvRouterConfig, Policy, float | None]:
         if not overrides:
-            return self.config, self._strategy
-        try:
-            config = replace(self.config, **overrides)
-        except TypeError:
-            raise ConfigError(f"overrides: unknown key among {', '.join(overrides)}") from None
-        if config.policy_name != self.config.policy_name:
-            how = new_strategy(config)
-            if how.observer is not None:
-                raise ConfigError(
-                    f"overrides: {config.policy_name!r} learns from what it sends; a router has"
-                    " it from the start, or not at all",
-                    key="policy",
-                )
-            return config, how
-        if self._observer is None and config.mode == "kv":
-            return config, new_strategy(config)
-        temperature = config.router_temperature
-        if config.mode == "kv" and temperature != self.config.router_temperature:
-            return config, replace(
-                self._strategy, pick=lambda costs, rng: pick(costs, temperature, rng)
-            )
-        return config, self._strategy
+            return self.config, self._policy, None
+        return self._choice.overridden(overrides)
 
     def _prompt(
-        self, token_ids: Integers, content: Content, how: Strategy, config: KvRouterConfig
+        self, token_ids: Integers, content: Content, how: Policy, config: KvRouterConfig
     ) -> Prompt:
         isl = prompt_length(token_ids)
         if not how.needs_overlaps:
@@ -136,18 +110,18 @@ class RouterState:
         now: float,
         config: KvRouterConfig,
     ) -> Candidates:
-        spared = overlaps.device
+        saved = overlaps.device
         if overlaps.host is not None:
-            spared = overlaps.saved(config.cost_params())
+            saved = overlaps.saved(config.cost_params())
         return Candidates(
             self._slots,
             isl=prompt.isl,
             eligible=eligible,
             overlaps=overlaps.device,
-            seq_hashes=prompt.sequence,
+            sequence_hashes=prompt.sequence,
             host_overlaps=overlaps.host,
             disk_overlaps=overlaps.disk,
-            spared=spared,
+            saved_prefill_blocks=saved,
             now=now,
         )
 
@@ -161,8 +135,7 @@ class RouterState:
 
     def _expire(self, now: float) -> None:
         for request_id in self._slots.expire(now):
-            if self._observer is not None:
-                self._observer.on_end(request_id, now, None)
+            self._policy.on_end(request_id, now, None)
         self.index.expire(now)
 
     def _mask(self, workers: Iterable[WorkerLike]) -> npt.NDArray[np.bool_]:
@@ -190,14 +163,12 @@ class RouterState:
         with self._lock:
             self._dropped += self._slots.remove_worker(number)
             self.index.unbind(worker)
-            if self._observer is not None:
-                self._observer.on_worker_gone(number)
+            self._policy.on_worker_gone(number)
 
     def _on_update(self, entry: WorkerEntry) -> None:
         with self._lock:
-            assert self._observer is not None
             for number in entry.numbers:
-                self._observer.on_worker(number, entry)
+                self._policy.on_worker(number, entry)
 
 
 def _index_of(config: KvRouterConfig) -> PrefixIndex:

@@ -1,4 +1,4 @@
-"""Strategies that place a prompt by its first blocks, whatever is cached where: the baselines.
+"""Policies that place a prompt by its first blocks, whatever is cached where: the baselines.
 
 Both keep prompts that begin alike together. The bounded form moves on from a worker that has more
 than its share, and so loses less where one beginning is very popular.
@@ -9,43 +9,24 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ...router.policy import Candidates, Floats, Strategy, pick_lowest
+from ...router.policy import Candidates, Floats, Policy
 from ...runtime.errors import ConfigError
 
 VIRTUAL_NODES = 128  # points of a worker on the ring; the shares differ by about a tenth
 
 
-def prefix_hash(blocks: int) -> Strategy:
+class PrefixHash(Policy):
     """The worker that the hash of the prompt's first `blocks` blocks names.
 
     Prompts with fewer full blocks go by those they have, prompts with none to any worker.
     """
-    return Strategy(_PrefixHash(blocks), pick_lowest, needs_overlaps=True)
 
-
-def bounded_consistent_hash(load_factor: float, blocks: int) -> Strategy:
-    """The next worker on a ring of hashes that has room: consistent hashing with bounded loads.
-
-    Room is a number of requests in flight below `load_factor` times the mean, this request
-    counted. Prompts are hashed as by `prefix_hash`.
-    """
-    return Strategy(_BoundedConsistentHash(load_factor, blocks), pick_lowest, needs_overlaps=True)
-
-
-def _prefix_key(candidates: Candidates, blocks: int) -> int | None:
-    hashes = candidates.seq_hashes
-    if hashes is None or len(hashes) == 0:
-        return None
-    return int(hashes[min(blocks, len(hashes)) - 1])
-
-
-class _PrefixHash:
     def __init__(self, blocks: int) -> None:
         if blocks < 1:
             raise ConfigError(f"policy: cannot hash the first {blocks} blocks", key="policy")
         self._blocks = blocks
 
-    def __call__(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Floats:
         costs = np.full(len(candidates.eligible), np.inf)
         numbers = np.flatnonzero(candidates.eligible)
         key = _prefix_key(candidates, self._blocks)
@@ -56,7 +37,13 @@ class _PrefixHash:
         return costs
 
 
-class _BoundedConsistentHash:
+class BoundedConsistentHash(Policy):
+    """The next worker on a ring of hashes that is not full: consistent hashing with bounded loads.
+
+    A worker is full with `load_factor` times the mean of requests in flight, this request counted.
+    Prompts are hashed as by `PrefixHash`.
+    """
+
     def __init__(self, load_factor: float, blocks: int) -> None:
         if blocks < 1:
             raise ConfigError(f"policy: cannot hash the first {blocks} blocks", key="policy")
@@ -70,7 +57,7 @@ class _BoundedConsistentHash:
         self._points = np.zeros(0, np.uint64)
         self._owners = np.zeros(0, np.int64)
 
-    def __call__(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Floats:
         eligible, loads = candidates.eligible, candidates.active_requests
         costs = np.full(len(eligible), np.inf)
         count = int(eligible.sum())
@@ -80,10 +67,10 @@ class _BoundedConsistentHash:
             return costs
         # Some worker is below the bound, because the factor is at least 1.
         bound = math.ceil(self._factor * (int(loads[eligible].sum()) + 1) / count)
-        has_room = eligible & (loads < bound)
+        not_full = eligible & (loads < bound)
         points, owners = self._ring(len(eligible))
         place = int(np.searchsorted(points, np.uint64(key)))
-        while not has_room[owners[place % len(owners)]]:
+        while not not_full[owners[place % len(owners)]]:
             place += 1
         costs[owners[place % len(owners)]] = 0.0
         return costs
@@ -94,6 +81,13 @@ class _BoundedConsistentHash:
             order = np.argsort(points, kind="stable")
             self._points, self._owners = points[order], order // VIRTUAL_NODES
         return self._points, self._owners
+
+
+def _prefix_key(candidates: Candidates, blocks: int) -> int | None:
+    hashes = candidates.sequence_hashes
+    if hashes is None or len(hashes) == 0:
+        return None
+    return int(hashes[min(blocks, len(hashes)) - 1])
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

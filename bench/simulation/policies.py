@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from ...router.config import DYNAMO, KvRouterConfig
 from ...router.kv_router import KvRouter
 from ...router.policies import known_policies
-from ...router.policy import Strategy
+from ...router.policy import Policy
 from ...runtime.clock import Clock
 from ...runtime.errors import ConfigError
-from .baselines import bounded_consistent_hash, prefix_hash
+from .baselines import BoundedConsistentHash, PrefixHash
 
 LOAD_MODES = ("round-robin", "random", "least-loaded", "power-of-two")
 CHWBL_BLOCKS = 2
@@ -31,12 +31,12 @@ class PolicyVariant:
     mode: str
     policy: str
     config: KvRouterConfig
-    new_strategy: Callable[[], Strategy] | None = None  # else the mode's
+    new_policy: Callable[[], Policy] | None = None  # else the one that `config` names
 
     def new_router(self, clock: Clock, seed: int) -> KvRouter:
         """A router without workers that follows the policy."""
-        strategy = self.new_strategy() if self.new_strategy is not None else None
-        return KvRouter(self.config, clock=clock, seed=seed, strategy=strategy)
+        policy = self.new_policy() if self.new_policy is not None else None
+        return KvRouter(self.config, clock=clock, seed=seed, strategy=policy)
 
 
 def parse_policies(
@@ -77,18 +77,18 @@ def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> PolicyVari
         if kind == "prefix-hash" and len(values) == 1:
             trace_blocks = int(values[0])
             blocks = _router_blocks(trace_blocks, trace_block_size, base.block_size)
-            prefix_hash(blocks)  # refuses what cannot be
-            return PolicyVariant(kind, f"{kind}:{trace_blocks}", base, lambda: prefix_hash(blocks))
+            PrefixHash(blocks)  # refuses what cannot be
+            return PolicyVariant(kind, f"{kind}:{trace_blocks}", base, lambda: PrefixHash(blocks))
         if kind == "chwbl" and len(values) in (1, 2):
             factor = float(values[0])
             trace_blocks = int(values[1]) if len(values) == 2 else CHWBL_BLOCKS
             blocks = _router_blocks(trace_blocks, trace_block_size, base.block_size)
-            bounded_consistent_hash(factor, blocks)
+            BoundedConsistentHash(factor, blocks)
             policy = f"{kind}:{factor:g}"
             if trace_blocks != CHWBL_BLOCKS:
                 policy += f":{trace_blocks}"
             return PolicyVariant(
-                kind, policy, base, lambda: bounded_consistent_hash(factor, blocks)
+                kind, policy, base, lambda: BoundedConsistentHash(factor, blocks)
             )
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"compare: {name!r}: {error}", key="compare") from None

@@ -202,8 +202,8 @@ class Simulation:
             return
 
         def ticket() -> Ticket:
-            tokens, patience = self.router.queue_terms(self._trace.prompt(place))
-            return Ticket(str(place), now, tokens, patience=patience)
+            tokens, penalty_s = self.router.queue_terms(self._trace.prompt(place))
+            return Ticket(str(place), now, tokens, order_penalty_s=penalty_s)
 
         try:
             self._queue.enter(ticket)

@@ -14,7 +14,7 @@ import numpy as np
 from ...runtime.settings import bad_setting, option
 from ...slots.table import SlotTable
 from ...workers.registry import WorkerRegistry
-from ..policy import Hold, Mask
+from ..policy import Mask, Policy
 
 QueuePolicy = Literal["fcfs", "lcfs", "wspt"]
 QUEUE_POLICIES: tuple[str, ...] = ("fcfs", "lcfs", "wspt")
@@ -103,12 +103,13 @@ class LoadLimits:
         config: AdmissionConfig,
         slots: SlotTable,
         registry: WorkerRegistry,
-        hold: Hold | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.config = config
         self._slots = slots
         self._registry = registry
-        self.hold = hold if config.hold and config.queue_threshold is None else None
+        holds = policy is not None and policy.holds and config.hold
+        self._policy = policy if holds and config.queue_threshold is None else None
 
     def change(self, **thresholds: Any) -> AdmissionConfig:
         """Use other busy thresholds from now on; ConfigError, and nothing changed, on a bad one."""
@@ -130,9 +131,9 @@ class LoadLimits:
         config = self.config
         mask = np.zeros(self._registry.capacity, dtype=np.bool_)
         if config.active_decode_blocks_threshold is not None:
-            held = self._slots.active_blocks()
-            room = self._registry.kv_blocks
-            mask |= (room > 0) & (held > config.active_decode_blocks_threshold * room)
+            active = self._slots.active_blocks()
+            blocks = self._registry.kv_blocks
+            mask |= (blocks > 0) & (active > config.active_decode_blocks_threshold * blocks)
         tokens = self._slots.active_prefill_tokens()
         if config.active_prefill_tokens_threshold is not None:
             mask |= tokens > config.active_prefill_tokens_threshold
@@ -148,7 +149,12 @@ class LoadLimits:
     @property
     def any_wait(self) -> bool:
         """Whether a request can have to wait at all."""
-        return self.hold is not None or self.config.queue_threshold is not None
+        return self.policy_holds or self.config.queue_threshold is not None
+
+    @property
+    def policy_holds(self) -> bool:
+        """Whether it is the policy that says who waits; else it is the queue threshold, if any."""
+        return self._policy is not None
 
     @property
     def queue_policy(self) -> QueuePolicy:
@@ -158,18 +164,20 @@ class LoadLimits:
     @property
     def orders_by_tokens(self) -> bool:
         """Whether it matters for a request's turn how many tokens it computes."""
-        return self.queue_policy == "wspt" or self._order is not None
+        return self.queue_policy == "wspt" or self._orders_as_policy
 
-    def patience(self, uncached_tokens: int) -> float:
+    def order_penalty_s(self, uncached_tokens: int) -> float:
         """Seconds that a request counts as having come later, by the policy's own order."""
-        return 0.0 if self._order is None else self._order.patience(uncached_tokens)
+        if self._policy is None or not self._orders_as_policy:
+            return 0.0
+        return self._policy.order_penalty_s(uncached_tokens)
 
     @property
-    def _order(self) -> Hold | None:
-        """The policy's own order of those that wait, unless another one was asked for."""
-        return self.hold if self.config.queue_policy is None else None
+    def _orders_as_policy(self) -> bool:
+        """Whether those that wait go in the policy's own order: no other one was asked for."""
+        return self._policy is not None and self.config.queue_policy is None
 
-    def room_in(self, eligible: Mask, now: float) -> float:
+    def seconds_until_free(self, eligible: Mask, now: float) -> float:
         """Seconds until a request that may go to these ranks should go: 0 now, inf when load falls.
 
         Not 0 only if all of them are saturated. Where all are busy, or none is eligible, there is
@@ -177,8 +185,8 @@ class LoadLimits:
         """
         if self.any_busy:
             eligible = eligible & ~self.busy()
-        if self.hold is not None:
-            wait = self.hold.room_in(eligible, self._slots.active_blocks(), now)
+        if self._policy is not None:
+            wait = self._policy.hold(eligible, self._slots.active_blocks(), now)
             # Nobody waits for a fleet that has nothing to do, whatever a policy thinks.
             return wait if wait > 0 and self._slots.active_requests()[eligible].any() else 0.0
         share = self.config.queue_threshold

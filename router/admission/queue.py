@@ -47,28 +47,31 @@ class Ticket:
     uncached_tokens: int = 1  # prompt tokens that even the best worker would have to compute
     urgency: Urgency = NORMAL
     lane: Lane = None
-    patience: float = 0.0  # seconds that it counts as having come later, in fcfs
+    order_penalty_s: float = 0.0  # seconds that it counts as having come later, in fcfs
 
     def score(self, policy: QueuePolicy) -> float:
         """Higher goes first: jump - arrival, jump + arrival, (1 + jump) / tokens (Dynamo's)."""
         jump = max(0.0, self.urgency.jump)
         if policy == "wspt":
             return (1 + jump) / max(1, self.uncached_tokens)
-        return jump + (self.arrived if policy == "lcfs" else -self.arrived - self.patience)
+        return jump + (self.arrived if policy == "lcfs" else -self.arrived - self.order_penalty_s)
 
 
 class AdmissionQueue:
-    """Orders what waits. `room_in(lane)` says in how many seconds a request of that lane should go.
+    """Orders what waits.
 
-    0 is now, inf is not before load falls.
-
-    At most `limit` requests wait. Ids are unique among them.
+    `seconds_until_free(lane)` says in how many seconds a request of that lane should go: 0 is now,
+    inf is not before load falls. At most `limit` requests wait. Ids are unique among them.
     """
 
     def __init__(
-        self, room_in: Callable[[Lane], float], *, policy: QueuePolicy = "fcfs", limit: int = 10_000
+        self,
+        seconds_until_free: Callable[[Lane], float],
+        *,
+        policy: QueuePolicy = "fcfs",
+        limit: int = 10_000,
     ) -> None:
-        self._room_in = room_in
+        self._seconds_until_free = seconds_until_free
         self.policy = policy
         self._limit = limit
         self._waiting: dict[str, Ticket] = {}
@@ -79,7 +82,7 @@ class AdmissionQueue:
         self.refused = 0
         """requests turned away because too many waited, ever"""
         self.ask_again_s = math.inf
-        """so long after it was last asked may `next` have another answer, if load does not fall"""
+        """seconds after which `next` should be asked again even if load has not fallen"""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -88,12 +91,12 @@ class AdmissionQueue:
         """Whether a request of that lane goes at once; else it must `enter`."""
         if self._head(lane):
             return False
-        wait = self._room_in(lane)
+        wait = self._seconds_until_free(lane)
         self._await(wait)
         return wait <= 0
 
     def enter(self, make_ticket: Callable[[], Ticket]) -> Ticket:
-        """A request waits, room or not, and `next` will name it. Its ticket is asked for here.
+        """A request waits, whoever is free, and `next` will name it. Its ticket is asked for here.
 
         Raises NoWorkersError (overloaded), and asks for none, if as many as may wait do.
         """
@@ -115,7 +118,7 @@ class AdmissionQueue:
         return ticket
 
     def next(self) -> Ticket | None:
-        """Take out the most urgent request that has room; None if none has.
+        """Take out the most urgent request for which a worker is free; None if there is none.
 
         Book it, or give it up, before asking again: the answer depends on the load.
         """
@@ -127,7 +130,7 @@ class AdmissionQueue:
         self.ask_again_s = math.inf
         for entry in sorted(heads):
             ticket = entry[3]
-            wait = self._room_in(ticket.lane)
+            wait = self._seconds_until_free(ticket.lane)
             self._await(wait)
             if wait <= 0:
                 self.discard(ticket.request_id)

@@ -190,10 +190,10 @@ class Dispatcher:
 
     def _ticket(self, flight: Flight) -> Ticket:
         facts, urgency = flight.facts, flight.urgency
-        tokens, patience = self._router.queue_terms(
+        tokens, penalty_s = self._router.queue_terms(
             facts.token_ids, lora_name=facts.lora_name, cache_namespace=facts.cache_namespace
         )
-        return Ticket(flight.request_id, flight.arrived, tokens, urgency, flight.pinned, patience)
+        return Ticket(flight.request_id, flight.arrived, tokens, urgency, flight.pinned, penalty_s)
 
     def _decide(self, flight: Flight, failed: set[int]) -> Decision:
         """Choose a worker and book the request there."""

@@ -15,17 +15,17 @@ def admission_of(router: KvRouter) -> "Admission | None":
 
 
 def queue_of(router: KvRouter) -> AdmissionQueue:
-    """A queue that asks a router for room, as its configuration says."""
+    """A queue that asks a router when a worker is free, as its configuration says."""
     limits = router.limits
     return AdmissionQueue(
-        router.room_in, policy=limits.queue_policy, limit=limits.config.queue_limit
+        router.seconds_until_free, policy=limits.queue_policy, limit=limits.config.queue_limit
     )
 
 
 class Admission:
     """Lets requests go one at a time, each once it is its turn.
 
-    Say `poll` whenever load fell; where the queue knows when there will be room, a timer does.
+    Say `poll` whenever load fell; where the queue knows when a worker will be free, a timer does.
     Between a request's turn and its booking nobody else is let go: the load that decides about the
     next one would not be the one there will be.
     """
@@ -65,7 +65,7 @@ class Admission:
             waiter.set_exception(error)
 
     def poll(self) -> None:
-        """Let the next request go, if there is room for it."""
+        """Let the next request go, if a worker is free for it."""
         if self._going is None and self._waiters:
             ticket = self.queue.next()
             if ticket is not None:
@@ -76,7 +76,7 @@ class Admission:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Poll again when the queue expects room; sooner if load falls."""
+        """Poll again when the queue expects a free worker; sooner if load falls."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,9 +1,10 @@
 """Which worker is best: costs, forecasts, and how one of the candidates is picked.
 
-Entered by KvRouter and by authors of policies; knows nothing of requests on their way.
+Entered by KvRouter and by authors of policies, who derive from `Policy`; knows nothing of requests
+on their way.
 """
 
-from .base import MODES, Hold, Mode
+from .base import MODES, Candidates, Mode, Policy
 from .cost import (
     LOWER_TIER_WEIGHTS,
     Blocks,
@@ -16,8 +17,11 @@ from .cost import (
     terms,
 )
 from .decision import CandidateTerms, Decision, Explanation
-from .forecast import forecast_strategy
-from .selection import Candidates, Observer, Rng, Strategy, choose, pick, pick_lowest, strategy
+from .draw import Rng, pick, pick_lowest
+from .forecast import ForecastPolicy
+from .guard import GuardedPolicy
+from .modes import DynamoCost, mode_policy
+from .selection import choose
 
 __all__ = [
     "Blocks",
@@ -26,22 +30,22 @@ __all__ = [
     "CostParams",
     "Counts",
     "Decision",
+    "DynamoCost",
     "Explanation",
     "Floats",
-    "Hold",
+    "ForecastPolicy",
+    "GuardedPolicy",
     "LOWER_TIER_WEIGHTS",
     "MODES",
     "Mask",
     "Mode",
-    "Observer",
+    "Policy",
     "Rng",
-    "Strategy",
     "choose",
-    "forecast_strategy",
     "lower_saving",
+    "mode_policy",
     "params_from_legacy_weight",
     "pick",
     "pick_lowest",
-    "strategy",
     "terms",
 ]

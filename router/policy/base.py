@@ -1,18 +1,160 @@
-"""What a policy is: the modes, and what it has to say about waiting."""
+"""What a policy is: the modes by name, what a policy sees of a request, and what it answers."""
 
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from .cost import Counts, Mask
+import numpy as np
+import numpy.typing as npt
+
+from ...slots.table import SlotTable
+from ...workers.registry import WorkerEntry
+from .cost import Blocks, Counts, Floats, Mask
+from .draw import Rng, pick
 
 Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 MODES: tuple[str, ...] = ("kv", "round-robin", "random", "least-loaded", "power-of-two", "direct")
 
 
-class Hold(Protocol):
-    """Says when a request had better wait in the router than in an engine, and who goes first."""
+class Candidates:
+    """One request before the workers. Arrays are by worker number; loads are computed when asked.
 
-    def room_in(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
-        """Seconds until one of these workers should get one more: 0 now, inf when load falls."""
+    `eligible` are the workers it may go to. `overlaps` (leading blocks of the prompt on the device)
+    and `sequence_hashes` are None for a policy that does not need them, the lower tiers' overlaps
+    where there are none. `saved_prefill_blocks` are what all tiers together save, each at its
+    weight: `overlaps` if there is only the device. `now` is the router's time in seconds. Good for
+    one decision: the loads are those of when they were first asked for.
+    """
 
-    def patience(self, uncached_tokens: int) -> float:
-        """Seconds that a request's turn counts as later than its arrival, for what it computes."""
+    def __init__(
+        self,
+        slots: SlotTable,
+        *,
+        isl: int,
+        eligible: Mask,
+        overlaps: Blocks | None = None,
+        sequence_hashes: npt.NDArray[np.uint64] | None = None,
+        host_overlaps: Blocks | None = None,
+        disk_overlaps: Blocks | None = None,
+        saved_prefill_blocks: Blocks | None = None,
+        now: float = 0.0,
+    ) -> None:
+        self.slots = slots
+        self.now = now
+        self.isl = isl
+        self.block_size = slots.block_size
+        self.eligible = eligible
+        self.overlaps = overlaps
+        self.sequence_hashes = sequence_hashes
+        self.host_overlaps = host_overlaps
+        self.disk_overlaps = disk_overlaps
+        self.saved_prefill_blocks = (
+            overlaps if saved_prefill_blocks is None else saved_prefill_blocks
+        )
+        # Not cached_property: in Python 3.11 it takes a lock, which costs more than the arrays do.
+        self._potential_blocks: Floats | None = None
+        self._prefill_tokens: Counts | None = None
+        self._active_requests: Counts | None = None
+
+    @property
+    def potential_blocks(self) -> Floats:
+        """Decode blocks each worker would have with this request."""
+        if self._potential_blocks is None:
+            self._potential_blocks = self.slots.potential(self.sequence_hashes, self.isl, None)[0]
+        return self._potential_blocks
+
+    @property
+    def prefill_tokens(self) -> Counts:
+        """Prompt tokens each worker has still to prefill, without this request."""
+        if self._prefill_tokens is None:
+            self._prefill_tokens = self.slots.active_prefill_tokens()
+        return self._prefill_tokens
+
+    @property
+    def active_requests(self) -> Counts:
+        """Requests each worker has in flight, without this one."""
+        if self._active_requests is None:
+            self._active_requests = self.slots.active_requests()
+        return self._active_requests
+
+
+class Policy:
+    """Chooses a worker for each request: `score` must be written, the rest has defaults.
+
+    Three groups: score and pick decide; `hold` and `order_penalty_s` say who waits in the router
+    and in which order; the `on_...` methods hear what becomes of requests, in the order it happens.
+    All are called under the router's lock. Times are seconds of the router's clock, `number` is a
+    worker's, arrays are by worker number.
+
+    A policy that overrides an `on_...` method learns from one router, and belongs to it.
+    """
+
+    needs_overlaps: bool = True
+    """Whether it looks at the caches; if not, prompts are not hashed and not matched for it."""
+    temperature: float = 0.0
+    """Of the softmax over costs by which `pick` draws; 0: the lowest cost."""
+    holds: bool = False
+    """Whether `hold` is overridden. Set for each class; a wrapper sets its own."""
+    learns: bool = False
+    """Whether an `on_...` method is overridden. Set for each class; a wrapper sets its own."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.holds = cls.hold is not Policy.hold
+        cls.learns = any(
+            getattr(cls, name) is not method
+            for name, method in vars(Policy).items()
+            if name.startswith("on_")
+        )
+
+    # Decisions
+
+    def score(self, candidates: Candidates) -> Floats:
+        """The cost of each worker, lower is better; inf where it is not eligible or ruled out."""
+        raise NotImplementedError
+
+    def pick(self, costs: Floats, rng: Rng) -> int:
+        """The number of a worker whose cost is finite; NoWorkersError if there is none."""
+        return pick(costs, self.temperature, rng)
+
+    def choose(self, candidates: Candidates, rng: Rng) -> int:
+        """The number of the worker that the request goes to."""
+        return self.pick(self.score(candidates), rng)
+
+    def explain(self, candidates: Candidates) -> Mapping[int, Mapping[str, float]]:
+        """What the costs are made of, by worker number; nothing by default."""
+        return {}
+
+    # Waiting
+
+    def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
+        """Seconds to keep a request waiting in the router before one of these workers gets it.
+
+        0: it should go now. inf: not before load falls. `active_blocks` are the KV blocks that each
+        worker's requests hold. Not asked where none of the eligible workers has a request.
+        """
+        return 0.0
+
+    def order_penalty_s(self, uncached_tokens: int) -> float:
+        """Seconds that a waiting request's turn counts as later than its arrival.
+
+        `uncached_tokens` are those of its prompt that even the best worker has to compute.
+        """
+        return 0.0
+
+    # What becomes of requests. Each is booked once and ends once, if it does not go with its
+    # worker; a first token need not come.
+
+    def on_worker(self, number: int, entry: WorkerEntry) -> None:
+        """A worker came, or what is known of it has changed."""
+
+    def on_worker_gone(self, number: int) -> None:
+        """A worker left, and its requests with it."""
+
+    def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
+        """A request goes to a worker, whoever chose it. The candidates are those it was one of."""
+
+    def on_first_token(self, request_id: str, now: float) -> None:
+        """Its first token is out."""
+
+    def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
+        """It ended, however; `output_tokens` where somebody has counted them."""

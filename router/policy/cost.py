@@ -7,8 +7,7 @@
     credit = overlap_score_credit / (1 + credit_decay * prefill queued beyond the least busy
              eligible worker's, in prompts)
 
-Called by selection.py for each decision, and by the router to explain one. Pure; arrays are
-aligned by worker number.
+Pure; arrays are aligned by worker number.
 """
 
 import math

@@ -7,7 +7,7 @@
 not cached; both are steps of a latency model that is learnt from first tokens. `delay` is what
 those suffer whose last step this prompt would fill up, `memory` the time until its blocks have
 room, `decode` what it and the requests decoding there cost each other. docs/routing.md has the
-reasons. Made by policies.py; hears from KvRouter what becomes of its requests.
+reasons.
 """
 
 import math
@@ -16,11 +16,11 @@ from dataclasses import dataclass, fields
 from ...runtime.errors import ConfigError
 from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
+from .base import Candidates, Policy
 from .cost import Counts, Floats, Mask
-from .selection import Candidates, Rng, Strategy, pick
 
 CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
-PATIENCE = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
+ORDER_PENALTY = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 
 
@@ -66,13 +66,14 @@ class Learnt:
     answer_s: float  # from the first token to the last
 
 
-class ForecastPolicy:
-    """The score of a strategy, and its observer. Not thread-safe: KvRouter has a lock.
+class ForecastPolicy(Policy):
+    """The lowest cost in seconds, by what it has learnt of the engines. Belongs to one router.
 
-    Knows nothing of a request that was not booked. Times are those of the caller's clock.
+    Not thread-safe: KvRouter has a lock. Knows nothing of a request that was not booked.
     """
 
-    def __init__(self, params: ForecastParams | None = None) -> None:
+    def __init__(self, temperature: float = 0.0, params: ForecastParams | None = None) -> None:
+        self.temperature = temperature
         self._forecast = Forecast(params or ForecastParams())
         self._numbers: set[int] = set()
 
@@ -81,7 +82,7 @@ class ForecastPolicy:
         return self._forecast.score(
             candidates.isl,
             candidates.block_size,
-            candidates.spared,
+            candidates.saved_prefill_blocks,
             candidates.potential_blocks,
             candidates.eligible,
             candidates.now,
@@ -92,13 +93,13 @@ class ForecastPolicy:
         return self._forecast.explain(
             candidates.isl,
             candidates.block_size,
-            candidates.spared,
+            candidates.saved_prefill_blocks,
             candidates.potential_blocks,
             len(candidates.eligible),
             candidates.now,
         )
 
-    def room_in(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
+    def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         """Seconds until one of these workers needs a prompt to go on computing without a pause.
 
         0: now, also as long as too little was learnt to say how long they compute. inf: every cache
@@ -106,7 +107,7 @@ class ForecastPolicy:
         """
         return self._forecast.seconds_until_free(eligible, active_blocks, now)
 
-    def patience(self, uncached_tokens: int) -> float:
+    def order_penalty_s(self, uncached_tokens: int) -> float:
         """Seconds by which its turn is later than its arrival: the longer a prompt, the later.
 
         The shortest first keeps the mean low, and as its own time grows nobody waits for ever. The
@@ -115,7 +116,7 @@ class ForecastPolicy:
         """
         learnt = self.learnt()
         seconds = learnt.token_s * uncached_tokens
-        return 0.0 if seconds > LONGEST * learnt.ttft_s else PATIENCE * seconds
+        return 0.0 if seconds > LONGEST * learnt.ttft_s else ORDER_PENALTY * seconds
 
     def on_worker(self, number: int, entry: WorkerEntry) -> None:
         """A worker came, or what is known of it has changed."""
@@ -134,8 +135,8 @@ class ForecastPolicy:
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         """A request was sent to a worker."""
-        isl, spared = candidates.isl, candidates.spared
-        cached = 0 if spared is None else int(spared[number]) * candidates.block_size
+        isl, saved = candidates.isl, candidates.saved_prefill_blocks
+        cached = 0 if saved is None else int(saved[number]) * candidates.block_size
         tokens = isl - min(cached, isl - 1)  # the last one is computed in any case
         self._forecast.book(request_id, number, isl, tokens, candidates.now)
 
@@ -170,20 +171,3 @@ class ForecastPolicy:
     def check_integrity(self) -> None:
         """Recount everything; AssertionError if a sum is wrong. For tests."""
         self._forecast.check_integrity()
-
-
-def forecast_strategy(temperature: float = 0.0, params: ForecastParams | None = None) -> Strategy:
-    """A strategy of its own: it learns from the router that it is given to."""
-    policy = ForecastPolicy(params)
-
-    def draw(costs: Floats, rng: Rng) -> int:
-        return pick(costs, temperature, rng)
-
-    return Strategy(
-        policy.score,
-        draw,
-        needs_overlaps=True,
-        observer=policy,
-        explain=policy.explain,
-        hold=policy,
-    )

@@ -22,15 +22,15 @@ Code = grpc.StatusCode
 
 
 class Gate:
-    """An admission that has room for `most` requests on the engines."""
+    """An admission for `most` requests on the engines."""
 
     def __init__(self, most: int, limit: int = 100) -> None:
         self.most = most
         self.rig: Rig | None = None
-        self.queue = AdmissionQueue(self.room_in, limit=limit)
+        self.queue = AdmissionQueue(self.seconds_until_free, limit=limit)
         self.admission = Admission(self.queue)
 
-    def room_in(self, lane: Lane) -> float:
+    def seconds_until_free(self, lane: Lane) -> float:
         assert self.rig is not None
         return 0.0 if len(self.rig.router.booked) < self.most else math.inf
 
@@ -142,14 +142,14 @@ async def test_bad_priorities_are_refused(key: str, value: str, text: str) -> No
         )
 
 
-async def test_where_room_is_foreseen_a_timer_lets_the_request_go() -> None:
+async def test_where_a_free_worker_is_foreseen_a_timer_lets_the_request_go() -> None:
     loop = asyncio.get_running_loop()
     opens = math.inf
 
-    def room_in(lane: Lane) -> float:
+    def seconds_until_free(lane: Lane) -> float:
         return max(0.0, opens - loop.time())
 
-    admission = Admission(AdmissionQueue(room_in))
+    admission = Admission(AdmissionQueue(seconds_until_free))
     async with Rig(FakeEngine(), admission=admission) as rig:
         unforeseen = asyncio.create_task(rig.answers(prompt("unforeseen")))
         await until(lambda: len(admission.queue) == 1)

@@ -234,7 +234,7 @@ def test_a_shared_registry_may_have_had_more_workers_before(policy: str) -> None
     registry.remove(2)
     config = KvRouterConfig(policy=policy, use_kv_events=False)
     with KvRouter(config, registry=registry) as router:
-        assert router.room_in() == 0
+        assert router.seconds_until_free() == 0
         assert router.decide([1] * 100, "a").worker.worker_id in (0, 1)
         router.add_worker(7)
         assert router.decide([2] * 100, "b", pinned_worker=7).worker.worker_id == 7

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_router.bench.simulation.baselines import bounded_consistent_hash, prefix_hash
-from dynamo_router.router.policy.selection import Candidates, Strategy
+from dynamo_router.bench.simulation.baselines import BoundedConsistentHash, PrefixHash
+from dynamo_router.router.policy import Candidates, Policy
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.slots.table import SlotTable
 
@@ -21,15 +21,15 @@ def table(workers: int) -> SlotTable:
 
 
 def choose(
-    how: Strategy, slots: SlotTable, hashes: list[int] | None, eligible: list[bool] | None = None
+    how: Policy, slots: SlotTable, hashes: list[int] | None, eligible: list[bool] | None = None
 ) -> int:
     mask = np.array(eligible if eligible is not None else [True] * slots.capacity)
-    chosen = how(
+    chosen = how.choose(
         Candidates(
             slots,
             isl=1000,
             eligible=mask,
-            seq_hashes=None if hashes is None else np.array(hashes, np.uint64),
+            sequence_hashes=None if hashes is None else np.array(hashes, np.uint64),
         ),
         random.Random(0),
     )
@@ -46,7 +46,7 @@ def book(slots: SlotTable, number: int, name: str) -> None:
     ends=st.lists(st.integers(0, 2**64 - 1), max_size=5),
     workers=st.integers(1, 9),
 )
-@pytest.mark.parametrize("make", [lambda: prefix_hash(2), lambda: bounded_consistent_hash(8, 2)])
+@pytest.mark.parametrize("make", [lambda: PrefixHash(2), lambda: BoundedConsistentHash(8, 2)])
 def test_prompts_that_begin_alike_go_to_one_worker(make, prefix, ends, workers) -> None:
     how, slots = make(), table(workers)
     chosen = {choose(how, slots, [*prefix, end]) for end in ends} | {choose(how, slots, prefix)}
@@ -54,14 +54,14 @@ def test_prompts_that_begin_alike_go_to_one_worker(make, prefix, ends, workers) 
     assert chosen == {choose(make(), table(workers), prefix)}, "another process chooses another one"
 
 
-@pytest.mark.parametrize("make", [lambda: prefix_hash(2), lambda: bounded_consistent_hash(1.25, 2)])
+@pytest.mark.parametrize("make", [lambda: PrefixHash(2), lambda: BoundedConsistentHash(1.25, 2)])
 def test_prefixes_are_spread_over_the_workers(make) -> None:
     slots, rng = table(8), random.Random(1)
     counts = np.bincount([choose(make(), slots, [0, rng.getrandbits(64)]) for _ in range(400)])
     assert len(counts) == 8 and counts.min() > 15 and counts.max() < 110
 
 
-@pytest.mark.parametrize("make", [lambda: prefix_hash(2), lambda: bounded_consistent_hash(1.25, 2)])
+@pytest.mark.parametrize("make", [lambda: PrefixHash(2), lambda: BoundedConsistentHash(1.25, 2)])
 def test_a_prompt_without_a_full_block_goes_anywhere_that_is_allowed(make) -> None:
     for hashes in (None, []):
         assert choose(make(), table(4), hashes, [False, False, True, False]) == 2
@@ -74,7 +74,7 @@ def test_a_prompt_without_a_full_block_goes_anywhere_that_is_allowed(make) -> No
     out=st.integers(0, 5),
 )
 def test_no_worker_gets_more_than_its_bounded_share(factor, keys, workers, out) -> None:
-    how, slots = bounded_consistent_hash(factor, 1), table(workers)
+    how, slots = BoundedConsistentHash(factor, 1), table(workers)
     eligible = [number != out or workers == 1 for number in range(workers)]
     for place, key in enumerate(keys):
         chosen = choose(how, slots, [key * 2**60 + 17], eligible)
@@ -84,7 +84,7 @@ def test_no_worker_gets_more_than_its_bounded_share(factor, keys, workers, out) 
 
 
 def test_a_worker_that_leaves_takes_only_its_own_prompts_with_it() -> None:
-    how, slots, rng = bounded_consistent_hash(10, 1), table(5), random.Random(2)
+    how, slots, rng = BoundedConsistentHash(10, 1), table(5), random.Random(2)
     keys = [[rng.getrandbits(64)] for _ in range(100)]
     before = [choose(how, slots, key) for key in keys]
     after = [choose(how, slots, key, [n != 3 for n in range(5)]) for key in keys]
@@ -94,11 +94,11 @@ def test_a_worker_that_leaves_takes_only_its_own_prompts_with_it() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: prefix_hash(0),
-        lambda: bounded_consistent_hash(0.9, 2),
-        lambda: bounded_consistent_hash(float("nan"), 2),
-        lambda: bounded_consistent_hash(float("inf"), 2),
-        lambda: bounded_consistent_hash(1.25, 0),
+        lambda: PrefixHash(0),
+        lambda: BoundedConsistentHash(0.9, 2),
+        lambda: BoundedConsistentHash(float("nan"), 2),
+        lambda: BoundedConsistentHash(float("inf"), 2),
+        lambda: BoundedConsistentHash(1.25, 0),
     ],
 )
 def test_what_cannot_work_is_refused(make) -> None:

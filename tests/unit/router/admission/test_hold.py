@@ -18,9 +18,14 @@ from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceRequest, read_trace
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.policy._forecast import Forecast
+from dynamo_router.router.policy.base import Candidates, Policy
 from dynamo_router.router.policy.cost import Counts, Mask
-from dynamo_router.router.policy.forecast import LONGEST, PATIENCE, ForecastParams
-from dynamo_router.router.policy.selection import Candidates, Strategy, pick_lowest
+from dynamo_router.router.policy.forecast import (
+    LONGEST,
+    ORDER_PENALTY,
+    ForecastParams,
+    ForecastPolicy,
+)
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.errors import NoWorkersError
 from dynamo_router.workers.mocker.config import EngineConfig
@@ -66,17 +71,17 @@ def occupy(router: KvRouter, worker_id: int, tokens: int) -> None:
     router.decide(prompt(tokens, 10 * tokens + worker_id), name, pinned_worker=worker_id)
 
 
-def test_there_is_room_until_every_worker_has_more_than_a_step_to_compute(
+def test_a_worker_is_free_until_every_one_has_more_than_a_step_to_compute(
     router: KvRouter, clock: ManualClock
 ) -> None:
-    assert router.room_in() == 0
+    assert router.seconds_until_free() == 0
     occupy(router, 1, 500)
     clock.advance(0.001)  # the step has begun
-    assert router.room_in() == 0
+    assert router.seconds_until_free() == 0
     occupy(router, 2, 300)
     clock.advance(0.001)
     expected = STEP_S + 300 * TOKEN_S - 0.001 - STEP_S / 2
-    assert router.room_in() == pytest.approx(expected, abs=0.005)
+    assert router.seconds_until_free() == pytest.approx(expected, abs=0.005)
 
 
 def test_the_wait_shrinks_with_time_and_ends_without_a_word_from_the_engines(
@@ -85,23 +90,23 @@ def test_the_wait_shrinks_with_time_and_ends_without_a_word_from_the_engines(
     for worker_id in (1, 2):
         occupy(router, worker_id, 512)
     clock.advance(0.001)
-    before = router.room_in()
+    before = router.seconds_until_free()
     clock.advance(0.02)
-    assert router.room_in() == pytest.approx(before - 0.02)
-    clock.advance(router.room_in() + 1e-9)
-    assert router.room_in() == 0  # no first token was reported, ever
+    assert router.seconds_until_free() == pytest.approx(before - 0.02)
+    clock.advance(router.seconds_until_free() + 1e-9)
+    assert router.seconds_until_free() == 0  # no first token was reported, ever
     clock.advance(100.0)
-    assert router.room_in() == 0
+    assert router.seconds_until_free() == 0
 
 
 def test_what_is_queued_in_an_engine_counts_as_well(router: KvRouter, clock: ManualClock) -> None:
     for worker_id in (1, 2):
         occupy(router, worker_id, 100)
         clock.advance(0.001)
-    before = router.room_in()
+    before = router.seconds_until_free()
     for worker_id in (1, 2):
         occupy(router, worker_id, 400)
-    assert router.room_in() > before + 400 * TOKEN_S / 2
+    assert router.seconds_until_free() > before + 400 * TOKEN_S / 2
 
 
 def test_a_worker_that_is_late_is_not_the_room_that_all_wait_for(
@@ -109,12 +114,12 @@ def test_a_worker_that_is_late_is_not_the_room_that_all_wait_for(
 ) -> None:
     occupy(router, 1, 300)
     clock.advance(10.0)  # its first token is due for long
-    assert router.room_in() == 0  # on the other
+    assert router.seconds_until_free() == 0  # on the other
     occupy(router, 2, 300)
     clock.advance(0.001)
-    assert 0 < router.room_in() < 0.1
+    assert 0 < router.seconds_until_free() < 0.1
     clock.advance(10.0)
-    assert router.room_in() == 0  # both are late: nobody waits for them
+    assert router.seconds_until_free() == 0  # both are late: nobody waits for them
 
 
 def test_where_the_caches_are_booked_out_room_comes_when_a_request_ends(
@@ -125,23 +130,23 @@ def test_where_the_caches_are_booked_out_room_comes_when_a_request_ends(
     clock.advance(10.0)
     for worker_id in (1, 2):
         router.mark_prefill_complete(f"on {worker_id}, {55 * BLOCK}")
-    assert router.room_in() == 0  # a smaller one has room, whatever the others are like
+    assert router.seconds_until_free() == 0  # a smaller one has room, whatever the others are like
     for worker_id in (1, 2):
         occupy(router, worker_id, 46 * BLOCK)
     clock.advance(10.0)
     for worker_id in (1, 2):
         router.mark_prefill_complete(f"on {worker_id}, {46 * BLOCK}")
-    assert router.room_in() == math.inf
+    assert router.seconds_until_free() == math.inf
     router.free(f"on 1, {46 * BLOCK}")
-    assert router.room_in() == 0
+    assert router.seconds_until_free() == 0
 
 
 def test_what_nobody_ends_expires_and_makes_room(router: KvRouter, clock: ManualClock) -> None:
     for worker_id in (1, 2):
         occupy(router, worker_id, 120 * BLOCK)
-    assert router.room_in() == math.inf
+    assert router.seconds_until_free() == math.inf
     clock.advance(2 * router.config.active_request_expiry_secs)
-    assert router.room_in() == 0
+    assert router.seconds_until_free() == 0
 
 
 def test_a_request_for_one_worker_has_nothing_to_choose_and_goes(
@@ -150,19 +155,19 @@ def test_a_request_for_one_worker_has_nothing_to_choose_and_goes(
     for worker_id in (1, 2):
         occupy(router, worker_id, 512)
     clock.advance(0.001)
-    assert router.room_in() > 0 and router.room_in(1) == 0
+    assert router.seconds_until_free() > 0 and router.seconds_until_free(1) == 0
 
 
 def test_a_prompt_larger_than_the_cache_does_not_close_an_idle_worker(router: KvRouter) -> None:
     occupy(router, 1, 300 * BLOCK)
-    assert router.room_in() == 0
+    assert router.seconds_until_free() == 0
 
 
 def test_where_all_are_busy_nobody_waits_to_be_told(clock: ManualClock) -> None:
     with router_with(clock, active_decode_blocks_threshold=0.5) as router:
         for worker_id in (1, 2):
             occupy(router, worker_id, 120 * BLOCK)
-        assert router.room_in() == 0
+        assert router.seconds_until_free() == 0
         with pytest.raises(NoWorkersError, match="every worker is busy"):
             router.decide(prompt(100), "x")
 
@@ -173,10 +178,10 @@ def test_there_is_nothing_to_wait_for_where_nobody_serves(
     for worker_id in (1, 2):
         occupy(router, worker_id, 512)
     clock.advance(0.001)
-    assert router.room_in() > 0
+    assert router.seconds_until_free() > 0
     for worker_id in (1, 2):
         router.registry.set_state(worker_id, WorkerState.UNHEALTHY)
-    assert router.room_in() == 0
+    assert router.seconds_until_free() == 0
 
 
 def test_a_router_that_has_learnt_nothing_holds_nobody() -> None:
@@ -184,7 +189,7 @@ def test_a_router_that_has_learnt_nothing_holds_nobody() -> None:
         router.add_worker(1)
         for i in range(20):
             router.decide(prompt(900, i), str(i))
-        assert router.room_in() == 0
+        assert router.seconds_until_free() == 0
 
 
 @pytest.mark.parametrize("admission", [{"hold": False}, {"queue_threshold": 100.0}])
@@ -195,7 +200,7 @@ def test_it_can_be_switched_off_and_a_threshold_takes_its_place(
         for worker_id in (1, 2):
             occupy(router, worker_id, 512)
         clock.advance(0.001)
-        assert router.room_in() == 0
+        assert router.seconds_until_free() == 0
         assert router.limits.any_wait == ("queue_threshold" in admission)
         assert router.queue_terms(prompt(300)) == (1, 0.0)  # first come, first served
 
@@ -205,11 +210,13 @@ def test_dynamos_cost_holds_nobody(clock: ManualClock) -> None:
         assert not router.limits.any_wait
 
 
-def test_short_prompts_have_less_patience_and_the_longest_none(router: KvRouter) -> None:
-    tokens, patience = router.queue_terms(prompt(100, 5000))
-    assert tokens == 100 and patience == pytest.approx(PATIENCE * 100 * TOKEN_S, rel=0.3)
-    assert router.queue_terms(prompt(200, 5000))[1] == pytest.approx(2 * patience)
-    usual = router._strategy.observer.learnt().ttft_s  # type: ignore[union-attr]
+def test_short_prompts_wait_less_for_others_and_the_longest_for_none(router: KvRouter) -> None:
+    tokens, penalty_s = router.queue_terms(prompt(100, 5000))
+    assert tokens == 100 and penalty_s == pytest.approx(ORDER_PENALTY * 100 * TOKEN_S, rel=0.3)
+    assert router.queue_terms(prompt(200, 5000))[1] == pytest.approx(2 * penalty_s)
+    policy = router._policy
+    assert isinstance(policy, ForecastPolicy)
+    usual = policy.learnt().ttft_s
     longest = int(1.5 * LONGEST * usual / TOKEN_S)
     assert router.queue_terms(prompt(longest, 5000))[1] == 0.0
 
@@ -235,16 +242,19 @@ def test_the_kernel_refuses_what_cannot_be() -> None:
 # Holds of other people
 
 
-class Stubborn:
-    """Raises, or says what it is told to."""
+class Stubborn(Policy):
+    """Sends to anybody; its hold raises, or says what it is told to."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 
-    def room_in(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
+    def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         return self._say()
 
-    def patience(self, uncached_tokens: int) -> float:
+    def score(self, candidates: Candidates) -> Any:
+        return np.where(candidates.eligible, 0.0, np.inf)
+
+    def order_penalty_s(self, uncached_tokens: int) -> float:
         return self._say()
 
     def _say(self) -> Any:
@@ -253,30 +263,28 @@ class Stubborn:
         return self.answer
 
 
-def nothing(candidates: Candidates) -> Any:
-    return np.where(candidates.eligible, 0.0, np.inf)
-
-
 @pytest.mark.parametrize("answer", [RuntimeError("no idea"), math.nan, "soon"])
 def test_a_hold_that_fails_holds_nobody_and_is_counted(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strategy = Strategy(nothing, pick_lowest, needs_overlaps=True, hold=Stubborn(answer))
-    with KvRouter(KvRouterConfig(), strategy=strategy) as router, caplog.at_level(logging.ERROR):
+    policy = Stubborn(answer)
+    with KvRouter(KvRouterConfig(), strategy=policy) as router, caplog.at_level(logging.ERROR):
         router.add_worker(1)
         router.decide(prompt(100), "a")
-        assert router.room_in() == 0 and router.policy_failures == 1
+        assert router.seconds_until_free() == 0 and router.policy_failures == 1
         assert router.queue_terms(prompt(100)) == (100, 0.0) and router.policy_failures == 2
-    assert "failed, 1 times so far" in caplog.text and "room_in: " in caplog.text
+    assert "failed, 1 times so far" in caplog.text and "hold: " in caplog.text
 
 
 def test_a_hold_of_ones_own_is_asked() -> None:
-    strategy = Strategy(nothing, pick_lowest, needs_overlaps=True, hold=Stubborn(0.25))
-    with KvRouter(KvRouterConfig(), strategy=strategy) as router:
+    with KvRouter(KvRouterConfig(), strategy=Stubborn(0.25)) as router:
         router.add_worker(1)
-        assert router.room_in() == 0  # the fleet has nothing to do
+        assert router.seconds_until_free() == 0  # the fleet has nothing to do
         router.decide(prompt(100), "a")
-        assert router.room_in() == 0.25 and router.queue_terms(prompt(100)) == (100, 0.25)
+        assert router.seconds_until_free() == 0.25 and router.queue_terms(prompt(100)) == (
+            100,
+            0.25,
+        )
 
 
 # In a simulation

@@ -36,35 +36,39 @@ def prompt(blocks: int, first: int = 0) -> list[int]:
     return [first] * (blocks * BLOCK)
 
 
-def test_there_is_room_until_every_worker_has_more_than_its_share_queued(
+def test_a_worker_is_free_until_every_one_has_more_than_its_share_queued(
     queueing: KvRouter,
 ) -> None:
-    assert queueing.room_in() == 0
+    assert queueing.seconds_until_free() == 0
     queueing.decide(prompt(5, 1), "a", pinned_worker=1)
-    assert queueing.room_in() == 0 and queueing.room_in(1) == math.inf and queueing.room_in(2) == 0
+    assert (
+        queueing.seconds_until_free() == 0
+        and queueing.seconds_until_free(1) == math.inf
+        and queueing.seconds_until_free(2) == 0
+    )
     queueing.decide(prompt(4, 2), "b", pinned_worker=2)
-    assert queueing.room_in() == 0  # exactly the budget is not above it
+    assert queueing.seconds_until_free() == 0  # exactly the budget is not above it
     queueing.decide(prompt(1, 3), "c", pinned_worker=2)
-    assert queueing.room_in() == math.inf
+    assert queueing.seconds_until_free() == math.inf
     queueing.mark_prefill_complete("a")
-    assert queueing.room_in() == 0
+    assert queueing.seconds_until_free() == 0
 
 
 def test_there_is_nothing_to_wait_for_where_nobody_serves(queueing: KvRouter) -> None:
     queueing.decide(prompt(9), "a", pinned_worker=1)
     queueing.decide(prompt(9), "b", pinned_worker=2)
-    assert queueing.room_in() == math.inf
+    assert queueing.seconds_until_free() == math.inf
     for worker_id in (1, 2):
         queueing.registry.set_state(worker_id, WorkerState.UNHEALTHY)
-    assert queueing.room_in() == 0
-    assert queueing.room_in(77) == 0  # not registered: deciding says so
+    assert queueing.seconds_until_free() == 0
+    assert queueing.seconds_until_free(77) == 0  # not registered: deciding says so
 
 
-def test_without_a_threshold_there_is_always_room() -> None:
+def test_without_a_threshold_a_worker_is_always_free() -> None:
     with router_with() as router:
         router.decide(prompt(90), "a")
         router.decide(prompt(90), "b")
-        assert router.room_in() == 0
+        assert router.seconds_until_free() == 0
 
 
 def test_an_unknown_budget_is_taken_for_endless() -> None:
@@ -72,7 +76,7 @@ def test_an_unknown_budget_is_taken_for_endless() -> None:
         router.add_worker(3)
         for worker_id in (1, 2, 3):
             router.decide(prompt(50), f"on {worker_id}", pinned_worker=worker_id)
-        assert router.room_in() == 0
+        assert router.seconds_until_free() == 0
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,18 @@ from dynamo_router.runtime.identity import WorkerWithDpRank
 ONE, TWO = WorkerWithDpRank(1, 0), WorkerWithDpRank(2, 0)
 
 
-class Room:
-    """Room for so many requests, of any lane, and lanes that are shut."""
+class Workers:
+    """Free for so many requests, of any lane, and lanes that are shut."""
 
-    def __init__(self, places: int = 0) -> None:
-        self.places = places
+    def __init__(self, slots: int = 0) -> None:
+        self.slots = slots
         self.shut: set[Lane] = set()
 
     def __call__(self, lane: Lane) -> float:
         return 0.0 if self.is_there(lane) else math.inf
 
     def is_there(self, lane: Lane) -> bool:
-        return self.places > 0 and lane not in self.shut
+        return self.slots > 0 and lane not in self.shut
 
 
 def offer(queue: AdmissionQueue, ticket: Ticket) -> bool:
@@ -46,16 +46,16 @@ def ids(queue: AdmissionQueue) -> list[str]:
 
 
 def test_with_room_and_nobody_before_it_a_request_goes_at_once() -> None:
-    queue = AdmissionQueue(Room(1))
+    queue = AdmissionQueue(Workers(1))
     assert offer(queue, Ticket("a", 0.0))
     assert len(queue) == 0 and queue.queued == 0
 
 
 def test_behind_others_a_request_waits_even_if_there_is_room() -> None:
-    room = Room()
-    queue = AdmissionQueue(room)
+    workers = Workers()
+    queue = AdmissionQueue(workers)
     assert not offer(queue, Ticket("a", 0.0))
-    room.places = 1
+    workers.slots = 1
     assert not offer(queue, Ticket("b", 1.0))
     assert ids(queue) == ["a", "b"]
     assert offer(queue, Ticket("c", 2.0))
@@ -63,57 +63,57 @@ def test_behind_others_a_request_waits_even_if_there_is_room() -> None:
 
 @pytest.mark.parametrize(("policy", "order"), [("fcfs", "abc"), ("lcfs", "cba"), ("wspt", "bca")])
 def test_policies(policy: str, order: str) -> None:
-    room = Room()
-    queue = AdmissionQueue(room, policy=policy)  # type: ignore[arg-type]
+    workers = Workers()
+    queue = AdmissionQueue(workers, policy=policy)  # type: ignore[arg-type]
     for name, arrived, tokens in (("a", 0.0, 900), ("b", 1.0, 10), ("c", 2.0, 100)):
         offer(queue, Ticket(name, arrived, tokens))
-    room.places = 1
+    workers.slots = 1
     assert ids(queue) == list(order)
 
 
 def test_priority_beats_everything_and_a_jump_beats_its_equals() -> None:
-    room = Room()
-    queue = AdmissionQueue(room)
+    workers = Workers()
+    queue = AdmissionQueue(workers)
     offer(queue, Ticket("first", 0.0))
     offer(queue, Ticket("jumps", 5.0, urgency=Urgency(jump=10)))
     offer(queue, Ticket("late", 6.0, urgency=Urgency(jump=-100)))
     offer(queue, Ticket("vip", 9.0, urgency=Urgency(priority=1)))
-    room.places = 1
+    workers.slots = 1
     assert ids(queue) == ["vip", "jumps", "first", "late"]
 
 
 def test_a_request_for_one_worker_does_not_hold_up_the_others() -> None:
-    room = Room()
-    queue = AdmissionQueue(room)
+    workers = Workers()
+    queue = AdmissionQueue(workers)
     offer(queue, Ticket("pinned", 0.0, lane=ONE))
     offer(queue, Ticket("free", 1.0))
-    room.places, room.shut = 1, {ONE}
+    workers.slots, workers.shut = 1, {ONE}
     assert ids(queue) == ["free"]
     assert offer(queue, Ticket("other", 2.0, lane=TWO))
-    room.shut = set()
+    workers.shut = set()
     assert ids(queue) == ["pinned"]
 
 
 def test_beyond_the_limit_requests_are_turned_away_and_calm_returns() -> None:
-    room = Room()
-    queue = AdmissionQueue(room, limit=2)
+    workers = Workers()
+    queue = AdmissionQueue(workers, limit=2)
     offer(queue, Ticket("a", 0.0))
     offer(queue, Ticket("b", 0.0))
     with pytest.raises(NoWorkersError, match="all workers are saturated and 2 requests wait") as e:
         offer(queue, Ticket("c", 0.0))
     assert e.value.overloaded and queue.refused == 1
-    room.places = 1
+    workers.slots = 1
     assert ids(queue) == ["a", "b"]
     assert offer(queue, Ticket("c", 1.0))
 
 
-def test_patience_counts_as_having_come_later() -> None:
-    room = Room()
-    queue = AdmissionQueue(room)
-    offer(queue, Ticket("long", 0.0, patience=20.0))
-    offer(queue, Ticket("short", 5.0, patience=2.0))
-    offer(queue, Ticket("too late", 19.0, patience=2.0))
-    room.places = 1
+def test_an_order_penalty_counts_as_having_come_later() -> None:
+    workers = Workers()
+    queue = AdmissionQueue(workers)
+    offer(queue, Ticket("long", 0.0, order_penalty_s=20.0))
+    offer(queue, Ticket("short", 5.0, order_penalty_s=2.0))
+    offer(queue, Ticket("too late", 19.0, order_penalty_s=2.0))
+    workers.slots = 1
     assert ids(queue) == ["short", "long", "too late"]
 
 
@@ -133,17 +133,17 @@ def test_it_says_when_to_ask_again() -> None:
 
 
 def test_who_gave_up_is_skipped() -> None:
-    room = Room()
-    queue = AdmissionQueue(room)
+    workers = Workers()
+    queue = AdmissionQueue(workers)
     for name in "abc":
         offer(queue, Ticket(name, 0.0))
     assert queue.discard("a") and not queue.discard("a")
-    room.places = 1
+    workers.slots = 1
     assert ids(queue) == ["b", "c"]
 
 
 def test_those_who_give_up_leave_no_trace_behind_one_who_stays() -> None:
-    queue = AdmissionQueue(Room())
+    queue = AdmissionQueue(Workers())
     offer(queue, Ticket("stays", 0.0))
     for i in range(10_000):
         offer(queue, Ticket(str(i), 1.0))
@@ -157,8 +157,8 @@ class Queueing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.room = Room()
-        self.queue = AdmissionQueue(self.room, policy="wspt", limit=20)
+        self.workers = Workers()
+        self.queue = AdmissionQueue(self.workers, policy="wspt", limit=20)
         self.waiting: list[Ticket] = []
         self.now = 0.0
 
@@ -172,9 +172,9 @@ class Queueing(RuleBasedStateMachine):
         self.now += 1
         ticket = Ticket(str(self.now), self.now, tokens, Urgency(priority, jump), lane)
         behind = any(each.lane == lane for each in self.waiting)
-        if not behind and self.room.is_there(lane):
+        if not behind and self.workers.is_there(lane):
             assert offer(self.queue, ticket)
-            self.room.places -= 1
+            self.workers.slots -= 1
         elif len(self.waiting) == 20:
             with pytest.raises(NoWorkersError):
                 offer(self.queue, ticket)
@@ -182,9 +182,9 @@ class Queueing(RuleBasedStateMachine):
             assert not offer(self.queue, ticket)
             self.waiting.append(ticket)
 
-    @rule(places=st.integers(0, 3), shut=st.sets(st.sampled_from([None, ONE, TWO])))
-    def load_changes(self, places: int, shut: set[Lane]) -> None:
-        self.room.places, self.room.shut = places, shut
+    @rule(slots=st.integers(0, 3), shut=st.sets(st.sampled_from([None, ONE, TWO])))
+    def load_changes(self, slots: int, shut: set[Lane]) -> None:
+        self.workers.slots, self.workers.shut = slots, shut
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -195,7 +195,7 @@ class Queueing(RuleBasedStateMachine):
 
     @rule()
     def go(self) -> None:
-        candidates = [ticket for ticket in self.waiting if self.room.is_there(ticket.lane)]
+        candidates = [ticket for ticket in self.waiting if self.workers.is_there(ticket.lane)]
         best = max(
             candidates,
             key=lambda t: (t.urgency.priority, t.score("wspt"), -t.arrived),
@@ -204,7 +204,7 @@ class Queueing(RuleBasedStateMachine):
         assert self.queue.next() is best
         if best is not None:
             self.waiting.remove(best)
-            self.room.places -= 1
+            self.workers.slots -= 1
 
     @invariant()
     def as_many_wait(self) -> None:

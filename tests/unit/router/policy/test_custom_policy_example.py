@@ -1,4 +1,4 @@
-"""The example of a policy does what it says, as a strategy and by name."""
+"""The example of a policy does what it says, passed in and by name."""
 
 import importlib.util
 from importlib.metadata import EntryPoint

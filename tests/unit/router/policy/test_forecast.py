@@ -32,9 +32,9 @@ def router(clock: ManualClock) -> Iterator[KvRouter]:
 
 
 def policy_of(router: KvRouter) -> ForecastPolicy:
-    observer = router._strategy.observer
-    assert isinstance(observer, ForecastPolicy)
-    return observer
+    policy = router._policy
+    assert isinstance(policy, ForecastPolicy)
+    return policy
 
 
 def prompt(number: int, tokens: int) -> Any:

@@ -11,8 +11,8 @@ import pytest
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.bench.simulation.policies import parse_policies
 from dynamo_router.router import policies
-from dynamo_router.router.policies import GuardedStrategy, known_policies, new_strategy
-from dynamo_router.router.policy.selection import Candidates, Strategy, pick_lowest
+from dynamo_router.router.policies import known_policies, new_policy
+from dynamo_router.router.policy import Candidates, Floats, GuardedPolicy, Policy, Rng
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.errors import ConfigError, NoWorkersError
 from dynamo_router.workers.registry import WorkerEntry
@@ -20,21 +20,24 @@ from dynamo_router.workers.registry import WorkerEntry
 PROMPT = list(range(64))
 
 
-def last_worker(candidates: Candidates) -> Any:
-    costs = np.where(candidates.eligible, 1.0, np.inf)
-    costs[np.flatnonzero(candidates.eligible)[-1]] = 0.0
-    return costs
+class Last(Policy):
+    """The eligible worker with the highest number."""
+
+    def score(self, candidates: Candidates) -> Floats:
+        costs = np.where(candidates.eligible, 1.0, np.inf)
+        costs[np.flatnonzero(candidates.eligible)[-1]] = 0.0
+        return costs
 
 
-def favour_the_last(config: KvRouterConfig) -> Strategy:
-    return Strategy(last_worker, pick_lowest)
+def favour_the_last(config: KvRouterConfig) -> Policy:
+    return Last()
 
 
 def make_nothing(config: KvRouterConfig) -> Any:
-    return "no strategy"
+    return "no policy"
 
 
-def fail_to_make(config: KvRouterConfig) -> Strategy:
+def fail_to_make(config: KvRouterConfig) -> Policy:
     raise OSError("no model file")
 
 
@@ -53,9 +56,9 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "entry_points", lambda group: points)
 
 
-def router_with(strategy: Strategy | None = None, **config: Any) -> KvRouter:
+def router_with(given: Policy | None = None, **config: Any) -> KvRouter:
     made = KvRouter(
-        KvRouterConfig(block_size=16, **config), clock=ManualClock(), seed=1, strategy=strategy
+        KvRouterConfig(block_size=16, **config), clock=ManualClock(), seed=1, strategy=given
     )
     for worker_id in range(3):
         made.add_worker(worker_id)
@@ -83,14 +86,14 @@ def test_a_policy_of_a_package_decides_where_it_is_named() -> None:
     "policy, reason",
     [
         ("unknown", "'unknown' is none of forecast, dynamo, dynamo:SCALE, failing, last"),
-        ("nothing", "'nothing' .*make_nothing.* made 'no strategy', which is no Strategy"),
+        ("nothing", "'nothing' .*make_nothing.* made 'no policy', which is no Policy"),
         ("failing", "'failing' .*cannot be made: OSError: no model file"),
         ("lost", "'lost' .*cannot be made: AttributeError"),
     ],
 )
 def test_a_policy_that_cannot_be_had_is_refused_by_its_name(policy: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"policy: {reason}"):
-        new_strategy(KvRouterConfig(policy=policy))
+        new_policy(KvRouterConfig(policy=policy))
 
 
 @pytest.mark.parametrize(
@@ -150,68 +153,64 @@ def test_a_request_can_be_weighed_by_dynamos_cost_but_not_by_a_policy_that_learn
         assert router.best_worker(PROMPT, overrides={"policy": "last"})[0] == 2
 
 
+class Faulty(Policy):
+    """Answers `costs` and picks `number`; calls what can be called."""
+
+    def __init__(self, costs: Any = None, number: Any = None) -> None:
+        self.costs, self.number = costs, number
+
+    def score(self, candidates: Candidates) -> Any:
+        return self.costs(candidates) if callable(self.costs) else self.costs
+
+    def pick(self, costs: Floats, rng: Rng) -> Any:
+        return super().pick(costs, rng) if self.number is None else self.number
+
+
 def broken(candidates: Candidates) -> Any:
     raise KeyError("cost")
 
 
-def too_short(candidates: Candidates) -> Any:
-    return np.zeros(2)
-
-
-def no_number(candidates: Candidates) -> Any:
-    return np.full(len(candidates.eligible), np.nan)
-
-
-def text(candidates: Candidates) -> Any:
-    return "cheap"
-
-
-def zeros(candidates: Candidates) -> Any:
-    return np.zeros(len(candidates.eligible))
-
-
 def hide_all_and_fail(candidates: Candidates) -> Any:
-    return np.zeros(7, np.bool_)
+    candidates.eligible = np.zeros(3, np.bool_)
+    raise ValueError("hidden")
 
 
 @pytest.mark.parametrize(
-    "strategy, reason",
+    "policy, reason",
     [
-        (Strategy(broken, pick_lowest), "KeyError: 'cost'"),
-        (Strategy(too_short, pick_lowest), r"costs of shape \(2,\) for 3 workers"),
-        (Strategy(no_number, pick_lowest), "a cost is not a number"),
-        (Strategy(text, pick_lowest), "could not convert string to float"),
-        (Strategy(zeros, lambda costs, rng: 7), "it chose worker number 7, which is not eligible"),
-        (Strategy(zeros, lambda costs, rng: 1), "it chose worker number 1, which is not eligible"),
-        (Strategy(zeros, lambda costs, rng: None), "NoneType"),  # type: ignore[arg-type,return-value]
-        (Strategy(zeros, pick_lowest, hide_all_and_fail), "ValueError"),
+        (Faulty(broken), "KeyError: 'cost'"),
+        (Faulty(np.zeros(2)), r"costs of shape \(2,\) for 3 workers"),
+        (Faulty(np.full(3, np.nan)), "a cost is not a number"),
+        (Faulty("cheap"), "could not convert string to float"),
+        (Faulty(np.zeros(3), 7), "it chose worker number 7, which is not eligible"),
+        (Faulty(np.zeros(3), 1), "it chose worker number 1, which is not eligible"),
+        (Faulty(np.zeros(3), "one"), "'str' object cannot be interpreted as an integer"),
+        (Faulty(hide_all_and_fail), "ValueError: hidden"),
+        (Policy(), "NotImplementedError"),
     ],
 )
 def test_where_a_policy_fails_dynamos_cost_decides_and_it_is_counted(
-    strategy: Strategy, reason: str, caplog: pytest.LogCaptureFixture
+    policy: Policy, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with router_with(strategy) as router, caplog.at_level(logging.ERROR):
+    with router_with(policy) as router, caplog.at_level(logging.ERROR):
         for count in (1, 2):
             assert router.best_worker(PROMPT, f"r{count}", excluded_workers=[1])[0] in (0, 2)
             assert router.policy_failures == count
     (record,) = caplog.records  # not one line for each request
     assert record.levelno == logging.ERROR
-    assert "the strategy that was passed in" in record.getMessage()
+    assert "the policy that was passed in" in record.getMessage()
     assert pytest.importorskip("re").search(reason, record.getMessage())
 
 
 def test_a_policy_may_refuse() -> None:
-    def refuse(candidates: Candidates) -> Any:
-        return np.full(len(candidates.eligible), np.inf)
-
-    with router_with(Strategy(refuse, pick_lowest)) as router:
+    with router_with(Faulty(np.full(3, np.inf))) as router:
         with pytest.raises(NoWorkersError, match="no worker is left after filtering and scoring"):
             router.best_worker(PROMPT)
         assert router.policy_failures == 0
 
 
-class Diary:
-    """An observer that writes down what it hears, and fails on demand."""
+class Diary(Policy):
+    """Writes down what it hears, and fails on demand."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -221,6 +220,9 @@ class Diary:
         self.heard.append(what)
         if self.fails:
             raise RuntimeError("full")
+
+    def score(self, candidates: Candidates) -> Floats:
+        return np.where(candidates.eligible, 0.0, np.inf)
 
     def on_worker(self, number: int, entry: WorkerEntry) -> None:
         self._hear("worker", number, entry.total_kv_blocks)
@@ -243,11 +245,10 @@ def diary() -> Iterator[Diary]:
     yield Diary()
 
 
-def test_an_observer_hears_everything_once_and_in_order(diary: Diary) -> None:
+def test_a_policy_hears_everything_once_and_in_order(diary: Diary) -> None:
     clock = ManualClock()
-    strategy = Strategy(zeros, pick_lowest, observer=diary)
     config = KvRouterConfig(block_size=16, active_request_expiry_secs=5.0)
-    with KvRouter(config, clock=clock, seed=1, strategy=strategy) as router:
+    with KvRouter(config, clock=clock, seed=1, strategy=diary) as router:
         router.add_worker(7, total_kv_blocks=10)
         router.add_worker(7, total_kv_blocks=20)
         router.best_worker(PROMPT)  # asked, not booked
@@ -274,11 +275,11 @@ def test_an_observer_hears_everything_once_and_in_order(diary: Diary) -> None:
     assert not router.registry.on_update
 
 
-def test_an_observer_that_fails_costs_no_request(
+def test_a_policy_that_fails_to_listen_costs_no_request(
     diary: Diary, caplog: pytest.LogCaptureFixture
 ) -> None:
     diary.fails = True
-    with router_with(Strategy(zeros, pick_lowest, observer=diary)) as router:
+    with router_with(diary) as router:
         router.best_worker(PROMPT, "a")
         assert router.mark_prefill_complete("a") and router.free("a")
         assert router.policy_failures == 6
@@ -287,6 +288,6 @@ def test_an_observer_that_fails_costs_no_request(
 
 def test_ours_are_not_guarded() -> None:
     for name in ("forecast", "dynamo:2"):
-        assert not isinstance(new_strategy(KvRouterConfig(policy=name)), GuardedStrategy)
+        assert not isinstance(new_policy(KvRouterConfig(policy=name)), GuardedPolicy)
     with router_with() as router:
         assert router.policy_failures == 0

@@ -10,17 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cost as oracle_cost
 
+from dynamo_router.router.policy.base import Candidates, Policy
 from dynamo_router.router.policy.cost import CostParams
-from dynamo_router.router.policy.selection import (
-    Candidates,
-    Strategy,
-    choose,
-    pick,
-    pick_lowest,
-    pick_of_two,
-    score_equal,
-    strategy,
-)
+from dynamo_router.router.policy.draw import pick, pick_of_two
+from dynamo_router.router.policy.modes import DynamoCost, RandomWorker, mode_policy
+from dynamo_router.router.policy.selection import choose
 from dynamo_router.runtime.errors import InvalidRequestError, NoWorkersError, RouterError
 from dynamo_router.slots.table import SlotTable
 
@@ -128,13 +122,13 @@ def test_a_seed_draws_what_plain_python_draws(values, temperature, seed):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_keeps_to_the_eligible_and_allowed_workers(mode):
-    how = strategy(mode)
+    policy = mode_policy(mode)
     table = slots(3, 0, 2, 1, 0)
     rng = Random(7)
     chosen = set()
     for _ in range(200):
         request = candidates(table, True, False, True, True, True)
-        chosen.add(choose(how, request, rng, allowed=mask(True, True, True, True, False)))
+        chosen.add(choose(policy, request, rng, allowed=mask(True, True, True, True, False)))
     if mode in ("kv", "least-loaded"):
         assert chosen == {3}
     elif mode == "power-of-two":
@@ -144,37 +138,41 @@ def test_every_mode_keeps_to_the_eligible_and_allowed_workers(mode):
 
 
 def test_round_robin_takes_turns_and_skips_who_is_out():
-    how = strategy("round-robin")
+    policy = mode_policy("round-robin")
     table = slots(0, 0, 0, 0)
     rng = Random(1)
 
     def turn(*eligible):
-        return choose(how, candidates(table, *eligible), rng)
+        return choose(policy, candidates(table, *eligible), rng)
 
     assert [turn() for _ in range(5)] == [0, 1, 2, 3, 0]
     assert [turn(True, False, True, False) for _ in range(3)] == [2, 0, 2]
     assert turn() == 3
 
 
-def test_round_robin_strategies_do_not_share_their_turn():
+def test_round_robin_policies_do_not_share_their_turn():
     table = slots(0, 0)
-    one, other = strategy("round-robin"), strategy("round-robin")
-    assert [choose(how, candidates(table), Random(1)) for how in (one, other, one)] == [0, 0, 1]
+    one, other = mode_policy("round-robin"), mode_policy("round-robin")
+    assert [choose(policy, candidates(table), Random(1)) for policy in (one, other, one)] == [
+        0,
+        0,
+        1,
+    ]
 
 
 def test_random_is_uniform_whatever_the_load():
     sweep = Sweep(300)
-    how = strategy("random")
+    policy = mode_policy("random")
     table = slots(9, 0, 4)
-    drawn = Counter(choose(how, candidates(table), sweep) for _ in range(300))
+    drawn = Counter(choose(policy, candidates(table), sweep) for _ in range(300))
     assert drawn == {0: 100, 1: 100, 2: 100}
 
 
 def test_least_loaded_takes_the_fewest_requests_and_breaks_ties_at_random():
     sweep = Sweep(100)
-    how = strategy("least-loaded")
+    policy = mode_policy("least-loaded")
     table = slots(2, 1, 5, 1)
-    drawn = Counter(choose(how, candidates(table), sweep) for _ in range(100))
+    drawn = Counter(choose(policy, candidates(table), sweep) for _ in range(100))
     assert drawn == {1: 50, 3: 50}
 
 
@@ -198,11 +196,11 @@ def test_kv_weighs_cache_against_load():
         busy = np.arange(100 * i + 100, 100 * i + 103, dtype=np.uint64)
         table.add_request(f"busy{i}", 0, busy, isl=48, overlap_blocks=3, now=0.0)
     request = candidates(
-        table, seq_hashes=blocks, overlaps=np.array([9, 5, 0], dtype=np.uint32), isl=160
+        table, sequence_hashes=blocks, overlaps=np.array([9, 5, 0], dtype=np.uint32), isl=160
     )
     # Costs: 10-9 + 18+10, 10-5 + 10, 10 + 10.
-    assert choose(strategy("kv"), request, Random(1)) == 1
-    assert choose(strategy("kv", CostParams(prefill_load_scale=5)), request, Random(1)) == 0
+    assert choose(mode_policy("kv"), request, Random(1)) == 1
+    assert choose(mode_policy("kv", CostParams(prefill_load_scale=5)), request, Random(1)) == 0
 
 
 def test_kv_counts_requests_only_where_they_weigh():
@@ -210,87 +208,117 @@ def test_kv_counts_requests_only_where_they_weigh():
     overlaps = np.array([3, 0], dtype=np.uint32)
     for number in range(4):
         table.mark_prefill_completed(f"0.{number}")
-    assert choose(strategy("kv"), candidates(table, overlaps=overlaps), Random(1)) == 0
-    weighing = strategy("kv", CostParams(decode_active_request_weight=1.0))
+    assert choose(mode_policy("kv"), candidates(table, overlaps=overlaps), Random(1)) == 0
+    weighing = DynamoCost(CostParams(decode_active_request_weight=1.0))
     assert choose(weighing, candidates(table, overlaps=overlaps), Random(1)) == 1
 
 
 def test_only_kv_needs_overlaps():
-    assert [mode for mode in [*MODES, "direct"] if strategy(mode).needs_overlaps] == ["kv"]
+    assert [mode for mode in [*MODES, "direct"] if mode_policy(mode).needs_overlaps] == ["kv"]
 
 
 def test_a_mode_that_does_not_exist():
     with pytest.raises(KeyError):
-        strategy("fastest")
+        mode_policy("fastest")
 
 
 def test_direct_mode_needs_a_pinned_worker():
-    how = strategy("direct")
+    policy = mode_policy("direct")
     table = slots(0, 0)
-    assert choose(how, candidates(table), Random(1), pinned=1) == 1
+    assert choose(policy, candidates(table), Random(1), pinned=1) == 1
     with pytest.raises(InvalidRequestError, match="must name its worker") as caught:
-        choose(how, candidates(table), Random(1))
+        choose(policy, candidates(table), Random(1))
     assert caught.value.field == "pinned_worker"
 
 
 @pytest.mark.parametrize("mode", [*MODES, "direct"])
 def test_a_pinned_worker_is_checked_but_not_compared(mode):
-    how = strategy(mode)
+    policy = mode_policy(mode)
     table = slots(9, 0, 0)
     allowed = mask(True, True, False)
-    assert choose(how, candidates(table), Random(1), allowed=allowed, pinned=0) == 0
+    assert choose(policy, candidates(table), Random(1), allowed=allowed, pinned=0) == 0
     with pytest.raises(InvalidRequestError, match="not among the allowed"):
-        choose(how, candidates(table), Random(1), allowed=allowed, pinned=2)
+        choose(policy, candidates(table), Random(1), allowed=allowed, pinned=2)
     with pytest.raises(NoWorkersError, match="pinned worker takes no requests"):
-        choose(how, candidates(table, False, True, True), Random(1), pinned=0)
+        choose(policy, candidates(table, False, True, True), Random(1), pinned=0)
     with pytest.raises(ValueError, match="no worker number 3"):
-        choose(how, candidates(table), Random(1), pinned=3)
+        choose(policy, candidates(table), Random(1), pinned=3)
 
 
 @pytest.mark.parametrize("mode", [*MODES, "direct"])
 def test_the_ways_to_have_no_worker_are_told_apart(mode):
-    how = strategy(mode)
+    policy = mode_policy(mode)
     with pytest.raises(NoWorkersError, match="no worker is registered"):
-        choose(how, candidates(slots()), Random(1))
+        choose(policy, candidates(slots()), Random(1))
     table = slots(0, 0, 0)
     with pytest.raises(NoWorkersError, match="none of the 3 registered workers"):
-        choose(how, candidates(table, False, False, False), Random(1))
+        choose(policy, candidates(table, False, False, False), Random(1))
     with pytest.raises(NoWorkersError, match="none of the 1 allowed workers"):
         choose(
-            how,
+            policy,
             candidates(table, True, False, True),
             Random(1),
             allowed=mask(False, True, False),
         )
 
 
-def test_stages_can_be_replaced_one_by_one():
+class Busiest(Policy):
+    """Most requests first, of the workers that are not ruled out."""
+
+    def __init__(self, *ruled_out):
+        self.ruled_out = list(ruled_out)
+
+    def score(self, candidates):
+        costs = np.where(candidates.eligible, -candidates.active_requests, np.inf)
+        costs[self.ruled_out] = np.inf
+        return costs
+
+
+class Stubborn(RandomWorker):
+    """Picks one number, whatever it costs."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def pick(self, costs, rng):
+        return self.number
+
+
+def test_score_and_pick_can_be_replaced_one_by_one():
     table = slots(0, 5, 2)
 
-    def even_only(request):
-        return np.arange(len(request.eligible)) % 2 == 0
+    def run(policy, **how):
+        return choose(policy, candidates(table), Random(1), **how)
 
-    def busiest(request):
-        return np.where(request.eligible, -request.active_requests, np.inf)
+    assert run(Busiest()) == 1
+    assert run(Busiest(1)) == 2
+    assert run(Stubborn(2)) == 2
+    assert run(Stubborn(2), temperature=0.0) == run(RandomWorker())
+    with pytest.raises(NoWorkersError, match="after filtering and scoring"):
+        run(Busiest(0, 1, 2))
 
-    def last(each, rng):
-        return int(np.flatnonzero(np.isfinite(each))[-1])
 
-    def run(how):
-        return choose(how, candidates(table), Random(1))
+def test_what_a_policy_overrides_says_what_it_needs_to_be_asked_and_told():
+    class Patient(Busiest):
+        def hold(self, eligible, active_blocks, now):
+            return 1.0
 
-    assert run(Strategy(busiest, pick_lowest)) == 1
-    assert run(Strategy(busiest, pick_lowest, filter=even_only)) == 2
-    assert run(Strategy(score_equal, last)) == 2
-    with pytest.raises(NoWorkersError, match="after filtering"):
-        run(Strategy(score_equal, pick_lowest, filter=lambda r: np.zeros(3, dtype=np.bool_)))
+    class Listener(Patient):
+        def on_end(self, request_id, now, output_tokens):
+            pass
+
+    told = [(each.holds, each.learns) for each in (Policy, Busiest, Patient, Listener)]
+    assert told == [(False, False), (False, False), (True, False), (True, True)]
+    (request,) = [candidates(slots(0))]
+    plain = Busiest()
+    assert plain.explain(request) == {} and plain.order_penalty_s(100) == 0
+    assert Policy.hold(plain, request.eligible, request.active_requests, 0.0) == 0
 
 
 @pytest.mark.parametrize("number", [-1, 1, 3])
-def test_a_strategy_that_chooses_who_is_not_eligible_is_found_out(number):
-    how = Strategy(score_equal, lambda each, rng: number)
+def test_a_policy_that_chooses_who_is_not_eligible_is_found_out(number):
     with pytest.raises(RouterError, match="not eligible"):
-        choose(how, candidates(slots(0, 0, 0), True, False, True), Random(1))
+        choose(Stubborn(number), candidates(slots(0, 0, 0), True, False, True), Random(1))
 
 
 def test_one_seed_gives_one_run():
@@ -298,7 +326,7 @@ def test_one_seed_gives_one_run():
 
     def run(seed):
         rng = Random(seed)
-        how = strategy("kv", temperature=0.5)
-        return [choose(how, candidates(table), rng) for _ in range(50)]
+        policy = mode_policy("kv", temperature=0.5)
+        return [choose(policy, candidates(table), rng) for _ in range(50)]
 
     assert run(5) == run(5) != run(6)

@@ -1,0 +1,127 @@
+"""GuardedPolicy: somebody else's policy, whose failures cost no request."""
+
+import logging
+import math
+from collections.abc import Mapping
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from ...runtime.errors import RouterError
+from ...workers.registry import WorkerEntry
+from .base import Candidates, Policy
+from .cost import Counts, Floats, Mask
+from .draw import Rng
+
+LOG_EVERY = 1000  # failures of a policy between two lines in the log
+
+log = logging.getLogger(__name__)
+
+
+class GuardedPolicy(Policy):
+    """Where `inner` raises, answers nonsense, or chooses who may not be chosen, `fallback` decides.
+
+    A hold that fails holds nobody. Each failure is counted in `failures`; the first and then every
+    thousandth is logged under `name`. What `inner` refuses with one of the router's own errors,
+    such as NoWorkersError, is refused.
+    """
+
+    def __init__(self, inner: Policy, name: str, fallback: Policy) -> None:
+        self._inner = inner
+        self._name = name
+        self._fallback = fallback
+        self.needs_overlaps = inner.needs_overlaps
+        self.temperature = inner.temperature
+        self.holds = inner.holds
+        self.learns = inner.learns
+        self.failures = 0
+
+    def score(self, candidates: Candidates) -> Floats:
+        eligible = candidates.eligible
+        try:
+            return self._costs(candidates)
+        except RouterError:
+            raise
+        except Exception as error:
+            self._note(error)
+        candidates.eligible = eligible
+        return self._fallback.score(candidates)
+
+    def choose(self, candidates: Candidates, rng: Rng) -> int:
+        eligible = candidates.eligible
+        try:
+            number = index(self._inner.pick(self._costs(candidates), rng))
+            if not 0 <= number < len(eligible) or not eligible[number]:
+                raise ValueError(f"it chose worker number {number}, which is not eligible")
+            return number
+        except RouterError:
+            raise
+        except Exception as error:
+            self._note(error)
+        candidates.eligible = eligible
+        return self._fallback.choose(candidates, rng)
+
+    def explain(self, candidates: Candidates) -> Mapping[int, Mapping[str, float]]:
+        try:
+            return dict(self._inner.explain(candidates))
+        except Exception as error:
+            self._note(error)
+        return {}
+
+    def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
+        return self._seconds("hold", eligible, active_blocks, now)
+
+    def order_penalty_s(self, uncached_tokens: int) -> float:
+        return self._seconds("order_penalty_s", uncached_tokens)
+
+    def on_worker(self, number: int, entry: WorkerEntry) -> None:
+        self._tell("on_worker", number, entry)
+
+    def on_worker_gone(self, number: int) -> None:
+        self._tell("on_worker_gone", number)
+
+    def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
+        self._tell("on_booked", request_id, number, candidates)
+
+    def on_first_token(self, request_id: str, now: float) -> None:
+        self._tell("on_first_token", request_id, now)
+
+    def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
+        self._tell("on_end", request_id, now, output_tokens)
+
+    def _costs(self, candidates: Candidates) -> Floats:
+        """The inner policy's costs; ValueError if they cannot be costs of these candidates."""
+        eligible = candidates.eligible
+        costs = np.ascontiguousarray(self._inner.score(candidates), np.float64)
+        if costs.shape != eligible.shape:
+            raise ValueError(f"costs of shape {costs.shape} for {len(eligible)} workers")
+        if np.isnan(costs[eligible]).any():
+            raise ValueError("a cost is not a number")
+        return costs
+
+    def _tell(self, method: str, *facts: Any) -> None:
+        try:
+            getattr(self._inner, method)(*facts)
+        except Exception as error:
+            self._note(error, f"{method}: ")
+
+    def _seconds(self, method: str, *facts: Any) -> float:
+        try:
+            seconds = float(getattr(self._inner, method)(*facts))
+            if math.isnan(seconds):
+                raise ValueError("it is not a number")
+            return seconds
+        except Exception as error:
+            self._note(error, f"{method}: ")
+            return 0.0
+
+    def _note(self, error: Exception, where: str = "") -> None:
+        self.failures += 1
+        if self.failures % LOG_EVERY == 1:
+            log.error(
+                "policy %r failed, %d times so far; Dynamo's cost decides in its place: %s",
+                self._name,
+                self.failures,
+                f"{where}{type(error).__name__}: {error}",
+            )

@@ -1,0 +1,107 @@
+"""The policies that come with a mode's name, and Dynamo's cost; forecast.py has mode kv's default.
+
+None of them learns. RoundRobin remembers its turn, so make one and keep it.
+"""
+
+import numpy as np
+
+from ...runtime.errors import InvalidRequestError
+from .base import Candidates, Mode, Policy
+from .cost import CostParams, Floats, score
+from .draw import Rng, pick_lowest, pick_of_two
+
+
+class DynamoCost(Policy):
+    """The lowest cost in blocks, by Dynamo's function with these weights: see cost.py."""
+
+    def __init__(self, params: CostParams | None = None, temperature: float = 0.0) -> None:
+        self._params = params or CostParams()
+        self._needs_requests = self._params.decode_active_request_weight > 0
+        self.temperature = temperature
+
+    def score(self, candidates: Candidates) -> Floats:
+        return score(
+            self._params,
+            isl=candidates.isl,
+            block_size=candidates.block_size,
+            overlaps=candidates.overlaps,
+            prefill_tokens=candidates.prefill_tokens,
+            potential_blocks=candidates.potential_blocks,
+            active_requests=candidates.active_requests if self._needs_requests else None,
+            eligible=candidates.eligible,
+            host_overlaps=candidates.host_overlaps,
+            disk_overlaps=candidates.disk_overlaps,
+        )
+
+
+class RandomWorker(Policy):
+    """Any eligible worker, each as likely."""
+
+    needs_overlaps = False
+
+    def score(self, candidates: Candidates) -> Floats:
+        return np.where(candidates.eligible, 0.0, np.inf)
+
+
+class RoundRobin(RandomWorker):
+    """The next eligible worker by number after the one picked last, around the end."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def pick(self, costs: Floats, rng: Rng) -> int:
+        numbers = np.flatnonzero(np.isfinite(costs))
+        if not len(numbers):
+            return pick_lowest(costs, rng)
+        turn = int(np.searchsorted(numbers, self._last, side="right")) % len(numbers)
+        self._last = int(numbers[turn])
+        return self._last
+
+
+class LeastLoaded(Policy):
+    """The worker with the fewest requests in flight."""
+
+    needs_overlaps = False
+
+    def score(self, candidates: Candidates) -> Floats:
+        return np.where(candidates.eligible, candidates.active_requests, np.inf)
+
+
+class PowerOfTwo(LeastLoaded):
+    """Of two workers drawn at random the one with fewer requests in flight."""
+
+    def pick(self, costs: Floats, rng: Rng) -> int:
+        return pick_of_two(costs, rng)
+
+
+class Direct(Policy):
+    """No choice: a request has to name its worker."""
+
+    needs_overlaps = False
+
+    def score(self, candidates: Candidates) -> Floats:
+        return np.full(len(candidates.eligible), np.inf)
+
+    def pick(self, costs: Floats, rng: Rng) -> int:
+        raise InvalidRequestError(
+            "in mode direct a request must name its worker", field="pinned_worker"
+        )
+
+
+def mode_policy(mode: Mode, params: CostParams | None = None, temperature: float = 0.0) -> Policy:
+    """A mode's policy, for `kv` Dynamo's cost; only that has use for `params` and `temperature`.
+
+    KeyError for a mode that does not exist.
+    """
+    if mode == "kv":
+        return DynamoCost(params, temperature)
+    return _MODES[mode]()
+
+
+_MODES: dict[str, type[Policy]] = {
+    "round-robin": RoundRobin,
+    "random": RandomWorker,
+    "least-loaded": LeastLoaded,
+    "power-of-two": PowerOfTwo,
+    "direct": Direct,
+}
