@@ -1,31 +1,101 @@
-"""KvRouter: finds the best worker for a prompt, and keeps count of what it sent where.
+"""KvRouter: finds the best worker for a prompt, and keeps count of what it sent where."""
 
-The library's front: used by the service, by embedding frontends and by simulations. Synchronous,
-without I/O, safe to call from several threads. The one place where load is booked and released.
-"""
-
+import random
+import threading
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Self, Unpack
 
 from ..indexer.event_index import EventIndex
-from ..indexer.hashing import BlockMmInfos, Integers, sequence_hashes
+from ..indexer.hashing import Integers
+from ..indexer.prefix_index import TierOverlap
+from ..runtime.clock import Clock, SystemClock
 from ..runtime.errors import ConfigError, InvalidRequestError
-from ..runtime.identity import as_worker
-from ..workers.registry import WorkerEntry
+from ..runtime.identity import WorkerWithDpRank, as_worker
+from ..slots.table import SlotTable
+from ..workers.registry import WorkerEntry, WorkerRegistry
+from .admission import LoadLimits
+from .candidates import CandidateSource, WorkerLike, decision_of, new_index
 from .config import KvRouterConfig
-from .policy import Decision, choose
-from .prompt import Content, Prompt
-from .router_questions import RouterQuestions
-from .router_state import WorkerLike
+from .explain import explain
+from .policies import PolicyChoice
+from .policy import Decision, Explanation, Policy, choose
+from .prompt import NO_CONTENT, Content, ContentFields, Prompt
+from .views import PotentialLoad, WorkerView, worker_views
+
+Tokens = Integers | Prompt
+"""A prompt's token ids, or what `KvRouter.prompt` has made of them."""
 
 
-class KvRouter(RouterQuestions):
+class KvRouter:
     """Routes prompts to workers by their caches and their load.
 
     `registry` may be shared with whoever discovers workers; `clock` and `seed` make a run
-    repeatable; a `strategy` decides in place of the mode's. Close it when done: the event index
-    has a thread.
+    repeatable; a `strategy`, which is a Policy, decides in place of the one that the settings name.
+    Close it when done: the event index has a thread.
+
+    Synchronous, without I/O, safe to call from several threads: one lock is held while a request
+    is decided and booked, and while one is released. Load is booked and released nowhere else.
+
+    Where token ids are asked for, `prompt` makes a handle that serves every question about one
+    prompt and is hashed once; `lora_name`, `cache_namespace` and `block_mm_infos` go with the
+    token ids, not with the handle. Prompts that differ in one of them share no cache.
     """
+
+    def __init__(
+        self,
+        config: KvRouterConfig | None = None,
+        *,
+        registry: WorkerRegistry | None = None,
+        clock: Clock | None = None,
+        seed: int | None = None,
+        strategy: Policy | None = None,
+    ) -> None:
+        self.config = config or KvRouterConfig()
+        self.registry = registry if registry is not None else WorkerRegistry()
+        self.block_size = self.config.block_size
+        self.index = new_index(self.config)
+        self._clock = clock or SystemClock()
+        self._rng = random.Random(self.config.seed if seed is None else seed)
+        self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
+        self._source = CandidateSource(self.registry, self.index, self._slots)
+        self._choice = PolicyChoice(self.config, strategy)
+        self._policy = self._choice.policy
+        self.limits = LoadLimits(self.config.admission, self._slots, self.registry, self._policy)
+        self._dropped: list[str] = []
+        self._lock = threading.RLock()
+        self.registry.on_add.append(self._on_add)
+        self.registry.on_remove.append(self._on_remove)
+        self.registry.on_update.append(self._on_update)
+        for number, worker in self.registry.numbered():
+            self._on_add(worker, number)
+        if self.registry.capacity > 0:  # arrays are as long as that, whoever has left
+            self._slots.reach(self.registry.capacity - 1)
+        for entry in self.registry.entries():
+            self._on_update(entry)
+
+    def close(self) -> None:
+        """Stop the index's thread and let go of the registry. Idempotent."""
+        self.index.close()
+        if self._on_add in self.registry.on_add:
+            self.registry.on_add.remove(self._on_add)
+            self.registry.on_remove.remove(self._on_remove)
+            self.registry.on_update.remove(self._on_update)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def uses_caches(self) -> bool:
+        """Whether decisions look at the workers' caches, and at the slots' blocks, at all."""
+        return self._policy.needs_overlaps
+
+    @property
+    def policy_failures(self) -> int:
+        """How often a policy that is not ours has raised, or answered nonsense."""
+        return self._choice.failures
 
     # Workers
 
@@ -57,6 +127,11 @@ class KvRouter(RouterQuestions):
             self.registry.remove(worker_id)
             return self._dropped
 
+    def workers(self) -> list[WorkerView]:
+        """Every registered rank, then those that only publish events."""
+        with self._lock:
+            return worker_views(self.registry, self._slots, self.index.sources())
+
     # Events
 
     def apply_event(self, event: bytes, worker_id: WorkerLike | None = None) -> None:
@@ -75,8 +150,15 @@ class KvRouter(RouterQuestions):
 
     # Decisions
 
+    def prompt(self, token_ids: Integers, **content: Unpack[ContentFields]) -> Prompt:
+        """A handle for a prompt, taken in place of its token ids; hashed once, on first use.
+
+        The token ids must not change before that. Raises InvalidRequestError if there are none.
+        """
+        return Prompt(token_ids, self.block_size, Content(**content))
+
     def best_worker(
-        self, token_ids: Integers, request_id: str | None = None, **how: Any
+        self, token_ids: Tokens, request_id: str | None = None, **how: Any
     ) -> tuple[int, int, int]:
         """(worker_id, dp_rank, overlap in blocks) of the best worker; takes what `decide` takes."""
         decision = self.decide(token_ids, request_id, **how)
@@ -84,17 +166,15 @@ class KvRouter(RouterQuestions):
 
     def decide(
         self,
-        token_ids: Integers,
+        token_ids: Tokens,
         request_id: str | None = None,
         *,
-        lora_name: str | None = None,
-        cache_namespace: str | None = None,
-        block_mm_infos: BlockMmInfos | None = None,
         allowed_workers: Iterable[WorkerLike] | None = None,
         excluded_workers: Collection[WorkerLike] = (),
         pinned_worker: WorkerLike | None = None,
         expected_output_tokens: int | None = None,
         overrides: Mapping[str, Any] | None = None,
+        **content: Unpack[ContentFields],
     ) -> Decision:
         """Choose a worker, and with a `request_id` book the request on it until `free`.
 
@@ -103,55 +183,125 @@ class KvRouter(RouterQuestions):
         Raises InvalidRequestError for a prompt or an id that cannot be served, NoWorkersError
         where no worker may take the request now.
         """
-        config, how, temperature = self._how(overrides)
-        content = Content(block_mm_infos, lora_name, cache_namespace)
-        prompt = self._prompt(token_ids, content, how, config)
+        config, policy, temperature = self._choice.of_request(overrides)
+        prompt = self._prompt(token_ids, content)
+        if policy.needs_overlaps:
+            prompt.hashed()  # before the lock: a long prompt takes a while
+        source = self._source
         with self._lock:
-            now = self._clock.now()
-            self._expire(now)
+            now = self._expire()
             if request_id is not None and self._slots.worker_of(request_id) is not None:
                 raise InvalidRequestError(
                     f"request id {request_id!r} is in use", field="request_id"
                 )
-            overlaps = self._match(prompt)
-            eligible = self.registry.eligible(now)
+            candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
             if excluded_workers:
-                eligible = eligible & ~self._mask(excluded_workers)
-            candidates = self._candidates(prompt, overlaps, eligible, now, config)
+                candidates.eligible = candidates.eligible & ~source.mask(excluded_workers)
             number = choose(
-                how,
+                policy,
                 candidates,
                 self._rng,
-                allowed=None if allowed_workers is None else self._mask(allowed_workers),
-                pinned=self._pin(pinned_worker),
+                allowed=None if allowed_workers is None else source.mask(allowed_workers),
+                pinned=source.pin(pinned_worker),
                 busy=self.limits.busy() if self.limits.any_busy else None,
                 temperature=temperature,
             )
-            overlap = 0 if overlaps.device is None else int(overlaps.device[number])
-            saved = candidates.saved_prefill_blocks
-            saved_blocks = 0 if saved is None else int(saved[number])
-            host, disk = 0, 0
-            if overlaps.host is not None and overlaps.disk is not None:
-                host, disk = int(overlaps.host[number]), int(overlaps.disk[number])
-            worker = self.registry.worker(number)
+            decision = decision_of(candidates, number, self.registry.worker(number), request_id)
             if request_id is not None:
-                booked = self._book(
-                    request_id, number, prompt, saved_blocks, now, expected_output_tokens, config
+                saved = candidates.saved_prefill_blocks
+                booked = self._slots.add_request(
+                    request_id,
+                    number,
+                    candidates.sequence_hashes,
+                    isl=prompt.isl,
+                    overlap_blocks=0 if saved is None else int(saved[number]),
+                    now=now,
+                    expected_output_tokens=expected_output_tokens,
+                    track_prefill=config.router_track_prefill_tokens,
                 )
                 if booked:
                     self._policy.on_booked(request_id, number, candidates)
-                if prompt.local is not None and self.index.predicts:
-                    self.index.record(worker, prompt.local, sequence_hashes(prompt.local), now)
-        return Decision(
-            worker=worker,
-            number=number,
-            overlap_blocks=overlap,
-            request_blocks=-(-prompt.isl // self.block_size),
-            cached_tokens=min(overlap * self.block_size, prompt.isl),
-            request_id=request_id,
-            host_overlap_blocks=host,
-            disk_overlap_blocks=disk,
-        )
+                if policy.needs_overlaps and self.index.predicts:
+                    local, sequence = prompt.local_hashes, prompt.sequence_hashes
+                    self.index.record(decision.worker, local, sequence, now)
+            return decision
+
+    def explain(
+        self,
+        token_ids: Tokens,
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        **content: Unpack[ContentFields],
+    ) -> Explanation:
+        """Every candidate's cost, as the policy compares it, and what it is made of.
+
+        Books nothing. Dynamo's cost and its terms come with it, whatever policy decides.
+        """
+        config, policy, _ = self._choice.of_request(overrides)
+        prompt = self._prompt(token_ids, content).hashed()
+        with self._lock:
+            now = self._expire()
+            busy = self.limits.busy() if self.limits.any_busy else None
+            return explain(self._source, policy, prompt, config, now, busy)
+
+    def overlaps(
+        self, token_ids: Tokens, **content: Unpack[ContentFields]
+    ) -> dict[WorkerWithDpRank, int]:
+        """Leading blocks of the prompt that each worker holds on its device, registered or not."""
+        prompt = self._prompt(token_ids, content).hashed()
+        with self._lock:
+            self._expire()
+            return self.index.scores(prompt.local_hashes)
+
+    def tier_overlaps(
+        self, token_ids: Tokens, **content: Unpack[ContentFields]
+    ) -> dict[WorkerWithDpRank, TierOverlap]:
+        """The same by storage tier, of every worker that holds a prefix in all tiers together."""
+        prompt = self._prompt(token_ids, content).hashed()
+        with self._lock:
+            self._expire()
+            return self.index.tier_scores(prompt.local_hashes)
+
+    def potential_loads(
+        self, token_ids: Tokens, **content: Unpack[ContentFields]
+    ) -> list[PotentialLoad]:
+        """What every registered rank's load would be with this prompt on it."""
+        prompt = self._prompt(token_ids, content).hashed()
+        with self._lock:
+            self._expire()
+            return self._source.potential_loads(prompt, self.config)
+
+    # Waiting, for whoever keeps a queue in front of `decide`: see AdmissionQueue
+
+    def seconds_until_free(self, worker: WorkerLike | None = None) -> float:
+        """Seconds until a worker, or the one that is given, should get one more request.
+
+        0 is now; inf is not before load falls. See AdmissionConfig.hold and queue_threshold. A hold
+        is for those who have a choice: for one worker alone it is 0.
+        """
+        with self._lock:
+            if worker is not None and self.limits.policy_holds:
+                return 0.0
+            now = self._expire()
+            eligible = self.registry.eligible(now)
+            if worker is not None:
+                eligible = eligible & self._source.mask([as_worker(worker)])
+            return self.limits.seconds_until_free(eligible, now)
+
+    def uncached_tokens(self, token_ids: Tokens, **content: Unpack[ContentFields]) -> int:
+        """Prompt tokens that even the worker with the longest overlap would have to compute."""
+        prompt = self._prompt(token_ids, content).hashed()
+        with self._lock:
+            return self._source.uncached_tokens(prompt, self.config, self._clock.now())
+
+    def queue_terms(self, token_ids: Tokens, **content: Unpack[ContentFields]) -> tuple[int, float]:
+        """What its turn in the admission queue goes by: (uncached tokens, order penalty in s)."""
+        if not self.limits.orders_by_tokens:
+            return 1, 0.0
+        prompt = self._prompt(token_ids, content)
+        tokens = self.uncached_tokens(prompt)
+        with self._lock:
+            return tokens, self.limits.order_penalty_s(tokens)
 
     # Requests in flight
 
@@ -183,23 +333,35 @@ class KvRouter(RouterQuestions):
 
     # Inside
 
-    def _book(
-        self,
-        request_id: str,
-        number: int,
-        prompt: Prompt,
-        saved_blocks: int,
-        now: float,
-        expected_output_tokens: int | None,
-        config: KvRouterConfig,
-    ) -> bool:
-        return self._slots.add_request(
-            request_id,
-            number,
-            prompt.sequence,
-            isl=prompt.isl,
-            overlap_blocks=saved_blocks,
-            now=now,
-            expected_output_tokens=expected_output_tokens,
-            track_prefill=config.router_track_prefill_tokens,
-        )
+    def _prompt(self, token_ids: Tokens, content: ContentFields) -> Prompt:
+        """The handle that was given, or one for these tokens."""
+        if not isinstance(token_ids, Prompt):
+            return Prompt(token_ids, self.block_size, Content(**content) if content else NO_CONTENT)
+        if any(value is not None for value in content.values()):
+            raise ValueError(f"{', '.join(content)}: a Prompt is given that where it is made")
+        if token_ids.block_size != self.block_size:
+            raise ValueError(f"a Prompt in blocks of {token_ids.block_size}, not {self.block_size}")
+        return token_ids
+
+    def _expire(self) -> float:
+        """Drop what is too old; the time at which that was done. Under the lock."""
+        now = self._clock.now()
+        for request_id in self._source.expire(now):
+            self._policy.on_end(request_id, now, None)
+        return now
+
+    def _on_add(self, worker: WorkerWithDpRank, number: int) -> None:
+        with self._lock:
+            self._slots.add_worker(number)
+            self.index.bind(worker, number)
+
+    def _on_remove(self, worker: WorkerWithDpRank, number: int) -> None:
+        with self._lock:
+            self._dropped += self._slots.remove_worker(number)
+            self.index.unbind(worker)
+            self._policy.on_worker_gone(number)
+
+    def _on_update(self, entry: WorkerEntry) -> None:
+        with self._lock:
+            for number in entry.numbers:
+                self._policy.on_worker(number, entry)

@@ -56,21 +56,25 @@ class PolicyChoice:
         self._given = given is not None
         if given is None:
             self.policy = new_policy(config)
+        elif not isinstance(given, Policy):
+            raise ConfigError(f"strategy: {given!r} is no Policy", key="strategy")
         else:
-            self.policy = guarded(given, "the policy that was passed in", config)
+            self.policy = guarded(given, type(given).__name__, config)
 
     @property
     def failures(self) -> int:
         """How often a policy that is not ours has raised, or answered nonsense."""
         return self.policy.failures if isinstance(self.policy, GuardedPolicy) else 0
 
-    def overridden(
-        self, overrides: Mapping[str, Any]
+    def of_request(
+        self, overrides: Mapping[str, Any] | None
     ) -> tuple[KvRouterConfig, Policy, float | None]:
         """(settings, policy, temperature) for one request; no temperature: the policy's own.
 
         Raises ConfigError for a bad setting, or for another policy that learns from its requests.
         """
+        if not overrides:
+            return self._config, self.policy, None
         ours = self._config
         try:
             config = replace(ours, **overrides)

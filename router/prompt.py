@@ -1,50 +1,111 @@
-"""A prompt as the index and the slots know it. Made by kv_router.py for each request."""
+"""A prompt as the index and the slots know it: its length and the hashes of its full blocks."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from ..indexer.hashing import BlockMmInfos, Integers, block_hashes
+from ..indexer.hashing import BlockMmInfos, Integers, block_hashes, sequence_hashes
 from ..runtime.errors import InvalidRequestError
+
+Hashes = npt.NDArray[np.uint64]
 
 
 class Content(NamedTuple):
     """What besides the tokens decides whether two prompts share a cache."""
 
-    block_mm_infos: BlockMmInfos | None = None
     lora_name: str | None = None
     cache_namespace: str | None = None
+    block_mm_infos: BlockMmInfos | None = None
 
 
-class Prompt(NamedTuple):
-    """`isl` tokens; the hashes of their full blocks are None where nobody asks for them."""
-
-    isl: int
-    local: npt.NDArray[np.uint64] | None
-    sequence: npt.NDArray[np.uint64] | None
+NO_CONTENT = Content()
 
 
-def prompt_length(token_ids: Integers) -> int:
-    """Tokens of a prompt; InvalidRequestError if it has none, or no length."""
-    try:
-        isl = len(token_ids)  # type: ignore[arg-type]  # anything sized will do
-    except TypeError:
-        raise InvalidRequestError("token_ids has no length", field="token_ids") from None
-    if isl == 0:
-        raise InvalidRequestError("empty prompt", field="token_ids")
-    return isl
+class ContentFields(TypedDict, total=False):
+    """The same as keyword arguments."""
+
+    lora_name: str | None
+    cache_namespace: str | None
+    block_mm_infos: BlockMmInfos | None
 
 
-def hash_prompt(token_ids: Integers, block_size: int, content: Content) -> npt.NDArray[np.uint64]:
-    """Local hashes of the full blocks; InvalidRequestError if a token is no u32."""
-    try:
-        return block_hashes(
-            token_ids,
-            block_size,
-            block_mm_infos=content.block_mm_infos,
-            lora_name=content.lora_name,
-            cache_namespace=content.cache_namespace,
-        )
-    except (OverflowError, TypeError, ValueError) as error:
-        raise InvalidRequestError(f"token_ids: {error}", field="token_ids") from error
+class Prompt:
+    """One prompt of `isl` tokens, for every question about it: hashed once, on first use.
+
+    `token_ids` must not change until then, and are let go of afterwards. Raises InvalidRequestError
+    if there are none, or they have no length.
+    """
+
+    __slots__ = ("_content", "_local_hashes", "_sequence_hashes", "_token_ids", "block_size", "isl")
+
+    def __init__(self, token_ids: Integers, block_size: int, content: Content = NO_CONTENT) -> None:
+        try:
+            self.isl = len(token_ids)  # type: ignore[arg-type]  # anything sized will do
+        except TypeError:
+            raise InvalidRequestError("token_ids has no length", field="token_ids") from None
+        if self.isl == 0:
+            raise InvalidRequestError("empty prompt", field="token_ids")
+        self.block_size = block_size
+        self._content = content
+        self._token_ids: Integers = token_ids
+        self._local_hashes: Hashes | None = None
+        self._sequence_hashes: Hashes | None = None
+
+    @classmethod
+    def of_hashes(
+        cls, isl: int, block_size: int, local_hashes: Hashes, sequence_hashes: Hashes
+    ) -> Self:
+        """A prompt of `isl` tokens whose full blocks have been hashed already.
+
+        ValueError if these are not as many hashes as it has full blocks.
+        """
+        if not isl // block_size == len(local_hashes) == len(sequence_hashes):
+            raise ValueError(
+                f"{len(local_hashes)} and {len(sequence_hashes)} hashes for {isl} tokens in blocks"
+                f" of {block_size}"
+            )
+        prompt = cls(range(isl), block_size)
+        prompt._token_ids = ()
+        prompt._local_hashes, prompt._sequence_hashes = local_hashes, sequence_hashes
+        return prompt
+
+    @property
+    def blocks(self) -> int:
+        """Its blocks, a last one that is not full among them."""
+        return -(-self.isl // self.block_size)
+
+    @property
+    def local_hashes(self) -> Hashes:
+        """Of every full block; InvalidRequestError if a token is no u32."""
+        found = self._local_hashes
+        return self._hash() if found is None else found
+
+    @property
+    def sequence_hashes(self) -> Hashes:
+        """Of every prefix of full blocks; InvalidRequestError as above."""
+        if self._sequence_hashes is None:
+            self._sequence_hashes = sequence_hashes(self.local_hashes)
+        return self._sequence_hashes
+
+    def hashed(self) -> Self:
+        """Itself, after its blocks were hashed; InvalidRequestError if a token is no u32."""
+        if self._local_hashes is None:
+            self._hash()
+        return self
+
+    def _hash(self) -> Hashes:
+        content = self._content
+        try:
+            found = block_hashes(
+                self._token_ids,
+                self.block_size,
+                block_mm_infos=content.block_mm_infos,
+                lora_name=content.lora_name,
+                cache_namespace=content.cache_namespace,
+            )
+        except (OverflowError, TypeError, ValueError) as error:
+            raise InvalidRequestError(f"token_ids: {error}", field="token_ids") from error
+        self._local_hashes = found
+        self._token_ids = ()
+        return found

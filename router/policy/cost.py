@@ -162,6 +162,7 @@ def terms(
                 decode_blocks=decode,
                 active_requests=int(requests),
                 cost=cost,
+                dynamo_cost=cost,
                 index_state=(index_states or {}).get(number, ""),
             )
         )

@@ -1,5 +1,6 @@
-"""What was decided, and why: results of the router, ready for JSON. Made by kv_router.py."""
+"""What was decided, and why: results of the router, ready for JSON."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -28,12 +29,13 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateTerms:
-    """What one candidate's cost is made of; lengths are in blocks, lower costs are better.
+    """What one candidate would cost, and what that is made of; lower costs are better.
 
-    cost = prefill_load_scale * max(0, raw_prefill - effective_overlap) + decode
-           + decode_active_request_weight * active_requests
+    `cost` is what the policy compares, in its own unit: seconds for `forecast`, blocks for Dynamo's
+    cost, requests in flight for least-loaded. Lengths are in blocks, and are the terms of
 
-    but for a decode worker, see CostParams.
+    dynamo_cost = prefill_load_scale * max(0, raw_prefill - effective_overlap) + decode
+                  + decode_active_request_weight * active_requests
     """
 
     worker: WorkerWithDpRank
@@ -48,20 +50,23 @@ class CandidateTerms:
     effective_overlap_blocks: float  # what all tiers together take off
     decode_blocks: float  # blocks in use there if it got the request
     active_requests: int
-    cost: float  # what it would cost, whether or not it is eligible
+    cost: float  # inf where the policy rules it out; if not eligible, as if all workers were
+    dynamo_cost: float
     index_state: str = ""  # state of its event source: how far the overlap can be trusted
-    policy_terms: Mapping[str, float] | None = None  # where another policy decides: its own terms
+    policy_terms: Mapping[str, float] | None = None  # of the cost, if the policy tells any
 
     def to_dict(self) -> dict[str, Any]:
-        return _plain(self.worker, asdict(self))
+        told = _plain(self.worker, asdict(self)) | {"cost": _finite(self.cost)}
+        if self.policy_terms is not None:
+            told["policy_terms"] = {key: _finite(term) for key, term in self.policy_terms.items()}
+        return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Every candidate of a request that was asked about, not booked.
 
-    The candidates' terms are those of Dynamo's cost. Where another policy decides that can say
-    why, theirs come with them, and its `cost` makes the cheapest.
+    The candidates' costs are those of `policy`, a mode's name where the mode is not kv.
     """
 
     mode: str
@@ -70,18 +75,15 @@ class Explanation:
     block_size: int
     request_blocks: int  # blocks of the prompt, rounded up
     temperature: float
-    params: Mapping[str, float] = field(default_factory=dict)  # weights of the cost function
+    params: Mapping[str, float] = field(default_factory=dict)  # weights of Dynamo's cost
     candidates: tuple[CandidateTerms, ...] = ()
 
     @property
     def cheapest(self) -> tuple[WorkerWithDpRank, ...]:
         """The eligible workers that tie for the lowest cost; at temperature 0 one of them wins."""
-        eligible = [each for each in self.candidates if each.eligible]
-        costs = [(each.policy_terms or {}).get("cost", each.cost) for each in eligible]
-        lowest = min(costs, default=0.0)
-        return tuple(
-            each.worker for each, cost in zip(eligible, costs, strict=True) if cost == lowest
-        )
+        costs = {e.worker: e.cost for e in self.candidates if e.eligible and math.isfinite(e.cost)}
+        lowest = min(costs.values(), default=0.0)
+        return tuple(worker for worker, cost in costs.items() if cost == lowest)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -95,6 +97,11 @@ class Explanation:
             "cheapest": [_pair(worker) for worker in self.cheapest],
             "candidates": [each.to_dict() for each in self.candidates],
         }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: null stands for it."""
+    return value if math.isfinite(value) else None
 
 
 def _pair(worker: WorkerWithDpRank) -> dict[str, int]:

@@ -29,7 +29,7 @@ class GuardedPolicy(Policy):
 
     def __init__(self, inner: Policy, name: str, fallback: Policy) -> None:
         self._inner = inner
-        self._name = name
+        self.name = name
         self._fallback = fallback
         self.needs_overlaps = inner.needs_overlaps
         self.temperature = inner.temperature
@@ -121,7 +121,7 @@ class GuardedPolicy(Policy):
         if self.failures % LOG_EVERY == 1:
             log.error(
                 "policy %r failed, %d times so far; Dynamo's cost decides in its place: %s",
-                self._name,
+                self.name,
                 self.failures,
                 f"{where}{type(error).__name__}: {error}",
             )

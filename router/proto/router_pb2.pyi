@@ -630,6 +630,26 @@ class Candidate(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class PolicyTermsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKER_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
     OVERLAP_BLOCKS_FIELD_NUMBER: _builtins.int
@@ -642,8 +662,13 @@ class Candidate(_message.Message):
     EVENT_SOURCE_STATE_FIELD_NUMBER: _builtins.int
     HOST_OVERLAP_BLOCKS_FIELD_NUMBER: _builtins.int
     DISK_OVERLAP_BLOCKS_FIELD_NUMBER: _builtins.int
+    DYNAMO_COST_FIELD_NUMBER: _builtins.int
+    POLICY_TERMS_FIELD_NUMBER: _builtins.int
     cost: _builtins.float
-    """What is compared: the lowest wins. Given whether or not the worker is eligible."""
+    """What the policy compares: the lowest wins. In the policy's own unit: seconds for `forecast`,
+    blocks for Dynamo's cost; infinite where it rules the worker out. Of a worker that is not
+    eligible: what it would be if all workers were.
+    """
     overlap_blocks: _builtins.int
     """Leading blocks of the prompt that it holds on its device."""
     prefill_blocks: _builtins.float
@@ -662,8 +687,14 @@ class Candidate(_message.Message):
     host_overlap_blocks: _builtins.int
     """As in SelectWorkerResponse."""
     disk_overlap_blocks: _builtins.int
+    dynamo_cost: _builtins.float
+    """What the blocks above come to by Dynamo's cost, whatever the policy."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
+    @_builtins.property
+    def policy_terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """What the policy says its cost is made of, if it does, each term in its own unit."""
+
     def __init__(
         self,
         *,
@@ -679,6 +710,8 @@ class Candidate(_message.Message):
         event_source_state: _builtins.str = ...,
         host_overlap_blocks: _builtins.int = ...,
         disk_overlap_blocks: _builtins.int = ...,
+        dynamo_cost: _builtins.float = ...,
+        policy_terms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -691,6 +724,8 @@ class Candidate(_message.Message):
         b"decode_blocks",
         "disk_overlap_blocks",
         b"disk_overlap_blocks",
+        "dynamo_cost",
+        b"dynamo_cost",
         "effective_overlap_blocks",
         b"effective_overlap_blocks",
         "eligible",
@@ -701,6 +736,8 @@ class Candidate(_message.Message):
         b"host_overlap_blocks",
         "overlap_blocks",
         b"overlap_blocks",
+        "policy_terms",
+        b"policy_terms",
         "prefill_blocks",
         b"prefill_blocks",
         "reason",

@@ -12,6 +12,7 @@ from ...runtime.identity import WorkerWithDpRank
 from ..dispatch import status_of
 from ..kv_router import KvRouter
 from ..policy import CandidateTerms
+from ..prompt import Prompt
 from ..proto import router_pb2 as pb
 from ..proto import router_pb2_grpc
 from ..views import WorkerView
@@ -34,10 +35,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         decision = await _or_abort(
             context,
             lambda: self._router.decide(
-                np.array(request.token_ids, dtype=np.uint32),
+                self._prompt(request),
                 request.request_id or None,
-                lora_name=request.lora_name or None,
-                cache_namespace=request.cache_namespace or None,
                 allowed_workers=list(request.allowed_worker_ids) or None,
                 pinned_worker=_pinned(request),
                 expected_output_tokens=(
@@ -64,11 +63,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> pb.OverlapResponse:
         scores = await _or_abort(
             context,
-            lambda: self._router.tier_overlaps(
-                np.array(request.token_ids, dtype=np.uint32),
-                lora_name=request.lora_name or None,
-                cache_namespace=request.cache_namespace or None,
-            ),
+            lambda: self._router.tier_overlaps(self._prompt(request)),
         )
         return pb.OverlapResponse(
             overlaps=[
@@ -89,11 +84,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> pb.PotentialLoadsResponse:
         loads = await _or_abort(
             context,
-            lambda: self._router.potential_loads(
-                np.array(request.token_ids, dtype=np.uint32),
-                lora_name=request.lora_name or None,
-                cache_namespace=request.cache_namespace or None,
-            ),
+            lambda: self._router.potential_loads(self._prompt(request)),
         )
         return pb.PotentialLoadsResponse(
             loads=[
@@ -122,16 +113,25 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         explanation = await _or_abort(
             context,
-            lambda: self._router.explain(
-                np.array(request.token_ids, dtype=np.uint32),
-                lora_name=request.lora_name or None,
-                cache_namespace=request.cache_namespace or None,
-            ),
+            lambda: self._router.explain(self._prompt(request)),
         )
         return pb.ExplainResponse(
             cheapest=map(_worker, explanation.cheapest),
             candidates=map(_candidate, explanation.candidates),
             json=json.dumps(explanation.to_dict()),
+        )
+
+    def _prompt(
+        self,
+        request: pb.SelectWorkerRequest
+        | pb.OverlapRequest
+        | pb.PotentialLoadsRequest
+        | pb.ExplainRequest,
+    ) -> Prompt:
+        return self._router.prompt(
+            np.array(request.token_ids, dtype=np.uint32),
+            lora_name=request.lora_name or None,
+            cache_namespace=request.cache_namespace or None,
         )
 
 
@@ -191,4 +191,6 @@ def _candidate(terms: CandidateTerms) -> pb.Candidate:
         event_source_state=terms.index_state,
         host_overlap_blocks=terms.host_overlap_blocks,
         disk_overlap_blocks=terms.disk_overlap_blocks,
+        dynamo_cost=terms.dynamo_cost,
+        policy_terms=terms.policy_terms,
     )

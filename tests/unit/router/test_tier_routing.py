@@ -89,7 +89,9 @@ def test_an_explanation_tells_the_tiers_apart(router: KvRouter) -> None:
     assert (by_id[11]["overlap_blocks"], by_id[11]["host_overlap_blocks"]) == (2, 4)
     assert by_id[11]["disk_overlap_blocks"] == 2
     assert by_id[11]["effective_overlap_blocks"] == 2 + 0.75 * 4 + 0.25 * 2
-    assert by_id[10]["cost"] - by_id[11]["cost"] == by_id[11]["effective_overlap_blocks"]
+    assert (
+        by_id[10]["dynamo_cost"] - by_id[11]["dynamo_cost"] == by_id[11]["effective_overlap_blocks"]
+    )
 
 
 def test_a_router_that_predicts_caches_knows_one_tier() -> None:

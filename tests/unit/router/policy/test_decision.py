@@ -1,12 +1,13 @@
 """Decisions and explanations say all they know, in JSON too."""
 
 import json
+import math
 
 from dynamo_router.router.policy.decision import CandidateTerms, Decision, Explanation
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
 
-def candidate(worker_id, cost, eligible=True):
+def candidate(worker_id, cost, eligible=True, policy_terms=None):
     return CandidateTerms(
         worker=WorkerWithDpRank(worker_id, 1),
         number=worker_id % 8,
@@ -21,7 +22,9 @@ def candidate(worker_id, cost, eligible=True):
         decode_blocks=4.0,
         active_requests=2,
         cost=cost,
+        dynamo_cost=7.5,
         index_state="exact",
+        policy_terms=policy_terms,
     )
 
 
@@ -60,6 +63,13 @@ def test_the_cheapest_are_the_eligible_workers_that_tie():
     assert explanation().cheapest == ()
 
 
+def test_a_worker_that_is_ruled_out_is_never_the_cheapest_and_costs_null():
+    out = candidate(1, math.inf, policy_terms={"cost": math.inf, "wait_s": 2.0})
+    assert explanation(out).cheapest == ()
+    told = json.loads(json.dumps(out.to_dict(), allow_nan=False))
+    assert told["cost"] is None and told["policy_terms"] == {"cost": None, "wait_s": 2.0}
+
+
 def test_an_explanation_as_json():
     found = json.loads(json.dumps(explanation(candidate(1, 11.0), candidate(2, 9.5)).to_dict()))
     assert found["cheapest"] == [{"worker_id": 2, "dp_rank": 1}]
@@ -79,6 +89,7 @@ def test_an_explanation_as_json():
         "decode_blocks": 4.0,
         "active_requests": 2,
         "cost": 11.0,
+        "dynamo_cost": 7.5,
         "index_state": "exact",
         "policy_terms": None,
     }

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.router.candidates import WorkerLike
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
-from dynamo_router.router.router_state import WorkerLike
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.errors import ConfigError
 

@@ -96,6 +96,11 @@ def test_a_policy_that_cannot_be_had_is_refused_by_its_name(policy: str, reason:
         new_policy(KvRouterConfig(policy=policy))
 
 
+def test_what_is_passed_in_must_be_a_policy() -> None:
+    with pytest.raises(ConfigError, match="strategy: 'forecast' is no Policy"):
+        router_with("forecast")  # type: ignore[arg-type]  # that is the point
+
+
 @pytest.mark.parametrize(
     "settings, reason",
     [
@@ -198,7 +203,7 @@ def test_where_a_policy_fails_dynamos_cost_decides_and_it_is_counted(
             assert router.policy_failures == count
     (record,) = caplog.records  # not one line for each request
     assert record.levelno == logging.ERROR
-    assert "the policy that was passed in" in record.getMessage()
+    assert f"policy {type(policy).__name__!r}" in record.getMessage()
     assert pytest.importorskip("re").search(reason, record.getMessage())
 
 

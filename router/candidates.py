@@ -1,0 +1,153 @@
+"""CandidateSource: the workers a prompt may go to, with what each has of it and its load."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..indexer.approximate import ApproximateIndex
+from ..indexer.event_index import EventIndex
+from ..indexer.prefix_index import PrefixIndex
+from ..runtime.identity import WorkerWithDpRank, as_worker
+from ..slots.table import SlotTable
+from ..workers.registry import WorkerRegistry
+from .config import KvRouterConfig
+from .overlaps import Overlaps
+from .policy import Candidates, Decision, Mask
+from .prompt import Prompt
+from .views import PotentialLoad
+
+WorkerLike = int | tuple[int, int]
+"""A worker_id, or (worker_id, dp_rank)."""
+
+
+class CandidateSource:
+    """Registry, index and slots, read together. Arrays are by worker number.
+
+    Not thread-safe: the KvRouter that has it holds its lock around every call.
+    """
+
+    def __init__(self, registry: WorkerRegistry, index: PrefixIndex, slots: SlotTable) -> None:
+        self.registry = registry
+        self.index = index
+        self.slots = slots
+        self._overlaps = Overlaps(0)
+
+    def candidates(
+        self, prompt: Prompt, config: KvRouterConfig, now: float, *, with_caches: bool
+    ) -> Candidates:
+        """The prompt before every worker that takes requests now; good until the next match.
+
+        Without caches it is neither hashed nor matched. `config` weighs the lower tiers, and says
+        which blocks of the prompt count as load.
+        """
+        eligible = self.registry.eligible(now)
+        if not with_caches:
+            return Candidates(self.slots, isl=prompt.isl, eligible=eligible, now=now)
+        overlaps = self.match(prompt)
+        saved = overlaps.device
+        if overlaps.host is not None:
+            saved = overlaps.saved(config.cost_params())
+        return Candidates(
+            self.slots,
+            isl=prompt.isl,
+            eligible=eligible,
+            overlaps=overlaps.device,
+            sequence_hashes=self._load_hashes(prompt, config),
+            host_overlaps=overlaps.host,
+            disk_overlaps=overlaps.disk,
+            saved_prefill_blocks=saved,
+            now=now,
+        )
+
+    def match(self, prompt: Prompt) -> Overlaps:
+        """What every worker has of the prompt; good until the next match."""
+        if self._overlaps.capacity != self.registry.capacity:
+            self._overlaps = Overlaps(self.registry.capacity)
+        self._overlaps.read(self.index, prompt.local_hashes)
+        return self._overlaps
+
+    def uncached_tokens(self, prompt: Prompt, config: KvRouterConfig, now: float) -> int:
+        """Prompt tokens that even the worker which is spared most would have to compute."""
+        saved = self.match(prompt).saved(config.cost_params())
+        best = int(saved[self.registry.eligible(now)].max(initial=0))
+        return max(0, prompt.isl - best * prompt.block_size)
+
+    def potential_loads(self, prompt: Prompt, config: KvRouterConfig) -> list[PotentialLoad]:
+        """What every registered rank's load would be with this prompt on it."""
+        saved = self.match(prompt).saved(config.cost_params())
+        blocks, tokens = self.slots.potential(prompt.sequence_hashes, prompt.isl, saved)
+        return [
+            PotentialLoad(worker, int(blocks[number]), int(tokens[number]))
+            for number, worker in self.registry.numbered()
+        ]
+
+    def mask(self, workers: Iterable[WorkerLike]) -> Mask:
+        """True for these workers; an int stands for all ranks. Unknown ones are ignored."""
+        mask = np.zeros(self.registry.capacity, dtype=np.bool_)
+        for worker in workers:
+            if isinstance(worker, tuple):
+                wanted = [as_worker(worker)]
+            else:
+                entry = self.registry.entry(worker)
+                wanted = entry.ranks if entry else []
+            for rank in wanted:
+                if rank.worker_id in self.registry:
+                    mask[self.registry.number(rank)] = True
+        return mask
+
+    def pin(self, worker: WorkerLike | None) -> int | None:
+        """The number of the one worker a request asks for; None if it asks for none."""
+        return None if worker is None else self.registry.number(as_worker(worker))
+
+    def expire(self, now: float) -> list[str]:
+        """Drop bookings and predictions that are too old; the ids of the bookings."""
+        expired = self.slots.expire(now)
+        self.index.expire(now)
+        return expired
+
+    def _load_hashes(self, prompt: Prompt, config: KvRouterConfig) -> npt.NDArray[np.uint64] | None:
+        """Under which hashes the prompt's blocks are counted as load; None: not at all."""
+        if not config.router_track_active_blocks:
+            return None
+        if not config.router_assume_kv_reuse:
+            return self.slots.private_hashes(len(prompt.local_hashes))
+        return prompt.sequence_hashes
+
+
+def decision_of(
+    candidates: Candidates, number: int, worker: WorkerWithDpRank, request_id: str | None
+) -> Decision:
+    """The decision for one of the candidates: what it has of the prompt."""
+    overlap = host = disk = 0
+    if candidates.overlaps is not None:
+        overlap = int(candidates.overlaps[number])
+    if candidates.host_overlaps is not None and candidates.disk_overlaps is not None:
+        host = int(candidates.host_overlaps[number])
+        disk = int(candidates.disk_overlaps[number])
+    isl, block_size = candidates.isl, candidates.block_size
+    return Decision(
+        worker=worker,
+        number=number,
+        overlap_blocks=overlap,
+        request_blocks=-(-isl // block_size),
+        cached_tokens=min(overlap * block_size, isl),
+        request_id=request_id,
+        host_overlap_blocks=host,
+        disk_overlap_blocks=disk,
+    )
+
+
+def new_index(config: KvRouterConfig) -> PrefixIndex:
+    """The index that these settings ask for: told by engines, or predicting from decisions."""
+    if config.use_kv_events:
+        return EventIndex(
+            read_path=config.index_read_path,
+            max_blocks=config.router_max_index_blocks,
+            predict_ttl_s=config.router_predicted_ttl_secs,
+        )
+    return ApproximateIndex(
+        ttl_s=config.router_ttl_secs,
+        max_blocks=config.router_max_tree_size,
+        prune_target_ratio=config.router_prune_target_ratio,
+    )
