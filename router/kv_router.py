@@ -308,7 +308,8 @@ class KvRouter:
     def mark_prefill_complete(self, request_id: str) -> bool:
         """The first token is out. False if the request is not booked, which is no error."""
         with self._lock:
-            self._policy.on_first_token(request_id, self._clock.now())
+            if self._policy.learns:
+                self._policy.on_first_token(request_id, self._clock.now())
             return self._slots.mark_prefill_completed(request_id)
 
     def add_output_tokens(self, request_id: str, generated: int) -> None:
@@ -328,7 +329,8 @@ class KvRouter:
         `output_tokens`, where somebody has counted them, tells a policy how long a token takes.
         """
         with self._lock:
-            self._policy.on_end(request_id, self._clock.now(), output_tokens)
+            if self._policy.learns:
+                self._policy.on_end(request_id, self._clock.now(), output_tokens)
             return self._slots.free(request_id)
 
     # Inside

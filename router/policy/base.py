@@ -85,7 +85,8 @@ class Policy:
     All are called under the router's lock. Times are seconds of the router's clock, `number` is a
     worker's, arrays are by worker number.
 
-    A policy that overrides an `on_...` method learns from one router, and belongs to it.
+    A policy that overrides an `on_...` method learns from one router, and belongs to it. One that
+    does not may not be told, and one that does not override `hold` is not asked.
     """
 
     needs_overlaps: bool = True
