@@ -87,9 +87,7 @@ def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> PolicyVari
             policy = f"{kind}:{factor:g}"
             if trace_blocks != CHWBL_BLOCKS:
                 policy += f":{trace_blocks}"
-            return PolicyVariant(
-                kind, policy, base, lambda: BoundedConsistentHash(factor, blocks)
-            )
+            return PolicyVariant(kind, policy, base, lambda: BoundedConsistentHash(factor, blocks))
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"compare: {name!r}: {error}", key="compare") from None
     if name in known_policies():
