@@ -15,6 +15,7 @@ from grpc import aio
 from ..runtime.errors import ConfigError, WorkerError
 from ..runtime.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
 from .engine_facts import EngineFacts, facts_of
+from .failures import Origin, origin_of
 from .registry import MAX_RANKS
 from .trtllm_proto import SERVICE, pb
 
@@ -139,6 +140,11 @@ class TrtllmClient:
             request, timeout=timeout, metadata=metadata
         )
         return call
+
+    def origin_of(self, error: grpc.RpcError) -> Origin:
+        """Where the failure of a call over this channel arose; ask right after it failed."""
+        connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
+        return origin_of(error.code(), error.details() or "", connected=connected)
 
     async def embed(self, request: bytes, *, timeout: float | None = None) -> bytes:
         answer: bytes = await self._embed(request, timeout=timeout)

@@ -1,0 +1,83 @@
+"""What was tried for one request, whether to try again, and whose fault it was in the end. Pure."""
+
+from typing import NamedTuple
+
+from ...workers.failures import Blame, Origin, Retry, Verdict
+
+BROKEN_TRANSPORTS = 2
+"""A request under which so many connections broke is not sent to a further worker: it may be
+what breaks them."""
+
+
+class Attempt(NamedTuple):
+    """One worker's failure."""
+
+    worker_id: int
+    origin: Origin
+    verdict: Verdict
+    details: str
+
+
+class Attempts:
+    """The failed attempts of one request."""
+
+    __slots__ = ("_failed", "_most")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._failed: list[Attempt] = []
+
+    def __len__(self) -> int:
+        return len(self._failed)
+
+    def add(self, attempt: Attempt) -> None:
+        self._failed.append(attempt)
+
+    @property
+    def worker_ids(self) -> set[int]:
+        """The workers that failed."""
+        return {attempt.worker_id for attempt in self._failed}
+
+    @property
+    def last(self) -> Attempt:
+        return self._failed[-1]
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a further worker may be tried, as far as the failures say."""
+        last = self.last.verdict
+        if last.retry is Retry.NO or len(self._failed) >= self._most:
+            return False
+        if self.is_deadly:
+            return False
+        if last.retry is Retry.ONCE:
+            alike = sum(attempt.verdict.retry is Retry.ONCE for attempt in self._failed)
+            return alike < 2
+        return True
+
+    @property
+    def is_deadly(self) -> bool:
+        """Whether it is suspected of breaking the workers that it is sent to."""
+        broken = sum(attempt.origin is Origin.TRANSPORT for attempt in self._failed)
+        return broken >= BROKEN_TRANSPORTS
+
+    @property
+    def repeats_work(self) -> bool:
+        """Whether a further attempt asks something again of a fleet that may be short of it."""
+        return self.last.verdict.blame is not Blame.TRANSPORT
+
+    def at_fault(self, *, served: bool) -> tuple[list[int], list[int]]:
+        """(workers that are to blame for certain, those that may be), now that the request ended.
+
+        `served`: another worker answered it. If several failed alike and none answered, it is the
+        request's fault.
+        """
+        certain = [a.worker_id for a in self._failed if a.verdict.blame is Blame.WORKER]
+        either = [a.worker_id for a in self._failed if a.verdict.blame is Blame.EITHER]
+        if served:
+            return certain + either, []
+        return certain, either if len(either) == 1 else []
+
+    def describe(self) -> list[str]:
+        """worker:cause of each, for the log."""
+        return [f"{attempt.worker_id}:{attempt.verdict.cause}" for attempt in self._failed]

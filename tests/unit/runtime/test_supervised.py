@@ -1,0 +1,49 @@
+"""Loops that go on after an exception, and say so."""
+
+import asyncio
+
+import pytest
+
+from dynamo_router.runtime import supervised
+from dynamo_router.runtime.limit_hits import LimitHits
+from dynamo_router.runtime.supervised import failures, stopped, supervise
+
+
+async def test_a_loop_goes_on_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hasty(supervised.Backoff):
+        def next(self) -> float:
+            return 0.0
+
+    monkeypatch.setattr(supervised, "Backoff", Hasty)
+    turns = 0
+
+    async def loop() -> None:
+        nonlocal turns
+        turns += 1
+        if turns < 4:
+            raise OSError("disk")
+
+    before = failures["x"]
+    await asyncio.wait_for(supervise("x", loop), 15)
+    assert turns == 4 and failures["x"] - before == 3
+
+
+async def test_it_ends_when_it_is_told() -> None:
+    started = asyncio.Event()
+
+    async def loop() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    task = supervise("y", loop)
+    await started.wait()
+    await stopped(task)
+    assert task.cancelled()
+    await stopped(None)
+
+
+def test_limits_are_counted_by_name() -> None:
+    hits = LimitHits()
+    hits.hit("queue_timeout_s")
+    hits.hit("queue_timeout_s", 2)
+    assert hits.counts() == {"queue_timeout_s": 3} and hits["other"] == 0

@@ -1,0 +1,218 @@
+"""The table of failures, and where gRPC's statuses come from, held against a real gRPC."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc import aio
+from support.fake_engine import FakeEngine, Script, chunk, fail, hang, pb, prompt
+
+from dynamo_router.workers.failures import (
+    MAX_DETAILS,
+    Blame,
+    Origin,
+    Retry,
+    Verdict,
+    judge,
+    origin_of,
+    shortened,
+)
+from dynamo_router.workers.trtllm_client import TrtllmClient
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.parametrize(
+    "code",
+    [Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED, Code.INTERNAL],
+)
+def test_what_may_be_the_requests_or_the_workers_fault_gets_one_more_opinion(
+    code: grpc.StatusCode,
+) -> None:
+    assert judge(Origin.ENGINE, code, started=False) == Verdict(
+        Blame.EITHER, Retry.ONCE, code.name.lower()
+    )
+
+
+@pytest.mark.parametrize(
+    ("origin", "code", "verdict"),
+    [
+        (Origin.ENGINE, Code.UNAVAILABLE, Verdict(Blame.EITHER, Retry.YES, "unavailable")),
+        (Origin.ENGINE, Code.CANCELLED, Verdict(Blame.EITHER, Retry.YES, "cancelled")),
+        (
+            Origin.ENGINE,
+            Code.RESOURCE_EXHAUSTED,
+            Verdict(Blame.OVERLOAD, Retry.YES, "resource_exhausted"),
+        ),
+        (
+            Origin.ENGINE,
+            Code.INVALID_ARGUMENT,
+            Verdict(Blame.REQUEST, Retry.NO, "invalid_argument"),
+        ),
+        (Origin.EMPTY, Code.OK, Verdict(Blame.WORKER, Retry.YES, "empty")),
+        (
+            Origin.ANSWER_SIZE,
+            Code.RESOURCE_EXHAUSTED,
+            Verdict(Blame.REQUEST, Retry.NO, "answer_too_large"),
+        ),
+        (
+            Origin.TRANSPORT,
+            Code.UNAVAILABLE,
+            Verdict(Blame.TRANSPORT, Retry.YES, "connection_lost"),
+        ),
+        (Origin.DEADLINE, Code.DEADLINE_EXCEEDED, Verdict(Blame.SLOW, Retry.NO, "deadline")),
+        (Origin.ROUTER, Code.INTERNAL, Verdict(Blame.US, Retry.NO, "internal")),
+    ],
+)
+def test_whose_fault_it_is(origin: Origin, code: grpc.StatusCode, verdict: Verdict) -> None:
+    assert judge(origin, code, started=False) == verdict
+
+
+@pytest.mark.parametrize("origin", Origin)
+@pytest.mark.parametrize("code", Code)
+def test_nothing_that_has_started_is_tried_again(origin: Origin, code: grpc.StatusCode) -> None:
+    before, after = judge(origin, code, started=False), judge(origin, code, started=True)
+    assert after.retry is Retry.NO and after.cause == before.cause
+    assert after.blame in (before.blame, Blame.CLIENT)
+
+
+def test_a_deadline_in_mid_stream_is_the_clients_own() -> None:
+    assert judge(Origin.DEADLINE, Code.DEADLINE_EXCEEDED, started=True).blame is Blame.CLIENT
+
+
+def test_long_texts_are_cut() -> None:
+    assert shortened("x" * MAX_DETAILS) == "x" * MAX_DETAILS
+    cut = shortened("x" * (MAX_DETAILS + 1))
+    assert len(cut) == MAX_DETAILS and cut.endswith("x ...")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "queue is full",
+        "the prompt says: CLIENT: Received message larger than max (5 vs. 4)",
+        "CLIENT: Received message larger than max",
+    ],
+)
+def test_an_engines_own_words_are_not_taken_for_grpcs(said: str) -> None:
+    assert origin_of(Code.RESOURCE_EXHAUSTED, said, connected=True) is Origin.ENGINE
+
+
+async def _large(engine: FakeEngine, request: object, context: object):  # type: ignore[no-untyped-def]
+    yield pb.GenerateResponse(request_id="x" * (33 << 20))
+
+
+async def _raises(engine: FakeEngine, request: object, context: object):  # type: ignore[no-untyped-def]
+    raise ValueError("boom")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("script", "origin"),
+    [
+        (fail(Code.UNAVAILABLE, "not now"), Origin.ENGINE),
+        (fail(Code.CANCELLED, "no more"), Origin.ENGINE),
+        (fail(Code.RESOURCE_EXHAUSTED, "queue is full"), Origin.ENGINE),
+        (fail(Code.INTERNAL, "x" * 4000), Origin.ENGINE),
+        (fail(Code.INTERNAL, "x" * 20_000), Origin.STATUS_SIZE),
+        (_large, Origin.ANSWER_SIZE),
+        (_raises, Origin.ENGINE),
+    ],
+)
+async def test_statuses_of_a_real_engine(script: Script, origin: Origin) -> None:
+    async with FakeEngine(script) as engine:
+        client = TrtllmClient(engine.address)
+        try:
+            assert await _origin(client) is origin
+        finally:
+            await client.close()
+
+
+async def test_a_request_that_is_too_large_does_not_leave() -> None:
+    async with FakeEngine() as engine:
+        client = TrtllmClient(engine.address)
+        try:
+            assert await _origin(client, bytes(33 << 20)) is Origin.REQUEST_SIZE
+            assert not engine.requests
+        finally:
+            await client.close()
+
+
+async def test_an_engine_that_is_not_there() -> None:
+    engine = await FakeEngine().start()
+    await engine.stop()
+    client = TrtllmClient(engine.address)
+    try:
+        assert await _origin(client) is Origin.CONNECT
+    finally:
+        await client.close()
+
+
+async def test_an_engine_that_stops_under_a_request() -> None:
+    async with FakeEngine(hang) as engine:
+        client = TrtllmClient(engine.address)
+        try:
+            waiting = asyncio.create_task(_origin(client))
+            while not engine.requests:
+                await asyncio.sleep(0.01)
+            await engine.stop()
+            assert await waiting is Origin.TRANSPORT
+        finally:
+            await client.close()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_connection_that_breaks_under_a_request(answers: bool) -> None:
+    async def script(engine, request, context):  # type: ignore[no-untyped-def]
+        if answers:
+            yield chunk(request, 1)
+        engine.go.set()
+        await asyncio.Event().wait()
+        yield
+
+    async with FakeEngine(script) as engine:
+        cut = asyncio.Event()
+        proxy, port = await _proxy(engine.port, cut)
+        client = TrtllmClient(f"127.0.0.1:{port}")
+        try:
+            waiting = asyncio.create_task(_origin(client))
+            await engine.go.wait()
+            cut.set()
+            assert await waiting is Origin.TRANSPORT
+        finally:
+            await client.close()
+            proxy.close()
+            await proxy.wait_closed()
+
+
+async def _origin(client: TrtllmClient, body: bytes | None = None) -> Origin:
+    call = client.generate(body or prompt("x").SerializeToString(), timeout=10)
+    try:
+        async for _ in call:
+            pass
+    except aio.AioRpcError as error:
+        return client.origin_of(error)
+    raise AssertionError("the call went well")
+
+
+async def _proxy(port: int, cut: asyncio.Event) -> tuple[asyncio.Server, int]:
+    """A proxy that breaks all its connections once `cut` is set."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, here = await asyncio.open_connection("127.0.0.1", port)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(1 << 16):
+                sink.write(data)
+
+        pumps = [asyncio.create_task(pump(reader, here)), asyncio.create_task(pump(there, writer))]
+        stop = asyncio.create_task(cut.wait())
+        await asyncio.wait([*pumps, stop], return_when=asyncio.FIRST_COMPLETED)
+        for each in (*pumps, stop):
+            each.cancel()
+        await asyncio.wait([*pumps, stop])
+        for transport in (writer.transport, here.transport):
+            transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]

@@ -1,0 +1,160 @@
+"""What a failed call means: whose fault it is, whether another worker may be tried, its label.
+
+The one table for dispatch, health and metrics. Pure.
+"""
+
+import enum
+import re
+from typing import NamedTuple
+
+import grpc
+
+MAX_DETAILS = 1024
+"""Characters of an error's text that are passed on: beyond 8 to 16 kB of metadata a client's
+gRPC replaces the whole status by RESOURCE_EXHAUSTED."""
+
+
+class Origin(enum.Enum):
+    """Where a failure arose."""
+
+    ENGINE = "engine"
+    """the engine's application ended the call with a status"""
+    CONNECT = "connect"
+    """there was no connection: the request did not reach the engine"""
+    TRANSPORT = "transport"
+    """the connection broke under the request"""
+    ANSWER_SIZE = "answer_size"
+    """our gRPC client did not take a message: it is larger than our limit"""
+    REQUEST_SIZE = "request_size"
+    """our gRPC client did not send the request: it is larger than our limit"""
+    STATUS_SIZE = "status_size"
+    """our gRPC client did not take the engine's status: its text or metadata are too large"""
+    EMPTY = "empty"
+    """the call ended with OK and without a message"""
+    SILENCE = "silence"
+    """a time-out of ours: the engine owed a message for too long"""
+    DEADLINE = "deadline"
+    """the client's deadline passed, or our limit on the request's whole time"""
+    WORKER_DOWN = "worker_down"
+    """we took the request back, because its worker was found to be out of order"""
+    CLIENT = "client"
+    """the client went away, stopped reading, or the request was aborted"""
+    ROUTER = "router"
+    """an error of our own"""
+
+
+class Blame(enum.Enum):
+    """Whose fault it is."""
+
+    CLIENT = "client"
+    REQUEST = "request"
+    WORKER = "worker"
+    EITHER = "either"
+    """the request's or the worker's: decided by how another worker gets on with the request"""
+    OVERLOAD = "overload"
+    """the worker's for the moment: it is full, and says so"""
+    SLOW = "slow"
+    """the worker's, if others answered meanwhile and it answered nobody"""
+    TRANSPORT = "transport"
+    US = "us"
+
+
+class Retry(enum.Enum):
+    """Whether another worker may be tried, as long as nothing was passed to the client."""
+
+    NO = 0
+    ONCE = 1
+    """one more opinion: two workers that fail alike say that it is the request"""
+    YES = 2
+    """as often as attempts are allowed"""
+
+
+class Verdict(NamedTuple):
+    """What to make of a failure. `cause` is a label of metrics and logs."""
+
+    blame: Blame
+    retry: Retry
+    cause: str
+
+
+_Code = grpc.StatusCode
+_REQUESTS = (_Code.INVALID_ARGUMENT, _Code.OUT_OF_RANGE)
+# The worker cannot do it now: another one has every chance. CANCELLED is what a server that
+# shuts down says; a call that we cancel ourselves is not judged by its status.
+_PASSING = (_Code.UNAVAILABLE, _Code.CANCELLED)
+
+_BY_ORIGIN = {
+    Origin.CONNECT: Verdict(Blame.TRANSPORT, Retry.YES, "connect"),
+    Origin.TRANSPORT: Verdict(Blame.TRANSPORT, Retry.YES, "connection_lost"),
+    Origin.ANSWER_SIZE: Verdict(Blame.REQUEST, Retry.NO, "answer_too_large"),
+    Origin.REQUEST_SIZE: Verdict(Blame.REQUEST, Retry.NO, "request_too_large"),
+    Origin.STATUS_SIZE: Verdict(Blame.EITHER, Retry.ONCE, "status_too_large"),
+    Origin.EMPTY: Verdict(Blame.WORKER, Retry.YES, "empty"),
+    Origin.SILENCE: Verdict(Blame.SLOW, Retry.YES, "silence"),
+    Origin.DEADLINE: Verdict(Blame.SLOW, Retry.NO, "deadline"),
+    Origin.WORKER_DOWN: Verdict(Blame.TRANSPORT, Retry.YES, "worker_down"),
+    Origin.CLIENT: Verdict(Blame.CLIENT, Retry.NO, "client"),
+    Origin.ROUTER: Verdict(Blame.US, Retry.NO, "internal"),
+}
+
+
+def judge(origin: Origin, code: grpc.StatusCode, *, started: bool) -> Verdict:
+    """What a failure means. `started`: a message was passed to the client already.
+
+    `code` matters for Origin.ENGINE only. Nothing that has started is retried.
+    """
+    verdict = _of_engine(code) if origin is Origin.ENGINE else _BY_ORIGIN[origin]
+    if not started:
+        return verdict
+    blame = verdict.blame
+    if origin is Origin.DEADLINE:
+        blame = Blame.CLIENT  # it was being answered; its client gave too little time
+    return Verdict(blame, Retry.NO, verdict.cause)
+
+
+def _of_engine(code: grpc.StatusCode) -> Verdict:
+    cause = code.name.lower()
+    if code in _REQUESTS:
+        return Verdict(Blame.REQUEST, Retry.NO, cause)
+    if code is _Code.RESOURCE_EXHAUSTED:
+        return Verdict(Blame.OVERLOAD, Retry.YES, cause)
+    return Verdict(Blame.EITHER, Retry.YES if code in _PASSING else Retry.ONCE, cause)
+
+
+# What gRPC's core writes when its client side ends a call: as it is, or "Stream removed (...)".
+_STREAM_REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)
+_MESSAGE_SIZE = re.compile(r"CLIENT: (Received|Sent) message larger than max \(\d+ vs\. \d+\)")
+_STATUS_SIZE = re.compile(
+    r"received (?:initial |trailing )?metadata size exceeds (?:hard|soft) limit \(.*", re.DOTALL
+)
+_NOT_CONNECTED = "failed to connect to all addresses"
+
+
+def origin_of(code: grpc.StatusCode, details: str, *, connected: bool) -> Origin:
+    """Where the failure of a gRPC call arose. gRPC itself does not tell: a status that the
+    client side makes up looks like one that was sent.
+
+    `connected`: the channel is connected now that the call has failed. An engine that words
+    its own status exactly as gRPC's core does is believed to mean the same.
+    """
+    removed = _STREAM_REMOVED.fullmatch(details)
+    said = removed.group(1) if removed else details
+    if code is _Code.RESOURCE_EXHAUSTED:
+        size = _MESSAGE_SIZE.fullmatch(said)
+        if size:
+            return Origin.ANSWER_SIZE if size.group(1) == "Received" else Origin.REQUEST_SIZE
+        if _STATUS_SIZE.fullmatch(said):
+            return Origin.STATUS_SIZE
+    if code is _Code.UNAVAILABLE:
+        if details.startswith(_NOT_CONNECTED):
+            return Origin.CONNECT
+        if removed or not connected:
+            return Origin.TRANSPORT
+    return Origin.ENGINE
+
+
+def shortened(details: str) -> str:
+    """An error's text for a client, cut to what every gRPC client takes."""
+    if len(details) <= MAX_DETAILS:
+        return details
+    return f"{details[: MAX_DETAILS - 4]} ..."
