@@ -10,8 +10,12 @@ from typing import Any
 from ..indexer.event_index import READ_PATHS, ReadPath
 from ..runtime.nats_url import DEFAULT_NATS_URL
 from ..runtime.settings import bad_setting, option
+from ..workers.health_tracker import HealthPolicy
+from ..workers.outliers import OutlierPolicy
+from ..workers.trtllm_client import ConnectionPolicy
 from .admission import AdmissionConfig
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
+from .request_limits import RequestLimits
 
 FORECAST, DYNAMO = "forecast", "dynamo"  # the policies that are ours
 # What Dynamo's cost function is made of; other policies have no use for it.
@@ -294,7 +298,18 @@ class ServeConfig:
     )
     index_snapshot_interval_s: float = option(60.0, "How often that file is written.")
     max_attempts: int = option(3, "Workers tried before a request fails, if none has answered yet.")
-    request_timeout_s: float | None = option(None, "Longest silence of a worker in a request.")
+    request_timeout_s: float | None = option(
+        600.0,
+        "Longest silence of a worker in a request, and so the longest time for an answer that is "
+        "not streamed; none: as long as its connection lives.",
+    )
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    health: HealthPolicy = field(default_factory=HealthPolicy)
+    outliers: OutlierPolicy = field(default_factory=OutlierPolicy)
+    connection: ConnectionPolicy = field(default_factory=ConnectionPolicy)
+    mixed_models: bool = option(
+        False, "Admit engines of another model than most of them serve.", "--mixed-models"
+    )
     drain_timeout_s: float = option(10.0, "How long running requests may finish at shutdown.")
     log_level: str = option(
         "info", "Least severe log line to print.", choices=("debug", "info", "warning", "error")

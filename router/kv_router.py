@@ -312,6 +312,14 @@ class KvRouter:
                 self._policy.on_first_token(request_id, self._clock.now())
             return self._slots.mark_prefill_completed(request_id)
 
+    def release_prefill(self, request_id: str) -> bool:
+        """Count the prompt as computed, though no first token says so; nothing is learnt from it.
+
+        False if the request is not booked, which is no error.
+        """
+        with self._lock:
+            return self._slots.mark_prefill_completed(request_id)
+
     def add_output_tokens(self, request_id: str, generated: int) -> None:
         """`generated` tokens are out in all. Counts where output blocks are tracked."""
         if self.config.router_track_output_blocks:

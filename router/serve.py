@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..runtime.event_plane import KV_EVENTS, EventPlane, endpoint_subject
 from ..runtime.nats_plane import NatsPlane
 from ..runtime.nats_url import DEFAULT_NATS_URL
 from ..runtime.open_files import allow_open_files
+from ..runtime.supervised import stopped, supervise
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
 from .config import ServeConfig
@@ -32,6 +34,7 @@ from .metrics import (
     RequestMetrics,
     dispatch_metrics,
     event_metrics,
+    fault_metrics,
     plane_metrics,
     queue_metrics,
     registry_of,
@@ -113,7 +116,13 @@ class Server:
 
         self.router = KvRouter(config.router, clock=self._clock)
         self.monitor = HealthMonitor(
-            self.router.registry, self._clock, block_size=config.router.block_size
+            self.router.registry,
+            self._clock,
+            block_size=config.router.block_size,
+            policy=config.health,
+            outliers=config.outliers,
+            connection=config.connection,
+            mixed_models=config.mixed_models,
         )
         metrics = RequestMetrics(lambda: self.dispatcher.in_flight)
         observer: DispatchObserver = metrics
@@ -126,10 +135,15 @@ class Server:
             self._clock,
             max_attempts=config.max_attempts,
             silence_s=config.request_timeout_s,
+            limits=config.limits,
             observer=observer,
             admission=self._admission,
         )
-        self._gauges = Gauges(worker_metrics(self.router), dispatch_metrics(self.dispatcher))
+        self._gauges = Gauges(
+            worker_metrics(self.router),
+            dispatch_metrics(self.dispatcher),
+            fault_metrics(self.monitor.reports, self.dispatcher),
+        )
         if self._admission is not None:
             self._gauges.add(queue_metrics(self._admission.queue))
         self._http = HttpDoor(self.router, registry_of(metrics, self._gauges), self._health)
@@ -252,8 +266,8 @@ class Server:
         embedded = EmbeddedNats()
         self._stack.push_async_callback(embedded.stop)
         await embedded.start()
-        keeper = asyncio.create_task(_keep_running(embedded), name="nats keeper")
-        self._stack.push_async_callback(_cancel, keeper)
+        keeper = supervise("nats keeper", partial(_keep_running, embedded))
+        self._stack.push_async_callback(stopped, keeper)
         return embedded.url, " (embedded)"
 
     async def _greet(self) -> None:
@@ -303,13 +317,8 @@ async def _keep_running(server: EmbeddedNats) -> None:
         if not server.running:
             try:
                 await server.start()
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 log.warning("nats-server does not come back, will keep trying", error=str(error))
-
-
-async def _cancel(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.wait({task})
 
 
 async def _first_of(task: "asyncio.Task[None]", event: Any) -> None:

@@ -118,9 +118,11 @@ class EmbeddedNats:
         if process is not None:
             process.terminate()
             try:
-                async with asyncio.timeout(STOP_TIMEOUT_S):
-                    while process.poll() is None:
-                        await asyncio.sleep(_POLL_S)
+                # One that stands still is killed.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_TIMEOUT_S):
+                        while process.poll() is None:
+                            await asyncio.sleep(_POLL_S)
             finally:
                 process.kill()
                 process.wait()

@@ -29,11 +29,15 @@ class EngineFacts:
     settings: dict[str, int] = field(default_factory=dict)
     """the features of the form name=number, such as kv_block_size=64"""
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens in the longest prompt; 0 where unknown."""
+        limit = self.max_input_len or self.max_seq_len
+        return min(limit, self.max_seq_len) if self.max_seq_len else limit
+
     def check_prompt(self, length: int, largest_token: int) -> str | None:
         """Why a prompt cannot be had by this model; None if it can, as far as is known."""
-        limit = self.max_input_len or self.max_seq_len
-        if self.max_seq_len:
-            limit = min(limit, self.max_seq_len)
+        limit = self.longest_prompt
         if limit and length > limit:
             return f"a prompt of {length} tokens is longer than the model's limit of {limit}"
         if self.vocab_size and largest_token >= self.vocab_size:
@@ -68,8 +72,8 @@ def facts_of(model: Any, server: Any) -> EngineFacts:
     )
 
 
-# A request must fit whichever engine it lands on; what engines do side by side adds up.
-_SMALLEST = ("max_input_len", "max_seq_len", "vocab_size")
+# A request goes to those that can take it; what engines do side by side adds up.
+_LARGEST = ("max_input_len", "max_seq_len", "vocab_size")
 _SUMMED = ("max_batch_size", "world_size")
 _SUMMED_SETTINGS = ("total_kv_blocks", "max_num_seqs")
 
@@ -77,7 +81,7 @@ _SUMMED_SETTINGS = ("total_kv_blocks", "max_num_seqs")
 def merge_facts(fleet: Iterable[EngineFacts]) -> EngineFacts:
     """The facts of a fleet as if it were one engine.
 
-    Limits are the smallest one known, capacities are summed, features are those of all; where
+    Limits are the largest one known, capacities are summed, features are those of all; where
     engines differ otherwise, the first one speaks.
     """
     engines = list(fleet)
@@ -87,8 +91,8 @@ def merge_facts(fleet: Iterable[EngineFacts]) -> EngineFacts:
     for name in (descriptor.name for descriptor in fields(EngineFacts)):
         values = [getattr(engine, name) for engine in engines]
         known = [value for value in values if value]
-        if name in _SMALLEST:
-            merged[name] = min(known, default=0)
+        if name in _LARGEST:
+            merged[name] = max(known, default=0)
         elif name in _SUMMED:
             merged[name] = sum(known)
         else:

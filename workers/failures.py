@@ -97,6 +97,11 @@ _BY_ORIGIN = {
     Origin.ROUTER: Verdict(Blame.US, Retry.NO, "internal"),
 }
 
+CONNECTION_CAUSES = frozenset(
+    _BY_ORIGIN[origin].cause for origin in (Origin.CONNECT, Origin.TRANSPORT)
+)
+"""Causes that say that a worker is not connected."""
+
 
 def judge(origin: Origin, code: grpc.StatusCode, *, started: bool) -> Verdict:
     """What a failure means. `started`: a message was passed to the client already.

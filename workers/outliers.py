@@ -101,12 +101,23 @@ class OutlierDetector:
         record.trials += 1
         return True
 
-    def on_answer(self, worker_id: int, now: float, seconds: float) -> None:
-        """The first message of an answer came, `seconds` after the request was sent."""
+    def on_answer(self, worker_id: int, now: float, seconds: float) -> bool:
+        """The first message of an answer came, `seconds` after the request was sent.
+
+        A worker on probation has passed one of its trials. True as above.
+        """
         record = self._workers.get(worker_id)
-        if record is not None:
-            record.answered_at = now
-            self._answer_s = _mean(self._answer_s, seconds)
+        if record is None:
+            return False
+        record.answered_at = now
+        self._answer_s = _mean(self._answer_s, seconds)
+        if worker_id not in self._troubled:
+            return False
+        if record.probation and record.ejected_until <= now:
+            record.trials = max(0, record.trials - 1)
+            record.probation -= 1
+        self._forget_if_well(worker_id, record, now)
+        return True
 
     def on_success(self, worker_id: int, now: float, seconds: float) -> bool:
         """A request ended well after `seconds`. True if that changed who is out."""
@@ -119,9 +130,6 @@ class OutlierDetector:
         if worker_id not in self._troubled:
             return False
         record.penalty_until = -math.inf
-        if record.probation and record.ejected_until <= now:
-            record.trials = max(0, record.trials - 1)
-            record.probation -= 1
         self._forget_if_well(worker_id, record, now)
         return True
 
@@ -232,6 +240,11 @@ class OutlierDetector:
         if not self._troubled:
             return False
         return self._out(now) > self._most_out()
+
+    @property
+    def troubled(self) -> list[int]:
+        """Those who may be out now or later: for whom the answers above can change with time."""
+        return list(self._troubled)
 
     @property
     def ejections(self) -> dict[int, int]:

@@ -4,8 +4,9 @@ Generate carries bytes both ways: the router does not decode what it only passes
 """
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,6 +15,7 @@ from grpc import aio
 
 from ..runtime.errors import ConfigError, WorkerError
 from ..runtime.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
+from ..runtime.settings import bad_setting, option
 from .engine_facts import EngineFacts, facts_of
 from .failures import Origin, origin_of
 from .registry import MAX_RANKS
@@ -27,14 +29,50 @@ DP_SIZE_KEY = "x-dynamo-dp-size"
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionPolicy:
+    """How connections to engines are made and kept. ConfigError, naming the key, on a bad value."""
+
+    connect_timeout_s: float = option(
+        10.0, "How long connecting to an engine may take.", "--worker-connect-timeout-s"
+    )
+    keepalive_s: float = option(
+        8.0,
+        "An engine that owes an answer and sends nothing for so long is pinged.",
+        "--worker-keepalive-s",
+    )
+    keepalive_timeout_s: float = option(
+        5.0,
+        "A connection is given up if a ping is not answered in this time.",
+        "--worker-keepalive-timeout-s",
+    )
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value > 0):
+                raise bad_setting(field.name, f"{value!r} must be finite and greater than 0")
+
+    def channel_options(self) -> tuple[tuple[str, Any], ...]:
+        """These, and what else a channel to an engine needs, in gRPC's words."""
+        timeout_ms = int(self.keepalive_timeout_s * 1e3)
+        return (
+            *CHANNEL_OPTIONS,
+            ("grpc.keepalive_time_ms", int(self.keepalive_s * 1e3)),
+            ("grpc.keepalive_timeout_ms", timeout_ms),
+            # Its own default is a minute, and the longer of the two counts.
+            ("grpc.http2.ping_timeout_ms", timeout_ms),
+            # Bounds a whole attempt to connect, whatever its name says.
+            ("grpc.min_reconnect_backoff_ms", int(self.connect_timeout_s * 1e3)),
+        )
+
+
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     # Probes decide how often to try; the transport's own backoff must not outlast them.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Whether a request is tried again is the dispatcher's decision, and nobody else's.
     ("grpc.enable_retries", 0),
@@ -109,6 +147,13 @@ class EngineIdentity:
     worker_id: int | None = None
     dp_size: int | None = None
 
+    def or_else(self, other: "EngineIdentity") -> "EngineIdentity":
+        """This, and what another answer of the engine says where this one is silent."""
+        return EngineIdentity(
+            other.worker_id if self.worker_id is None else self.worker_id,
+            other.dp_size if self.dp_size is None else self.dp_size,
+        )
+
 
 class TrtllmClient:
     """One channel to one engine. Methods raise grpc.aio.AioRpcError when the engine does.
@@ -117,9 +162,10 @@ class TrtllmClient:
     DEADLINE_EXCEEDED.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, connection: ConnectionPolicy | None = None) -> None:
         self.address = address
-        self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        options = (connection or ConnectionPolicy()).channel_options()
+        self._channel = aio.insecure_channel(address, options=options)
         # No (de)serializers: bytes go through as they are.
         self._generate = self._channel.unary_stream(f"/{SERVICE}/Generate", None, None)
         self._embed = self._channel.unary_unary(f"/{SERVICE}/Embed", None, None)
@@ -152,8 +198,9 @@ class TrtllmClient:
 
     def get_tokenizer(
         self, request: bytes, *, timeout: float | None = None
-    ) -> AsyncIterable[bytes]:
-        call: AsyncIterable[bytes] = self._get_tokenizer(request, timeout=timeout)
+    ) -> "aio.UnaryStreamCall[bytes, bytes]":
+        """As `generate`."""
+        call: aio.UnaryStreamCall[bytes, bytes] = self._get_tokenizer(request, timeout=timeout)
         return call
 
     async def check_health(self, *, timeout: float) -> EngineIdentity:
@@ -170,13 +217,7 @@ class TrtllmClient:
             _answer_or_none(self._get_model_info(pb.GetModelInfoRequest(), timeout=timeout)),
             _answer_or_none(self._get_server_info(pb.GetServerInfoRequest(), timeout=timeout)),
         )
-        identity = EngineIdentity()
-        for said, _ in (model, server):
-            identity = EngineIdentity(
-                identity.worker_id if said.worker_id is None else said.worker_id,
-                identity.dp_size if said.dp_size is None else said.dp_size,
-            )
-        return identity, facts_of(
+        return model[0].or_else(server[0]), facts_of(
             model[1] or pb.GetModelInfoResponse(), server[1] or pb.GetServerInfoResponse()
         )
 

@@ -6,11 +6,12 @@ Entered by the services.
 from .dispatch import DP_RANK_KEY, Dispatcher
 from .observers import DispatchObserver, OutputTracking
 from .request import Flight
-from .status import status_of
+from .status import ClientGoneError, status_of
 from .turns import admission_of, queue_of
 
 __all__ = [
     "DP_RANK_KEY",
+    "ClientGoneError",
     "DispatchObserver",
     "Dispatcher",
     "Flight",

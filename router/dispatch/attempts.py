@@ -21,10 +21,11 @@ class Attempt(NamedTuple):
 class Attempts:
     """The failed attempts of one request."""
 
-    __slots__ = ("_failed", "_most")
+    __slots__ = ("_failed", "_most", "_settled")
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._settled = 0  # of the failures, reported
         self._failed: list[Attempt] = []
 
     def __len__(self) -> int:
@@ -66,17 +67,13 @@ class Attempts:
         """Whether a further attempt asks something again of a fleet that may be short of it."""
         return self.last.verdict.blame is not Blame.TRANSPORT
 
-    def at_fault(self, *, served: bool) -> tuple[list[int], list[int]]:
-        """(workers that are to blame for certain, those that may be), now that the request ended.
+    def take_suspects(self) -> list[int]:
+        """The workers that are to blame if another one serves the request; each is told once.
 
-        `served`: another worker answered it. If several failed alike and none answered, it is the
-        request's fault.
+        If two of them failed alike and none served it, it is the request's fault.
         """
-        certain = [a.worker_id for a in self._failed if a.verdict.blame is Blame.WORKER]
-        either = [a.worker_id for a in self._failed if a.verdict.blame is Blame.EITHER]
-        if served:
-            return certain + either, []
-        return certain, either if len(either) == 1 else []
+        new, self._settled = self._failed[self._settled :], len(self._failed)
+        return [a.worker_id for a in new if a.verdict.blame is Blame.EITHER]
 
     def describe(self) -> list[str]:
         """worker:cause of each, for the log."""

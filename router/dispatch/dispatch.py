@@ -1,8 +1,8 @@
-"""The dispatcher: takes a request to a worker and its answer back.
+"""The dispatcher: takes a request to a worker and its answer back. Called by the gRPC service.
 
 Invariants: a request is booked once per attempt and freed exactly once after it, whatever
 happens. A message is passed on once and in order. Once one was passed on, the request stays
-with its worker: nothing is silently repeated.
+with its worker: nothing is silently repeated. Whose fault a failure is says workers/failures.py.
 """
 
 import asyncio
@@ -14,33 +14,42 @@ from functools import partial
 from typing import cast
 
 import grpc
-from grpc import aio
+import structlog
 
 from ...runtime.clock import Clock
 from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
 from ...runtime.identity import WorkerWithDpRank
+from ...runtime.limit_hits import LimitHits
+from ...workers.failures import Blame, Origin, judge, shortened
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import Metadata
 from ..admission import NORMAL, Ticket, Urgency
 from ..kv_router import KvRouter
 from ..policy import Decision
+from ..request_limits import RequestLimits
+from .attempts import Attempt, Attempts
 from .generate_request import read_generate, with_request_id
 from .observers import DispatchObserver, NoObserver
-from .request import ABORT_TIMEOUT_S, Aborts, Flight
-from .status import RequestAbortedError, status_of
+from .plain_calls import PlainCalls
+from .prefill_estimate import PrefillEstimate
+from .request import ABORT_TIMEOUT_S, Aborts, Flight, TakenBack
+from .retry_budget import RetryBudget
+from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
 from .turns import Admission
+from .watch import FlightWatch
 
 DP_RANK_KEY = "x-dynamo-dp-rank"
-TOUCH_EVERY_S = 1.0
-"""How often bookings in flight are renewed; far below any sensible expiry."""
+CLOCK_SLACK_S = 0.05
+"""A call that ends by its deadline may do so that much before we think it should."""
+LOGGED_DETAILS = 200
+"""Characters of a worker's words in the log."""
 
-# The worker is gone, or going: another one can do the work. CANCELLED is what a server that
-# shuts down says; a call that we cancel ourselves does not end up here.
+# What an engine says that its client should hear as it is; the rest says "try another one".
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-# The worker is alive but cannot do this: no reason to believe that another one could.
-_FAULT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 
 Respond = Callable[[bytes], Awaitable[None]]
+
+log = structlog.get_logger(__name__)
 
 
 class Dispatcher:
@@ -48,6 +57,7 @@ class Dispatcher:
 
     At most `max_attempts` workers are tried, as long as none has answered. `silence_s` is how
     long a worker may owe a message before it is given up; None: as long as its connection lives.
+    `limits` are the other bounds, counted in `hits` when they are hit.
     With an `admission`, requests wait for their turn before a worker is chosen.
     """
 
@@ -59,24 +69,42 @@ class Dispatcher:
         *,
         max_attempts: int = 3,
         silence_s: float | None = None,
+        limits: RequestLimits | None = None,
         observer: DispatchObserver | None = None,
         admission: Admission | None = None,
+        hits: LimitHits | None = None,
     ) -> None:
+        limits = limits or RequestLimits()
         self._router = router
         self._monitor = monitor
         self._now = clock.now
         self._max_attempts = max_attempts
-        self._silence = silence_s
         self._observer = observer or NoObserver()
         self._admission = admission
         self._flights: dict[str, Flight] = {}
-        self._watch: asyncio.Task[None] | None = None
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
+        self._estimate = PrefillEstimate()
+        self.budget = RetryBudget(limits.retry_budget, limits.retry_budget_least)
+        self.hits = hits or LimitHits()
         self.aborts = Aborts()
+        self.plain = PlainCalls(monitor, clock, self._observer, max_attempts)
+        self._watch = FlightWatch(
+            self._flights,
+            router,
+            monitor,
+            clock,
+            limits,
+            silence_s=silence_s,
+            budget=self.budget,
+            estimate=self._estimate,
+            hits=self.hits,
+            admission=admission,
+            on_load_fell=self._load_fell,
+        )
 
     @property
     def in_flight(self) -> int:
-        return len(self._flights)
+        return len(self._flights) + self.plain.in_flight
 
     async def generate(
         self,
@@ -91,8 +119,8 @@ class Dispatcher:
         """Have a worker answer a serialized GenerateRequest; return which one it was.
 
         Every message of the worker goes to `respond` as it is. Raises what `status_of` knows:
-        InvalidRequestError, NoWorkersError, WorkerError, or the engine's own status. Cancel the
-        task to give the request up; the worker is told.
+        InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
+        status. Cancel the task to give the request up; the worker is told.
 
         An id that is in flight already is refused: an abort or a release under it could hit the
         wrong one of the two. A request without an id is given one, which the answers carry.
@@ -100,16 +128,28 @@ class Dispatcher:
         flight = None
         code = grpc.StatusCode.OK
         try:
-            flight = self._admit(request, pinned)
+            flight = self._admit(request, pinned, timeout)
             flight.urgency = urgency
-            decision = await self._serve(flight, respond, timeout, metadata)
+            decision = await self._serve(flight, respond, metadata)
             return decision.worker
+        except asyncio.CancelledError as error:
+            code = grpc.StatusCode.CANCELLED
+            if flight is None or not self._is_late(flight):
+                raise
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
+            if flight.taken_back is None or cast("asyncio.Task[object]", flight.task).uncancel():
+                raise  # by its client's deadline: nobody is there to be told
+            raise RequestTimeoutError(flight.taken_back.text) from error
         except BaseException as error:
             code = status_of(error)[0]
+            if isinstance(error, ClientGoneError) and flight is not None and self._is_late(flight):
+                code = grpc.StatusCode.DEADLINE_EXCEEDED
             raise
         finally:
             if flight is not None:
                 del self._flights[flight.request_id]
+                if code is not grpc.StatusCode.OK:
+                    self._on_failed(flight, code)
             self._observer.on_end(flight, code)
 
     async def abort(self, request_id: str) -> tuple[bool, str]:
@@ -127,23 +167,22 @@ class Dispatcher:
             return await flight.client.abort(request_id, timeout=ABORT_TIMEOUT_S)
         except grpc.RpcError as error:
             # The worker does not answer: at least let go of it.
-            flight.call.cancel()
+            if flight.call is not None:
+                flight.call.cancel()
             return True, f"cancelled; its worker did not answer: {error.details()}"
 
     def start(self) -> None:
         """Begin to look after what is in flight."""
-        self._watch = asyncio.create_task(self._look_after_flights(), name="flights")
+        self._watch.start()
 
     async def close(self) -> None:
         """Stop watching, and wait for aborts on their way."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+        await self._watch.close()
         await self.aborts.close()
 
-    def _admit(self, body: bytes, pinned: WorkerWithDpRank | None) -> Flight:
+    def _admit(self, body: bytes, pinned: WorkerWithDpRank | None, timeout: float | None) -> Flight:
         facts = read_generate(body)
-        refusal = self._monitor.facts.check_prompt(len(facts.token_ids), facts.largest_token)
+        unfit, refusal = self._monitor.limits.check(len(facts.token_ids), facts.largest_token)
         if refusal is not None:
             raise InvalidRequestError(refusal)
         request_id = facts.request_id
@@ -152,41 +191,60 @@ class Dispatcher:
             body = with_request_id(body, request_id)
         elif request_id in self._flights:
             raise InvalidRequestError(f"request id {request_id!r} is in use", field="request_id")
-        flight = Flight(request_id, body, facts, self._now(), pinned)
-        self._flights[request_id] = flight
+        now = self._now()
+        flight = self._flights[request_id] = Flight(
+            request_id,
+            body,
+            facts,
+            now,
+            math.inf if timeout is None else now + timeout,
+            Attempts(self._max_attempts),
+            pinned,
+            unfit=unfit,
+            task=asyncio.current_task(),
+        )
         return flight
 
-    async def _serve(
-        self, flight: Flight, respond: Respond, timeout: float | None, metadata: Metadata
-    ) -> Decision:
+    async def _serve(self, flight: Flight, respond: Respond, metadata: Metadata) -> Decision:
         """Try workers until one has answered."""
         failure: Exception | None = None
-        failed: set[int] = set()
-        for _ in range(self._max_attempts):
+        while True:
             try:
                 if self._admission is not None and failure is None:
                     ticket = partial(self._ticket, flight)
                     async with self._admission.turn(flight.pinned, ticket):
-                        if flight.aborted:  # after it was its turn, before it took it
-                            raise RequestAbortedError(f"request {flight.request_id} was aborted")
-                        decision = self._decide(flight, failed)
+                        self._check_aborted(flight)  # after it was its turn, before it took it
+                        decision = self._decide(flight)
                 else:
-                    decision = self._decide(flight, failed)
+                    self._check_aborted(flight)
+                    decision = self._decide(flight)
             except NoWorkersError:
                 if failure is None:
                     raise
-                break
+                raise failure from None
             if failure is not None:
                 self._observer.on_retry(flight, failure)
-            left = None if timeout is None else flight.arrived + timeout - self._now()
-            failure = await self._attempt(flight, decision, respond, left, metadata)
+            failure = await self._attempt(flight, decision, respond, metadata)
             if failure is None:
                 return decision
-            if flight.messages or flight.aborted or flight.pinned is not None:
-                break
-            failed.add(decision.worker.worker_id)
-        assert failure is not None
-        raise failure
+            self._check_aborted(flight)
+            if flight.pinned is not None or not self._may_retry(flight):
+                raise failure
+
+    def _check_aborted(self, flight: Flight) -> None:
+        if flight.aborted:
+            raise RequestAbortedError(f"request {flight.request_id} was aborted")
+
+    def _may_retry(self, flight: Flight) -> bool:
+        """Whether to try another worker; takes from the budget if that makes work twice."""
+        if flight.messages or not flight.attempts.may_go_on:
+            return False
+        if flight.attempts.repeats_work and not flight.retrying:
+            if not self.budget.take(len(self._flights)):
+                self.hits.hit("retry_budget")
+                return False
+            flight.retrying = True
+        return True
 
     def _ticket(self, flight: Flight) -> Ticket:
         facts, urgency = flight.facts, flight.urgency
@@ -195,15 +253,18 @@ class Dispatcher:
         )
         return Ticket(flight.request_id, flight.arrived, tokens, urgency, flight.pinned, penalty_s)
 
-    def _decide(self, flight: Flight, failed: set[int]) -> Decision:
+    def _decide(self, flight: Flight) -> Decision:
         """Choose a worker and book the request there."""
         facts, began = flight.facts, self._now()
+        excluded = flight.unfit
+        if len(flight.attempts):
+            excluded = excluded | flight.attempts.worker_ids
         decision = self._router.decide(
             facts.token_ids,
             flight.request_id,
             lora_name=facts.lora_name,
             cache_namespace=facts.cache_namespace,
-            excluded_workers=failed,
+            excluded_workers=excluded,
             pinned_worker=flight.pinned,
             expected_output_tokens=facts.max_tokens or None,
         )
@@ -211,114 +272,192 @@ class Dispatcher:
         return decision
 
     async def _attempt(
-        self,
-        flight: Flight,
-        decision: Decision,
-        respond: Respond,
-        timeout: float | None,
-        metadata: Metadata,
+        self, flight: Flight, decision: Decision, respond: Respond, metadata: Metadata
     ) -> Exception | None:
-        """One worker's try. None: it answered. An error: another worker may be tried.
+        """One worker's try. None: it answered. Else what to tell the client if nobody else does.
 
-        Raises what no other worker could mend. The request is booked on entry, freed on return.
+        The request is booked on entry, freed on return.
         """
-        observer, router, now = self._observer, self._router, self._now
+        observer, now, reports = self._observer, self._now, self._monitor.reports
         worker_id, request_id = decision.worker.worker_id, flight.request_id
-        call: aio.UnaryStreamCall[bytes, bytes] | None = None
         answers: AsyncGenerator[bytes, None] | None = None
         running = False  # on the worker, as far as we know
+        client = flight.client = self._monitor.client(worker_id)
+        call = None
         try:
-            client = flight.client = self._monitor.client(worker_id)
             if client is None:
-                return WorkerError(f"worker {worker_id} has no address", worker_id=worker_id)
-            entry = router.registry.entry(worker_id)
+                said = "it has no address"
+                return self._failed(flight, Origin.CONNECT, grpc.StatusCode.UNAVAILABLE, said)
+            entry = self._router.registry.entry(worker_id)
             if entry is not None and entry.dp_size > 1:
                 metadata = (*metadata, (DP_RANK_KEY, str(decision.worker.dp_rank)))
-            call = flight.call = client.generate(flight.body, timeout=timeout, metadata=metadata)
-            running, flight.silent, flight.waiting_since = True, False, now()
+            self._on_sent(flight, decision)
+            left = None if flight.deadline == math.inf else flight.deadline - flight.sent_at
+            call = flight.call = client.generate(flight.body, timeout=left, metadata=metadata)
+            running = True
             answers = cast("AsyncGenerator[bytes, None]", aiter(call))
             async for message in answers:
                 at = now()
                 observer.on_message(flight, message, at)
-                if not flight.messages and flight.facts.streaming:  # else the whole answer
-                    router.mark_prefill_complete(request_id)
-                    self._load_fell()
+                if not flight.messages:
+                    self._on_first_message(flight, at)
                 flight.messages += 1
                 flight.last_message, flight.last_message_at = message, at
-                flight.waiting_since = math.inf
+                flight.since, flight.writing = at, True
                 await respond(message)
-                flight.waiting_since = now()
+                flight.since, flight.writing = now(), False
             running = False
-            self._monitor.report_ok(worker_id)
+            if not flight.messages:
+                said = "it ended without an answer"
+                return self._failed(flight, Origin.EMPTY, grpc.StatusCode.OK, said)
+            reports.succeeded(worker_id, now() - flight.sent_at)
             return None
         except grpc.RpcError as error:
             running = False
-            return self._judge(flight, worker_id, error.code(), error.details() or "", error)
-        except asyncio.CancelledError as error:
+            assert client is not None
+            origin, details = client.origin_of(error), error.details() or ""
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and self._is_late(flight):
+                origin = Origin.DEADLINE
+            return self._failed(flight, origin, error.code(), details, error)
+        except asyncio.CancelledError:
             task = asyncio.current_task()
             if call is None or task is None or task.cancelling():
-                raise  # by our client, or by our own shutdown
-            running = flight.silent
-            details = "it was silent for too long" if flight.silent else "it cancelled the request"
-            return self._judge(flight, worker_id, grpc.StatusCode.CANCELLED, details, error)
+                self._on_cancelled(flight, worker_id)
+                raise  # by our client, by its deadline, by our own shutdown or by a time-out
+            code, why = grpc.StatusCode.CANCELLED, flight.taken_back
+            if why is None:  # its channel was closed
+                return self._failed(flight, Origin.WORKER_DOWN, code, "it was removed")
+            return self._failed(flight, why.origin, code, why.text)
+        except BaseException:
+            reports.given_up(worker_id)
+            raise
         finally:
-            # A message is a token or a few: it is their pace that a policy learns.
-            router.free(request_id, output_tokens=flight.messages or None)
-            self._load_fell()
-            flight.waiting_since = math.inf
+            self._on_attempt_ended(flight)
             if running and client is not None and call is not None:
                 call.cancel()
+                self.aborts.send(client, request_id)
                 if answers is not None:  # a generator, which must not be left to the collector
                     await answers.aclose()
-                self.aborts.send(client, request_id)
+
+    def _on_sent(self, flight: Flight, decision: Decision) -> None:
+        now, worker_id = self._now(), decision.worker.worker_id
+        flight.taken_back, flight.writing = None, False
+        flight.sent_at = flight.since = now
+        flight.uncached_tokens = len(flight.facts.token_ids) - decision.cached_tokens
+        flight.counts_prefill = True
+        if not flight.facts.streaming:
+            # Its answer comes whole: nothing will say when the prompt was computed.
+            wait = self._estimate.end_of(worker_id, flight.uncached_tokens, now) - now
+            loop = asyncio.get_running_loop()
+            flight.prefill_timer = loop.call_later(wait, self._release_prefill, flight)
+        self._monitor.reports.sent(worker_id)
+
+    def _release_prefill(self, flight: Flight) -> None:
+        flight.prefill_timer = None
+        flight.counts_prefill = False
+        self._router.release_prefill(flight.request_id)
+        self._load_fell()
+
+    def _on_first_message(self, flight: Flight, now: float) -> None:
+        assert flight.decision is not None
+        waited = now - flight.sent_at
+        if flight.facts.streaming:
+            self._router.mark_prefill_complete(flight.request_id)
+            self._estimate.observe(flight.uncached_tokens, waited)
+            self._load_fell()
+        else:  # the whole answer
+            self._estimate.observe_whole(flight.uncached_tokens, waited)
+        self._monitor.reports.answered(flight.decision.worker.worker_id, waited)
+        self._settle(flight, served=True)
+
+    def _on_attempt_ended(self, flight: Flight) -> None:
+        """Whatever became of it."""
+        # A message is a token or a few: it is their pace that a policy learns.
+        self._router.free(flight.request_id, output_tokens=flight.messages or None)
+        flight.call = None
+        if flight.prefill_timer is not None:
+            flight.prefill_timer.cancel()
+            flight.prefill_timer = None
+        self._load_fell()
+
+    def _on_cancelled(self, flight: Flight, worker_id: int) -> None:
+        """Its task was cancelled while a worker had it."""
+        reports = self._monitor.reports
+        if self._is_late(flight) and not flight.messages:
+            verdict = judge(Origin.DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED, started=False)
+            pinned = flight.pinned is not None
+            reports.failed(worker_id, verdict, self._now() - flight.sent_at, pinned=pinned)
+        else:
+            reports.given_up(worker_id)
+
+    def _settle(self, flight: Flight, *, served: bool) -> None:
+        """Say whose fault earlier failures were, and give the retry budget its share back."""
+        if flight.retrying:
+            flight.retrying = False
+            self.budget.give_back()
+        attempts, reports = flight.attempts, self._monitor.reports
+        suspects = attempts.take_suspects() if len(attempts) else ()
+        for worker_id in suspects:
+            if served:
+                reports.convicted(worker_id)
+            elif len(suspects) == 1 and flight.pinned is None:
+                reports.undecided(worker_id)
+            else:
+                reports.given_up(worker_id)
+
+    def _is_late(self, flight: Flight) -> bool:
+        """Whether its time is over: its client's deadline, or a limit of ours."""
+        if flight.taken_back in (TakenBack.WRITE, TakenBack.TOTAL):
+            return True
+        return self._now() >= flight.deadline - CLOCK_SLACK_S
 
     def _load_fell(self) -> None:
         if self._admission is not None:
             self._admission.poll()
 
-    def _judge(
+    def _failed(
         self,
         flight: Flight,
-        worker_id: int,
+        origin: Origin,
         code: grpc.StatusCode,
         details: str,
-        error: BaseException,
+        error: Exception | None = None,
     ) -> Exception:
-        """What a worker's failure means: returned if another worker may help, raised if not."""
+        """Judge and note an attempt's failure; what to tell the client if it was the last one."""
+        assert flight.decision is not None
+        worker_id = flight.decision.worker.worker_id
+        flight.call = None
         if flight.aborted and code is grpc.StatusCode.CANCELLED:
-            raise RequestAbortedError(f"request {flight.request_id} was aborted") from None
-        if flight.silent:
-            self._monitor.report_failed(worker_id)
-        elif code in _LOST:
-            self._monitor.report_lost(worker_id)
-        elif code in _FAULT:
-            self._monitor.report_failed(worker_id)
-        if code not in _LOST:
-            retriable = code is grpc.StatusCode.RESOURCE_EXHAUSTED and not flight.messages
-            if retriable and isinstance(error, Exception):
-                return error
-            raise error
+            self._monitor.reports.given_up(worker_id)
+            return RequestAbortedError(f"request {flight.request_id} was aborted")
+        verdict = judge(origin, code, started=flight.messages > 0)
+        flight.attempts.add(Attempt(worker_id, origin, verdict, details))
+        waited = self._now() - flight.sent_at
+        pinned = flight.pinned is not None
+        self._monitor.reports.failed(worker_id, verdict, waited, pinned=pinned)
+        if origin is Origin.DEADLINE:
+            return error or RequestTimeoutError(details)
+        own = origin is Origin.ENGINE and code not in _LOST
+        if error is not None and (own or verdict.blame is Blame.REQUEST):
+            return error
         address = flight.client.address if flight.client is not None else "?"
         when = f"in mid-stream after {flight.messages} messages"
         return WorkerError(
             f"worker {worker_id} at {address} lost "
-            f"{when if flight.messages else 'before it answered'}: {details}",
+            f"{when if flight.messages else 'before it answered'}: {shortened(details)}",
             worker_id=worker_id,
         )
 
-    async def _look_after_flights(self) -> None:
-        """Cancel what is silent for too long, and keep the bookings of the rest from expiring."""
-        limit = math.inf if self._silence is None else self._silence
-        touched = self._now()
-        while True:
-            await asyncio.sleep(min(TOUCH_EVERY_S, limit / 4))
-            now = self._now()
-            for flight in self._flights.values():
-                if flight.waiting_since < now - limit and flight.call is not None:
-                    flight.silent, flight.waiting_since = True, math.inf
-                    flight.call.cancel()
-            if now - touched >= TOUCH_EVERY_S:
-                touched = now
-                self._load_fell()  # workers come and go, and bookings of others expire
-                for request_id in self._flights:
-                    self._router.touch(request_id)
+    def _on_failed(self, flight: Flight, code: grpc.StatusCode) -> None:
+        """A request ended otherwise than well."""
+        self._settle(flight, served=False)
+        attempts = flight.attempts
+        if len(attempts) and attempts.last.verdict.blame is not Blame.CLIENT:
+            log.warning(
+                "request failed",
+                request_id=flight.request_id[:LOGGED_DETAILS],
+                status=code.name,
+                attempts=attempts.describe(),
+                details=attempts.last.details[:LOGGED_DETAILS],
+                **({"breaks_workers": True} if attempts.is_deadly else {}),
+            )

@@ -18,6 +18,7 @@ class PrefillEstimate:
     def __init__(self) -> None:
         self.token_s = TOKEN_S
         self.step_s = STEP_S
+        self._ends: dict[int, float] = {}  # when each worker is through with what it was given
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A stream that had `tokens` to compute began to answer `seconds` after it was sent."""
@@ -36,6 +37,16 @@ class PrefillEstimate:
     def seconds(self, tokens: int) -> float:
         """How long a prompt with so many tokens to compute is expected to take."""
         return self.step_s + tokens * self.token_s
+
+    def end_of(self, worker_id: int, tokens: int, now: float) -> float:
+        """When a worker that is given this prompt now will have computed it, one after another."""
+        end = max(now, self._ends.get(worker_id, now)) + self.seconds(tokens)
+        self._ends[worker_id] = end
+        return end
+
+    def forget(self, now: float) -> None:
+        """Drop the workers that are through."""
+        self._ends = {worker: end for worker, end in self._ends.items() if end > now}
 
     def patience(self, tokens: int) -> float:
         """How long the prompt of a stream without a first token counts as not computed yet.

@@ -2,20 +2,41 @@
 
 import asyncio
 import contextlib
+import enum
 import math
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 from grpc import aio
 
 from ...runtime.identity import WorkerWithDpRank
+from ...workers.failures import Origin
 from ...workers.trtllm_client import TrtllmClient
 from ..admission import NORMAL, Urgency
 from ..policy import Decision
+from .attempts import Attempts
 from .generate_request import GenerateFacts
 
 ABORT_TIMEOUT_S = 2.0
 MAX_PENDING_ABORTS = 1024
+
+
+class TakenBack(enum.Enum):
+    """Why the router itself ended an attempt or a request."""
+
+    SILENCE = Origin.SILENCE, "request_timeout_s", "it was silent for too long"
+    ATTEMPT = Origin.SILENCE, "attempt_timeout_s", "it did not begin to answer in time"
+    WORKER_DOWN = Origin.WORKER_DOWN, None, "it turned unhealthy"
+    WRITE = Origin.CLIENT, "write_timeout_s", "its client did not read for too long"
+    TOTAL = Origin.DEADLINE, "total_timeout_s", "the request took too long"
+
+    def __init__(self, origin: Origin, limit: str | None, text: str) -> None:
+        self.origin = origin
+        self.limit = limit
+        """the setting that was hit"""
+        self.text = text
 
 
 @dataclass(slots=True)
@@ -26,24 +47,53 @@ class Flight:
     body: bytes
     facts: GenerateFacts
     arrived: float
+    deadline: float = math.inf
+    """the client's; infinite if it has none"""
+    attempts: Attempts = field(default_factory=partial(Attempts, 1))
     pinned: WorkerWithDpRank | None = None
     urgency: Urgency = NORMAL
+    unfit: Set[int] = frozenset()
+    """the workers that cannot take the prompt"""
+    task: "asyncio.Task[object] | None" = None
     decision: Decision | None = None
     """of the current attempt"""
     decision_s: float = 0.0
     """how long that decision took"""
     client: TrtllmClient | None = None
     call: "aio.UnaryStreamCall[bytes, bytes] | None" = None
+    """of the current attempt, while it goes on"""
+    sent_at: float = 0.0
+    """when the current attempt began"""
     messages: int = 0
     """begun to be passed to the client; from the first one on there is no second attempt"""
     last_message: bytes = b""
     last_message_at: float = 0.0
-    waiting_since: float = math.inf
-    """since when the worker owes us a message; infinite while it does not"""
-    silent: bool = False
-    """the worker was given up because it owed a message for too long"""
+    since: float = 0.0
+    """since when the worker owes us a message or, if `writing`, the client has not taken one"""
+    writing: bool = False
+    taken_back: TakenBack | None = None
+    """the current attempt was ended by the router itself"""
+    uncached_tokens: int = 0
+    """prompt tokens that the current worker has to compute, as far as is known"""
+    counts_prefill: bool = False
+    """its prompt counts as not computed yet"""
+    prefill_timer: asyncio.TimerHandle | None = None
+    retrying: bool = False
+    """it is counted by the retry budget"""
     aborted: bool = False
     """somebody asked to abort it"""
+
+    def take_back(self, why: TakenBack) -> bool:
+        """End the current attempt; False if there is none, or it is being ended already."""
+        if self.taken_back is not None or self.call is None:
+            return False
+        self.taken_back = why
+        if self.writing:
+            assert self.task is not None
+            self.task.cancel()
+        else:
+            self.call.cancel()
+        return True
 
 
 class Aborts:

@@ -58,11 +58,13 @@ class Admission:
                 self._going = None
             self.poll()
 
-    def give_up(self, request_id: str, error: Exception) -> None:
-        """End a request's waiting with an error; nothing, if it does not wait."""
+    def give_up(self, request_id: str, error: Exception) -> bool:
+        """End a request's waiting with an error; False if it does not wait."""
         waiter = self._waiters.get(request_id)
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(error)
+        if waiter is None or waiter.done():
+            return False
+        waiter.set_exception(error)
+        return True
 
     def poll(self) -> None:
         """Let the next request go, if a worker is free for it."""

@@ -22,6 +22,7 @@ from ...runtime.event_plane import (
     endpoint_subject,
 )
 from ...runtime.identity import WorkerWithDpRank
+from ...runtime.supervised import stopped, supervise
 from ...workers.registry import WorkerRegistry
 from ...workers.resync_wire import encode_request
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
@@ -77,15 +78,12 @@ class EventFeed:
         self._index.await_replays()
         for subject in (self._events, self._heartbeats):
             self._subscriptions.append(await self._plane.subscribe(subject, self._on_message))
-        self._ticker = asyncio.create_task(self._run(), name="event-feed")
+        self._ticker = supervise("event feed", self._run)
 
     async def close(self) -> None:
         if self._unwatch is not None:
             self._unwatch()
-        if self._ticker is not None:
-            self._ticker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ticker
+        await stopped(self._ticker)
         for subscription in self._subscriptions:
             await subscription.close()
 
@@ -142,10 +140,7 @@ class EventFeed:
 
     async def _run(self) -> None:
         while True:
-            try:
-                await self.tick()
-            except Exception:
-                log.exception("event feed tick failed")
+            await self.tick()
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLAY_TICK_S):

@@ -1,13 +1,13 @@
 """Keeps the index in a file while the service runs, so that the next one starts warm."""
 
 import asyncio
-import contextlib
 from pathlib import Path
 
 import structlog
 
 from ...indexer.event_index import EventIndex, SnapshotHead, load_index, save_index
 from ...runtime.errors import ConfigError
+from ...runtime.supervised import stopped, supervise
 
 log = structlog.get_logger(__name__)
 
@@ -43,15 +43,13 @@ class IndexKeeper:
         else:
             self.restored = found or 0
             log.info("index restored", path=str(self._path), sources=self.restored)
-        self._task = asyncio.create_task(self._run(), name="index-keeper")
+        self._task = supervise("index snapshot", self._run)
 
     async def close(self) -> None:
         """Write the file once more. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await stopped(task)
             await self._save()
 
     async def _run(self) -> None:

@@ -6,6 +6,7 @@ Entered by `serve`; wraps what it measures and is called by none of it.
 from .collectors import (
     dispatch_metrics,
     event_metrics,
+    fault_metrics,
     plane_metrics,
     queue_metrics,
     snapshot_metrics,
@@ -18,6 +19,7 @@ __all__ = [
     "RequestMetrics",
     "dispatch_metrics",
     "event_metrics",
+    "fault_metrics",
     "plane_metrics",
     "queue_metrics",
     "registry_of",

@@ -8,8 +8,10 @@ from prometheus_client.metrics_core import Metric
 
 from ...indexer.event_index import EventIndex
 from ...indexer.wire import TIERS
+from ...runtime import supervised
 from ...runtime.event_plane import EventPlane, PlaneState
 from ...workers.registry import WorkerState
+from ...workers.request_reports import RequestReports
 from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
 from ..events import EventFeed, IndexKeeper
@@ -156,6 +158,48 @@ def dispatch_metrics(dispatcher: Dispatcher) -> Callable[[], Iterable[Metric]]:
             GaugeMetricFamily("dynamo_router_aborts_pending", "Aborts sent.", aborts.pending),
             CounterMetricFamily("dynamo_router_aborts_dropped", "Aborts not sent.", aborts.dropped),
         )
+
+    return collect
+
+
+def fault_metrics(
+    reports: RequestReports, dispatcher: Dispatcher
+) -> Callable[[], Iterable[Metric]]:
+    """What went wrong with requests, workers and our own loops, and what was done about it."""
+
+    def collect() -> Iterable[Metric]:
+        errors = CounterMetricFamily(
+            "dynamo_router_worker_errors",
+            "Attempts that failed, by whom and why.",
+            labels=["worker_id", "cause"],
+        )
+        for (worker_id, cause), count in reports.errors.items():
+            errors.add_metric([str(worker_id), cause], count)
+        ejections = CounterMetricFamily(
+            "dynamo_router_worker_ejections",
+            "Times that a worker was left alone because of its requests.",
+            labels=["worker_id"],
+        )
+        for worker_id, count in reports.outliers.ejections.items():
+            ejections.add_metric([str(worker_id)], count)
+        limits = CounterMetricFamily(
+            "dynamo_router_limits_hit", "Times that a limit was hit.", labels=["limit"]
+        )
+        for limit, count in dispatcher.hits.counts().items():
+            limits.add_metric([limit], count)
+        loops = CounterMetricFamily(
+            "dynamo_router_loop_failures",
+            "Exceptions that a background loop went on after.",
+            labels=["loop"],
+        )
+        for loop, count in supervised.failures.items():
+            loops.add_metric([loop.partition("-")[0]], count)
+        retrying = GaugeMetricFamily(
+            "dynamo_router_retry_budget_used",
+            "Requests on a further attempt that count.",
+            dispatcher.budget.retrying,
+        )
+        return (errors, ejections, limits, loops, retrying)
 
     return collect
 

@@ -24,6 +24,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Its own default is a minute, and the longer of the two counts.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # Clients ping every 30 s, also through a long silence; that is no abuse.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -3,10 +3,11 @@
 Generate carries bytes from end to end. Everything else is rare, and typed.
 """
 
-import itertools
+import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -16,10 +17,10 @@ from grpc import aio
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank, as_worker
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_client import WORKER_ID_KEY, TrtllmClient
+from ...workers.trtllm_client import WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ..admission import NORMAL, Urgency
-from ..dispatch import DP_RANK_KEY, Dispatcher, status_of
+from ..dispatch import DP_RANK_KEY, ClientGoneError, Dispatcher, status_of
 
 PINNED_WORKER_KEY = "x-dynamo-worker-instance-id"
 """Request metadata: the worker that must take it. With x-dynamo-dp-rank, that rank of it."""
@@ -33,6 +34,9 @@ MODE_KEY, POLICY_KEY = "x-dynamo-router-mode", "x-dynamo-router-policy"
 
 # Trace context goes on to the worker; other metadata concerns this hop only.
 _FORWARDED = frozenset(("traceparent", "tracestate", "baggage"))
+
+MAX_TRAILING_BYTES = 4096
+"""An engine's trailing metadata are passed on up to here: clients refuse more than 8 to 16 kB."""
 
 Context = aio.ServicerContext[Any, Any]
 
@@ -55,7 +59,6 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
         self._fleet = fleet
         self._model_id = model_id
         self._about = tuple((k, v) for k, v in ((MODE_KEY, mode), (POLICY_KEY, policy)) if v)
-        self._turn = itertools.count()
         self._methods = {f"/{SERVICE}/{name}": method for name, method in self._handlers().items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -66,7 +69,7 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
             forwarded, pinned, urgency = _read_metadata(cast(Any, context.invocation_metadata()))
             worker = await self._dispatcher.generate(
                 request,
-                context.write,
+                partial(_write, context),
                 timeout=context.time_remaining(),
                 metadata=forwarded,
                 pinned=pinned,
@@ -80,7 +83,7 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
         context.set_trailing_metadata(trailing)
 
     async def _health_check(self, request: Any, context: Context) -> Any:
-        ready = bool(self._fleet.ready_clients())
+        ready = self._fleet.any_ready
         return pb.HealthCheckResponse(status="OK" if ready else "no workers ready")
 
     async def _abort(self, request: Any, context: Context) -> Any:
@@ -88,7 +91,7 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
         return pb.AbortResponse(success=success, message=message)
 
     async def _get_model_info(self, request: Any, context: Context) -> Any:
-        await self._next_client(context)
+        await self._require_ready(context)
         await context.send_initial_metadata(self._about)
         info = self._fleet.facts.model_info()
         if self._model_id is not None:
@@ -96,22 +99,21 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
         return info
 
     async def _get_server_info(self, request: Any, context: Context) -> Any:
-        await self._next_client(context)
+        await self._require_ready(context)
         return self._fleet.facts.server_info()
 
     async def _embed(self, request: bytes, context: Context) -> bytes:
-        client = await self._next_client(context)
         try:
-            return await client.embed(request, timeout=context.time_remaining())
-        except grpc.RpcError as error:
+            return await self._dispatcher.plain.embed(request, context.time_remaining())
+        except Exception as error:
             await abort_with(context, error)
 
     async def _get_tokenizer(self, request: bytes, context: Context) -> None:
-        client = await self._next_client(context)
         try:
-            async for message in client.get_tokenizer(request, timeout=context.time_remaining()):
-                await context.write(message)
-        except grpc.RpcError as error:
+            await self._dispatcher.plain.get_tokenizer(
+                request, partial(_write, context), context.time_remaining()
+            )
+        except Exception as error:
             await abort_with(context, error)
 
     async def _subscribe_kv_events(self, request: bytes, context: Context) -> None:
@@ -120,12 +122,9 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
             "a router has no KV cache of its own; subscribe to its workers",
         )
 
-    async def _next_client(self, context: Context) -> TrtllmClient:
-        """Some ready engine, each in its turn."""
-        ready = self._fleet.ready_clients()
-        if not ready:
+    async def _require_ready(self, context: Context) -> None:
+        if not self._fleet.any_ready:
             await abort_with(context, NoWorkersError("no workers ready"))
-        return ready[next(self._turn) % len(ready)]
 
     def _handlers(self) -> dict[str, Any]:
         return {
@@ -144,12 +143,28 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
     """End a call with an error's status; log the error if it is ours."""
     code, details = status_of(error)
     trailing: Sequence[tuple[str, str | bytes]] = ()
+    if isinstance(error, ClientGoneError):
+        # Nobody is there to be told.
+        raise asyncio.CancelledError from error
     if isinstance(error, aio.AioRpcError):
         trailing = tuple(cast(Any, error.trailing_metadata()) or ())
+        if sum(len(key) + len(value) for key, value in trailing) > MAX_TRAILING_BYTES:
+            trailing = ()
     elif code is grpc.StatusCode.INTERNAL:
         log.error("request failed", exc_info=error)
     await context.abort(code, details, trailing)
     raise AssertionError("context.abort returned")
+
+
+async def _write(context: Context, message: bytes) -> None:
+    """Pass a message to the client; ClientGoneError if it has left."""
+    try:
+        await context.write(message)
+    except aio.UsageError:
+        raise  # a bug of ours
+    except Exception as error:
+        # gRPC tells of it by an internal error of its own, whose type it does not export.
+        raise ClientGoneError("the client went away") from error
 
 
 def _read_metadata(

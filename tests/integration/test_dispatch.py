@@ -1,7 +1,7 @@
 """Requests through the router over real gRPC: answers, refusals, faults, cancellations."""
 
 import asyncio
-import contextlib
+import itertools
 
 import grpc
 import pytest
@@ -10,7 +10,8 @@ from support.fake_engine import FakeEngine, answer, chunk, complete, fail, hang,
 from support.polling import until
 from support.rig import Rig, first
 
-from dynamo_router.router.dispatch import dispatch
+from dynamo_router.router.dispatch import watch
+from dynamo_router.workers import outliers
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.trtllm_proto import pb
 
@@ -196,7 +197,7 @@ async def test_a_client_that_leaves_in_mid_stream_frees_its_slot_and_stops_its_w
 
 
 async def test_a_long_answer_keeps_its_booking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "TOUCH_EVERY_S", 0.01)
+    monkeypatch.setattr(watch, "TOUCH_EVERY_S", 0.01)
     async with Rig(FakeEngine(stall)) as rig:
         call = rig.call(prompt("long"))
         await first(call)
@@ -247,17 +248,21 @@ async def test_silence_in_mid_stream_ends_the_request() -> None:
         await rig.settled()
 
 
-async def test_requests_that_fail_in_a_row_eject_a_worker_but_never_the_last() -> None:
+async def test_requests_that_fail_in_a_row_eject_a_worker_but_never_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outliers, "SHORTEST_PENALTY_S", 1e-4)
     broken = fail(Code.INTERNAL, "broken")
     async with Rig(FakeEngine(broken), FakeEngine()) as rig:
         bad, good = rig.engines
         bad_id, good_id = rig.worker_id(bad), rig.worker_id(good)
-        for number in range(40):
-            with contextlib.suppress(aio.AioRpcError):
-                await rig.answers(prompt(f"r{number}"))
+        for number in itertools.count():
+            assert len(await rig.answers(prompt(f"r{number}"))) == 3
+            if rig.registry.entry(bad_id).state is WorkerState.UNHEALTHY:
+                break
         assert len(bad.requests) == 5
-        assert rig.registry.entry(bad_id).state is WorkerState.UNHEALTHY
         assert "5 requests in a row" in rig.registry.entry(bad_id).reason
+        assert rig.monitor.reports.errors == {(bad_id, "internal"): 5}
         good.script = broken
         for number in range(20):
             assert await rig.refusal(prompt(f"s{number}")) == (Code.INTERNAL, "broken")

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 from support.fake_engine import FakeEngine
 from support.polling import until
@@ -12,6 +13,7 @@ from support.polling import until
 from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.identity import WorkerWithDpRank, address_worker_id
+from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.health import HealthMonitor
 from dynamo_router.workers.health_tracker import HealthPolicy
 from dynamo_router.workers.registry import WorkerEntry, WorkerRegistry, WorkerState
@@ -214,9 +216,16 @@ async def test_the_same_address_twice_is_an_error() -> None:
 
 async def test_reports_about_strangers_are_ignored() -> None:
     async with monitoring() as monitor:
-        for report in (monitor.report_ok, monitor.report_failed, monitor.report_lost):
-            report(404)
-        assert monitor.client(404) is None
+        reports = monitor.reports
+        reports.sent(404)
+        for origin in Origin:
+            reports.failed(404, judge(origin, grpc.StatusCode.UNAVAILABLE, started=False), 1.0)
+        for end in (reports.convicted, reports.undecided, reports.given_up):
+            end(404)
+        reports.answered(404, 1.0)
+        reports.succeeded(404, 1.0)
+        monitor.suspect(404, 5.0)
+        assert monitor.client(404) is None and not reports.errors
 
 
 async def test_closing_leaves_no_task() -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc import aio
 from support.fake_engine import FakeEngine, prompt, stall
@@ -18,6 +19,7 @@ from support.serving import BLOCK, serving
 from dynamo_router.router.config import KvRouterConfig, ServeConfig
 from dynamo_router.router.serve import Server
 from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState
 
 EVENTS = KvRouterConfig(block_size=BLOCK)
@@ -87,7 +89,9 @@ async def test_mock_engines_are_one_child_that_goes_with_it() -> None:
         # If it dies, we say so and go on.
         os.kill(child, 9)
         for entry in server.router.registry.entries():
-            server.monitor.report_lost(entry.worker_id)  # as a request would; else probes tell
+            # As a request would; else probes tell.
+            lost = judge(Origin.TRANSPORT, grpc.StatusCode.UNAVAILABLE, started=False)
+            server.monitor.reports.failed(entry.worker_id, lost, 0.0)
         await until(lambda: not server.monitor.ready_clients())
         states = {entry.state for entry in server.router.registry.entries()}
         assert states == {WorkerState.UNHEALTHY}

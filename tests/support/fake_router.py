@@ -16,6 +16,7 @@ class LedgerRouter:
         self.registry = registry
         self.booked: dict[str, int] = {}
         self.prefilled: list[str] = []
+        self.released: list[str] = []
         self.output_tokens: list[int | None] = []
         self.touched: list[str] = []
         self.decisions: list[dict[str, Any]] = []
@@ -59,6 +60,11 @@ class LedgerRouter:
     def mark_prefill_complete(self, request_id: str) -> bool:
         assert request_id in self.booked
         self.prefilled.append(request_id)
+        return True
+
+    def release_prefill(self, request_id: str) -> bool:
+        assert request_id in self.booked
+        self.released.append(request_id)
         return True
 
     def touch(self, request_id: str) -> bool:

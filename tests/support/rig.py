@@ -16,7 +16,9 @@ from dynamo_router.router.services.trtllm_service import TrtllmService
 from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.workers.health import HealthMonitor
 from dynamo_router.workers.health_tracker import HealthPolicy
+from dynamo_router.workers.outliers import OutlierPolicy
 from dynamo_router.workers.registry import WorkerRegistry, WorkerState
+from dynamo_router.workers.trtllm_client import ConnectionPolicy
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 64
@@ -31,19 +33,29 @@ class Rig:
         *engines: FakeEngine,
         policy: HealthPolicy = PATIENT,
         observer: DispatchObserver | None = None,
+        outliers: OutlierPolicy | None = None,
+        connection: ConnectionPolicy | None = None,
         **limits: Any,
     ) -> None:
         self.engines = list(engines)
         self.registry = WorkerRegistry()
         self.router = LedgerRouter(self.registry)
         self._policy, self._observer, self._limits = policy, observer, limits
+        self._outliers, self._connection = outliers, connection
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Rig":
         stack, clock = self._stack, SystemClock()
         for engine in self.engines:
             await stack.enter_async_context(engine)
-        self.monitor = HealthMonitor(self.registry, clock, block_size=BLOCK, policy=self._policy)
+        self.monitor = HealthMonitor(
+            self.registry,
+            clock,
+            block_size=BLOCK,
+            policy=self._policy,
+            outliers=self._outliers,
+            connection=self._connection,
+        )
         stack.push_async_callback(self.monitor.close)
         self.dispatcher = Dispatcher(
             self.router, self.monitor, clock, observer=self._observer, **self._limits

@@ -22,7 +22,7 @@ def test_negative_limits_are_no_limits() -> None:
     assert facts.max_input_len == 0
 
 
-def test_a_fleet_has_the_smallest_limits_and_the_sum_of_capacities() -> None:
+def test_a_fleet_has_the_largest_limits_and_the_sum_of_capacities() -> None:
     merged = merge_facts(
         [
             EngineFacts(model_id="m", max_input_len=100, vocab_size=0, max_batch_size=4),
@@ -30,7 +30,7 @@ def test_a_fleet_has_the_smallest_limits_and_the_sum_of_capacities() -> None:
             EngineFacts(model_id="m", max_input_len=0, max_seq_len=70),
         ]
     )
-    assert (merged.model_id, merged.max_input_len, merged.vocab_size) == ("m", 50, 32000)
+    assert (merged.model_id, merged.max_input_len, merged.vocab_size) == ("m", 100, 32000)
     assert (merged.max_seq_len, merged.max_batch_size) == (70, 12)
 
 

@@ -1,11 +1,12 @@
 """What a worker does and what is made of it, on a clock that stands still."""
 
+import pytest
+
+from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.workers.health_tracker import HealthPolicy, HealthTracker
 from dynamo_router.workers.registry import WorkerState
 
-POLICY = HealthPolicy(
-    probe_interval_s=5, retry_first_s=0.5, retry_most_s=4, failures_to_eject=3, inhibit_s=6
-)
+POLICY = HealthPolicy(probe_interval_s=5, retry_first_s=0.5, retry_most_s=4, inhibit_s=6)
 NEVER = float("-inf")
 
 
@@ -59,48 +60,26 @@ def test_a_broken_connection_inhibits_until_a_probe_says_otherwise() -> None:
     assert tracker.inhibited_until == NEVER
 
 
-def test_failures_in_a_row_eject_for_a_while_whatever_the_probes_say() -> None:
+def test_the_last_one_is_asked_but_not_inhibited() -> None:
     tracker = ready()
-    for _ in range(3):
-        tracker.on_request_failed(1)
-    assert (tracker.state, tracker.inhibited_until) == (WorkerState.UNHEALTHY, 7)
-    assert tracker.reason == "failed 3 requests in a row"
-    tracker.on_probe_ok(3)
-    assert (tracker.state, tracker.next_probe) == (WorkerState.UNHEALTHY, 7)
-    tracker.on_probe_ok(7)
-    assert (tracker.state, tracker.inhibited_until) == (WorkerState.READY, NEVER)
+    tracker.on_connection_lost(2, may_inhibit=False)
+    assert (tracker.next_probe, tracker.inhibited_until) == (2, NEVER)
 
 
-def test_after_an_ejection_one_failure_is_enough_and_one_success_forgives_all() -> None:
+def test_a_suspect_is_asked_at_once() -> None:
     tracker = ready()
-    for _ in range(3):
-        tracker.on_request_failed(1)
-    tracker.on_probe_ok(7)
-    tracker.on_request_failed(8)
-    assert tracker.state is WorkerState.UNHEALTHY
-    tracker.on_probe_ok(14)
-    tracker.on_request_ok()
-    tracker.on_request_failed(15)
-    tracker.on_request_failed(15)
-    assert tracker.state is WorkerState.READY
+    tracker.on_suspicion(3)
+    assert (tracker.state, tracker.next_probe, tracker.inhibited_until) == (
+        WorkerState.READY,
+        3,
+        NEVER,
+    )
 
 
-def test_a_success_in_between_breaks_the_row() -> None:
-    tracker = ready()
-    for _ in range(10):
-        tracker.on_request_failed(1)
-        tracker.on_request_failed(1)
-        tracker.on_request_ok()
-    assert tracker.state is WorkerState.READY
-
-
-def test_the_last_one_is_not_ejected_by_requests() -> None:
-    tracker = ready()
-    for _ in range(10):
-        tracker.on_request_failed(1, may_eject=False)
-    assert tracker.state is WorkerState.READY
-    tracker.on_request_failed(1)
-    assert tracker.state is WorkerState.UNHEALTHY
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf")])
+def test_times_that_are_none_are_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match="probe_timeout_s"):
+        HealthPolicy(probe_timeout_s=value)
 
 
 def test_a_stranger_is_refused_and_asked_again_later() -> None:
@@ -111,7 +90,7 @@ def test_a_stranger_is_refused_and_asked_again_later() -> None:
         "block size",
         5,
     )
-    tracker.on_request_failed(1)
-    assert tracker.state is WorkerState.REFUSED
+    tracker.on_connection_lost(1)
+    assert (tracker.state, tracker.inhibited_until) == (WorkerState.REFUSED, NEVER)
     tracker.on_probe_ok(5)
     assert tracker.state is WorkerState.READY

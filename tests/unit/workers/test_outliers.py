@@ -57,7 +57,7 @@ def test_after_an_ejection_one_request_at_a_time_tries_the_worker() -> None:
     for _ in range(POLICY.probation):
         assert detector.on_start(1)
         assert detector.out_until(1, 11) == math.inf
-        detector.on_success(1, 11, 1.0)
+        detector.on_answer(1, 11, 0.1)
         assert detector.out_until(1, 11) == IN
     assert not detector.on_start(1)
     assert detector.out_until(1, 11) == IN
@@ -92,8 +92,9 @@ def test_time_without_an_ejection_shortens_the_next_one() -> None:
     detector.on_start(1)
     detector.on_fault(1, 10)
     assert detector.out_until(1, 10) == 30
-    detector.on_success(1, 31, 1.0)
-    detector.on_success(1, 31, 1.0)
+    for _ in range(POLICY.probation):
+        detector.on_answer(1, 31, 0.1)
+        detector.on_success(1, 31, 1.0)
     eject(detector, 1, 1000)
     assert detector.out_until(1, 1000) == 1010
 

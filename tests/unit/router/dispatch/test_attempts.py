@@ -47,23 +47,14 @@ def test_a_request_that_breaks_connections_is_not_tried_a_third_time() -> None:
     assert unreached.may_go_on and not unreached.is_deadly
 
 
-def test_the_worker_is_to_blame_if_another_one_serves_the_request() -> None:
-    assert tried(engine(1, Code.INTERNAL)).at_fault(served=True) == ([1], [])
-
-
-def test_nobody_is_to_blame_for_what_fails_everywhere() -> None:
-    poison = tried(engine(1, Code.UNAVAILABLE), engine(2, Code.UNAVAILABLE))
-    assert poison.at_fault(served=False) == ([], [])
-
-
-def test_without_another_opinion_it_stays_open() -> None:
-    assert tried(engine(1, Code.INTERNAL)).at_fault(served=False) == ([], [1])
-
-
-def test_an_empty_answer_is_the_workers_fault_in_any_case() -> None:
-    empty = (1, Origin.EMPTY, Code.OK)
-    assert tried(empty).at_fault(served=False) == ([1], [])
-    assert tried(empty, engine(2, Code.INTERNAL)).at_fault(served=True) == ([1, 2], [])
+def test_suspects_are_those_whom_another_workers_answer_convicts() -> None:
+    attempts = tried(engine(1, Code.INTERNAL), broken(2), (3, Origin.EMPTY, Code.OK))
+    attempts.add(tried(engine(4, Code.UNAVAILABLE)).last)
+    assert attempts.take_suspects() == [1, 4]
+    assert attempts.take_suspects() == []
+    attempts.add(tried(engine(5, Code.INTERNAL)).last)
+    assert attempts.take_suspects() == [5]
+    assert tried(engine(1, Code.INVALID_ARGUMENT)).take_suspects() == []
 
 
 def test_it_can_be_told_in_a_line() -> None:

@@ -1,0 +1,108 @@
+"""Calls that any worker can answer and that book nothing: Embed and GetTokenizer."""
+
+import itertools
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from ...runtime.clock import Clock
+from ...runtime.errors import NoWorkersError
+from ...workers.failures import Origin, judge
+from ...workers.health import HealthMonitor
+from ...workers.trtllm_client import TrtllmClient
+from .attempts import Attempt, Attempts
+from .observers import DispatchObserver
+from .status import status_of
+
+Respond = Callable[[bytes], Awaitable[None]]
+Call = Callable[[TrtllmClient, float | None, Respond], Awaitable[None]]
+
+
+class PlainCalls:
+    """Each call goes to a ready worker in its turn, and to another one if that fails.
+
+    Broken connections are held against a worker. What it says of such a call is not: it may serve
+    Generate well and not know this method.
+    """
+
+    def __init__(
+        self,
+        monitor: HealthMonitor,
+        clock: Clock,
+        observer: DispatchObserver,
+        max_attempts: int,
+    ) -> None:
+        self._monitor = monitor
+        self._now = clock.now
+        self._observer = observer
+        self._max_attempts = max_attempts
+        self._turn = itertools.count()
+        self.in_flight = 0
+
+    async def embed(self, request: bytes, timeout: float | None) -> bytes:
+        """The answer to an EmbedRequest. Raises as Dispatcher.generate does."""
+        answers: list[bytes] = []
+
+        async def call(client: TrtllmClient, left: float | None, respond: Respond) -> None:
+            await respond(await client.embed(request, timeout=left))
+
+        async def keep(answer: bytes) -> None:
+            answers.append(answer)
+
+        await self._serve(call, keep, timeout)
+        return answers[0]
+
+    async def get_tokenizer(self, request: bytes, respond: Respond, timeout: float | None) -> None:
+        """Pass a tokenizer on, piece by piece; once the first one is, there is no retry."""
+
+        async def call(client: TrtllmClient, left: float | None, respond: Respond) -> None:
+            stream = client.get_tokenizer(request, timeout=left)
+            try:
+                async for message in stream:
+                    await respond(message)
+            finally:
+                stream.cancel()  # nothing, if it has ended
+
+        await self._serve(call, respond, timeout)
+
+    async def _serve(self, call: Call, respond: Respond, timeout: float | None) -> None:
+        code = grpc.StatusCode.OK
+        self.in_flight += 1
+        try:
+            await self._try_workers(call, respond, timeout)
+        except BaseException as error:
+            code = status_of(error)[0]
+            raise
+        finally:
+            self.in_flight -= 1
+            self._observer.on_end(None, code)
+
+    async def _try_workers(self, call: Call, respond: Respond, timeout: float | None) -> None:
+        attempts, began, passed = Attempts(self._max_attempts), self._now(), 0
+
+        async def count(message: bytes) -> None:
+            nonlocal passed
+            passed += 1
+            await respond(message)
+
+        while True:
+            ready = [w for w in self._monitor.ready_workers() if w[0] not in attempts.worker_ids]
+            if not ready:
+                raise NoWorkersError("no workers ready")
+            worker_id, client = ready[next(self._turn) % len(ready)]
+            sent = self._now()
+            left = None if timeout is None else began + timeout - sent
+            try:
+                await call(client, left, count)
+                return
+            except grpc.RpcError as error:
+                origin = client.origin_of(error)
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout is not None:
+                    origin = Origin.DEADLINE
+                verdict = judge(origin, error.code(), started=passed > 0)
+                self._monitor.reports.noticed(worker_id, verdict)
+                details = error.details() or ""
+                attempts.add(Attempt(worker_id, origin, verdict, details))
+                others = {w for w, _ in self._monitor.ready_workers()} - attempts.worker_ids
+                if not attempts.may_go_on or not others:
+                    raise

@@ -1,0 +1,170 @@
+"""Looks after requests in flight: bookings, time-outs, and workers that have gone silent."""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+
+from ...runtime.clock import Clock
+from ...runtime.errors import NoWorkersError
+from ...runtime.limit_hits import LimitHits
+from ...runtime.supervised import stopped, supervise
+from ...workers.health import HealthMonitor
+from ..kv_router import KvRouter
+from ..request_limits import RequestLimits
+from .prefill_estimate import PrefillEstimate
+from .request import Flight, TakenBack
+from .retry_budget import RetryBudget
+from .turns import Admission
+
+LOOK_EVERY_S = 0.5
+TOUCH_EVERY_S = 1.0
+"""How often bookings in flight are renewed; far below any sensible expiry."""
+SUSPECT_AFTER_S = 1.0
+"""A worker that owes messages and sends none for so long is probed."""
+
+
+class FlightWatch:
+    """Looks at all flights now and then, from `start` to `close`.
+
+    `on_load_fell` is called when a request that waits might go.
+    """
+
+    def __init__(
+        self,
+        flights: Mapping[str, Flight],
+        router: KvRouter,
+        monitor: HealthMonitor,
+        clock: Clock,
+        limits: RequestLimits,
+        *,
+        silence_s: float | None,
+        budget: RetryBudget,
+        estimate: PrefillEstimate,
+        hits: LimitHits,
+        admission: Admission | None,
+        on_load_fell: Callable[[], None],
+    ) -> None:
+        self._flights = flights
+        self._router = router
+        self._monitor = monitor
+        self._now = clock.now
+        self._budget = budget
+        self._estimate = estimate
+        self._hits = hits
+        self._admission = admission
+        self._on_load_fell = on_load_fell
+        self._silence = _or_never(silence_s)
+        self._attempt = _or_never(limits.attempt_timeout_s)
+        self._write = _or_never(limits.write_timeout_s)
+        self._total = _or_never(limits.total_timeout_s)
+        self._queue = _or_never(limits.queue_timeout_s)
+        self._stuck = _or_never(limits.stuck_timeout_s)
+        shortest = min(self._silence, self._attempt, self._write, self._total, self._queue)
+        self._pause = min(LOOK_EVERY_S, TOUCH_EVERY_S, shortest / 4, self._stuck / 4)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._monitor.on_down.append(self.move)
+        self._task = supervise("flights", self._run)
+
+    async def close(self) -> None:
+        """Stop. Idempotent."""
+        if self.move in self._monitor.on_down:
+            self._monitor.on_down.remove(self.move)
+        await stopped(self._task)
+
+    def move(self, worker_id: int) -> None:
+        """Take requests without a message back from a worker that is out of order.
+
+        As many as the retry budget has room for: the worker may be only overloaded, and all it
+        has on top of what the others have would overload those too.
+        """
+        if not self._monitor.any_ready:
+            return
+        for flight in self._flights.values():
+            if (
+                flight.call is not None
+                and flight.decision is not None
+                and flight.decision.worker.worker_id == worker_id
+                and not flight.messages
+                and flight.pinned is None
+                and flight.taken_back is None
+            ):
+                if not flight.retrying:
+                    if not self._budget.take(len(self._flights)):
+                        self._hits.hit("retry_budget")
+                        return
+                    flight.retrying = True
+                flight.take_back(TakenBack.WORKER_DOWN)
+
+    async def _run(self) -> None:
+        touched = self._now()
+        while True:
+            await asyncio.sleep(self._pause)
+            now = self._now()
+            self._look(now)
+            if now - touched >= TOUCH_EVERY_S:
+                touched = now
+                self._estimate.forget(now)
+                self._on_load_fell()  # workers come and go, and bookings of others expire
+                for request_id in self._flights:
+                    self._router.touch(request_id)
+
+    def _look(self, now: float) -> None:
+        active: dict[int, float] = {}  # worker -> when it last did something, if it owes us
+        oldest: dict[int, float] = {}  # worker -> since when a stream has no message
+        for flight in list(self._flights.values()):
+            self._check(flight, now)
+            if flight.call is None or flight.decision is None:
+                continue
+            worker_id = flight.decision.worker.worker_id
+            active[worker_id] = max(active.get(worker_id, 0.0), flight.since)
+            if not flight.messages and flight.facts.streaming:
+                oldest[worker_id] = min(oldest.get(worker_id, math.inf), flight.sent_at)
+        for worker_id, last in active.items():
+            if now - last >= SUSPECT_AFTER_S:
+                self._monitor.suspect(worker_id, now - last)
+        for worker_id, since in oldest.items():
+            if now - since >= self._stuck:
+                self._monitor.reports.stuck(worker_id, since)
+            if not self._monitor.is_ready(worker_id):
+                self.move(worker_id)  # those for which there was no budget before
+
+    def _check(self, flight: Flight, now: float) -> None:
+        """End what lasts too long."""
+        if flight.call is None:
+            waits = now - flight.arrived
+            if waits > min(self._queue, self._total) and not len(flight.attempts):
+                self._leave_queue(flight, waits)
+            return
+        if now - flight.arrived > self._total:
+            self._end(flight, TakenBack.TOTAL)
+        elif flight.writing:
+            if now - flight.since > self._write:
+                self._end(flight, TakenBack.WRITE)
+        elif now - flight.since > self._silence:
+            self._end(flight, TakenBack.SILENCE)
+        elif not flight.messages and flight.facts.streaming:
+            waited = now - flight.sent_at
+            if waited > self._attempt:
+                self._end(flight, TakenBack.ATTEMPT)
+            elif flight.counts_prefill and waited > self._estimate.patience(flight.uncached_tokens):
+                flight.counts_prefill = False
+                self._router.release_prefill(flight.request_id)
+                self._on_load_fell()
+
+    def _end(self, flight: Flight, why: TakenBack) -> None:
+        if flight.take_back(why) and why.limit is not None:
+            self._hits.hit(why.limit)
+
+    def _leave_queue(self, flight: Flight, waited: float) -> None:
+        error = NoWorkersError(
+            f"all workers are saturated and the request has waited for {waited:.0f} s",
+            overloaded=True,
+        )
+        if self._admission is not None and self._admission.give_up(flight.request_id, error):
+            self._hits.hit("queue_timeout_s")
+
+
+def _or_never(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds

@@ -1,0 +1,55 @@
+"""How long a request may take at each stage, and how many may be tried again."""
+
+import math
+from dataclasses import dataclass, fields
+
+from ..runtime.settings import bad_setting, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """Bounds on requests in flight, in seconds where not said; None: none.
+
+    Each is counted when it is hit, under its name. ConfigError, naming the key, on a bad value.
+    """
+
+    queue_timeout_s: float | None = option(
+        300.0,
+        "How long a request may wait in the router for a worker; then RESOURCE_EXHAUSTED.",
+        "--queue-timeout-s",
+    )
+    attempt_timeout_s: float | None = option(
+        300.0,
+        "How long a worker may take to begin a stream; then another one is tried.",
+        "--attempt-timeout-s",
+    )
+    write_timeout_s: float | None = option(
+        60.0,
+        "How long a client may leave a message unread; then its request is ended.",
+        "--write-timeout-s",
+    )
+    total_timeout_s: float | None = option(
+        3600.0, "How long a request may take in all; then DEADLINE_EXCEEDED.", "--total-timeout-s"
+    )
+    stuck_timeout_s: float | None = option(
+        30.0,
+        "A worker that begins no answer for so long while others do is ejected.",
+        "--stuck-timeout-s",
+    )
+    retry_budget: float = option(
+        0.2,
+        "Most requests on a further attempt at a time, as a share of those in flight. Requests "
+        "whose worker is gone do not count.",
+        "--retry-budget",
+    )
+    retry_budget_least: int = option(16, "That many may be in any case.", "--retry-budget-least")
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if not (math.isfinite(value) and value >= 0):
+                raise bad_setting(field.name, f"{value!r} must be finite and at least 0")
+            if field.name.endswith("_s") and not value > 0:
+                raise bad_setting(field.name, "must be greater than 0")

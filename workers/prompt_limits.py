@@ -1,0 +1,58 @@
+"""Which engines of a fleet can take a prompt, by what each says of itself. Pure."""
+
+import math
+from collections.abc import Mapping, Set
+from typing import NamedTuple
+
+from .engine_facts import EngineFacts
+
+_NOBODY: frozenset[int] = frozenset()
+
+
+class Fit(NamedTuple):
+    """Who cannot take a prompt; if that is everybody, `refusal` says why."""
+
+    unfit: Set[int]
+    refusal: str | None
+
+
+_ANYWHERE = Fit(_NOBODY, None)
+
+
+class PromptLimits:
+    """The limits of the engines known, by worker id. A prompt that suits all of them, as almost
+    every one does, costs two comparisons.
+    """
+
+    def __init__(self, engines: Mapping[int, EngineFacts]) -> None:
+        self._engines = dict(engines)
+        limits = [facts.longest_prompt for facts in engines.values()]
+        vocabularies = [facts.vocab_size for facts in engines.values()]
+        self._shortest = min((limit for limit in limits if limit), default=0)
+        self._smallest = min((size for size in vocabularies if size), default=0)
+
+    def check(self, length: int, largest_token: int) -> Fit:
+        """Who cannot take a prompt of this length with this largest token id."""
+        if (not self._shortest or length <= self._shortest) and (
+            not self._smallest or largest_token < self._smallest
+        ):
+            return _ANYWHERE
+        unfit = {
+            worker_id
+            for worker_id, facts in self._engines.items()
+            if facts.check_prompt(length, largest_token) is not None
+        }
+        if len(unfit) < len(self._engines):
+            return Fit(unfit, None)
+        return Fit(unfit, self._refusal(length, largest_token))
+
+    def _refusal(self, length: int, largest_token: int) -> str:
+        engines = self._engines.values()
+        for facts in (
+            max(engines, key=lambda facts: facts.longest_prompt or math.inf),
+            max(engines, key=lambda facts: facts.vocab_size or math.inf),
+        ):
+            said = facts.check_prompt(length, 0) or facts.check_prompt(0, largest_token)
+            if said is not None:
+                return said
+        return "no engine takes a prompt of this length with these token ids"
