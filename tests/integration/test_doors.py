@@ -368,7 +368,7 @@ async def test_the_fleet_describes_itself_as_one_engine() -> None:
         healthy = await doors.trtllm("HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse)
         assert healthy.status == "OK"
         info = await doors.trtllm("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
-        assert (info.model_id, info.max_input_len, info.vocab_size) == ("fake", 50, 1000)
+        assert (info.model_id, info.max_input_len, info.vocab_size) == ("fake", 100, 1000)
         server = await doors.trtllm(
             "GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse
         )
