@@ -14,26 +14,25 @@ from functools import partial
 from typing import cast
 
 import grpc
-import structlog
 
 from ...runtime.clock import Clock
-from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
+from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.limit_hits import LimitHits
-from ...workers.failures import Blame, Origin, judge, shortened
+from ...workers.failures import Origin
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import Metadata
 from ..admission import NORMAL, Ticket, Urgency
 from ..kv_router import KvRouter
 from ..policy import Decision
 from ..request_limits import RequestLimits
-from .attempts import Attempt, Attempts
+from .attempts import Attempts, RetryBudget
 from .generate_request import read_generate, with_request_id
+from .ledger import AttemptLedger
 from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
 from .prefill_estimate import PrefillEstimate
 from .request import ABORT_TIMEOUT_S, Aborts, Flight, TakenBack
-from .retry_budget import RetryBudget
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
 from .turns import Admission
 from .watch import FlightWatch
@@ -41,15 +40,8 @@ from .watch import FlightWatch
 DP_RANK_KEY = "x-dynamo-dp-rank"
 CLOCK_SLACK_S = 0.05
 """A call that ends by its deadline may do so that much before we think it should."""
-LOGGED_DETAILS = 200
-"""Characters of a worker's words in the log."""
-
-# What an engine says that its client should hear as it is; the rest says "try another one".
-_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 Respond = Callable[[bytes], Awaitable[None]]
-
-log = structlog.get_logger(__name__)
 
 
 class Dispatcher:
@@ -83,11 +75,12 @@ class Dispatcher:
         self._admission = admission
         self._flights: dict[str, Flight] = {}
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
-        self._estimate = PrefillEstimate()
+        estimate = PrefillEstimate()
         self.budget = RetryBudget(limits.retry_budget, limits.retry_budget_least)
         self.hits = hits or LimitHits()
         self.aborts = Aborts()
         self.plain = PlainCalls(monitor, clock, self._observer, max_attempts)
+        self._ledger = AttemptLedger(router, monitor, clock, self.budget, estimate, self._load_fell)
         self._watch = FlightWatch(
             self._flights,
             router,
@@ -96,7 +89,7 @@ class Dispatcher:
             limits,
             silence_s=silence_s,
             budget=self.budget,
-            estimate=self._estimate,
+            estimate=estimate,
             hits=self.hits,
             admission=admission,
             on_load_fell=self._load_fell,
@@ -149,7 +142,7 @@ class Dispatcher:
             if flight is not None:
                 del self._flights[flight.request_id]
                 if code is not grpc.StatusCode.OK:
-                    self._on_failed(flight, code)
+                    self._ledger.on_request_failed(flight, code)
             self._observer.on_end(flight, code)
 
     async def abort(self, request_id: str) -> tuple[bool, str]:
@@ -278,7 +271,8 @@ class Dispatcher:
 
         The request is booked on entry, freed on return.
         """
-        observer, now, reports = self._observer, self._now, self._monitor.reports
+        observer, now, ledger = self._observer, self._now, self._ledger
+        reports = self._monitor.reports
         worker_id, request_id = decision.worker.worker_id, flight.request_id
         answers: AsyncGenerator[bytes, None] | None = None
         running = False  # on the worker, as far as we know
@@ -287,11 +281,11 @@ class Dispatcher:
         try:
             if client is None:
                 said = "it has no address"
-                return self._failed(flight, Origin.CONNECT, grpc.StatusCode.UNAVAILABLE, said)
+                return ledger.on_failed(flight, Origin.CONNECT, grpc.StatusCode.UNAVAILABLE, said)
             entry = self._router.registry.entry(worker_id)
             if entry is not None and entry.dp_size > 1:
                 metadata = (*metadata, (DP_RANK_KEY, str(decision.worker.dp_rank)))
-            self._on_sent(flight, decision)
+            ledger.on_sent(flight, decision)
             left = None if flight.deadline == math.inf else flight.deadline - flight.sent_at
             call = flight.call = client.generate(flight.body, timeout=left, metadata=metadata)
             running = True
@@ -300,7 +294,7 @@ class Dispatcher:
                 at = now()
                 observer.on_message(flight, message, at)
                 if not flight.messages:
-                    self._on_first_message(flight, at)
+                    ledger.on_first_message(flight, at)
                 flight.messages += 1
                 flight.last_message, flight.last_message_at = message, at
                 flight.since, flight.writing = at, True
@@ -309,7 +303,7 @@ class Dispatcher:
             running = False
             if not flight.messages:
                 said = "it ended without an answer"
-                return self._failed(flight, Origin.EMPTY, grpc.StatusCode.OK, said)
+                return ledger.on_failed(flight, Origin.EMPTY, grpc.StatusCode.OK, said)
             reports.succeeded(worker_id, now() - flight.sent_at)
             return None
         except grpc.RpcError as error:
@@ -318,92 +312,26 @@ class Dispatcher:
             origin, details = client.origin_of(error), error.details() or ""
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and self._is_late(flight):
                 origin = Origin.DEADLINE
-            return self._failed(flight, origin, error.code(), details, error)
+            return ledger.on_failed(flight, origin, error.code(), details, error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if call is None or task is None or task.cancelling():
-                self._on_cancelled(flight, worker_id)
+                ledger.on_cancelled(flight, worker_id, late=self._is_late(flight))
                 raise  # by our client, by its deadline, by our own shutdown or by a time-out
             code, why = grpc.StatusCode.CANCELLED, flight.taken_back
             if why is None:  # its channel was closed
-                return self._failed(flight, Origin.WORKER_DOWN, code, "it was removed")
-            return self._failed(flight, why.origin, code, why.text)
+                return ledger.on_failed(flight, Origin.WORKER_DOWN, code, "it was removed")
+            return ledger.on_failed(flight, why.origin, code, why.text)
         except BaseException:
             reports.given_up(worker_id)
             raise
         finally:
-            self._on_attempt_ended(flight)
+            ledger.on_ended(flight)
             if running and client is not None and call is not None:
                 call.cancel()
                 self.aborts.send(client, request_id)
                 if answers is not None:  # a generator, which must not be left to the collector
                     await answers.aclose()
-
-    def _on_sent(self, flight: Flight, decision: Decision) -> None:
-        now, worker_id = self._now(), decision.worker.worker_id
-        flight.taken_back, flight.writing = None, False
-        flight.sent_at = flight.since = now
-        flight.uncached_tokens = len(flight.facts.token_ids) - decision.cached_tokens
-        flight.counts_prefill = True
-        if not flight.facts.streaming:
-            # Its answer comes whole: nothing will say when the prompt was computed.
-            wait = self._estimate.end_of(worker_id, flight.uncached_tokens, now) - now
-            loop = asyncio.get_running_loop()
-            flight.prefill_timer = loop.call_later(wait, self._release_prefill, flight)
-        self._monitor.reports.sent(worker_id)
-
-    def _release_prefill(self, flight: Flight) -> None:
-        flight.prefill_timer = None
-        flight.counts_prefill = False
-        self._router.release_prefill(flight.request_id)
-        self._load_fell()
-
-    def _on_first_message(self, flight: Flight, now: float) -> None:
-        assert flight.decision is not None
-        waited = now - flight.sent_at
-        if flight.facts.streaming:
-            self._router.mark_prefill_complete(flight.request_id)
-            self._estimate.observe(flight.uncached_tokens, waited)
-            self._load_fell()
-        else:  # the whole answer
-            self._estimate.observe_whole(flight.uncached_tokens, waited)
-        self._monitor.reports.answered(flight.decision.worker.worker_id, waited)
-        self._settle(flight, served=True)
-
-    def _on_attempt_ended(self, flight: Flight) -> None:
-        """Whatever became of it."""
-        # A message is a token or a few: it is their pace that a policy learns.
-        self._router.free(flight.request_id, output_tokens=flight.messages or None)
-        flight.call = None
-        if flight.prefill_timer is not None:
-            flight.prefill_timer.cancel()
-            flight.prefill_timer = None
-        self._load_fell()
-
-    def _on_cancelled(self, flight: Flight, worker_id: int) -> None:
-        """Its task was cancelled while a worker had it."""
-        reports = self._monitor.reports
-        if self._is_late(flight) and not flight.messages:
-            verdict = judge(Origin.DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED, started=False)
-            pinned = flight.pinned is not None
-            reports.failed(worker_id, verdict, self._now() - flight.sent_at, pinned=pinned)
-        else:
-            reports.given_up(worker_id)
-
-    def _settle(self, flight: Flight, *, served: bool) -> None:
-        """Say whose fault earlier failures were, and give the retry budget its share back."""
-        if flight.retrying:
-            flight.retrying = False
-            self.budget.give_back()
-        attempts, reports = flight.attempts, self._monitor.reports
-        suspects = attempts.take_suspects() if len(attempts) else ()
-        for worker_id in suspects:
-            if served:
-                reports.convicted(worker_id)
-            elif len(suspects) == 1 and flight.pinned is None:
-                reports.undecided(worker_id)
-            else:
-                reports.given_up(worker_id)
 
     def _is_late(self, flight: Flight) -> bool:
         """Whether its time is over: its client's deadline, or a limit of ours."""
@@ -414,50 +342,3 @@ class Dispatcher:
     def _load_fell(self) -> None:
         if self._admission is not None:
             self._admission.poll()
-
-    def _failed(
-        self,
-        flight: Flight,
-        origin: Origin,
-        code: grpc.StatusCode,
-        details: str,
-        error: Exception | None = None,
-    ) -> Exception:
-        """Judge and note an attempt's failure; what to tell the client if it was the last one."""
-        assert flight.decision is not None
-        worker_id = flight.decision.worker.worker_id
-        flight.call = None
-        if flight.aborted and code is grpc.StatusCode.CANCELLED:
-            self._monitor.reports.given_up(worker_id)
-            return RequestAbortedError(f"request {flight.request_id} was aborted")
-        verdict = judge(origin, code, started=flight.messages > 0)
-        flight.attempts.add(Attempt(worker_id, origin, verdict, details))
-        waited = self._now() - flight.sent_at
-        pinned = flight.pinned is not None
-        self._monitor.reports.failed(worker_id, verdict, waited, pinned=pinned)
-        if origin is Origin.DEADLINE:
-            return error or RequestTimeoutError(details)
-        own = origin is Origin.ENGINE and code not in _LOST
-        if error is not None and (own or verdict.blame is Blame.REQUEST):
-            return error
-        address = flight.client.address if flight.client is not None else "?"
-        when = f"in mid-stream after {flight.messages} messages"
-        return WorkerError(
-            f"worker {worker_id} at {address} lost "
-            f"{when if flight.messages else 'before it answered'}: {shortened(details)}",
-            worker_id=worker_id,
-        )
-
-    def _on_failed(self, flight: Flight, code: grpc.StatusCode) -> None:
-        """A request ended otherwise than well."""
-        self._settle(flight, served=False)
-        attempts = flight.attempts
-        if len(attempts) and attempts.last.verdict.blame is not Blame.CLIENT:
-            log.warning(
-                "request failed",
-                request_id=flight.request_id[:LOGGED_DETAILS],
-                status=code.name,
-                attempts=attempts.describe(),
-                details=attempts.last.details[:LOGGED_DETAILS],
-                **({"breaks_workers": True} if attempts.is_deadly else {}),
-            )

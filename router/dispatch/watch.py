@@ -11,9 +11,9 @@ from ...runtime.supervised import stopped, supervise
 from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
 from ..request_limits import RequestLimits
+from .attempts import RetryBudget
 from .prefill_estimate import PrefillEstimate
 from .request import Flight, TakenBack
-from .retry_budget import RetryBudget
 from .turns import Admission
 
 LOOK_EVERY_S = 0.5

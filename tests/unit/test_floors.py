@@ -38,10 +38,11 @@ SHORT_NOUNS = {
     "runtime.clock": "monotonic time, real and of a test",
     "runtime.envelope": "the message around an event: a wire format is a file of its own",
     "runtime.native._yield_points": "where a writer lets readers in, under both kinds of kernel",
+    "runtime.limit_hits": "how often each limit was hit",
     "runtime.nats_url": "the address of a NATS server",
     "runtime.open_files": "the limit on open files",
     "indexer.wire._events": "the decoded event: the struct between decoders and index",
-    "router.dispatch.status": "a failure as a gRPC status",
+    "workers.watched_engine": "one engine that the health monitor watches",
     "workers.trtllm_proto": "the engine's generated stubs, whose import warns",
 }
 

@@ -3,9 +3,8 @@
 import grpc
 import pytest
 
-from dynamo_router.router.dispatch.attempts import Attempt, Attempts
+from dynamo_router.router.dispatch.attempts import Attempt, Attempts, RetryBudget
 from dynamo_router.router.dispatch.prefill_estimate import STEP_S, PrefillEstimate
-from dynamo_router.router.dispatch.retry_budget import RetryBudget
 from dynamo_router.workers.failures import Origin, judge
 
 Code = grpc.StatusCode

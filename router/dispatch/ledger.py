@@ -1,0 +1,163 @@
+"""What an attempt counts as: load while it lasts, a sample if it answers, a fault if it fails."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import structlog
+
+from ...runtime.clock import Clock
+from ...runtime.errors import WorkerError
+from ...workers.failures import Blame, Origin, judge, shortened
+from ...workers.health import HealthMonitor
+from ..kv_router import KvRouter
+from ..policy import Decision
+from .attempts import Attempt, RetryBudget
+from .prefill_estimate import PrefillEstimate
+from .request import Flight
+from .status import RequestAbortedError, RequestTimeoutError
+
+LOGGED_DETAILS = 200
+"""Characters of a worker's words in the log."""
+
+# What an engine says of itself, rather than of the request: its client hears that in our words.
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+log = structlog.get_logger(__name__)
+
+
+class AttemptLedger:
+    """Keeps router, health monitor and retry budget right about attempts. The dispatcher says what
+    happens to each: sent, first message, failed or cancelled, ended.
+
+    `on_load_fell` is called when a request that waits might go.
+    """
+
+    def __init__(
+        self,
+        router: KvRouter,
+        monitor: HealthMonitor,
+        clock: Clock,
+        budget: RetryBudget,
+        estimate: PrefillEstimate,
+        on_load_fell: Callable[[], None],
+    ) -> None:
+        self._router = router
+        self._reports = monitor.reports
+        self._now = clock.now
+        self._budget = budget
+        self._estimate = estimate
+        self._load_fell = on_load_fell
+
+    def on_sent(self, flight: Flight, decision: Decision) -> None:
+        now, worker_id = self._now(), decision.worker.worker_id
+        flight.taken_back, flight.writing = None, False
+        flight.sent_at = flight.since = now
+        flight.uncached_tokens = len(flight.facts.token_ids) - decision.cached_tokens
+        flight.counts_prefill = True
+        if not flight.facts.streaming:
+            # Its answer comes whole: nothing will say when the prompt was computed.
+            wait = self._estimate.end_of(worker_id, flight.uncached_tokens, now) - now
+            loop = asyncio.get_running_loop()
+            flight.prefill_timer = loop.call_later(wait, self._release_prefill, flight)
+        self._reports.sent(worker_id)
+
+    def on_first_message(self, flight: Flight, now: float) -> None:
+        assert flight.decision is not None
+        waited = now - flight.sent_at
+        if flight.facts.streaming:
+            self._router.mark_prefill_complete(flight.request_id)
+            self._estimate.observe(flight.uncached_tokens, waited)
+            self._load_fell()
+        else:  # the whole answer
+            self._estimate.observe_whole(flight.uncached_tokens, waited)
+        self._reports.answered(flight.decision.worker.worker_id, waited)
+        self._settle(flight, served=True)
+
+    def on_failed(
+        self,
+        flight: Flight,
+        origin: Origin,
+        code: grpc.StatusCode,
+        details: str,
+        error: Exception | None = None,
+    ) -> Exception:
+        """Judge and note an attempt's failure; what to tell the client if it was the last one."""
+        assert flight.decision is not None
+        worker_id = flight.decision.worker.worker_id
+        flight.call = None
+        if flight.aborted and code is grpc.StatusCode.CANCELLED:
+            self._reports.given_up(worker_id)
+            return RequestAbortedError(f"request {flight.request_id} was aborted")
+        verdict = judge(origin, code, started=flight.messages > 0)
+        flight.attempts.add(Attempt(worker_id, origin, verdict, details))
+        waited = self._now() - flight.sent_at
+        pinned = flight.pinned is not None
+        self._reports.failed(worker_id, verdict, waited, pinned=pinned)
+        if origin is Origin.DEADLINE:
+            return error or RequestTimeoutError(details)
+        own = origin is Origin.ENGINE and code not in _LOST
+        if error is not None and (own or verdict.blame is Blame.REQUEST):
+            return error
+        address = flight.client.address if flight.client is not None else "?"
+        when = f"in mid-stream after {flight.messages} messages"
+        return WorkerError(
+            f"worker {worker_id} at {address} lost "
+            f"{when if flight.messages else 'before it answered'}: {shortened(details)}",
+            worker_id=worker_id,
+        )
+
+    def on_cancelled(self, flight: Flight, worker_id: int, *, late: bool) -> None:
+        """Its task was cancelled while a worker had it; `late`: because its time was over."""
+        reports = self._reports
+        if late and not flight.messages:
+            verdict = judge(Origin.DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED, started=False)
+            pinned = flight.pinned is not None
+            reports.failed(worker_id, verdict, self._now() - flight.sent_at, pinned=pinned)
+        else:
+            reports.given_up(worker_id)
+
+    def on_ended(self, flight: Flight) -> None:
+        """Whatever became of it."""
+        # A message is a token or a few: it is their pace that a policy learns.
+        self._router.free(flight.request_id, output_tokens=flight.messages or None)
+        flight.call = None
+        if flight.prefill_timer is not None:
+            flight.prefill_timer.cancel()
+            flight.prefill_timer = None
+        self._load_fell()
+
+    def on_request_failed(self, flight: Flight, code: grpc.StatusCode) -> None:
+        """A request ended otherwise than well."""
+        self._settle(flight, served=False)
+        attempts = flight.attempts
+        if len(attempts) and attempts.last.verdict.blame is not Blame.CLIENT:
+            log.warning(
+                "request failed",
+                request_id=flight.request_id[:LOGGED_DETAILS],
+                status=code.name,
+                attempts=attempts.describe(),
+                details=attempts.last.details[:LOGGED_DETAILS],
+                **({"breaks_workers": True} if attempts.is_deadly else {}),
+            )
+
+    def _settle(self, flight: Flight, *, served: bool) -> None:
+        """Say whose fault earlier failures were, and give the retry budget its share back."""
+        if flight.retrying:
+            flight.retrying = False
+            self._budget.give_back()
+        attempts, reports = flight.attempts, self._reports
+        suspects = attempts.take_suspects() if len(attempts) else ()
+        for worker_id in suspects:
+            if served:
+                reports.convicted(worker_id)
+            elif len(suspects) == 1 and flight.pinned is None:
+                reports.undecided(worker_id)
+            else:
+                reports.given_up(worker_id)
+
+    def _release_prefill(self, flight: Flight) -> None:
+        flight.prefill_timer = None
+        flight.counts_prefill = False
+        self._router.release_prefill(flight.request_id)
+        self._load_fell()
