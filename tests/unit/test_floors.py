@@ -92,7 +92,6 @@ TO_MEND: dict[str, list[str]] = {
         "bench.synthesizer.sample has fewer than 40 lines",
         "bench.traces._tokens has fewer than 40 lines",
         "indexer.tree.radix has fewer than 40 lines",
-        "router.policy.base has fewer than 40 lines",
     ],
 }
 

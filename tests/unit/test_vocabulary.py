@@ -158,14 +158,10 @@ TO_MEND: dict[str, list[str]] = {
         "tests/threads",
     ],
     "patience": [
-        "bench/simulation",
-        "router",
-        "router/admission",
         "router/dispatch",
         "router/events",
-        "router/policy",
         "tests/stateful",
-        "tests/unit/router/admission",
+        "tests/unit/router/dispatch",
         "tests/unit/router/events",
     ],
     "patient": [
@@ -173,23 +169,16 @@ TO_MEND: dict[str, list[str]] = {
         "indexer/event_index",
         "tests/integration",
         "tests/support",
+        "tests/unit/router/policy",
     ],
     "room": [
         "bench/index",
-        "bench/simulation",
         "indexer",
         "indexer/event_index",
         "indexer/tree",
-        "router",
-        "router/admission",
-        "router/dispatch",
-        "router/policy",
         "runtime",
-        "tests/integration",
         "tests/oracles",
         "tests/unit/indexer/tree",
-        "tests/unit/router",
-        "tests/unit/router/admission",
         "workers/mocker/core",
     ],
     "scene": [
@@ -198,10 +187,6 @@ TO_MEND: dict[str, list[str]] = {
     ],
     "section": [
         "indexer/event_index",
-    ],
-    "spared": [
-        "router",
-        "router/policy",
     ],
     "tether": [
         "runtime",
