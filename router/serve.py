@@ -27,7 +27,7 @@ from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
 from .config import ServeConfig
 from .dispatch import Dispatcher, DispatchObserver, OutputTracking, admission_of
-from .events import EventFeed, IndexKeeper
+from .events import EventFeed, SnapshotTask
 from .kv_router import KvRouter
 from .metrics import (
     Gauges,
@@ -229,16 +229,16 @@ class Server:
                     config.namespace, config.component, config.endpoint, KV_EVENTS
                 ),
             )
-            keeper = IndexKeeper(
+            snapshots = SnapshotTask(
                 index,
                 Path(config.index_snapshot),
                 head,
                 interval_s=config.index_snapshot_interval_s,
             )
             # Before the feed, which verifies what was loaded.
-            await keeper.start()
-            self._stack.push_async_callback(keeper.close)
-            self._gauges.add(snapshot_metrics(keeper))
+            await snapshots.start()
+            self._stack.push_async_callback(snapshots.close)
+            self._gauges.add(snapshot_metrics(snapshots))
         plane = self._plane = NatsPlane(url)
         self._stack.push_async_callback(plane.close)
         feed = EventFeed(

@@ -41,7 +41,7 @@ def run(config: IndexBenchConfig) -> int:
         output.print(soak_table(soak))
         output.write({"benchmark": "soak", "events": config.soak, "seed": config.seed, **soak})
         return 0 if soak["flat"] else 1
-    if "dynamo" not in config.contenders:
+    if "dynamo" not in config.indexes:
         output.print("dynamo is not measured: ai-dynamo-runtime is not installed, or not asked for")
     results: dict[str, list[dict[str, Any]]] = {}
     failed: dict[str, str] = {}

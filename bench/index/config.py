@@ -32,7 +32,7 @@ class IndexBenchConfig:
         0, "Nothing of that: apply so many stored and removed events; exit 1 if memory grows."
     )
     seed: int = option(7, "Which prompt goes to which worker, and which hashes are invented.")
-    rounds: int = option(5, "Rounds over all contenders; medians of them are reported.")
+    rounds: int = option(5, "Rounds over all indexes; medians of them are reported.")
     core: int | None = option(None, "Pin this process to a CPU core (steadier, and fairer).")
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
     plot: str | None = option(None, "Draw the curves of the growth part into this folder.")
@@ -65,6 +65,6 @@ class IndexBenchConfig:
         return tuple(part for part in PARTS if not self.part or part in self.part)
 
     @property
-    def contenders(self) -> tuple[str, ...]:
-        """Who is timed."""
+    def indexes(self) -> tuple[str, ...]:
+        """The names of those that are timed."""
         return self.contender or tuple(name for name in available_adapters() if name != "dicts")

@@ -41,7 +41,7 @@ def judge(results: Results) -> list[dict[str, Any]]:
     return judged
 
 
-def _times_peer(phase: str, contender: str) -> Callable[[Results], list[tuple[str, float]]]:
+def _times_peer(phase: str, index: str) -> Callable[[Results], list[tuple[str, float]]]:
     """How many times the peer's blocks/s."""
 
     def measure(results: Results) -> list[tuple[str, float]]:
@@ -53,19 +53,21 @@ def _times_peer(phase: str, contender: str) -> Callable[[Results], list[tuple[st
         return [
             (f"block {block}, {workers} workers", rate / rates[block, workers, PEER])
             for (block, workers, name), rate in rates.items()
-            if name == contender and (block, workers, PEER) in rates
+            if name == index and (block, workers, PEER) in rates
         ]
 
     return measure
 
 
-def _figure(part: str, key: str, /, **wanted: Any) -> Callable[[Results], list[tuple[str, float]]]:
+def _figure(
+    part: str, key: str, wanted: Mapping[str, Any] | None = None
+) -> Callable[[Results], list[tuple[str, float]]]:
     """A figure of the rows that are as wanted."""
 
     def measure(results: Results) -> list[tuple[str, float]]:
         found = []
         for row in results.get(part, ()):
-            if key in row and all(row.get(name) == value for name, value in wanted.items()):
+            if key in row and all(row.get(name) == value for name, value in (wanted or {}).items()):
                 value = row[key]
                 setting = ", ".join(
                     f"{label} {row[name]}" if label == "block" else f"{row[name]} {label}"
@@ -100,22 +102,22 @@ GOALS = (
     Goal("store, arrays", 6, "x peer", _times_peer("store", "arrays"), stretch=10),
     Goal("store, the peer's JSON", 2.5, "x peer", _times_peer("store", "events")),
     Goal("match p50, arrays", 2, "us",
-         _figure("phases", "p50_us", phase="match", contender="arrays"), at_most=True),
+         _figure("phases", "p50_us", {"phase": "match", "contender": "arrays"}), at_most=True),
     Goal("match p99, arrays", 8, "us",
-         _figure("phases", "p99_us", phase="match", contender="arrays"), at_most=True),
+         _figure("phases", "p99_us", {"phase": "match", "contender": "arrays"}), at_most=True),
     Goal("match, list in, dict out", 3, "x peer", _times_peer("match", "lists")),
     Goal("remove, arrays", 6, "x peer", _times_peer("remove", "arrays")),
     Goal("memory of an entry", 32, "B",
-         _figure("memory", "bytes_per_entry", contender="arrays"), at_most=True),
+         _figure("memory", "bytes_per_entry", {"contender": "arrays"}), at_most=True),
     Goal("hashing, numpy", 1e9, "tokens/s",
-         _figure("hashing", "tokens_per_s", contender="arrays")),
+         _figure("hashing", "tokens_per_s", {"contender": "arrays"})),
     Goal("hashing, list", 200e6, "tokens/s",
-         _figure("hashing", "tokens_per_s", contender="lists")),
+         _figure("hashing", "tokens_per_s", {"contender": "lists"})),
     Goal("mixed, drained, one writer", 20e6, "block ops/s", _figure("drained", "blocks_per_s")),
     Goal("through NATS, stored blocks", 1.5e6, "blocks/s",
-         _figure("events", "stored_per_s", load="all")),
+         _figure("events", "stored_per_s", {"load": "all"})),
     Goal("through NATS, lag p99 at 100 k blocks/s", 5, "ms",
-         _figure("events", "lag_p99_ms", load="steady"), at_most=True),
+         _figure("events", "lag_p99_ms", {"load": "steady"}), at_most=True),
     Goal("match p50, blocks", 3, "x", _growth("blocks", 500_000, 50_000_000), at_most=True),
     Goal("match p50, workers, few hold a prompt", 3, "x",
          _growth("workers", 64, 4096, "few"), at_most=True),

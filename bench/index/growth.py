@@ -29,7 +29,7 @@ BATCH = 1 << 16  # blocks invented at a time
 
 
 def measure_growth(config: IndexBenchConfig) -> list[dict[str, Any]]:
-    """`kind` "blocks": one tree per contender and round, measured as it passes each size.
+    """`kind` "blocks": one tree per index and round, measured as it passes each size.
 
     `kind` "workers": prompts of one tree looked up when 8 ... 4096 workers hold it: a tenant's
     prompts are on 8 workers ("few"), or its system prompt on all besides ("all"), which makes every
@@ -40,7 +40,7 @@ def measure_growth(config: IndexBenchConfig) -> list[dict[str, Any]]:
     steps = [step for step in STEPS if step <= most] or [most]
     fleets = [fleet for fleet in FLEETS if fleet <= config.max_workers]
     for round in range(min(3, config.rounds)):
-        for name in config.contenders:
+        for name in config.indexes:
             if name not in ("arrays", "dynamo"):
                 continue
             limit = most if name == "arrays" else min(most, RIVAL_BLOCKS)

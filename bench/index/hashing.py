@@ -17,7 +17,7 @@ CALLS = 20  # of a round: a call takes microseconds
 
 
 def measure_hashing(config: IndexBenchConfig) -> list[dict[str, Any]]:
-    """One result per block size and contender; a round's figure is the median of its calls."""
+    """One result per block size and index; a round's figure is the median of its calls."""
     tokens = np.arange(HASH_TOKENS, dtype=np.uint32) * np.uint32(7919) % np.uint32(32_000)
     as_list = tokens.tolist()
     calls: dict[str, Callable[[int], object]] = {

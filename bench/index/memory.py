@@ -1,6 +1,6 @@
 """Resident memory per cached block, and the first tree of a process apart from the second.
 
-Each contender is measured in a process of its own (`python -m dynamo_router.bench.index.memory`),
+Each index is measured in a process of its own (`python -m dynamo_router.bench.index.memory`),
 because memory that an earlier one gave back would be found again by the next.
 """
 
@@ -28,7 +28,7 @@ TIMEOUT_S = 600.0
 class Ask(msgspec.Struct):
     """What one child is to measure."""
 
-    contender: str
+    index: str
     block_size: int
     workers: int
     trace: str | None
@@ -37,7 +37,7 @@ class Ask(msgspec.Struct):
 
 
 def measure_memory(config: IndexBenchConfig) -> list[dict[str, Any]]:
-    """One result per block size, worker count and contender.
+    """One result per block size, worker count and index.
 
     An entry is one block held by one worker. `first` and `second` are store rates of the first
     tree in a fresh process and of one made when the first was gone, by the clock and (`_cpu`) by
@@ -47,8 +47,8 @@ def measure_memory(config: IndexBenchConfig) -> list[dict[str, Any]]:
     results = []
     for block_size in config.block_size:
         for workers in config.workers:
-            for name in config.contenders:
-                if name in ("lists", "events") and "arrays" in config.contenders:
+            for name in config.indexes:
+                if name in ("lists", "events") and "arrays" in config.indexes:
                     continue  # the same tree
                 ask = Ask(name, block_size, workers, config.trace, config.requests, config.seed)
                 runs = [_in_child(ask) for _ in range(min(3, config.rounds))]
@@ -74,10 +74,10 @@ def _in_child(ask: Ask) -> dict[str, float]:
             command, input=msgspec.json.encode(ask), capture_output=True, timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        raise RouterError(f"measuring the memory of {ask.contender} took too long") from None
+        raise RouterError(f"measuring the memory of {ask.index} took too long") from None
     if done.returncode != 0:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise RouterError(f"measuring the memory of {ask.contender} failed: {''.join(last)}")
+        raise RouterError(f"measuring the memory of {ask.index} failed: {''.join(last)}")
     measured: dict[str, float] = msgspec.json.decode(done.stdout)
     return measured
 
@@ -90,7 +90,7 @@ def measure_here(ask: Ask) -> dict[str, float]:
         prompts, block_size=ask.block_size, workers=ask.workers, cache_blocks=1, seed=ask.seed
     ).stores
     entries = sum(len(store.local_hashes) for store in stores)
-    make = available_adapters()[ask.contender]
+    make = available_adapters()[ask.index]
     index = make()
     # The arguments are made before, so that they are not counted.
     ready = [index.ready_store(store) for store in stores]

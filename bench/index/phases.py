@@ -20,7 +20,7 @@ JUDGED = 300
 
 
 class Timing(NamedTuple):
-    """One phase of one contender in one round."""
+    """One phase of one index in one round."""
 
     seconds: float
     cpu_seconds: float  # of all threads: what others run meanwhile does not count
@@ -37,15 +37,15 @@ def read_requests(config: IndexBenchConfig) -> list[TraceRequest]:
 
 
 def measure_phases(config: IndexBenchConfig) -> list[dict[str, Any]]:
-    """One result per block size, worker count, contender and phase.
+    """One result per block size, worker count, index and phase.
 
     Operations (calls) and blocks (hashes in them) are reported apart. Every call returns only when
-    its effect is visible, so no queue is left to drain. A contender that answers a look-up
+    its effect is visible, so no queue is left to drain. An index that answers a look-up
     differently from plain dicts, or from the first one, stops the benchmark with RouterError.
     """
     requests = read_requests(config)
     makers = available_adapters()
-    names = config.contenders
+    names = config.indexes
     results = []
     for block_size in config.block_size:
         prompts = hash_prompts(requests, block_size)
@@ -82,7 +82,7 @@ def measure_phases(config: IndexBenchConfig) -> list[dict[str, Any]]:
 
 
 def _require_agreement(makers: dict[str, Callable[[], IndexAdapter]], workload: Workload) -> None:
-    """One untimed pass: it warms up, and shows that all contenders do the same work."""
+    """One untimed pass: it warms up, and shows that all indexes do the same work."""
     expected: list[dict[int, int]] | None = None
     for name, make in makers.items():
         index = make()

@@ -26,7 +26,7 @@ class IndexAdapter(Protocol):
     def remove_worker(self, worker: int, /) -> None: ...
 
     def scores(self, matched: Any) -> dict[int, int]:
-        """Worker to overlap, of what `match` returned; not timed, to compare the contenders."""
+        """Worker to overlap, of what `match` returned; not timed, to compare the indexes."""
 
 
 class Arrays:

@@ -28,7 +28,7 @@ def _table(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:
 
 
 def phase_table(results: Rows) -> Table:
-    """Each contender's throughput, also as a multiple of Dynamo's, if that ran.
+    """Each index's throughput, also as a multiple of Dynamo's, if that ran.
 
     By CPU the multiple holds on a busy machine too; it leaves out what Dynamo's calls wait.
     """

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ...router.policy import Candidates, Floats, Policy
 from ...runtime.errors import ConfigError
+from ..traces import mix_values
 
 VIRTUAL_NODES = 128  # points of a worker on the ring; the shares differ by about a tenth
 
@@ -77,7 +78,8 @@ class BoundedConsistentHash(Policy):
 
     def _ring(self, workers: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         if len(self._points) != workers * VIRTUAL_NODES:
-            points = _mix(np.arange(workers * VIRTUAL_NODES, dtype=np.uint64))
+            points = np.arange(workers * VIRTUAL_NODES, dtype=np.uint64)
+            mix_values(points)  # spread evenly, and the same way in every process
             order = np.argsort(points, kind="stable")
             self._points, self._owners = points[order], order // VIRTUAL_NODES
         return self._points, self._owners
@@ -88,11 +90,3 @@ def _prefix_key(candidates: Candidates, blocks: int) -> int | None:
     if hashes is None or len(hashes) == 0:
         return None
     return int(hashes[min(blocks, len(hashes)) - 1])
-
-
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """splitmix64's finaliser: spreads the points evenly, and the same way in every process."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))

@@ -54,8 +54,9 @@ class SimulationConfig:
     engine: str = option(
         "vllm",
         "Profile of the engines' scheduler.",
+        "--engine",
+        "--engine-type",
         choices=ENGINE_TYPES,
-        aliases=("--engine-type",),
     )
     block_size: int = option(64, "Tokens in a KV-cache block.")
     num_gpu_blocks: int = option(16384, "KV-cache blocks of an engine.")
@@ -72,10 +73,10 @@ class SimulationConfig:
         choices=PREEMPTION_MODES,
     )
     dp_size: int = option(
-        1, "Data-parallel ranks of an engine.", "--dp-size", aliases=("--data-parallel-size",)
+        1, "Data-parallel ranks of an engine.", "--dp-size", "--data-parallel-size"
     )
     startup_time_s: float = option(
-        0.0, "How long an engine takes to start.", "--startup-time-s", aliases=("--startup-time",)
+        0.0, "How long an engine takes to start.", "--startup-time-s", "--startup-time"
     )
     planner_profile_data: str | None = option(
         None, "NPZ file of measured step times; not given: polynomials."

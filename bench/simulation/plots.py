@@ -11,7 +11,6 @@ import numpy as np
 
 from ..results import save_figure
 from .experiment import Result
-from .request_log import SERVED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +51,7 @@ def _style(place: int) -> dict[str, object]:
 
 def _draw_ttft(axes: "Axes", results: Sequence[Result]) -> None:
     for place, (run, log, _, _) in enumerate(results):
-        ttft = np.sort((log.first_s - log.arrival_s)[log.status == SERVED]) * 1e3
+        ttft = np.sort((log.first_s - log.arrival_s)[log.served]) * 1e3
         if len(ttft):
             share = np.arange(1, len(ttft) + 1) / len(ttft)
             axes.plot(ttft, share, label=run.policy, **_style(place))  # type: ignore[arg-type]
@@ -66,7 +65,7 @@ def _draw_ttft(axes: "Axes", results: Sequence[Result]) -> None:
 
 def _draw_hit_rate(axes: "Axes", results: Sequence[Result]) -> None:
     for place, (run, log, trace, _) in enumerate(results):
-        served = log.status == SERVED
+        served = log.served
         times = log.arrival_s[served]
         prompt = np.array([request.input_length for request in trace.requests])[served]
         edges = np.linspace(0, float(log.arrival_s.max()) or 1.0, WINDOWS + 1)
@@ -86,7 +85,7 @@ def _draw_hit_rate(axes: "Axes", results: Sequence[Result]) -> None:
 def _draw_worker_load(axes: "Axes", results: Sequence[Result]) -> None:
     workers = max(each.run.workers or 1 for each in results)
     for place, (run, log, trace, _) in enumerate(results):
-        served = log.status == SERVED
+        served = log.served
         prompt = np.array([request.input_length for request in trace.requests])[served]
         load = np.sort(np.bincount(log.worker[served], prompt, minlength=workers))[::-1]
         if load.sum():

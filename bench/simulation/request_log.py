@@ -35,3 +35,9 @@ class RequestLog:
     queued_s: NDArray[np.float64]  # how long it waited in the router before it was sent
     queue_max: int  # most requests that waited there at a time
     first_failure: str
+
+    @property
+    def served(self) -> NDArray[np.bool_]:
+        """Which requests were answered to their end."""
+        served: NDArray[np.bool_] = self.status == SERVED
+        return served

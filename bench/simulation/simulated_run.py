@@ -12,7 +12,7 @@ from ..results import Run, Summary, summarise, summarise_weighted
 from .bounds import HitRateBounds
 from .config import SimulationConfig
 from .prepared_trace import SimulatedTrace
-from .request_log import FAILED, REJECTED, SERVED, RequestLog
+from .request_log import FAILED, REJECTED, RequestLog
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def summarise_run(
     details: Mapping[str, Any],
 ) -> SimulatedRun:
     """The run's figures; latencies are those of the requests that were served."""
-    served = log.status == SERVED
+    served = log.served
     prompt = np.array([request.input_length for request in trace.requests], np.int64)
     output = np.array([trace.output_tokens(place) for place in range(len(trace))], np.int64)
     ttft = (log.first_s - log.arrival_s)[served] * 1e3

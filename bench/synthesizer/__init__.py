@@ -3,9 +3,8 @@
 Entered by the commands `synthesize`, `analyze`, `fidelity` and `demo`, and by the index benchmark.
 """
 
-from .draw import KINDS, ModelKind, synthesize
 from .markov import WINDOW
-from .sample import SAMPLE_TRACE, sample_traffic
+from .sample import KINDS, SAMPLE_TRACE, ModelKind, sample_traffic, synthesize
 from .scaling import Scaling
 from .trace_model import TraceModel, describe_model, is_model, learn_model, load_model, save_model
 

@@ -3,6 +3,7 @@
 Entered by commands, synthesizer, simulation and index.
 """
 
+from ._tokens import mix_values
 from .analysis import Samples, Spread, TraceAnalysis, analyze
 from .cache_curve import default_sizes
 from .columns import TraceColumns, columns_of, read_columns
@@ -39,6 +40,7 @@ __all__ = [
     "default_sizes",
     "encode_request",
     "find_turns",
+    "mix_values",
     "plot_traces",
     "read_columns",
     "read_trace",

@@ -9,3 +9,6 @@ def fill(
     block_size: int,
 ) -> None:
     """Write the tokens of the blocks `ids`; ValueError if they are too few."""
+
+def mix_values(values: NDArray[np.uint64]) -> None:
+    """Replace each value by its splitmix64 finaliser: the same in every process, evenly spread."""

@@ -1,4 +1,4 @@
-"""The tokens that a trace's hash ids stand for, natively. The face is trace.py."""
+"""The tokens that a trace's hash ids stand for, natively. Its face is trace.py."""
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
@@ -35,3 +35,10 @@ def fill(
             for place in range(last - first):
                 # The upper 32 bits, scaled: cheaper than a remainder, and as even.
                 tokens[first + place] = <uint32_t>((mix(key + place) >> 32) * vocab_size >> 32)
+
+
+def mix_values(uint64_t[::1] values):
+    cdef Py_ssize_t at
+    with nogil:
+        for at in range(values.shape[0]):
+            values[at] = mix(values[at])

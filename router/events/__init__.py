@@ -5,13 +5,13 @@ Entered by `serve`; the index itself needs none of it.
 
 from .feed import EventFeed
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
-from .snapshot_task import IndexKeeper
+from .snapshot_task import SnapshotTask
 
 __all__ = [
     "EventFeed",
     "EventRecovery",
-    "IndexKeeper",
     "REPLAY_TICK_S",
     "RecoveryActions",
+    "SnapshotTask",
     "TICK_S",
 ]

@@ -1,4 +1,4 @@
-"""Keeps the index in a file while the service runs, so that the next one starts warm."""
+"""Saves the index to a file from time to time, so that the next process starts with it."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from ...runtime.supervised import stopped, supervise
 log = structlog.get_logger(__name__)
 
 
-class IndexKeeper:
+class SnapshotTask:
     """Loads the file once, then writes it every `interval_s` and at the end.
 
     Nothing that is wrong with the file stops the service: it starts cold, or goes on.
@@ -55,7 +55,7 @@ class IndexKeeper:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
-            # A thread cannot be cancelled; whoever closes waits for the lock.
+            # A thread cannot be cancelled; `close` waits for the lock.
             await asyncio.shield(self._save())
 
     async def _save(self) -> None:

@@ -14,7 +14,7 @@ from ...workers.registry import WorkerState
 from ...workers.request_reports import RequestReports
 from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
-from ..events import EventFeed, IndexKeeper
+from ..events import EventFeed, SnapshotTask
 from ..kv_router import KvRouter
 
 _WORKER = ["worker_id", "dp_rank"]
@@ -219,26 +219,28 @@ def queue_metrics(queue: AdmissionQueue) -> Callable[[], Iterable[Metric]]:
     return collect
 
 
-def snapshot_metrics(keeper: IndexKeeper) -> Callable[[], Iterable[Metric]]:
+def snapshot_metrics(snapshots: SnapshotTask) -> Callable[[], Iterable[Metric]]:
     """The file that the index is kept in."""
 
     def collect() -> Iterable[Metric]:
         return (
             CounterMetricFamily(
-                "dynamo_router_index_snapshots", "Times the index was written.", keeper.saves
+                "dynamo_router_index_snapshots", "Times the index was written.", snapshots.saves
             ),
             CounterMetricFamily(
                 "dynamo_router_index_snapshot_failures",
                 "Times its file could not be read or written.",
-                keeper.failures,
+                snapshots.failures,
             ),
             GaugeMetricFamily(
-                "dynamo_router_index_snapshot_bytes", "Size when last written.", keeper.saved_bytes
+                "dynamo_router_index_snapshot_bytes",
+                "Size when last written.",
+                snapshots.saved_bytes,
             ),
             GaugeMetricFamily(
                 "dynamo_router_index_restored_sources",
                 "Sources read from it at the start.",
-                keeper.restored,
+                snapshots.restored,
             ),
         )
 

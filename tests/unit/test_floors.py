@@ -87,10 +87,6 @@ TO_MEND: dict[str, list[str]] = {
         "indexer/tree/_radix.pyx has more than 400 lines",
     ],
     "a file is a noun": [
-        "bench.simulation.request_log has fewer than 40 lines",
-        "bench.synthesizer.draw has fewer than 40 lines",
-        "bench.synthesizer.sample has fewer than 40 lines",
-        "bench.traces._tokens has fewer than 40 lines",
         "indexer.tree.radix has fewer than 40 lines",
     ],
 }
@@ -135,7 +131,6 @@ def test_tests_keep_the_rules_that_concern_them() -> None:
 
 TESTS_TO_SPLIT: list[str] = [
     "integration/test_doors.py has more than 400 lines",
-    "unit/bench/test_replay.py has more than 400 lines",
     "unit/workers/test_publisher.py has more than 400 lines",
 ]
 

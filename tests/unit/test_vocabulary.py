@@ -57,7 +57,7 @@ WORDS = {
     "room": Replaced("capacity of a container, seconds_until_free of a fleet", HOUSE),
     # the field's words
     "census": Replaced("source_list"),
-    "contender": Replaced("IndexAdapter"),
+    "contender": Replaced("IndexAdapter", ("bench/index/config.py", "tests/unit/bench/index/")),
     "contenders": Replaced("IndexAdapter"),
     "contestant": Replaced("PolicyVariant"),
     "contestants": Replaced("PolicyVariant"),
@@ -86,14 +86,6 @@ WORDS = {
 TO_MEND: dict[str, list[str]] = {
     "census": [
         "indexer/event_index",
-    ],
-    "contender": [
-        "bench/index",
-        "tests/unit/bench/index",
-    ],
-    "contenders": [
-        "bench/index",
-        "tests/unit/bench/index",
     ],
     "cursor": [
         "indexer/tree",
@@ -139,11 +131,6 @@ TO_MEND: dict[str, list[str]] = {
     ],
     "keeper": [
         "router",
-        "router/events",
-        "router/metrics",
-    ],
-    "lanes": [
-        "tests/unit/bench",
     ],
     "names": [
         "indexer/event_index",

@@ -2,98 +2,22 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent import futures
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from support.scripted_engine import Script, answer_well, chunk, complete, engine, number_of
 
-from dynamo_router.bench.load.progress import progress_bar
 from dynamo_router.bench.load.stats import LoadStats
 from dynamo_router.bench.replay import ReplayConfig, replay, run, timed_requests
 from dynamo_router.bench.traces.trace import TraceError, TraceRequest, encode_request, token_ids
 from dynamo_router.router.proto.router_pb2 import ListWorkersResponse, WorkerStatus
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
-
-Script = Callable[[Any, Any], AsyncIterator[Any]]
-
-
-def chunk(*tokens: int) -> Any:
-    return pb.GenerateResponse(chunk=pb.GenerateStreamChunk(token_ids=tokens))
-
-
-def complete(*tokens: int, cached: int = 0, finish: str = "length") -> Any:
-    return pb.GenerateResponse(
-        complete=pb.GenerateComplete(
-            output_token_ids=tokens, cached_tokens=cached, finish_reason=finish
-        )
-    )
-
-
-def number_of(request: Any) -> int:
-    return int(request.request_id.rpartition("-")[2])
-
-
-async def answer_well(request: Any, context: Any) -> AsyncIterator[Any]:
-    tokens = list(range(request.max_tokens))
-    if request.streaming:
-        for token in tokens:
-            yield chunk(token)
-    yield complete(*tokens, cached=100)
-
-
-@asynccontextmanager
-async def engine(
-    script: Script,
-    *,
-    model_info: Any = None,
-    metadata: tuple[tuple[str, str], ...] = (),
-    workers: Any = None,
-    received: list[Any] | None = None,
-) -> AsyncIterator[str]:
-    """A server whose Generate follows `script`; yields its address. With `workers`, a router."""
-
-    async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-        if received is not None:
-            received.append(request)
-        async for message in script(request, context):
-            yield message if isinstance(message, bytes) else message.SerializeToString()
-
-    async def get_model_info(request: Any, context: Any) -> Any:
-        await context.send_initial_metadata(metadata)
-        return model_info
-
-    async def list_workers(request: Any, context: Any) -> Any:
-        return workers.SerializeToString()
-
-    methods: dict[str, Any] = {
-        "Generate": grpc.unary_stream_rpc_method_handler(
-            generate, request_deserializer=pb.GenerateRequest.FromString
-        )
-    }
-    if model_info is not None:
-        methods["GetModelInfo"] = grpc.unary_unary_rpc_method_handler(
-            get_model_info,
-            request_deserializer=pb.GetModelInfoRequest.FromString,
-            response_serializer=pb.GetModelInfoResponse.SerializeToString,
-        )
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-    if workers is not None:
-        listing = {"ListWorkers": grpc.unary_unary_rpc_method_handler(list_workers)}
-        router = grpc.method_handlers_generic_handler("dynamo_router.v1.RouterService", listing)
-        server.add_generic_rpc_handlers((router,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
 
 
 @pytest.fixture
@@ -337,9 +261,9 @@ async def test_no_more_requests_run_than_allowed(trace: str) -> None:
         held = await replay(config(trace, target, max_in_flight=2))
         assert most == 2 and held.details["held_back"] > 0
         most = 0
-        lanes = await replay(config(trace, target, concurrency=2))
-        assert most == 2 and lanes.details["held_back"] == 0
-    assert held.errors == lanes.errors == 0
+        in_turn = await replay(config(trace, target, concurrency=2))
+        assert most == 2 and in_turn.details["held_back"] == 0
+    assert held.errors == in_turn.errors == 0
 
 
 async def test_cancelling_cancels_what_runs(trace: str) -> None:
@@ -471,21 +395,3 @@ def test_the_command_fails_if_every_request_did(
 def test_an_unwritable_result_is_found_before_the_run(trace: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such directory"):
         run(config(trace, "127.0.0.1:1", json=str(tmp_path / "none" / "out.json")))
-
-
-async def test_the_bar_is_only_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with progress_bar("replay") as on_start:
-        assert on_start is None
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    async with progress_bar("replay", wanted=False) as on_start:
-        assert on_start is None
-    written: list[str] = []
-    monkeypatch.setattr("sys.stderr.write", written.append, raising=False)
-    async with progress_bar("replay") as on_start:
-        assert on_start is not None
-        on_start(6, LoadStats())
-        async with asyncio.timeout(20):
-            while "0/6" not in "".join(written):
-                await asyncio.sleep(0)
-    await asyncio.sleep(0)  # lets the drawing task see that it was cancelled
-    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []

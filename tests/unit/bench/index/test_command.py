@@ -1,4 +1,4 @@
-"""The index benchmark: contenders that do the same work, and numbers that add up."""
+"""The index benchmark: indexes that do the same work, and numbers that add up."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynamo_router.bench.index import command, event_path, phases
-from dynamo_router.bench.index import rivals as contenders
+from dynamo_router.bench.index import command, event_path, phases, rivals
 from dynamo_router.bench.index.command import run
 from dynamo_router.bench.index.config import PARTS, IndexBenchConfig
 from dynamo_router.bench.index.drained import as_messages, measure_drained
@@ -90,7 +89,7 @@ def test_dicts_by_hand() -> None:
     tree.remove_worker(5)
 
 
-def test_every_phase_of_every_contender_is_measured(tmp_path: Path) -> None:
+def test_every_phase_of_every_index_is_measured(tmp_path: Path) -> None:
     config = IndexBenchConfig(**SMALL, trace=str(SAMPLE_TRACE), contender=tuple(HERE))
     results = measure_phases(config)
     assert [(result["phase"], result["contender"]) for result in results] == [
@@ -239,9 +238,9 @@ def test_every_event_of_the_engines_arrives(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_goals_by_hand() -> None:
-    def row(contender: str, phase: str, rate: float) -> dict[str, Any]:
+    def row(index: str, phase: str, rate: float) -> dict[str, Any]:
         figure = {"median": rate, "min": rate, "max": rate}
-        key = {"block_size": 64, "workers": 8, "contender": contender, "phase": phase}
+        key = {"block_size": 64, "workers": 8, "contender": index, "phase": phase}
         return key | {"blocks_per_s": figure, "p50_us": figure, "p99_us": figure}
 
     def point(workers: int, us: float) -> dict[str, Any]:
@@ -268,7 +267,7 @@ def test_goals_by_hand() -> None:
     ]
 
 
-def test_a_contender_that_answers_wrongly_stops_the_benchmark(
+def test_an_index_that_answers_wrongly_stops_the_benchmark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Wrong(Dicts):
@@ -277,7 +276,7 @@ def test_a_contender_that_answers_wrongly_stops_the_benchmark(
             return {worker: overlap + 1 for worker, overlap in scores.items()}
 
     monkeypatch.setattr(phases, "available_adapters", lambda: {"dicts": Dicts, "wrong": Wrong})
-    monkeypatch.setattr(contenders, "dynamo_core", lambda: None)
+    monkeypatch.setattr(rivals, "dynamo_core", lambda: None)
     config = IndexBenchConfig(**SMALL, contender=("dicts",))
     object.__setattr__(config, "contender", ("dicts", "wrong"))  # not one of those it knows
     with pytest.raises(RouterError, match="wrong answers look-ups differently from plain dicts"):

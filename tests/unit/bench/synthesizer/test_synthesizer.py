@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from support.places import CONVERSATION
 from support.traces import SIZE, SPECIAL, chat, request, traces
 
-from dynamo_router.bench.synthesizer.draw import KINDS, ModelKind, synthesize
-from dynamo_router.bench.synthesizer.sample import sample_traffic
+from dynamo_router.bench.synthesizer.sample import KINDS, ModelKind, sample_traffic, synthesize
 from dynamo_router.bench.synthesizer.scaling import Scaling
 from dynamo_router.bench.synthesizer.trace_model import TraceModel, learn_model
 from dynamo_router.bench.traces.analysis import TraceAnalysis, analyze

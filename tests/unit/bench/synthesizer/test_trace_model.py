@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.traces import SIZE, SPECIAL, chat, request, traces
 
-from dynamo_router.bench.synthesizer.draw import KINDS, synthesize
 from dynamo_router.bench.synthesizer.markov import (
     END,
     LEAF,
@@ -19,7 +18,7 @@ from dynamo_router.bench.synthesizer.markov import (
     depth_class,
     learn_markov,
 )
-from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
+from dynamo_router.bench.synthesizer.sample import KINDS, SAMPLE_TRACE, synthesize
 from dynamo_router.bench.synthesizer.sessions import BEYOND, FRACTION, LEVEL, WHOLE, learn_sessions
 from dynamo_router.bench.synthesizer.trace_model import (
     MAGIC,
