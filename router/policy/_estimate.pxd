@@ -80,6 +80,34 @@ cdef inline Estimate estimate_prompt(
     return found
 
 
+cdef inline void estimate_fleet(
+    const Prompt* prompt, EngineTimeline* timelines, Py_ssize_t n, Booking* bookings,
+    const Model* model, double now,
+    const uint8_t* eligible, double* costs, Estimate* estimates,
+) noexcept nogil:
+    """Fill `costs`, INFINITY where a worker is not eligible, or every worker's `estimates`.
+
+    The other one is NULL. There is one loop for both, so that the compiler inlines the estimate: a
+    call for each worker would make it a sixth slower in large fleets.
+    """
+    cdef Py_ssize_t number
+    cdef Estimate estimate
+    for number in range(n):
+        if costs != NULL:
+            costs[number] = INFINITY
+            if not eligible[number]:
+                continue
+        if not timelines[number].present:
+            continue
+        estimate = estimate_prompt(
+            prompt, number, &timelines[number], bookings, model, now
+        )
+        if costs != NULL:
+            costs[number] = estimate.cost
+        else:
+            estimates[number] = estimate
+
+
 cdef inline double unforeseen_wait_s(
     const EngineTimeline* timeline, const Model* model, double slowness, double per_step, double now
 ) noexcept nogil:

@@ -1,7 +1,4 @@
-"""Forecast: the engines' timelines, the requests in flight, and the model learnt from them.
-
-The face is forecast.py.
-"""
+"""The timelines of engines, requests in flight, what is learnt of them. The face: forecast.py."""
 
 cimport cython
 from cython cimport boundscheck, wraparound
@@ -12,7 +9,7 @@ from libc.string cimport memset
 
 import numpy
 
-from ._estimate cimport Estimate, Prompt, estimate_prompt, seconds_until_free
+from ._estimate cimport Estimate, Prompt, estimate_fleet, seconds_until_free
 from ._latency cimport fit_init
 from ._model cimport Model, can_compare, learn_decode, learn_first_token, learn_prefill
 from ._timeline cimport (
@@ -31,6 +28,7 @@ from ._timeline cimport (
 
 cdef object new_array = numpy.empty
 cdef object FLOAT64 = numpy.dtype(numpy.float64)
+cdef object UINT8 = numpy.dtype(numpy.uint8)
 
 cdef enum:
     DEFAULT_BUDGET = 8192   # prompt tokens in a step, where a worker does not say
@@ -102,8 +100,9 @@ cdef class Forecast:
 
     # Requests
 
-    def book(self, str request_id not None, uint32_t number, uint32_t isl, uint32_t tokens,
-             double now):
+    def book(
+        self, str request_id not None, uint32_t number, uint32_t isl, uint32_t tokens, double now
+    ):
         cdef EngineTimeline* timeline = self.timeline(number)
         cdef uint32_t record
         require_time(now)
@@ -146,9 +145,8 @@ cdef class Forecast:
             if first and position > timeline.anchor:
                 if can_compare(&self.model):
                     self.fade_speeds()
-                learn_prefill(
-                    &self.model, timeline, position - timeline.anchor, max(steps, 1), now
-                )
+                steps = max(steps, 1)
+                learn_prefill(&self.model, timeline, position - timeline.anchor, steps, now)
             timeline_correct(timeline, self.bookings, position, &self.model.speed, now)
         learn_first_token(&self.model, timeline, booking, now)
         return True
@@ -182,19 +180,17 @@ cdef class Forecast:
         double now,
     ):
         cdef Py_ssize_t n = eligible.shape[0]
-        cdef Py_ssize_t number
         cdef Prompt prompt
         cdef double[::1] costs
         read_prompt(&prompt, isl, block_size, overlaps, blocks, n, now)
         self.reserve(n)
         array = new_array(n, FLOAT64)
-        costs = array
-        for number in range(n):
-            costs[number] = INFINITY
-            if eligible[number] and self.timelines[number].present:
-                costs[number] = estimate_prompt(
-                    &prompt, number, &self.timelines[number], self.bookings, &self.model, now
-                ).cost
+        if n:
+            costs = array
+            estimate_fleet(
+                &prompt, self.timelines, n, self.bookings, &self.model, now,
+                &eligible[0], &costs[0], NULL,
+            )
         return array
 
     def explain(
@@ -203,21 +199,25 @@ cdef class Forecast:
         uint32_t block_size,
         const uint32_t[::1] overlaps,
         const double[::1] blocks,
-        Py_ssize_t n,
+        uint32_t n,
         double now,
     ):
         cdef uint32_t number
         cdef Prompt prompt
-        cdef Estimate estimate
+        cdef uint8_t[::1] memory
+        cdef Estimate* estimates
         read_prompt(&prompt, isl, block_size, overlaps, blocks, n, now)
         self.reserve(n)
         found = {}
-        for number in range(n):
-            if self.timelines[number].present:
-                estimate = estimate_prompt(
-                    &prompt, number, &self.timelines[number], self.bookings, &self.model, now
-                )
-                found[number] = estimate  # as a dict of its fields
+        if n:
+            memory = new_array(n * sizeof(Estimate), UINT8)
+            estimates = <Estimate*>&memory[0]
+            estimate_fleet(
+                &prompt, self.timelines, n, self.bookings, &self.model, now, NULL, NULL, estimates
+            )
+            for number in range(n):
+                if self.timelines[number].present:
+                    found[number] = estimates[number]  # as a dict of its fields
         return found
 
     @boundscheck(False)  # arrays of `n` entries, checked below; n <= size
@@ -329,15 +329,15 @@ cdef class Forecast:
         cdef EngineTimeline* timeline
         cdef Booking* booking
         queued = 0
+        contexts = {r: self.bookings[<uint32_t>r].context for r in self.records.values()}
         for number in range(self.size):
             timeline = &self.timelines[number]
             if not timeline.present:
                 continue
-            assert timeline.done <= timeline.done + timeline.running <= timeline.end
-            assert timeline.running <= timeline.budget
-            mine = [r for r in self.records.values() if self.bookings[<uint32_t>r].worker == number]
+            assert 0 <= timeline.running <= min(timeline.budget, timeline.end - timeline.done)
+            mine = [r for r in contexts if self.bookings[<uint32_t>r].worker == number]
             assert timeline.requests == len(mine)
-            assert timeline.context == sum(self.bookings[<uint32_t>r].context for r in mine)
+            assert timeline.context == sum(map(contexts.get, mine))
             record, before = timeline.head, NO_BOOKING
             waiting = []
             while record != NO_BOOKING:
@@ -355,13 +355,11 @@ cdef class Forecast:
             assert timeline.tail == before
             assert timeline.first_waiting == (waiting[0] if waiting else <uint32_t>NO_BOOKING)
             assert timeline.waiting == len(waiting)
-            assert timeline.waiting_context == sum(
-                self.bookings[<uint32_t>r].context for r in waiting
-            )
+            assert timeline.waiting_context == sum(map(contexts.get, waiting))
             mine = [r for r in mine if self.bookings[<uint32_t>r].queued]
             assert timeline.queued == len(mine)
-            assert timeline.queued_context == sum(self.bookings[<uint32_t>r].context for r in mine)
-        assert queued == sum(self.bookings[<uint32_t>r].queued for r in self.records.values())
+            assert timeline.queued_context == sum(map(contexts.get, mine))
+        assert queued == sum(self.bookings[<uint32_t>r].queued for r in contexts)
 
 
 cdef inline int read_prompt(
