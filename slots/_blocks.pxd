@@ -33,7 +33,7 @@ cdef struct Blocks:
 cdef int blocks_init(Blocks* blocks) except -1 nogil
 cdef void blocks_free(Blocks* blocks) noexcept nogil
 
-# Room for `more` hashes that are new, so that blocks_hold need not grow. -1: no memory.
+# Room for `more` hashes that are new, so that blocks_acquire need not grow. -1: no memory.
 cdef int blocks_reserve(Blocks* blocks, uint64_t more) noexcept nogil
 
 # Gives back memory where most of the table is empty; to be called after a batch of releases.
@@ -41,7 +41,7 @@ cdef void blocks_trim(Blocks* blocks) noexcept nogil
 
 # One more reference of `worker`: its holder, refs == 1 if it is new. NULL: no memory, unchanged.
 # There must be room (blocks_reserve).
-cdef Holder* blocks_hold(Blocks* blocks, uint64_t hash, uint32_t worker) noexcept nogil
+cdef Holder* blocks_acquire(Blocks* blocks, uint64_t hash, uint32_t worker) noexcept nogil
 
 # One reference of `worker` less. True if that was its last: `loss` then is what the block weighed
 # less than one. The reference must exist.

@@ -71,7 +71,7 @@ cdef int resize(Blocks* blocks, uint64_t capacity) noexcept nogil:
     return 0
 
 
-cdef Holder* blocks_hold(Blocks* blocks, uint64_t hash, uint32_t worker) noexcept nogil:
+cdef Holder* blocks_acquire(Blocks* blocks, uint64_t hash, uint32_t worker) noexcept nogil:
     cdef uint64_t at = blocks_home(blocks, hash)
     cdef Block* block = &blocks.slots[at]
     cdef Holder* holder

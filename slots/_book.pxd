@@ -2,7 +2,7 @@
 
 Layout: `loads` by worker number; `requests` an arena addressed by uint32, its records linked in two
 lists: all of them by age, and those of one worker. Free records are linked through `younger`.
-Invariants: a Load is the sum over its worker's requests; `held` is the sum of 1 + n_hashes over
+Invariants: a Load is the sum over its worker's requests; `entries` is the sum of 1 + n_hashes over
 all of them; only book_add adds to these sums and only book_release takes from them, but for output
 blocks (book_output) and the end of a prefill.
 """
@@ -58,8 +58,8 @@ cdef struct Book:
     uint32_t oldest         # ends of the list by age, NONE if there is none
     uint32_t youngest
     uint32_t block_size     # tokens in a block, > 0
-    uint64_t held           # see the invariants
-    uint64_t max_held       # bound of `held`, kept by the caller of book_add
+    uint64_t entries        # see the invariants
+    uint64_t max_entries    # bound of `entries`, kept by the caller of book_add
     uint64_t fresh          # hashes handed out by fresh_hash
     double latest           # greatest time seen
 

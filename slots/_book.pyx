@@ -12,7 +12,7 @@ from ._blocks cimport (
     block_holders,
     blocks_find,
     blocks_free,
-    blocks_hold,
+    blocks_acquire,
     blocks_holder,
     blocks_init,
     blocks_prefetch,
@@ -87,8 +87,8 @@ cdef uint32_t book_add(
     for i in range(count):
         if i + PREFETCH < count:
             blocks_prefetch(&book.blocks, own[i + PREFETCH])
-        if hold(book, worker, own[i]) < 0:
-            drop_holds(book, worker, own, i)
+        if acquire_block(book, worker, own[i]) < 0:
+            release_blocks(book, worker, own, i)
             free(own)
             give_record(book, record)
             return NONE
@@ -102,7 +102,7 @@ cdef uint32_t book_add(
     request.seen_blocks = blocks_of(book, isl)
     load.prefill_tokens += prefill_tokens
     load.requests += 1
-    book.held += 1 + count
+    book.entries += 1 + count
     book.live += 1
     link_to_worker(book, record)
     link_youngest(book, record)
@@ -112,10 +112,10 @@ cdef uint32_t book_add(
 cdef void book_release(Book* book, uint32_t record) noexcept nogil:
     cdef Request* request = &book.requests[record]
     cdef Load* load = &book.loads[request.worker]
-    drop_holds(book, request.worker, request.hashes, request.n_hashes)
+    release_blocks(book, request.worker, request.hashes, request.n_hashes)
     book_complete_prefill(book, record)
     load.requests -= 1
-    book.held -= 1 + request.n_hashes
+    book.entries -= 1 + request.n_hashes
     book.live -= 1
     unlink_by_age(book, record)
     if request.before == NONE:
@@ -146,7 +146,7 @@ cdef int book_output(Book* book, uint32_t record, uint32_t generated) noexcept n
     cdef Holder* holder
     if total <= request.seen_blocks:
         return OUTPUT_SAME
-    if book.held >= book.max_held:
+    if book.entries >= book.max_entries:
         request.seen_blocks = total
         return OUTPUT_REFUSED
     if request.n_hashes == request.capacity:
@@ -157,12 +157,12 @@ cdef int book_output(Book* book, uint32_t record, uint32_t generated) noexcept n
         request.hashes = hashes
         request.capacity = capacity
     hash = book_fresh_hash(book)
-    if blocks_reserve(&book.blocks, 1) < 0 or hold(book, request.worker, hash) < 0:
+    if blocks_reserve(&book.blocks, 1) < 0 or acquire_block(book, request.worker, hash) < 0:
         return OUTPUT_NO_MEMORY
     request.seen_blocks = total
     request.hashes[request.n_hashes] = hash
     request.n_hashes += 1
-    book.held += 1
+    book.entries += 1
     if request.expected == 0:
         return OUTPUT_GROWN
     loss = WHOLE
@@ -181,9 +181,9 @@ cdef void book_touch(Book* book, uint32_t record) noexcept nogil:
     link_youngest(book, record)
 
 
-cdef int hold(Book* book, uint32_t worker, uint64_t hash) noexcept nogil:
+cdef int acquire_block(Book* book, uint32_t worker, uint64_t hash) noexcept nogil:
     """One more reference of a worker to a block; -1 without memory for it."""
-    cdef Holder* holder = blocks_hold(&book.blocks, hash, worker)
+    cdef Holder* holder = blocks_acquire(&book.blocks, hash, worker)
     if holder == NULL:
         return -1
     if holder.refs == 1:
@@ -195,7 +195,7 @@ cdef int hold(Book* book, uint32_t worker, uint64_t hash) noexcept nogil:
     return 0
 
 
-cdef void drop_holds(
+cdef void release_blocks(
     Book* book, uint32_t worker, const uint64_t* hashes, uint32_t count
 ) noexcept nogil:
     cdef uint32_t i

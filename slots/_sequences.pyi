@@ -1,4 +1,4 @@
-"""Types of the `_sequences` kernel; table.py and sequences.py say what the calls mean."""
+"""Types of the `_sequences` kernel; table.py says what the calls mean."""
 
 from typing import final
 
@@ -10,7 +10,7 @@ class SequenceBook:
     duplicates: int
     refused: int
     expired: int
-    def __init__(self, block_size: int, expiry_s: float, max_held: int) -> None: ...
+    def __init__(self, block_size: int, expiry_s: float, max_entries: int) -> None: ...
     @property
     def capacity(self) -> int: ...
     @property

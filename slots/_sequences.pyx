@@ -1,4 +1,4 @@
-"""The book of active requests. Its faces are table.py (a fleet) and sequences.py (one worker).
+"""The book of active requests. The face is table.py.
 
 Calls hold the GIL: each is a microsecond, and holding it makes each of them atomic.
 """
@@ -50,16 +50,16 @@ cdef class SequenceBook:
         self.records = {}
         self.ids = []
 
-    def __init__(self, uint32_t block_size, double expiry_s, uint64_t max_held):
+    def __init__(self, uint32_t block_size, double expiry_s, uint64_t max_entries):
         if block_size == 0:
             raise ValueError("block_size must be at least 1")
         if not expiry_s > 0:
             raise ValueError("expiry_s must be greater than 0")
-        if max_held == 0:
-            raise ValueError("max_held must be at least 1")
+        if max_entries == 0:
+            raise ValueError("max_entries must be at least 1")
         self.book.block_size = block_size
         self.expiry = expiry_s
-        self.book.max_held = max_held
+        self.book.max_entries = max_entries
 
     def __dealloc__(self):
         book_free(&self.book)
@@ -123,7 +123,7 @@ cdef class SequenceBook:
         if request_id in self.records:
             self.duplicates += 1
             return False
-        if self.book.held + 1 + count > self.book.max_held or count >= NONE:
+        if self.book.entries + 1 + count > self.book.max_entries or count >= NONE:
             self.refused += 1
             return False
         record = book_add(
@@ -312,7 +312,7 @@ cdef class SequenceBook:
                 refs[key] = refs.get(key, 0) + 1
             older, record = record, request.younger
         assert book.youngest == older
-        assert live == book.live == len(self.records) and held == book.held
+        assert live == book.live == len(self.records) and held == book.entries
         blocks = {}
         loss = {}
         slots = 0

@@ -5,7 +5,7 @@ workers/registry.py); every array is aligned by them. Pure: `now` is a monotonic
 
 Invariants: a request is booked on one worker until it is freed, expires, or its worker leaves; a
 worker's load is the sum over its requests, a block held by several of them counting once; memory
-is bounded by `max_held` and given back when requests go.
+is bounded by `max_entries` and given back when requests go.
 """
 
 import numpy as np
@@ -14,24 +14,25 @@ import numpy.typing as npt
 from ._sequences import SequenceBook
 
 # About 1.2 GB at the worst; a fleet of 1000 workers with 16k blocks each just fits.
-DEFAULT_MAX_HELD = 2**24
+DEFAULT_MAX_ENTRIES = 2**24
 
 
 class SlotTable:
     """The active requests of a fleet.
 
     `block_size` is in tokens. A request older than `expiry_s` seconds is dropped by `expire`.
-    `max_held` bounds the table: the sum, over all requests, of 1 + the blocks it holds. What does
-    not fit is not booked, and counted in `refused`; its worker then looks less busy than it is.
+    `max_entries` bounds the table: the sum, over all requests, of 1 + the blocks it holds. What
+    does not fit is not booked, and counted in `refused`; its worker then looks less busy than it
+    is.
 
     Raises ValueError on a block size below 1 or an expiry that is not positive. Worker numbers
     that are not in use are a ValueError everywhere.
     """
 
     def __init__(
-        self, block_size: int, *, expiry_s: float = 300.0, max_held: int = DEFAULT_MAX_HELD
+        self, block_size: int, *, expiry_s: float = 300.0, max_entries: int = DEFAULT_MAX_ENTRIES
     ) -> None:
-        self._book = SequenceBook(block_size, expiry_s, max_held)
+        self._book = SequenceBook(block_size, expiry_s, max_entries)
         self.block_size = block_size
         self.overlaps_clamped = 0  # bookings whose overlap was longer than their prompt
 

@@ -21,7 +21,7 @@ class OracleRequest:
 class OracleSlots:
     block_size: int
     expiry_s: float
-    max_held: int = 2**24
+    max_entries: int = 2**24
     workers: set[int] = field(default_factory=set)
     requests: dict[str, OracleRequest] = field(default_factory=dict)  # oldest first
     losses: dict[tuple[int, object], int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class OracleSlots:
         if request_id in self.requests:
             self.duplicates += 1
             return False
-        if self.held() + 1 + len(hashes or []) > self.max_held:
+        if self.entries() + 1 + len(hashes or []) > self.max_entries:
             self.refused += 1
             return False
         prefill = max(0, isl - overlap * self.block_size) if track_prefill else 0
@@ -63,7 +63,7 @@ class OracleSlots:
         self.forget_stale_losses()
         return True
 
-    def held(self) -> int:
+    def entries(self) -> int:
         return sum(1 + len(request.hashes) for request in self.requests.values())
 
     def forget_stale_losses(self) -> None:
@@ -86,7 +86,7 @@ class OracleSlots:
         if total <= request.seen_blocks:
             return False
         request.seen_blocks = total
-        if self.held() >= self.max_held:
+        if self.entries() >= self.max_entries:
             self.refused += 1
             return False
         self.fresh += 1

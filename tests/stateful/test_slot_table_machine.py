@@ -28,11 +28,11 @@ def as_array(hashes):
 
 
 class SlotTableMachine(RuleBasedStateMachine):
-    @initialize(block_size=st.integers(1, 16), max_held=st.sampled_from([12, 80, 2**24]))
-    def start(self, block_size, max_held):
+    @initialize(block_size=st.integers(1, 16), max_entries=st.sampled_from([12, 80, 2**24]))
+    def start(self, block_size, max_entries):
         self.now = 0.0
-        self.table = SlotTable(block_size, expiry_s=10.0, max_held=max_held)
-        self.oracle = OracleSlots(block_size, 10.0, max_held)
+        self.table = SlotTable(block_size, expiry_s=10.0, max_entries=max_entries)
+        self.oracle = OracleSlots(block_size, 10.0, max_entries)
         for number in (0, 2):
             self.add_worker(number)
 

@@ -142,7 +142,7 @@ def test_worker_numbers_are_checked():
         ({"block_size": 0}, "block_size"),
         ({"block_size": 4, "expiry_s": 0.0}, "expiry_s"),
         ({"block_size": 4, "expiry_s": float("nan")}, "expiry_s"),
-        ({"block_size": 4, "max_held": 0}, "max_held"),
+        ({"block_size": 4, "max_entries": 0}, "max_entries"),
     ],
 )
 def test_bad_settings_are_refused(options, message):
@@ -233,7 +233,7 @@ def test_a_faded_block_is_whole_again_when_another_request_comes_to_share_it():
 
 
 def test_a_full_table_books_no_more_and_counts_it():
-    slots = table(max_held=5)
+    slots = table(max_entries=5)
     assert book(slots, "a", 0, hashes(1, 2)) is True
     assert book(slots, "b", 0, hashes(3, 4)) is False
     assert book(slots, "b", 0, hashes(3)) is True
