@@ -1,7 +1,7 @@
 """A scripted TrtllmService: says what a test tells it to, and remembers what it was asked."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -83,6 +83,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.cancelled: list[str] = []
         self.finished: list[str] = []
+        self.embed: Callable[[bytes, Any], Awaitable[bytes]] | None = None
         self.port = 0
         self._server: Any = None
 
@@ -178,4 +179,6 @@ class _Handler(grpc.GenericRpcHandler):
         method = handler_call_details.method
         if method.rpartition("/")[2] in self._engine.unimplemented:
             return None
+        if method.endswith("/Embed") and self._engine.embed is not None:
+            return grpc.unary_unary_rpc_method_handler(self._engine.embed)
         return self._methods.get(method)

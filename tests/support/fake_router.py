@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from dynamo_router.router.policy.decision import Decision
+from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.runtime.errors import NoWorkersError
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.registry import WorkerRegistry
@@ -30,7 +31,7 @@ class LedgerRouter:
         pinned_worker: WorkerWithDpRank | None = None,
         **more: Any,
     ) -> Decision:
-        eligible = self.registry.eligible(0.0)
+        eligible = self.registry.eligible(SystemClock().now())
         candidates = [
             (number, worker)
             for number, worker in self.registry.numbered()

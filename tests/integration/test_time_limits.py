@@ -1,0 +1,160 @@
+"""Clients and engines that take too long, each bounded by a setting and counted."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from structlog.testing import capture_logs
+from support.fake_engine import FakeEngine, chunk, hang, prompt, stall
+from support.polling import until
+from support.rig import Rig, first
+from support.serving import serving
+
+from dynamo_router.router.admission import AdmissionConfig
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.dispatch.observers import NoObserver
+from dynamo_router.router.dispatch.request import Flight
+from dynamo_router.router.request_limits import RequestLimits
+from dynamo_router.runtime.errors import ConfigError
+
+Code = grpc.StatusCode
+
+
+class Ends(NoObserver):
+    """Keeps how requests ended."""
+
+    def __init__(self) -> None:
+        self.codes: list[grpc.StatusCode] = []
+
+    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
+        self.codes.append(code)
+
+
+async def flood(engine: FakeEngine, request: Any, context: Any) -> Any:
+    while True:
+        yield chunk(request, *range(30_000))
+
+
+async def test_a_client_that_leaves_while_it_is_written_to_is_cancelled_and_no_error() -> None:
+    ends = Ends()
+    async with Rig(FakeEngine(flood), observer=ends) as rig:
+        with capture_logs() as logs:
+            for number in range(8):
+                call = rig.call(prompt(f"r{number}"))
+                await first(call)
+                flight = next(iter(rig.dispatcher._flights.values()))
+                await until(lambda flight=flight: flight.writing)  # its window is full
+                call.cancel()
+                await rig.settled()
+        assert ends.codes == [Code.CANCELLED] * 8
+        assert not [entry for entry in logs if entry["event"] == "request failed"]
+
+
+async def test_a_client_that_reads_nothing_is_ended() -> None:
+    ends = Ends()
+    limits = RequestLimits(write_timeout_s=0.3)
+    async with Rig(FakeEngine(flood), observer=ends, limits=limits) as rig:
+        (engine,) = rig.engines
+        call = rig.call(prompt("reader"))
+        await first(call)
+        await until(lambda: engine.aborted == ["reader"])
+        await rig.settled()
+        assert ends.codes == [Code.DEADLINE_EXCEEDED]
+        assert rig.dispatcher.hits.counts() == {"write_timeout_s": 1}
+        with pytest.raises(aio.AioRpcError) as caught:
+            while await call.read() is not aio.EOF:
+                pass
+            await call
+        assert caught.value.code() is Code.DEADLINE_EXCEEDED
+        assert "did not read" in (caught.value.details() or "")
+
+
+async def test_a_worker_that_does_not_begin_in_time_is_replaced() -> None:
+    limits = RequestLimits(attempt_timeout_s=0.3)
+    async with Rig(FakeEngine(hang), FakeEngine(), limits=limits) as rig:
+        for number in range(2):  # one of them meets it first
+            assert len(await rig.answers(prompt(f"r{number}"))) == 3
+        assert set(rig.dispatcher.hits.counts()) == {"attempt_timeout_s"}
+
+
+@pytest.mark.parametrize("script", [hang, stall, flood])
+async def test_the_whole_time_is_bounded(script: Any) -> None:
+    ends = Ends()
+    limits = RequestLimits(total_timeout_s=0.4)
+    async with Rig(FakeEngine(script), observer=ends, limits=limits) as rig:
+        (engine,) = rig.engines
+        call = rig.call(prompt("long"))
+        await until(lambda: ends.codes)
+        assert ends.codes == [Code.DEADLINE_EXCEEDED]
+        assert rig.dispatcher.hits.counts() == {"total_timeout_s": 1}
+        await until(lambda: engine.aborted == ["long"])
+        await rig.settled()
+        call.cancel()
+
+
+@pytest.mark.parametrize("script", [hang, stall, flood])
+async def test_a_clients_deadline_is_counted_as_one(script: Any) -> None:
+    ends = Ends()
+    async with Rig(FakeEngine(script), observer=ends) as rig:
+        (engine,) = rig.engines
+        call = rig.call(prompt("late"), timeout=0.4)
+        assert await call.code() is Code.DEADLINE_EXCEEDED
+        await rig.settled()
+        assert ends.codes == [Code.DEADLINE_EXCEEDED]
+        await until(lambda: engine.aborted == ["late"] or engine.cancelled == ["late"])
+
+
+QUEUE = KvRouterConfig(
+    block_size=16, use_kv_events=False, seed=1, admission=AdmissionConfig(queue_threshold=0)
+)
+
+
+async def test_a_request_does_not_wait_for_ever() -> None:
+    limits = RequestLimits(queue_timeout_s=0.3)
+    async with serving(FakeEngine(hang), router=QUEUE, limits=limits) as doors:
+        call = doors.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
+        first_one = call(prompt("r1", tokens=64).SerializeToString())
+        await until(lambda: doors.server.dispatcher.in_flight == 1)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await doors.answers(prompt("r2", tokens=64))
+        assert caught.value.code() is Code.RESOURCE_EXHAUSTED
+        assert "has waited for" in (caught.value.details() or "")
+        samples = await doors.metrics()
+        assert samples['dynamo_router_limits_hit_total{limit="queue_timeout_s"}'] == 1
+        first_one.cancel()
+
+
+async def test_whole_answers_do_not_hold_the_queue_up() -> None:
+    engines = [FakeEngine(hang), FakeEngine(hang)]
+    async with serving(*engines, router=QUEUE) as doors:
+        call = doors.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
+        calls = []
+        for number in range(20):
+            request = prompt(f"r{number}", tokens=64)
+            request.streaming = False
+            calls.append(call(request.SerializeToString()))
+        await until(lambda: sum(len(engine.requests) for engine in engines) == 20)
+        for each in calls:
+            each.cancel()
+        await until(lambda: not doors.server.dispatcher.in_flight)
+
+
+def test_limits_that_are_none_are_named() -> None:
+    with pytest.raises(ConfigError, match="write_timeout_s"):
+        RequestLimits(write_timeout_s=0)
+    with pytest.raises(ConfigError, match="retry_budget"):
+        RequestLimits(retry_budget=float("nan"))
+
+
+async def test_aborts_still_end_what_waits() -> None:
+    async with serving(FakeEngine(hang), router=QUEUE) as doors:
+        call = doors.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
+        first_one = call(prompt("r1", tokens=64).SerializeToString())
+        await until(lambda: doors.server.dispatcher.in_flight == 1)
+        second = call(prompt("r2", tokens=64).SerializeToString())
+        await until(lambda: doors.server.dispatcher.in_flight == 2)
+        await doors.server.dispatcher.abort("r2")
+        assert await asyncio.wait_for(second.code(), 15) is Code.CANCELLED
+        first_one.cancel()
