@@ -25,9 +25,8 @@ EAGER = HealthPolicy(
 
 @asynccontextmanager
 async def monitoring(*urls: str, **more: Any) -> AsyncIterator[HealthMonitor]:
-    monitor = HealthMonitor(
-        WorkerRegistry(), SystemClock(), block_size=64, policy=more.get("policy", EAGER)
-    )
+    more.setdefault("policy", EAGER)
+    monitor = HealthMonitor(WorkerRegistry(), SystemClock(), block_size=64, **more)
     for url in urls:
         monitor.add(url)
     try:
@@ -174,6 +173,89 @@ async def test_two_engines_of_one_id_are_not_mixed_up() -> None:
             await monitor.remove(one.url)
             found = await until_state(monitor, WorkerState.READY)
             assert (found.worker_id, found.address) == (5, two.address)
+
+
+async def test_a_successor_may_have_the_id_of_an_engine_that_is_gone() -> None:
+    one, two = FakeEngine(worker_id=5), FakeEngine(worker_id=5)
+    async with one, two, monitoring(one.url) as monitor:
+        await until_state(monitor, WorkerState.READY)
+        registry = monitor._registry
+        await one.stop()
+        monitor.add(two.url)
+        await until(lambda: registry.entry(5).address == two.address)  # type: ignore[union-attr]
+        await until(lambda: registry.entry(5).state is WorkerState.READY)  # type: ignore[union-attr]
+        one_id = address_worker_id(one.address)
+        assert registry.entry(one_id).address == one.address  # type: ignore[union-attr]
+        # Back again, it finds its id taken.
+        await one.start()
+        await until(lambda: registry.entry(one_id).state is WorkerState.REFUSED)  # type: ignore[union-attr]
+        assert monitor.client(5).address == two.address  # type: ignore[union-attr]
+
+
+async def test_the_odd_model_is_refused_even_if_it_came_first() -> None:
+    odd, *usual = engines = [FakeEngine() for _ in range(3)]
+    odd.model.model_id = "other"
+    for engine in engines:
+        await engine.start()
+    try:
+        async with monitoring(odd.url) as monitor:
+            await until_state(monitor, WorkerState.READY)
+            for engine in usual:
+                monitor.add(engine.url)
+            refused = address_worker_id(odd.address)
+            registry = monitor._registry
+            await until(lambda: len(monitor.ready_clients()) == 2)
+            # What is known of it is asked again now and then.
+            await until(lambda: registry.entry(refused).state is WorkerState.REFUSED)  # type: ignore[union-attr]
+            assert registry.entry(refused).reason == "its model is 'other', others' 'fake'"  # type: ignore[union-attr]
+            assert {c.address for c in monitor.ready_clients()} == {e.address for e in usual}
+            assert monitor.facts.model_id == "fake"
+    finally:
+        for engine in engines:
+            await engine.stop()
+
+
+async def test_models_may_be_mixed_if_one_says_so() -> None:
+    one, two = FakeEngine(), FakeEngine()
+    two.model.model_id = "other"
+    async with one, two, monitoring(one.url, two.url, mixed_models=True) as monitor:
+        await until(lambda: len(monitor.ready_clients()) == 2)
+
+
+async def test_an_engine_that_no_longer_describes_itself_goes_on() -> None:
+    async with FakeEngine() as engine, monitoring(engine.url) as monitor:
+        await until_state(monitor, WorkerState.READY)
+        engine.described = 0
+        engine.undescribed = grpc.StatusCode.INTERNAL
+        heard: list[WorkerState] = []
+        monitor.listeners.append(lambda: heard.append(entry(monitor).state))
+        await until(lambda: engine.described > 2)
+        assert not heard and entry(monitor).state is WorkerState.READY
+
+
+async def test_connecting_may_take_longer_than_a_probe() -> None:
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.8)  # the fault itself: an engine that is slow to greet
+        there, here = await asyncio.open_connection("127.0.0.1", engine.port)
+        pumps = [
+            asyncio.create_task(_pump(reader, here)),
+            asyncio.create_task(_pump(there, writer)),
+        ]
+        await asyncio.wait(pumps)
+
+    async with FakeEngine() as engine:
+        proxy = await asyncio.start_server(late, "127.0.0.1", 0)
+        port = proxy.sockets[0].getsockname()[1]
+        async with monitoring(f"127.0.0.1:{port}") as monitor:
+            await until_state(monitor, WorkerState.READY)
+        proxy.close()
+        await proxy.wait_closed()
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(1 << 16):
+        sink.write(data)
+    sink.close()
 
 
 async def test_an_engine_that_comes_back_as_another_is_taken_as_that() -> None:

@@ -78,6 +78,8 @@ class FakeEngine:
         self.deaf: asyncio.Event | None = None  # health checks wait for it
         self.unimplemented: set[str] = set()
         self.probes = 0
+        self.described = 0
+        self.undescribed: grpc.StatusCode | None = None  # what GetServerInfo fails with
         self.requests: list[Any] = []
         self.metadata: list[dict[str, Any]] = []
         self.aborted: list[str] = []
@@ -144,6 +146,9 @@ class FakeEngine:
         return self.model
 
     async def get_server_info(self, request: Any, context: Any) -> Any:
+        self.described += 1
+        if self.undescribed is not None:
+            await context.abort(self.undescribed, "no description")
         await self._introduce(context)
         return self.server_info
 
