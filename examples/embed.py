@@ -46,12 +46,14 @@ class Frontend:
         print(f"{len(token_ids)} tokens -> worker {worker_id}, {overlap} blocks cached there")
         request = pb.GenerateRequest(request_id=request_id, max_tokens=max_tokens, streaming=True)
         request.tokenized.input_token_ids.extend(token_ids)
+        call = self.engines[worker_id].Generate(request)
         try:
-            async for response in self.engines[worker_id].Generate(request):
+            async for response in call:
                 self.router.mark_prefill_complete(request_id)
                 for token in response.chunk.token_ids:
                     yield token
         finally:
+            call.cancel()  # the engine stops, even if only our task was cancelled
             self.router.free(request_id)  # however the stream ended
 
 

@@ -38,6 +38,10 @@ class Command:
         assert lines(), f"never said {word!r}, but:\n{self.text}"
         return lines()[0]
 
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, and go on."""
+        self._process.send_signal(number)
+
     async def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Signal it and wait for its end; the exit code."""
         if self._process.returncode is None:

@@ -94,7 +94,10 @@ class Rig:
     async def answers(self, request: Any, **more: Any) -> list[Any]:
         """Every message of a Generate, decoded."""
         call = self.call(request, **more)
-        return [pb.GenerateResponse.FromString(message) async for message in call]
+        try:
+            return [pb.GenerateResponse.FromString(message) async for message in call]
+        finally:
+            call.cancel()  # a task that is cancelled early does not always cancel its call
 
     async def refusal(self, request: Any, **more: Any) -> tuple[grpc.StatusCode, str]:
         """The status of a Generate that fails."""

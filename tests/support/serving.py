@@ -27,9 +27,12 @@ class Doors:
         self._session = session
 
     async def answers(self, request: Any) -> list[Any]:
-        call = self.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
-        body = request.SerializeToString()
-        return [pb.GenerateResponse.FromString(message) async for message in call(body)]
+        generate = self.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        call = generate(request.SerializeToString())
+        try:
+            return [pb.GenerateResponse.FromString(message) async for message in call]
+        finally:
+            call.cancel()  # a task that is cancelled early does not always cancel its call
 
     async def trtllm(self, method: str, request: Any, response: Any) -> Any:
         call = self.channel.unary_unary(f"/{SERVICE}/{method}", None, None)

@@ -185,3 +185,15 @@ def test_a_tether_to_somebody_else_does_not_hold() -> None:
     assert subprocess.run(argv).returncode == 0
     argv[argv.index(str(os.getpid()))] = "1"
     assert subprocess.run(argv).returncode == 1
+
+
+async def test_a_server_that_stands_still_is_killed_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedded_nats, "STOP_TIMEOUT_S", 0.1)
+    server = EmbeddedNats()
+    await server.start()
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    await server.stop()
+    assert not server.running
