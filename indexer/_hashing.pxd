@@ -1,4 +1,4 @@
-# _hashing.pxd: block and sequence hashes for other kernels. Definitions: hashing.py.
+"""Block and sequence hashes for other kernels. They are defined in hashing.py."""
 from libc.stdint cimport uint32_t, uint64_t
 
 cdef enum:

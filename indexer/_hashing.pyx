@@ -1,4 +1,4 @@
-"""Block hashes over XXH3. The face is hashing.py; other kernels use the nogil functions."""
+"""Block hashes over XXH3, defined in hashing.py."""
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
 from cpython.bytes cimport PyBytes_FromStringAndSize

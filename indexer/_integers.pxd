@@ -1,4 +1,4 @@
-# _integers.pxd: integers from Python (tokens, hashes), as one C array of uint32 or uint64.
+"""Integers from Python (tokens, hashes), as one C array of uint32 or uint64."""
 from cpython.buffer cimport Py_buffer
 
 

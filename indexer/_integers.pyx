@@ -1,4 +1,4 @@
-"""Integers from Python as C arrays: the one way in for tokens and hashes. Called by the kernels."""
+"""Integers from Python as C arrays: the one way in for tokens and hashes."""
 
 cimport cython
 from cpython.buffer cimport (

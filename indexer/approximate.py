@@ -1,6 +1,6 @@
 """The approximate index: who probably holds which block, predicted from where requests were sent.
 
-Used by the router when engines publish no KV events (--no-kv-events).
+For engines that publish no KV events (`--no-kv-events`).
 """
 
 from math import ceil, floor, inf
@@ -47,7 +47,7 @@ class ApproximateIndex:
 
     @property
     def predicts(self) -> bool:
-        """It does nothing else."""
+        """True: `record` is the only way this index learns of blocks."""
         return True
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class ApproximateIndex:
 
     @property
     def lower_tiers(self) -> bool:
-        """No: nobody can predict what an engine moves where."""
+        """False: which blocks an engine moves to another tier is not predicted."""
         return False
 
     def match(
@@ -126,4 +126,4 @@ class ApproximateIndex:
         return self._predictions.memory_bytes()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release: there is no thread."""

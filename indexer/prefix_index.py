@@ -1,4 +1,4 @@
-"""What the router asks of an index, whether it is told by engines or predicts them."""
+"""What the router asks of an index, one fed with KV events or one that predicts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -33,7 +33,7 @@ class PrefixIndex(Protocol):
 
     @property
     def predicts(self) -> bool:
-        """Whether `record` has a use."""
+        """Whether `record` notes anything."""
 
     @property
     def lower_tiers(self) -> bool:
@@ -75,10 +75,10 @@ class PrefixIndex(Protocol):
         """A request with these blocks was sent to a worker."""
 
     def expire(self, now: float) -> None:
-        """Forget what is too old to be believed. Costs next to nothing while nothing is."""
+        """Forget predictions that are too old. Costs next to nothing while there are none."""
 
     def sources(self) -> Sequence[SourceStatus]:
         """The state of every worker that is bound or was heard of."""
 
     def close(self) -> None:
-        """Let go of threads. Idempotent."""
+        """Stop the threads. Idempotent."""

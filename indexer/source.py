@@ -12,7 +12,7 @@ class SourceState(enum.Enum):
 
     SILENT = "silent"  # nothing was heard of it yet
     EXACT = "exact"  # all it said since it started, or since its last clear, is applied
-    TRIMMED = "trimmed"  # as exact, but some of it was dropped for want of room: never wrong
+    TRIMMED = "trimmed"  # as exact, but some of it was dropped to keep the budget: never wrong
     RECOVERING = "recovering"  # exact until a gap; asked for what it said after that
     REBUILDING = "rebuilding"  # something was missed; it was asked to announce itself again
     DEGRADED = "degraded"  # something was missed and nobody answers: incomplete, never wrong
@@ -28,7 +28,7 @@ class Missing(NamedTuple):
 
 
 class CursorImage(NamedTuple):
-    """Where a source stood in its numbering (_cursor.pxd says what the fields are)."""
+    """Where a source stood in its numbering; event_index/_cursor.pxd explains the fields."""
 
     publisher_id: int
     floor: int
@@ -46,7 +46,7 @@ class SourceImage(NamedTuple):
     worker: WorkerWithDpRank
     cursor: CursorImage
     runs: bytes
-    block_hashes: bytes
+    external_hashes: bytes
     local_hashes: bytes
 
 
@@ -54,7 +54,7 @@ class SourceImage(NamedTuple):
 class SourceStatus:
     """What is known of one worker's events. `blocks`: how many it is believed to hold on its
     device; `lower_blocks`: in host memory, on disk, in external storage; `unindexed`: how many more
-    it said it holds on its device, for which the index had no room, an upper estimate.
+    it said it holds on its device, which the index had to drop, an upper estimate.
     """
 
     worker: WorkerWithDpRank

@@ -142,7 +142,6 @@ def new_index(config: KvRouterConfig) -> PrefixIndex:
     """The index that these settings ask for: told by engines, or predicting from decisions."""
     if config.use_kv_events:
         return EventIndex(
-            read_path=config.index_read_path,
             max_blocks=config.router_max_index_blocks,
             predict_ttl_s=config.router_predicted_ttl_secs,
         )

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..indexer.event_index import READ_PATHS, ReadPath
 from ..runtime.nats_url import DEFAULT_NATS_URL
 from ..runtime.settings import bad_setting, option
 from ..workers.health_tracker import HealthPolicy
@@ -113,11 +112,11 @@ class KvRouterConfig:
         "--router-kv-events",
         env=("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
     )
-    index_read_path: ReadPath = option(
+    index_read_path: str = option(
         "shared",
-        "With KV events: how decisions read the index while events are written to it. Shared: "
-        "several at once. Exclusive: one after another, by a plain mutex.",
-        choices=READ_PATHS,
+        "With KV events: how decisions read the index while events are written to it. Shared, the "
+        "only way there is: several at once.",
+        choices=("shared",),
     )
     router_max_index_blocks: int = option(
         2**26,
@@ -181,9 +180,9 @@ class KvRouterConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise bad_setting("mode", f"{self.mode!r} is not one of {', '.join(MODES)}")
-        if self.index_read_path not in READ_PATHS:
-            known = ", ".join(READ_PATHS)
-            raise bad_setting("index_read_path", f"{self.index_read_path!r} is not one of {known}")
+        if self.index_read_path != "shared":
+            text = f"{self.index_read_path!r} is not offered: decisions read the index 'shared'"
+            raise bad_setting("index_read_path", text)
         self._check_policy()
         _require_at_least("block_size", self.block_size, 1)
         _require_at_least("router_max_index_blocks", self.router_max_index_blocks, 1)

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from ..runtime.native._mix cimport GOLDEN, splitmix64
 from ._blocks cimport (
     WHOLE,
     Block,
@@ -234,12 +235,9 @@ cdef uint64_t blocks_of(const Book* book, uint64_t tokens) noexcept nogil:
 
 
 cdef uint64_t book_fresh_hash(Book* book) noexcept nogil:
-    # A counter through the finalizer of splitmix64, which maps no two of them to one hash.
+    # A counter through a bijection: no two of them are one hash.
     book.fresh += 1
-    cdef uint64_t h = book.fresh * <uint64_t>0x9E3779B97F4A7C15
-    h = (h ^ (h >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
-    h = (h ^ (h >> 27)) * <uint64_t>0x94D049BB133111EB
-    return h ^ (h >> 31)
+    return splitmix64((book.fresh - 1) * GOLDEN)
 
 
 cdef uint32_t take_record(Book* book) noexcept nogil:

@@ -1,12 +1,12 @@
-# cython: language_level=3
-"""_concurrent.pyx: a reader of the index that times its reads, without the interpreter."""
+"""A reader of the index that times its reads, without the interpreter."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from ...indexer.event_index._actor cimport IndexActor
-from ...indexer.event_index._shared_state cimport Core
-from ...indexer.event_index._rwlock cimport gate_arrive, gate_enter, gate_leave
-from ...indexer.tree._match cimport match_bound
-from ...indexer.event_index._threads cimport dr_load
+from ...runtime.native._mix cimport GOLDEN, splitmix64
+
+cdef extern from * nogil:
+    uint32_t load_flag "__atomic_load_n" (const uint32_t*, int)
+    int ACQUIRE "__ATOMIC_ACQUIRE"
 
 cdef extern from "<time.h>" nogil:
     struct timespec:
@@ -17,7 +17,7 @@ cdef extern from "<time.h>" nogil:
     int nanosleep(const timespec*, timespec*)
 
 cdef enum:
-    MAX_NUMBERS = 4096  # of workers that a reader has room for
+    MAX_NUMBERS = 4096  # most workers whose overlaps a reader can take
 
 
 cdef inline uint64_t now_ns() noexcept nogil:
@@ -27,7 +27,7 @@ cdef inline uint64_t now_ns() noexcept nogil:
 
 
 cdef uint64_t read_all(
-    Core* core,
+    IndexActor actor,
     const uint64_t* hashes,
     const uint32_t* starts,
     uint32_t n_prompts,
@@ -35,30 +35,26 @@ cdef uint64_t read_all(
     uint64_t seed,
     uint32_t mean_gap_us,
     uint32_t* each_ns,
-    uint64_t room,
+    uint64_t capacity,
     const uint32_t* stop,
 ) noexcept nogil:
     cdef uint32_t out[MAX_NUMBERS]
     cdef uint64_t count = 0, began
     cdef uint32_t prompt
     cdef timespec gap
-    while count < room and dr_load(stop) == 0:
-        seed = seed * 6364136223846793005ULL + 1442695040888963407ULL
-        prompt = <uint32_t>(seed >> 33) % n_prompts
+    cdef uint64_t drawn
+    while count < capacity and load_flag(stop, ACQUIRE) == 0:
+        drawn = splitmix64(seed)
+        seed += GOLDEN
+        prompt = <uint32_t>(drawn >> 33) % n_prompts
         if mean_gap_us != 0:
             gap.tv_sec = 0
-            gap.tv_nsec = <long>((seed >> 33) % (2000 * <uint64_t>mean_gap_us))
+            gap.tv_nsec = <long>((drawn >> 33) % (2000 * <uint64_t>mean_gap_us))
             nanosleep(&gap, NULL)
         began = now_ns()
-        gate_enter(&core.gate, gate_arrive(&core.gate))
-        match_bound(
-            core.ingest.tiers.trees[0],
-            hashes + starts[prompt],
-            starts[prompt + 1] - starts[prompt],
-            out,
-            n_numbers,
+        actor.read_overlaps(
+            hashes + starts[prompt], starts[prompt + 1] - starts[prompt], out, n_numbers
         )
-        gate_leave(&core.gate)
         each_ns[count] = <uint32_t>min(now_ns() - began, <uint64_t>0xFFFFFFFF)
         count += 1
     return count
@@ -82,12 +78,12 @@ def read_prompts(
     """
     cdef uint64_t count
     if not 0 < numbers <= MAX_NUMBERS or starts.shape[0] < 2 or each_ns.shape[0] == 0:
-        raise ValueError("no prompts, no room for times, or too many workers")
+        raise ValueError("no prompts, no array for times, or too many workers")
     if stop.shape[0] == 0 or starts[starts.shape[0] - 1] > hashes.shape[0]:
         raise ValueError("no flag to stop by, or prompts beyond the hashes")
     with nogil:
         count = read_all(
-            actor.core,
+            actor,
             &hashes[0],
             &starts[0],
             <uint32_t>starts.shape[0] - 1,

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from ...indexer.event_index import READ_PATHS
-from ...indexer.event_index._actor import IndexActor
-from ...indexer.wire._writer import EventWriter
+from ...indexer.event_index import EventIndex
+from ...indexer.wire import EventWriter
 from ...runtime.errors import RouterError
+from ...runtime.identity import WorkerWithDpRank
 from ...runtime.settings import bad_setting, option
 from ..results import Output, format_number, new_table, percentiles, spread
 from ._read_write import read_prompts
@@ -72,7 +72,7 @@ def make_scene(workers: int, blocks: int, message_blocks: int) -> Scene:
         for i in range(PROMPTS)
     ]
     # Block hashes that follow from the chain, so that shared blocks are the same ones.
-    keys = [np.cumsum(prompt, dtype=np.uint64) for prompt in prompts]
+    external_hashes = [np.cumsum(prompt, dtype=np.uint64) for prompt in prompts]
     event_ids = [0] * workers
     writer = EventWriter()
 
@@ -82,7 +82,7 @@ def make_scene(workers: int, blocks: int, message_blocks: int) -> Scene:
         return writer.message(worker, event_ids[worker], 0)
 
     before = [
-        message(worker, "stored", None, keys[i], prompts[i])
+        message(worker, "stored", None, external_hashes[i], prompts[i])
         for i in range(PROMPTS)
         for worker in range(i % HOLDERS, workers, HOLDERS)
     ]
@@ -108,54 +108,52 @@ class Round(NamedTuple):
     reads_per_s: float  # of all readers together, back to back, with nothing written
 
 
-def measure_round(scene: Scene, workers: int, path: str, readers: int, mean_gap_us: int) -> Round:
+def measure_round(scene: Scene, workers: int, readers: int, mean_gap_us: int) -> Round:
     """Read beside a writer, then alone."""
-    actor = IndexActor(
-        max_messages=len(scene.traffic) + 1, max_bytes=1 << 40, shared=path == "shared"
-    )
+    index = EventIndex(max_messages=len(scene.traffic) + 1, max_bytes=1 << 40)
     try:
         for worker in range(workers):
-            actor.bind((worker, 0), worker)
+            index.bind(WorkerWithDpRank(worker), worker)
         for message in scene.before:
-            actor.apply(message)
+            index.apply(message)
 
         def write() -> float:
             began = perf_counter()
             for message in scene.traffic:
-                if not actor.post(message):
+                if not index.post(message):
                     raise RouterError("the mailbox is full")
-            actor.flush()
+            index.flush()
             return scene.blocks / (perf_counter() - began)
 
-        each, blocks_per_s = _read(actor, scene, workers, readers, mean_gap_us, MAX_READS, write)
+        each, blocks_per_s = _read(index, scene, workers, readers, mean_gap_us, MAX_READS, write)
         began = perf_counter()
-        idle, _ = _read(actor, scene, workers, readers, 0, IDLE_READS, None)
+        idle, _ = _read(index, scene, workers, readers, 0, IDLE_READS, None)
         reads_per_s = len(idle) / (perf_counter() - began)
-        unknown = actor.tier_counters()[0]["unknown"]
-        if actor.counters()["invalid"] or unknown or not len(each):
+        unknown = index.tier_counters()["device"]["unknown"]
+        if index.counters()["invalid"] or unknown or not len(each):
             raise RouterError("the traffic is not what it is meant to be, or nobody read")
         return Round(each / 1000, blocks_per_s, reads_per_s)
     finally:
-        actor.close()
+        index.close()
 
 
 def _read(
-    actor: IndexActor,
+    index: EventIndex,
     scene: Scene,
     workers: int,
     readers: int,
     mean_gap_us: int,
-    room: int,
+    capacity: int,
     write: Callable[[], float] | None,
 ) -> tuple[NDArray[np.float64], float]:
-    """The ns of every read of so many threads: beside a writer, or until each has its room full."""
+    """The ns of every read of so many threads: beside a writer, or until each has `capacity`."""
     stop = np.zeros(1, np.uint32)
-    times = [np.zeros(room, np.uint32) for _ in range(readers)]
+    times = [np.zeros(capacity, np.uint32) for _ in range(readers)]
     counts = [0] * readers
 
     def read(i: int) -> None:
         counts[i] = read_prompts(
-            actor,
+            index.native,
             scene.hashes,
             scene.starts,
             workers,
@@ -181,21 +179,19 @@ def _read(
 
 
 def measure_concurrent(config: ConcurrentBenchConfig) -> list[dict[str, Any]]:
-    """One result per message size, read path and number of readers."""
+    """One result per message size and number of readers."""
     results = []
     for size in config.message_blocks:
         scene = make_scene(config.workers, config.blocks, size)
-        cells = [(path, readers) for path in READ_PATHS for readers in config.readers]
-        rounds: dict[tuple[str, int], list[Round]] = defaultdict(list)
+        rounds: dict[int, list[Round]] = defaultdict(list)
         for turn in range(config.rounds):
-            first = turn % len(cells)
-            for path, readers in (*cells[first:], *cells[:first]):
-                one = measure_round(scene, config.workers, path, readers, config.mean_gap_us)
-                rounds[path, readers].append(one)
+            first = turn % len(config.readers)
+            for readers in (*config.readers[first:], *config.readers[:first]):
+                one = measure_round(scene, config.workers, readers, config.mean_gap_us)
+                rounds[readers].append(one)
         results += [
-            {"message_blocks": size, "read_path": path, "readers": readers}
-            | _digest(rounds[path, readers])
-            for path, readers in cells
+            {"message_blocks": size, "readers": readers} | _digest(rounds[readers])
+            for readers in config.readers
         ]
     return results
 
@@ -213,13 +209,12 @@ def _digest(rounds: Sequence[Round]) -> dict[str, Any]:
 
 def concurrent_table(results: Sequence[dict[str, Any]]) -> Table:
     """The results: medians of the rounds."""
-    table = new_table("message", "read path", "readers")
+    table = new_table("message", "readers")
     for column in ("p50 us", "p99 us", "p99.9 us", "max us", "blocks/s", "idle reads/s"):
         table.add_column(column, justify="right")
     for result in results:
         table.add_row(
             f"{result['message_blocks']} blocks",
-            result["read_path"],
             str(result["readers"]),
             *(
                 format_number(result[key]["median"], 1)

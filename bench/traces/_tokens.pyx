@@ -3,13 +3,7 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-
-cdef inline uint64_t mix(uint64_t value) noexcept nogil:
-    """splitmix64's finaliser: a bijection under which neighbours look independent."""
-    value += 0x9E3779B97F4A7C15ULL
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EBULL
-    return value ^ (value >> 31)
+from ...runtime.native._mix cimport splitmix64
 
 
 @cython.boundscheck(False)  # the lengths are compared first
@@ -25,20 +19,20 @@ def fill(
     blocks = (n + block_size - 1) // block_size
     if ids.shape[0] < blocks:
         raise ValueError(f"{ids.shape[0]} ids are too few for {n} tokens")
-    seed = mix(seed)
+    seed = splitmix64(seed)
     with nogil:
         for block in range(blocks):
             # Mixed before the place is added: else neighbouring ids would share shifted runs.
-            key = mix(ids[block] ^ seed)
+            key = splitmix64(ids[block] ^ seed)
             first = block * block_size
             last = first + block_size if first + block_size < n else n
             for place in range(last - first):
                 # The upper 32 bits, scaled: cheaper than a remainder, and as even.
-                tokens[first + place] = <uint32_t>((mix(key + place) >> 32) * vocab_size >> 32)
+                tokens[first + place] = <uint32_t>((splitmix64(key + place) >> 32) * vocab_size >> 32)
 
 
 def mix_values(uint64_t[::1] values):
     cdef Py_ssize_t at
     with nogil:
         for at in range(values.shape[0]):
-            values[at] = mix(values[at])
+            values[at] = splitmix64(values[at])

@@ -1,13 +1,19 @@
-# _actor.pxd: the owner of the event-driven index, for kernels that use it.
-from ._shared_state cimport Core
+"""The owner of the event-driven index, for kernels that use it."""
+from libc.stdint cimport uint32_t, uint64_t
+
 from ._threads cimport pthread_t
 
 
 cdef class IndexActor:
-    cdef Core* core          # owned; what the threads share
-    cdef tuple trees         # RadixTree by Event.tier: they own the trees that core names
+    cdef void* state         # the SharedState (_shared_state.pxd); owned
+    cdef tuple trees         # RadixTree by Event.tier: they own the trees that the state names
     cdef pthread_t thread    # that empties the mailbox
     cdef bint running        # whether it was started and not yet joined
 
     cdef void stop_thread(self) noexcept
-    cdef list census(self, bint recovering)
+
+    # Wait for the read lock, then write the device's overlap of every bound worker to out[number]
+    # and 0 elsewhere: the longest, UINT32_MAX without memory. The caller must not hold the GIL.
+    cdef uint32_t read_overlaps(
+        self, const uint64_t* local_hashes, uint32_t n, uint32_t* out, uint32_t n_out
+    ) noexcept nogil

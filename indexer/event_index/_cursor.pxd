@@ -1,13 +1,14 @@
-# _cursor.pxd: where an event stands in its source's numbering. Pure; read by the actor.
-#
-# One cursor per (worker, rank). A source is one publisher process: it numbers its events from 1 (or
-# 0), growing by one, and its envelopes by a sequence of their own; both grow together, and what is
-# sent again is sent under its old numbers. Restated in tests/oracle_cursor.py.
-#
-# Events behind a gap are held back until the gap is filled or given up. Meanwhile the index claims
-# what was true at last_event_id: as if the event plane were slow, for as long as somebody who asks
-# has patience. Nothing of a held event is applied before its turn, not even a removal: an event
-# that is still missing may store blocks below those that it removes.
+"""Where an event stands in its source's numbering. Pure.
+
+One cursor per (worker, rank). A source is one publisher process: it numbers its events from 1 (or
+0), growing by one, and its envelopes by a sequence of their own; both grow together, and what is
+sent again is sent under its old numbers.
+
+Events behind a gap wait until the gap is filled or given up. Meanwhile the index claims what was
+true at last_event_id, as if the event plane were slow. Nothing of a waiting event is applied before
+its turn, not even a removal: an event that is still missing may store blocks below those that it
+removes.
+"""
 from libc.stdint cimport uint8_t, uint64_t
 
 
@@ -15,7 +16,7 @@ cdef enum SourceState:
     SOURCE_SILENT = 0      # no event yet
     SOURCE_EXACT = 1       # every event since its start, or its last clear, until last_event_id
     SOURCE_REBUILDING = 2  # something was missed: what is indexed is right but may be incomplete
-    SOURCE_DEGRADED = 3    # as rebuilding, and the source does not answer requests to announce itself
+    SOURCE_DEGRADED = 3    # as rebuilding, and it does not answer when asked to announce itself
 
 
 cdef enum Suspicion:       # of an exact source, until it says more
@@ -27,12 +28,12 @@ cdef enum Suspicion:       # of an exact source, until it says more
 cdef enum Verdict:         # bits
     VERDICT_IGNORE = 0     # already applied, or of a numbering that is over
     VERDICT_APPLY = 1      # it is the next event
-    VERDICT_HOLD = 2       # it is behind a gap
-    VERDICT_RESET = 4      # before that: forget all that this source said, held events too
+    VERDICT_PARK = 2       # it is behind a gap: into the reorder buffer
+    VERDICT_RESET = 4      # before that: forget all that this source said, waiting events too
     VERDICT_GIVE_UP = 8    # a gap that nobody will fill: see cursor_give_up
 
 
-cdef struct Cursor:
+cdef struct EventCursor:
     uint64_t publisher_id   # who is believed
     uint64_t floor          # sequences below belong to an older numbering of the same publisher
     uint64_t sequence       # the highest seen
@@ -53,11 +54,12 @@ cdef struct Cursor:
     uint8_t fresh           # of this numbering nothing was applied yet
 
 
-cdef inline bint cursor_has_gap(const Cursor* c) noexcept nogil:
+cdef inline bint cursor_has_gap(const EventCursor* c) noexcept nogil:
+    """Whether an event is known of that was not applied, nor any after it."""
     return c.newest > c.last_event_id
 
 
-cdef inline void cursor_begin(Cursor* c, uint64_t publisher_id, uint64_t floor) noexcept nogil:
+cdef inline void cursor_begin(EventCursor* c, uint64_t publisher_id, uint64_t floor) noexcept nogil:
     """Believe a numbering of which nothing is known yet: so far, nothing was missed."""
     c.publisher_id = publisher_id
     c.floor = floor
@@ -67,7 +69,10 @@ cdef inline void cursor_begin(Cursor* c, uint64_t publisher_id, uint64_t floor) 
     c.fresh = 1
 
 
-cdef inline void cursor_restart(Cursor* c, uint64_t publisher_id, uint64_t floor) noexcept nogil:
+cdef inline void cursor_restart(
+    EventCursor* c, uint64_t publisher_id, uint64_t floor
+) noexcept nogil:
+    """Believe another numbering from now on: the source began anew."""
     if publisher_id != c.publisher_id:
         c.previous_publisher = c.publisher_id
         c.previous_end = c.newest + 1
@@ -75,7 +80,7 @@ cdef inline void cursor_restart(Cursor* c, uint64_t publisher_id, uint64_t floor
     cursor_begin(c, publisher_id, floor)
 
 
-cdef inline void cursor_note(Cursor* c, uint64_t sequence, uint64_t event_id) noexcept nogil:
+cdef inline void cursor_note(EventCursor* c, uint64_t sequence, uint64_t event_id) noexcept nogil:
     """An event of this number exists."""
     if event_id > c.newest:
         c.newest = event_id
@@ -84,12 +89,16 @@ cdef inline void cursor_note(Cursor* c, uint64_t sequence, uint64_t event_id) no
 
 
 cdef inline int cursor_admit(
-    Cursor* c, uint64_t publisher_id, uint64_t sequence, uint64_t event_id, bint is_clear,
-    bint patient
+    EventCursor* c,
+    uint64_t publisher_id,
+    uint64_t sequence,
+    uint64_t event_id,
+    bint is_clear,
+    bint buffer_gaps,
 ) noexcept nogil:
     """Say what to do with an event, and move the cursor as if that were done.
 
-    `patient`: somebody asks for missing events, so that holding others back is worth it.
+    `buffer_gaps`: somebody asks for missing events, so that others may wait for them.
     """
     cdef int reset = 0
     cdef bint in_line
@@ -119,9 +128,9 @@ cdef inline int cursor_admit(
     if is_clear:
         c.state = SOURCE_EXACT  # whatever came before it does not matter any more
     elif not in_line:
-        if patient and c.state == SOURCE_EXACT:
+        if buffer_gaps and c.state == SOURCE_EXACT:
             cursor_note(c, sequence, event_id)
-            return VERDICT_HOLD | reset
+            return VERDICT_PARK | reset
         # A lost removal would leave blocks that are gone: claim nothing rather than too much.
         reset = VERDICT_RESET
         if c.state == SOURCE_EXACT:
@@ -133,7 +142,11 @@ cdef inline int cursor_admit(
 
 
 cdef inline int cursor_heartbeat(
-    Cursor* c, uint64_t publisher_id, uint64_t sequence, uint64_t last_event_id, bint patient
+    EventCursor* c,
+    uint64_t publisher_id,
+    uint64_t sequence,
+    uint64_t last_event_id,
+    bint buffer_gaps,
 ) noexcept nogil:
     """The source says what its last event was, and the sequence of that one's envelope."""
     cdef int verdict = VERDICT_IGNORE
@@ -154,12 +167,12 @@ cdef inline int cursor_heartbeat(
         c.gaps += 1
     cursor_note(c, sequence, last_event_id)
     c.suspect = SUSPECT_NOT
-    if cursor_has_gap(c) and not (patient and c.state == SOURCE_EXACT):
+    if cursor_has_gap(c) and not (buffer_gaps and c.state == SOURCE_EXACT):
         verdict |= VERDICT_GIVE_UP
     return verdict
 
 
-cdef inline void cursor_give_up(Cursor* c, uint64_t last_event_id) noexcept nogil:
+cdef inline void cursor_give_up(EventCursor* c, uint64_t last_event_id) noexcept nogil:
     """Everything up to an event counts as lost, unless it was applied; the blocks are forgotten."""
     c.last_event_id = last_event_id
     c.fresh = 0
@@ -169,7 +182,7 @@ cdef inline void cursor_give_up(Cursor* c, uint64_t last_event_id) noexcept nogi
         c.state = SOURCE_REBUILDING
 
 
-cdef inline void cursor_orphan(Cursor* c) noexcept nogil:
+cdef inline void cursor_orphan(EventCursor* c) noexcept nogil:
     """A stored event named a parent that is not held: something was missed."""
     c.orphans += 1
     if c.state == SOURCE_EXACT:

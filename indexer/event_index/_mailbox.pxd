@@ -1,4 +1,4 @@
-# _mailbox.pxd: a bounded queue of messages between threads, oldest first. Owned by the actor.
+"""A bounded queue of messages between threads, oldest first."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -19,17 +19,17 @@ from ._threads cimport (
 
 cdef struct Message:
     uint8_t* data              # owned by whoever took the message out
-    size_t size
+    size_t size                # bytes
 
 
 cdef struct Mailbox:
     pthread_mutex_t lock       # guards all below
-    pthread_cond_t filled
-    Message* ring
-    uint32_t capacity          # in messages
-    uint32_t head
-    uint32_t length
-    size_t bytes               # waiting
+    pthread_cond_t filled      # signalled when a message came, or the mailbox is closed
+    Message* ring              # owned
+    uint32_t capacity          # of the ring, in messages
+    uint32_t head              # index of the oldest message in the ring
+    uint32_t length            # messages waiting
+    size_t bytes               # in those
     size_t max_bytes           # a single message may be larger
     uint64_t refused           # messages not taken in
     bint closed                # takes nothing in any more; what waits may be taken out
@@ -115,6 +115,7 @@ cdef inline uint64_t mailbox_refused(Mailbox* box) noexcept nogil:
 
 
 cdef inline void mailbox_close(Mailbox* box) noexcept nogil:
+    """Take nothing in any more, and wake who waits."""
     pthread_mutex_lock(&box.lock)
     box.closed = True
     pthread_cond_signal(&box.filled)

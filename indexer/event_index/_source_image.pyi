@@ -9,6 +9,6 @@ def restore_source(
     worker: tuple[int, int],
     cursor: CursorImage,
     runs: bytes,
-    ext: bytes,
-    local: bytes,
+    external_hashes: bytes,
+    local_hashes: bytes,
 ) -> bool: ...

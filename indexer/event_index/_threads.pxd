@@ -1,4 +1,4 @@
-# _threads.pxd: the few calls of POSIX threads and of the compiler that the actor needs.
+"""The few calls of POSIX threads and of the compiler that the event index needs."""
 from libc.stdint cimport uint32_t
 
 cdef extern from "<pthread.h>" nogil:
@@ -13,7 +13,6 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_init(pthread_mutex_t*, void*)
     int pthread_mutex_destroy(pthread_mutex_t*)
     int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_trylock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)
     int pthread_cond_init(pthread_cond_t*, void*)
     int pthread_cond_destroy(pthread_cond_t*)
@@ -36,6 +35,6 @@ cdef extern from * nogil:
     #define dr_relax() ((void)0)
     #endif
     """
-    uint32_t dr_add(uint32_t* p, uint32_t n)   # returns the sum
-    uint32_t dr_load(const uint32_t* p)
-    void dr_relax()                            # in a loop that waits for another processor
+    uint32_t atomic_add "dr_add" (uint32_t* p, uint32_t n)   # returns the sum
+    uint32_t atomic_load "dr_load" (const uint32_t* p)
+    void cpu_relax "dr_relax" ()   # in a loop that waits for another processor

@@ -1,33 +1,37 @@
-# _tiers.pxd: one tree per storage tier. Whoever calls owns them all.
-#
-# The device's tree is the one that routes; its worker numbers name a worker in every function here.
-# A tree of a lower tier learns of a worker with the first event of that tier, so that a fleet
-# without lower tiers pays one comparison per match and per change of workers.
+"""One tree per storage tier. Whoever calls owns them all.
+
+The device's tree is the one that routes; its worker numbers name a worker in every function here.
+A tree of a lower tier learns of a worker with the first event of that tier, so that a fleet
+without lower tiers pays one comparison per match and per change of workers.
+"""
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from ..wire._events cimport EVENT_REMOVED, EVENT_STORED, Event
 from ..tree._ops cimport (
     TREE_NO_MEMORY,
     TREE_OK,
     TREE_PARENT_EVICTED,
     TREE_PARENT_NOT_FOUND,
     Hits,
-    Name,
     Tree,
+    WorkerInfo,
+    WorkerKey,
     hits_free,
     tree_bind,
     tree_clear,
     tree_drop_worker,
     tree_find_worker,
+    tree_intern_worker,
     tree_match,
     tree_match_continued,
     tree_remove,
     tree_store,
-    tree_store_below,
-    tree_worker,
+    tree_store_cross_tier,
+    tree_worker_info,
+    tree_workers_end,
 )
+from ..wire._events cimport EVENT_REMOVED, EVENT_STORED, Event
 
 cdef enum:
     DEVICE = 0
@@ -43,9 +47,9 @@ cdef enum:               # rows of a match's result
     ROWS = 3
 
 cdef struct TierCounters:
-    uint64_t stored_events   # applied
-    uint64_t removed_events
-    uint64_t cleared_events
+    uint64_t stored_events   # stored events applied
+    uint64_t removed_events  # removed events
+    uint64_t cleared_events  # cleared events
     uint64_t stored          # blocks stored
     uint64_t removed         # blocks removed
     uint64_t unknown         # removals of blocks that were not held
@@ -54,43 +58,51 @@ cdef struct TierCounters:
 cdef struct Tiers:
     Tree* trees[4]           # by Event.tier; owned by others
     bint lower               # whether any event of a lower tier was applied
-    TierCounters counters[4]
+    TierCounters counters[4] # by Event.tier
 
 cdef struct TierHits:
     uint32_t count           # workers; those that hold nothing of the chain are among them
-    Name* names              # of them, for the caller to free
+    WorkerKey* workers       # who they are, for the caller to free
     uint32_t* table          # TIERS rows of count overlaps, for the caller to free
 
 
 cdef inline uint32_t tier_worker(const Tiers* tiers, uint8_t tier, uint32_t worker) noexcept nogil:
     """A worker's number in the tree of a tier; UINT32_MAX if it is unknown there."""
-    cdef Tree* device = tiers.trees[DEVICE]
+    cdef WorkerKey key
     if tier == DEVICE:
         return worker
-    return tree_find_worker(
-        tiers.trees[tier], device.workers[worker].worker_id, device.workers[worker].dp_rank
-    )
+    key = tree_worker_info(tiers.trees[DEVICE], worker).key
+    return tree_find_worker(tiers.trees[tier], key.worker_id, key.dp_rank)
 
 
 cdef inline int tier_store(
-    Tiers* tiers, const Event* event, uint32_t worker, const uint64_t* ext, const uint64_t* local
+    Tiers* tiers,
+    const Event* event,
+    uint32_t worker,
+    const uint64_t* external_hashes,
+    const uint64_t* local_hashes,
 ) noexcept nogil:
     """Store in the event's tier, below a parent that the worker holds in this tier or another."""
     cdef Tree* tree = tiers.trees[event.tier]
-    cdef Tree* device = tiers.trees[DEVICE]
     cdef uint32_t inside = tier_worker(tiers, event.tier, worker)
     cdef uint32_t holder
+    cdef WorkerInfo known
     cdef uint8_t upper
     cdef int status
     if inside == UINT32_MAX:
-        inside = tree_worker(
-            tree, device.workers[worker].worker_id, device.workers[worker].dp_rank
-        )
+        known = tree_worker_info(tiers.trees[DEVICE], worker)
+        inside = tree_intern_worker(tree, known.key.worker_id, known.key.dp_rank)
         if inside == UINT32_MAX:
             return TREE_NO_MEMORY
-        tree_bind(tree, inside, device.numbers[worker])
+        tree_bind(tree, inside, known.number)
     status = tree_store(
-        tree, inside, event.has_parent, event.parent_hash, ext, local, event.count
+        tree,
+        inside,
+        event.has_parent,
+        event.parent_hash,
+        external_hashes,
+        local_hashes,
+        event.count,
     )
     if event.tier == DEVICE:
         return status
@@ -100,14 +112,25 @@ cdef inline int tier_store(
             break
         holder = tier_worker(tiers, upper, worker)
         if upper != event.tier and holder != UINT32_MAX:
-            status = tree_store_below(
-                tree, inside, tiers.trees[upper], holder, event.parent_hash, ext, local, event.count
+            status = tree_store_cross_tier(
+                tree,
+                inside,
+                tiers.trees[upper],
+                holder,
+                event.parent_hash,
+                external_hashes,
+                local_hashes,
+                event.count,
             )
     return status
 
 
 cdef inline int tiers_apply(
-    Tiers* tiers, const Event* event, uint32_t worker, const uint64_t* ext, const uint64_t* local
+    Tiers* tiers,
+    const Event* event,
+    uint32_t worker,
+    const uint64_t* external_hashes,
+    const uint64_t* local_hashes,
 ) noexcept nogil:
     """Apply one event to its tier; returns the tree's status."""
     cdef TierCounters* counters = &tiers.counters[event.tier]
@@ -115,7 +138,7 @@ cdef inline int tiers_apply(
     cdef uint32_t inside
     cdef int status = TREE_OK
     if event.kind == EVENT_STORED:
-        status = tier_store(tiers, event, worker, ext, local)
+        status = tier_store(tiers, event, worker, external_hashes, local_hashes)
         counters.stored_events += status == TREE_OK
         counters.stored += event.count if status == TREE_OK else 0
         counters.orphans += status == TREE_PARENT_NOT_FOUND
@@ -123,7 +146,9 @@ cdef inline int tiers_apply(
     inside = tier_worker(tiers, event.tier, worker)
     if event.kind == EVENT_REMOVED:
         if inside != UINT32_MAX:
-            status = tree_remove(tiers.trees[event.tier], inside, ext, event.count, &unknown)
+            status = tree_remove(
+                tiers.trees[event.tier], inside, external_hashes, event.count, &unknown
+            )
         counters.removed_events += 1
         counters.removed += event.count - unknown
         counters.unknown += unknown
@@ -145,6 +170,7 @@ cdef inline void tiers_clear(Tiers* tiers, uint32_t worker) noexcept nogil:
 
 
 cdef inline void tiers_drop_worker(Tiers* tiers, uint32_t worker) noexcept nogil:
+    """Forget the worker in every tier; its number is free again."""
     cdef uint32_t inside
     cdef int tier
     for tier in range(TIERS - 1 if tiers.lower else DEVICE, -1, -1):  # the device's names it
@@ -154,6 +180,7 @@ cdef inline void tiers_drop_worker(Tiers* tiers, uint32_t worker) noexcept nogil
 
 
 cdef inline void tiers_bind(Tiers* tiers, uint32_t worker, uint32_t number) noexcept nogil:
+    """Let every tier write the worker's overlaps under this number."""
     cdef uint32_t inside
     cdef uint8_t tier
     for tier in range(TIERS if tiers.lower else DEVICE + 1):
@@ -164,7 +191,7 @@ cdef inline void tiers_bind(Tiers* tiers, uint32_t worker, uint32_t number) noex
 
 cdef inline void tiers_match(
     const Tiers* tiers,
-    const uint64_t* local,
+    const uint64_t* local_hashes,
     uint32_t n,
     const uint32_t* device,
     uint32_t* rows,
@@ -177,7 +204,7 @@ cdef inline void tiers_match(
     for tier in range(HOST, TIERS):
         tree_match_continued(
             tiers.trees[tier],
-            local,
+            local_hashes,
             n,
             NULL,
             rows + ROW_REACHED * n_out,
@@ -188,38 +215,38 @@ cdef inline void tiers_match(
 
 cdef inline bint tiers_match_all(
     const Tiers* tiers,
-    const uint64_t* local,
+    const uint64_t* local_hashes,
     uint32_t n,
-    const Name* predicted,
+    const WorkerKey* predicted,
     const uint32_t* predicted_blocks,
     uint32_t n_predicted,
     TierHits* hits,
 ) noexcept nogil:
     """What every worker holds of a chain in each tier, bound or not; false without memory.
 
-    `predicted` are believed to have so many blocks on the device at least. Free the names and the
-    table either way.
+    `predicted` are believed to have so many blocks on the device at least. Free the workers and
+    the table either way.
     """
     cdef const Tree* device = tiers.trees[DEVICE]
     cdef const Tree* tree
     cdef Hits found
+    cdef WorkerInfo known
     cdef uint32_t* reached
-    cdef uint32_t* places
+    cdef uint32_t* indices
     cdef uint32_t w, i
     cdef uint8_t tier
     cdef bint good
-    hits.count = device.workers_used
-    hits.names = <Name*>calloc(hits.count + 1, sizeof(Name))
+    hits.count = tree_workers_end(device)
+    hits.workers = <WorkerKey*>calloc(hits.count + 1, sizeof(WorkerKey))
     hits.table = <uint32_t*>calloc(<size_t>TIERS * hits.count + 1, sizeof(uint32_t))
     # A lower tree has no worker that the device's has not.
     reached = <uint32_t*>calloc(2 * <size_t>hits.count + 1, sizeof(uint32_t))
-    places = reached + hits.count
-    good = tree_match(device, local, n, False, &found)
-    good = good and hits.names != NULL and hits.table != NULL and reached != NULL
+    indices = reached + hits.count
+    good = tree_match(device, local_hashes, n, False, &found)
+    good = good and hits.workers != NULL and hits.table != NULL and reached != NULL
     if good:
         for w in range(hits.count):
-            hits.names[w].worker_id = device.workers[w].worker_id
-            hits.names[w].dp_rank = device.workers[w].dp_rank
+            hits.workers[w] = tree_worker_info(device, w).key
         for i in range(found.count):
             hits.table[found.worker[i]] = found.blocks[i]
         for i in range(n_predicted):
@@ -229,14 +256,13 @@ cdef inline bint tiers_match_all(
         memcpy(reached, hits.table, hits.count * sizeof(uint32_t))
         for tier in range(HOST, TIERS if tiers.lower else HOST):
             tree = tiers.trees[tier]
-            for w in range(tree.workers_used):
-                places[w] = UINT32_MAX
-                if tree.workers[w].live:
-                    places[w] = tree_find_worker(
-                        device, tree.workers[w].worker_id, tree.workers[w].dp_rank
-                    )
+            for w in range(tree_workers_end(tree)):
+                known = tree_worker_info(tree, w)
+                indices[w] = UINT32_MAX
+                if known.live:
+                    indices[w] = tree_find_worker(device, known.key.worker_id, known.key.dp_rank)
             tree_match_continued(
-                tree, local, n, places, reached, hits.table + tier * hits.count, hits.count
+                tree, local_hashes, n, indices, reached, hits.table + tier * hits.count, hits.count
             )
     hits_free(&found)
     free(reached)

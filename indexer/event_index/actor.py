@@ -1,9 +1,6 @@
-"""The event-driven index: the actor that owns the tree, as the router sees it.
+"""The event-driven index: fed with messages or events, read by every decision."""
 
-Fed by the event feed (`post`) or by an embedding frontend (`apply`); read by every decision.
-"""
-
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +11,16 @@ from ..approximate import ApproximateIndex
 from ..prefix_index import TierOverlap
 from ..source import Missing, SourceImage, SourceState, SourceStatus
 from ..wire import TIERS, StorageTier, describe_decode_error
+from . import _status
 from ._actor import IndexActor
 from ._source_image import dump_source, restore_source
-
-ReadPath = Literal["shared", "exclusive"]
-READ_PATHS: tuple[str, ...] = ("shared", "exclusive")
 
 # The kernel's numbers of the states it knows (_cursor.pxd).
 _STATES = (SourceState.SILENT, SourceState.EXACT, SourceState.REBUILDING, SourceState.DEGRADED)
 _RESTORED = 2
 _COUNTS = ("applied", "gaps", "given_up", "restarts", "duplicates", "orphans", "heard", "beats")
-MAX_HELD = 1 << 16
-MAX_HELD_BLOCKS = 1 << 22
+MAX_WAITING = 1 << 16
+MAX_WAITING_BLOCKS = 1 << 22
 
 
 class EventIndex:
@@ -33,8 +28,8 @@ class EventIndex:
 
     One native thread applies posted messages in order; reads happen on the caller's thread and
     see every message applied so far, and those blocks of the present one that are in already.
-    They wait for some 100 blocks of work at most, whatever the thread is doing: "shared" reads run
-    beside each other, "exclusive" ones one at a time.
+    They run beside each other, and wait for some 100 blocks of work at most, whatever the thread is
+    doing.
 
     `max_messages` and `max_bytes` bound what may wait: a message beyond is refused and counted,
     and its loss shows as a gap of its source. `max_workers` bounds how many (worker, rank) are
@@ -59,25 +54,26 @@ class EventIndex:
         max_messages: int = 16384,
         max_bytes: int = 1 << 28,
         max_workers: int = 65536,
-        read_path: ReadPath = "shared",
         max_blocks: int | None = None,
         predict_ttl_s: float | None = None,
     ) -> None:
-        if read_path not in READ_PATHS:
-            raise ValueError(f"read_path: {read_path!r} is not one of {', '.join(READ_PATHS)}")
         self._predicted = None if predict_ttl_s is None else ApproximateIndex(ttl_s=predict_ttl_s)
         self._overlaps = np.zeros(0, dtype=np.uint32)
         self._actor = IndexActor(
             max_messages=max_messages,
             max_bytes=max_bytes,
             max_workers=max_workers,
-            shared=read_path == "shared",
             max_blocks=max_blocks,
         )
 
     @property
+    def native(self) -> IndexActor:
+        """The kernel, for other kernels: _actor.pxd."""
+        return self._actor
+
+    @property
     def predicts(self) -> bool:
-        """Whether `record` has a use."""
+        """Whether `record` notes anything: whether there is a `predict_ttl_s`."""
         return self._predicted is not None
 
     def post(self, message: bytes) -> bool:
@@ -162,57 +158,57 @@ class EventIndex:
         sequence_hashes: npt.NDArray[np.uint64],
         now: float,
     ) -> None:
-        """A request with these blocks was sent to a worker. Nothing to note unless we predict."""
+        """A request with these blocks was sent to a worker. Ignored unless `predicts`."""
         if self._predicted is not None:
             self._predicted.record(worker, local_hashes, sequence_hashes, now)
 
     def expire(self, now: float) -> None:
-        """What was predicted grows old; engines tell themselves what they drop."""
+        """Forget predictions that are too old. Reported blocks stay: their engine drops them."""
         if self._predicted is not None:
             self._predicted.expire(now)
 
     def sources(self) -> list[SourceStatus]:
         """The state of every worker that is bound or was heard of."""
-        return [_status(*source) for source in self._actor.sources()]
+        return [_source_status(*source) for source in _status.list_sources(self._actor, False)]
 
     def recovering(self) -> list[SourceStatus]:
         """The state of those workers alone that are recovering."""
-        return [_status(*source) for source in self._actor.recovering()]
+        return [_source_status(*source) for source in _status.list_sources(self._actor, True)]
 
     def await_replays(
-        self, *, max_events: int = MAX_HELD, max_blocks: int = MAX_HELD_BLOCKS
+        self, *, max_events: int = MAX_WAITING, max_blocks: int = MAX_WAITING_BLOCKS
     ) -> None:
-        """Hold events behind a gap back from now on, at most so many over all sources.
+        """Let events behind a gap wait from now on, at most so many over all sources.
 
-        For whoever asks recovering sources for what is missing, and calls `give_up` if it does not
-        come. Else a gap is given up at once.
+        For a caller that asks recovering sources for what is missing, and calls `give_up` if it
+        does not come. Without this call a gap is given up at once.
         """
-        self._actor.await_replays(max_events, max_blocks)
+        _status.await_replays(self._actor, max_events, max_blocks)
 
     def give_up(self, worker: WorkerWithDpRank) -> None:
         """What a recovering worker is asked for will not come: it is rebuilding.
 
         What it said before the gap is forgotten; what it said after that is applied.
         """
-        self._actor.give_up(worker)
+        _status.give_up(self._actor, worker)
 
     def mark_degraded(self, worker: WorkerWithDpRank) -> None:
-        """A rebuilding worker did not answer."""
-        self._actor.mark_degraded(worker)
+        """A rebuilding worker does not answer: it is degraded."""
+        _status.mark_degraded(self._actor, worker)
 
     def relearn(self) -> int:
         """Trimmed sources whose dropped blocks would fit again are rebuilding from now on, if a
         quarter of the index is free; returns how many."""
-        return self._actor.relearn()
+        return _status.relearn(self._actor)
 
     def mark_suspect(self) -> None:
         """Events may have been missed: exact sources are recovering until they say more."""
-        self._actor.mark_suspect()
+        _status.mark_suspect(self._actor)
 
     @property
     def alarms(self) -> int:
         """How often a source came into need of being asked; costs next to nothing."""
-        return self._actor.alarms
+        return _status.count_alarms(self._actor)
 
     def dump_source(self, worker: WorkerWithDpRank) -> SourceImage | None:
         """All that is known of an exact source, at one moment; None if not all of it is known."""
@@ -222,7 +218,7 @@ class EventIndex:
     def restore_source(self, image: SourceImage) -> bool:
         """Believe an image, until the source says more or is given up.
 
-        False, and nothing is known of the source, if the image makes no sense or there is no room.
+        False, and nothing is known of the source, if the image is inconsistent or does not fit.
         """
         return restore_source(self._actor, *image)
 
@@ -230,25 +226,25 @@ class EventIndex:
         """Running totals of the event path; `waiting`, `predicted`, `indexed_blocks` and
         `index_bytes` are present numbers."""
         predicted = 0 if self._predicted is None else len(self._predicted)
-        return {**self._actor.counters(), "predicted": predicted}
+        return {**_status.read_counters(self._actor), "predicted": predicted}
 
     def tier_counters(self) -> dict[StorageTier, dict[str, int]]:
         """Running totals of each tier: events by type, blocks, and what named unknown blocks."""
-        return dict(zip(TIERS, self._actor.tier_counters(), strict=True))
+        return dict(zip(TIERS, _status.read_tier_counters(self._actor), strict=True))
 
     def close(self) -> None:
         """Stop the thread. What was posted and not applied is dropped. Idempotent."""
         self._actor.close()
 
 
-def _status(
+def _source_status(
     worker: WorkerWithDpRank,
     cursor: dict[str, Any],
-    held: int | None,
+    waiting: int | None,
     by_tier: tuple[int, int, int, int],
     unindexed: int,
 ) -> SourceStatus:
-    """`held`: the first event that waits behind a gap."""
+    """`waiting`: the first event that waits behind a gap."""
     blocks, lower = by_tier[0], by_tier[1:]
     if not cursor:
         return SourceStatus(worker, SourceState.SILENT, blocks)
@@ -256,7 +252,7 @@ def _status(
     state, missing = _STATES[cursor["state"]], None
     if state is SourceState.EXACT and (newest > last or cursor["suspect"]):
         state = SourceState.RECOVERING
-        until = held - 1 if held is not None else newest if newest > last else None
+        until = waiting - 1 if waiting is not None else newest if newest > last else None
         missing = Missing(cursor["publisher_id"], last + 1, until)
     elif state is SourceState.EXACT and unindexed:
         state = SourceState.TRIMMED

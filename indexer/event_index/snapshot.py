@@ -34,7 +34,7 @@ class SnapshotHead(msgspec.Struct, frozen=True, kw_only=True):
 
     block_size: int
     subject: str
-    """where its events came from"""
+    """the event plane's subject that its events came from"""
     format: str = FORMAT
     version: int = VERSION
     hashes: str = HASHES
@@ -46,7 +46,7 @@ class _Source(msgspec.Struct, frozen=True):
     dp_rank: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
     cursor: CursorImage
     runs: bytes
-    block_hashes: bytes
+    external_hashes: bytes = msgspec.field(name="block_hashes")
     local_hashes: bytes
 
 
@@ -67,8 +67,8 @@ def dump_index(index: EventIndex, head: SnapshotHead) -> Iterator[bytes]:
         image = index.dump_source(status.worker)
         if image is not None:
             sources += 1
-            worker, cursor, runs, blocks, locals_ = image
-            yield _frame(_Source(*worker, cursor, runs, blocks, locals_))
+            worker, cursor, runs, external_hashes, local_hashes = image
+            yield _frame(_Source(*worker, cursor, runs, external_hashes, local_hashes))
     yield _frame(_End(sources))
 
 
@@ -142,7 +142,7 @@ def _images(frames: Iterable[bytes], head: SnapshotHead) -> Iterator[SourceImage
         if min(part.cursor) < 0:
             raise _unusable(f"a number of worker {tuple(worker)} is negative")
         count += 1
-        yield SourceImage(worker, part.cursor, part.runs, part.block_hashes, part.local_hashes)
+        yield SourceImage(worker, part.cursor, part.runs, part.external_hashes, part.local_hashes)
         payload = _next(payloads)
     if end != count:
         raise _unusable(f"it has {count} sources, not {end}")

@@ -1,10 +1,11 @@
 """Who holds which block: the path-compressed radix tree, its operations, budget and dump.
 
-Entered by the indexes beside it, through RadixTree or, natively, through `_ops.pxd`.
+Entered by the indexes beside it: through RadixTree, or natively through `_ops.pxd`.
 """
 
-from .radix import RadixTree
+from ._radix import Match, RadixTree
 
 __all__ = [
+    "Match",
     "RadixTree",
 ]

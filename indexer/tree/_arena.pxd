@@ -1,49 +1,42 @@
-# _arena.pxd: where blocks live. A block's id is its position; an edge owns a range of positions.
-#
-# Free ranges keep their own books in the arrays: both ends are owned by NONE and have the range's
-# size in `local`; the first one's `ext` links it into the list of its size class. So freeing joins
-# neighbours in constant time, and no byte is spent outside. Only the two ends are meaningful.
-from libc.stdint cimport uint32_t, uint64_t
+"""Where blocks live. A block's id is its position; an edge owns a range of positions.
 
-from ...runtime.native._memory cimport Memory, array_grow, array_release, array_shrink
+Free ranges are booked in the arrays themselves: both ends are owned by NONE and have the range's
+size in `local_hash`; the first one's `external_hash` links it into the list of its size class. So
+freeing joins neighbours in constant time, and no byte is spent outside. Only the two ends are
+meaningful.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from ...runtime.native._memory cimport Memory, array_release, array_reserve, array_trim
 from ...runtime.native._table cimport NONE
+from ._tree cimport ARENA_BINS, Arena
 
 cdef extern from * nogil:
     int clz32 "__builtin_clz" (unsigned int)
     int ctz64 "__builtin_ctzll" (unsigned long long)
 
 cdef enum:
-    ARENA_BINS = 128
-    LEAST_ROOM = 64   # positions that are not worth giving back
+    LEAST_CAPACITY = 64   # positions that are not worth giving back
     ARENA_TRIES = 4   # ranges of the tightest class that are tried for a fit
-
-cdef struct Arena:
-    uint64_t* local          # local hash of a block
-    uint64_t* ext            # its canonical external hash
-    uint32_t* owner          # its edge; NONE at the ends of a free range
-    uint32_t used            # positions in use or in free lists; the rest was never touched
-    uint32_t capacity        # positions that all three arrays have
-    uint32_t rooms[3]        # positions of each: more than capacity after a failure in between
-    uint32_t free_blocks     # positions in free lists
-    uint64_t filled[2]       # bit b: bins[b] is not empty
-    uint32_t bins[128]       # first free range of each size class
+    STRIDE = 128          # hashes compared at once
 
 
 cdef inline void arena_init(Arena* arena) noexcept nogil:
     cdef uint32_t b
-    arena.local = arena.ext = NULL
+    arena.local_hash = arena.external_hash = NULL
     arena.owner = NULL
     arena.used = arena.capacity = arena.free_blocks = 0
     arena.filled[0] = arena.filled[1] = 0
-    arena.rooms[0] = arena.rooms[1] = arena.rooms[2] = 0
+    arena.capacities[0] = arena.capacities[1] = arena.capacities[2] = 0
     for b in range(ARENA_BINS):
         arena.bins[b] = NONE
 
 
 cdef inline void arena_close(Arena* arena, Memory* memory) noexcept nogil:
-    array_release(memory, arena.local, <size_t>arena.rooms[0] * 8)
-    array_release(memory, arena.ext, <size_t>arena.rooms[1] * 8)
-    array_release(memory, arena.owner, <size_t>arena.rooms[2] * 4)
+    array_release(memory, arena.local_hash, <size_t>arena.capacities[0] * 8)
+    array_release(memory, arena.external_hash, <size_t>arena.capacities[1] * 8)
+    array_release(memory, arena.owner, <size_t>arena.capacities[2] * 4)
 
 
 cdef inline uint32_t arena_bin(uint32_t size) noexcept nogil:
@@ -61,10 +54,10 @@ cdef inline void arena_link(Arena* arena, uint32_t start, uint32_t size) noexcep
     cdef uint32_t after = arena.bins[b]
     cdef uint32_t last = start + size - 1
     arena.owner[start] = arena.owner[last] = NONE
-    arena.local[start] = arena.local[last] = size
-    arena.ext[start] = (<uint64_t>NONE << 32) | after  # upper half: the one before
+    arena.local_hash[start] = arena.local_hash[last] = size
+    arena.external_hash[start] = (<uint64_t>NONE << 32) | after  # upper half: the one before
     if after != NONE:
-        arena.ext[after] = (<uint64_t>start << 32) | <uint32_t>arena.ext[after]
+        arena.external_hash[after] = (<uint64_t>start << 32) | <uint32_t>arena.external_hash[after]
     arena.bins[b] = start
     arena.filled[b >> 6] |= <uint64_t>1 << (b & 63)
     arena.free_blocks += size
@@ -72,18 +65,18 @@ cdef inline void arena_link(Arena* arena, uint32_t start, uint32_t size) noexcep
 
 cdef inline uint32_t arena_unlink(Arena* arena, uint32_t start) noexcept nogil:
     """Take a free range out of its list; returns its size."""
-    cdef uint32_t size = <uint32_t>arena.local[start]
+    cdef uint32_t size = <uint32_t>arena.local_hash[start]
     cdef uint32_t b = arena_bin(size)
-    cdef uint32_t before = <uint32_t>(arena.ext[start] >> 32)
-    cdef uint32_t after = <uint32_t>arena.ext[start]
+    cdef uint32_t before = <uint32_t>(arena.external_hash[start] >> 32)
+    cdef uint32_t after = <uint32_t>arena.external_hash[start]
     if before != NONE:
-        arena.ext[before] = (arena.ext[before] & (<uint64_t>NONE << 32)) | after
+        arena.external_hash[before] = (arena.external_hash[before] & (<uint64_t>NONE << 32)) | after
     else:
         arena.bins[b] = after
         if after == NONE:
             arena.filled[b >> 6] &= ~(<uint64_t>1 << (b & 63))
     if after != NONE:
-        arena.ext[after] = (<uint64_t>before << 32) | <uint32_t>arena.ext[after]
+        arena.external_hash[after] = (<uint64_t>before << 32) | <uint32_t>arena.external_hash[after]
     arena.free_blocks -= size
     return size
 
@@ -96,7 +89,7 @@ cdef inline void arena_release(Arena* arena, uint32_t start, uint32_t size) noex
     if start + size < arena.used and arena.owner[start + size] == NONE:
         size += arena_unlink(arena, start + size)
     if start > 0 and arena.owner[start - 1] == NONE:
-        before = <uint32_t>arena.local[start - 1]
+        before = <uint32_t>arena.local_hash[start - 1]
         start -= before
         size += arena_unlink(arena, start)
     if start + size == arena.used:
@@ -105,67 +98,38 @@ cdef inline void arena_release(Arena* arena, uint32_t start, uint32_t size) noex
         arena_link(arena, start, size)
 
 
-cdef inline void* arena_array(
-    Memory* memory, void* old, uint32_t* room, uint32_t wanted, size_t item
-) noexcept nogil:
-    """One array with room for as many items; NULL leaves it as it was."""
-    cdef void* new
-    if room[0] >= wanted:
-        return old
-    new = array_grow(memory, old, room[0] * item, <size_t>wanted * item)
-    if new != NULL:
-        room[0] = wanted
-    return new
-
-
 cdef inline bint arena_reserve(Arena* arena, Memory* memory, uint32_t more) noexcept nogil:
-    """Room for one allocation of `more` blocks at the end; false if there is no memory."""
+    """Capacity for one allocation of `more` blocks at the end; false if there is no memory."""
     cdef uint64_t wanted = <uint64_t>arena.used + more
-    cdef uint64_t room
-    cdef void* grown
+    cdef uint32_t capacity
     if wanted <= arena.capacity:
         return True
     if wanted >= NONE:
         return False
-    room = max(wanted, <uint64_t>arena.capacity + arena.capacity // 2 + 64)
-    room = min(room, <uint64_t>NONE - 1)
-    grown = arena_array(memory, arena.local, &arena.rooms[0], <uint32_t>room, 8)
-    if grown == NULL:
+    wanted = max(wanted, <uint64_t>arena.capacity + arena.capacity // 2 + 64)
+    capacity = <uint32_t>min(wanted, <uint64_t>NONE - 1)
+    if not (
+        array_reserve(memory, &arena.local_hash, &arena.capacities[0], capacity, sizeof(uint64_t))
+        and array_reserve(
+            memory, &arena.external_hash, &arena.capacities[1], capacity, sizeof(uint64_t)
+        )
+        and array_reserve(memory, &arena.owner, &arena.capacities[2], capacity, sizeof(uint32_t))
+    ):
         return False
-    arena.local = <uint64_t*>grown
-    grown = arena_array(memory, arena.ext, &arena.rooms[1], <uint32_t>room, 8)
-    if grown == NULL:
-        return False
-    arena.ext = <uint64_t*>grown
-    grown = arena_array(memory, arena.owner, &arena.rooms[2], <uint32_t>room, 4)
-    if grown == NULL:
-        return False
-    arena.owner = <uint32_t*>grown
-    arena.capacity = <uint32_t>room
-    return True
-
-
-cdef inline bint arena_trim_array(
-    Memory* memory, void** array, uint32_t* room, uint32_t wanted, size_t item
-) noexcept nogil:
-    cdef void* new = array_shrink(memory, array[0], room[0] * item, wanted * item)
-    if new == NULL:
-        return False
-    array[0] = new
-    room[0] = wanted
+    arena.capacity = capacity
     return True
 
 
 cdef inline void arena_trim(Arena* arena, Memory* memory) noexcept nogil:
     """Give the end of the arrays back if half of them and more lies behind what is in use."""
-    cdef uint32_t wanted = arena.used + arena.used // 4 + LEAST_ROOM
+    cdef uint32_t wanted = arena.used + arena.used // 4 + LEAST_CAPACITY
     if arena.capacity // 2 < wanted:
         return
     # Whatever fails is larger than the capacity, as after a growth that failed halfway.
     arena.capacity = wanted
-    if arena_trim_array(memory, <void**>&arena.local, &arena.rooms[0], wanted, 8):
-        if arena_trim_array(memory, <void**>&arena.ext, &arena.rooms[1], wanted, 8):
-            arena_trim_array(memory, <void**>&arena.owner, &arena.rooms[2], wanted, 4)
+    if array_trim(memory, &arena.local_hash, &arena.capacities[0], wanted, sizeof(uint64_t)):
+        if array_trim(memory, &arena.external_hash, &arena.capacities[1], wanted, sizeof(uint64_t)):
+            array_trim(memory, &arena.owner, &arena.capacities[2], wanted, sizeof(uint32_t))
 
 
 cdef inline uint32_t arena_take(
@@ -186,9 +150,9 @@ cdef inline uint32_t arena_reuse(Arena* arena, uint32_t size, uint32_t edge) noe
     cdef uint32_t tries = 0
     cdef uint64_t left
     while at != NONE and tries < ARENA_TRIES:
-        if arena.local[at] >= size:
+        if arena.local_hash[at] >= size:
             return arena_take(arena, at, size, edge)
-        at = <uint32_t>arena.ext[at]
+        at = <uint32_t>arena.external_hash[at]
         tries += 1
     # Any range of a higher class is large enough.
     b += 1
@@ -203,7 +167,7 @@ cdef inline uint32_t arena_reuse(Arena* arena, uint32_t size, uint32_t edge) noe
 
 
 cdef inline uint32_t arena_allocate(Arena* arena, uint32_t size, uint32_t edge) noexcept nogil:
-    """A range of `size` blocks for an edge: its first block. Room must have been reserved."""
+    """A range of `size` blocks for an edge: its first block. Capacity must have been reserved."""
     cdef uint32_t at = arena_reuse(arena, size, edge)
     if at == NONE:
         at = arena.used
@@ -220,9 +184,24 @@ cdef inline bint arena_extend(
         if <uint64_t>end + size > arena.capacity:
             return False
         arena.used += size
-    elif arena.owner[end] == NONE and arena.local[end] >= size:
+    elif arena.owner[end] == NONE and arena.local_hash[end] >= size:
         arena_take(arena, end, size, edge)
     else:
         return False
     arena.owner[end] = arena.owner[end + size - 1] = edge
     return True
+
+
+cdef inline uint32_t common_run(const uint64_t* a, const uint64_t* b, uint32_t n) noexcept nogil:
+    """How many leading hashes are equal."""
+    cdef uint32_t i = 0
+    # The C library's comparison uses vectors that we may not assume.
+    while i + STRIDE <= n and memcmp(a + i, b + i, STRIDE * sizeof(uint64_t)) == 0:
+        i += STRIDE
+    while i + 4 <= n and (
+        (a[i] ^ b[i]) | (a[i + 1] ^ b[i + 1]) | (a[i + 2] ^ b[i + 2]) | (a[i + 3] ^ b[i + 3])
+    ) == 0:
+        i += 4
+    while i < n and a[i] == b[i]:
+        i += 1
+    return i

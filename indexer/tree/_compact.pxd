@@ -1,27 +1,27 @@
-# _tidy.pxd: memory given back after blocks left.
-#
-# Arrays can only lose their ends, so what stands there is moved to free places before: edges of the
-# arena, and entries of the array of edges. That begins when seven eighths of an array lie idle and
-# goes on until hardly any do, so a seventh of a block is moved for each that left; and only a few for
-# each at a time, so no call takes long. Tables are rebuilt at a smaller size in one pass, as when
-# they grow.
+"""Memory given back after blocks left.
+
+Arrays can only lose their ends, so what stands there is moved to free places before: edges of the
+arena, and entries of the array of edges. That begins when seven eighths of an array lie idle and
+goes on until hardly any do, so a seventh of a block is moved for each that left; and only a few
+for each at a time, so no call takes long. Tables are rebuilt at a smaller size in one pass, as
+when they grow.
+"""
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._aliases cimport alias_by_block, alias_move, aliases_trim
-from ._arena cimport arena_release, arena_reuse, arena_trim
-from ._edge cimport Edge, lowest64
-from ...runtime.native._memory cimport array_shrink
+from ...runtime.native._memory cimport array_trim
 from ...runtime.native._table cimport (
     NONE,
     hash_key,
     hash_pair,
-    table_add,
     table_prefetch,
-    table_remove,
     table_rename,
     table_trim,
 )
-from ._tree cimport AHEAD, Tree, own_range, rename_parent, unlist_edge
+from ._arena cimport arena_release, arena_reuse, arena_trim
+from ._edge cimport lowest64
+from ._external_hashes cimport alias_by_block, alias_move, aliases_trim
+from ._shape cimport own_range, rename_parent, unlist_edge
+from ._tree cimport AHEAD, Edge, Tree
 
 cdef enum:
     MOVES = 4             # blocks moved for one that left
@@ -31,6 +31,7 @@ cdef enum:
 cdef inline void move_aliases(
     Tree* tree, uint32_t worker, uint32_t old, uint32_t new, uint32_t n
 ) noexcept nogil:
+    """A worker's n blocks from `old` on have moved to `new`."""
     cdef uint32_t i, alias
     if tree.workers[worker].aliases == 0:
         return
@@ -40,25 +41,25 @@ cdef inline void move_aliases(
             alias_move(&tree.aliases, alias, new + i)
 
 
-cdef inline bint move_range(Tree* tree, uint32_t e) noexcept nogil:
+cdef inline bint move_edge_blocks(Tree* tree, uint32_t e) noexcept nogil:
     """Move an edge's blocks to a free range; false if there is none that is large enough."""
     cdef Edge* edge = &tree.edges[e]
     cdef uint32_t old = edge.start
     cdef uint32_t new = arena_reuse(&tree.blocks, edge.len, e)
     cdef uint32_t i
     cdef uint64_t word
-    cdef const uint64_t* ext
+    cdef const uint64_t* external_hashes
     if new == NONE:
         return False
-    ext = tree.blocks.ext + old
+    external_hashes = tree.blocks.external_hash + old
     for i in range(edge.len):
         if i + AHEAD < edge.len:
-            table_prefetch(&tree.by_ext, hash_key(ext[i + AHEAD]))
-        table_rename(&tree.by_ext, hash_key(ext[i]), old + i, new + i)
-        tree.blocks.local[new + i] = tree.blocks.local[old + i]
-        tree.blocks.ext[new + i] = ext[i]
+            table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i + AHEAD]))
+        table_rename(&tree.by_external_hash, hash_key(external_hashes[i]), old + i, new + i)
+        tree.blocks.local_hash[new + i] = tree.blocks.local_hash[old + i]
+        tree.blocks.external_hash[new + i] = external_hashes[i]
     own_range(tree, new, edge.len, e)
-    if tree.aliases.by_key.count != 0:
+    if tree.aliases.by_external_hash.count != 0:
         for i in range(edge.n_partial):
             move_aliases(tree, edge.partial[i].worker, old, new, edge.partial[i].blocks)
         if edge.n_words == 0:
@@ -75,29 +76,29 @@ cdef inline bint move_range(Tree* tree, uint32_t e) noexcept nogil:
     return True
 
 
-cdef inline void tidy_arena(Tree* tree) noexcept nogil:
-    """Move the last edges forward while there is enough free room before them and credit left."""
+cdef inline void compact_arena(Tree* tree) noexcept nogil:
+    """Move the last edges forward while enough before them is free and credit is left."""
     cdef uint32_t e
     if tree.blocks.free_blocks > tree.blocks.used // 8 * 7:
-        tree.tidying_blocks = True
-    while tree.tidying_blocks and tree.blocks.free_blocks > tree.blocks.used // 8:
+        tree.compacting_blocks = True
+    while tree.compacting_blocks and tree.blocks.free_blocks > tree.blocks.used // 8:
         e = tree.blocks.owner[tree.blocks.used - 1]
         if tree.edges[e].len > tree.credit:
             return
         tree.credit -= tree.edges[e].len
-        if not move_range(tree, e):
+        if not move_edge_blocks(tree, e):
             break
-    tree.tidying_blocks = False
+    tree.compacting_blocks = False
     arena_trim(&tree.blocks, &tree.memory)
 
 
-cdef inline void move_edge(Tree* tree, uint32_t old, uint32_t new) noexcept nogil:
+cdef inline void renumber_edge(Tree* tree, uint32_t old, uint32_t new) noexcept nogil:
     """Give an edge another entry, which is not in use and not in the list of those any more."""
     cdef Edge* edge = &tree.edges[new]
     edge[0] = tree.edges[old]
     own_range(tree, edge.start, edge.cap, new)
     table_rename(
-        &tree.children, hash_pair(tree.blocks.local[edge.start], edge.parent), old, new
+        &tree.children, hash_pair(tree.blocks.local_hash[edge.start], edge.parent), old, new
     )
     if edge.prev != NONE:
         tree.edges[edge.prev].next = new
@@ -108,13 +109,12 @@ cdef inline void move_edge(Tree* tree, uint32_t old, uint32_t new) noexcept nogi
     rename_parent(tree, edge.first_child, old, new)
 
 
-cdef inline void tidy_edges(Tree* tree) noexcept nogil:
+cdef inline void compact_edges(Tree* tree) noexcept nogil:
     """Move the last edges to entries before them while enough of those are not in use."""
-    cdef uint32_t last, new, room
-    cdef void* shrunk
+    cdef uint32_t last, new, wanted
     if tree.n_edges < tree.edges_used // 8:
-        tree.tidying_edges = True
-    while tree.tidying_edges and tree.n_edges < tree.edges_used - tree.edges_used // 8:
+        tree.compacting_edges = True
+    while tree.compacting_edges and tree.n_edges < tree.edges_used - tree.edges_used // 8:
         last = tree.edges_used - 1
         if tree.edges[last].len == 0:
             unlist_edge(tree, last)
@@ -124,27 +124,22 @@ cdef inline void tidy_edges(Tree* tree) noexcept nogil:
             tree.credit -= tree.edges[last].cap
             new = tree.edges_free
             unlist_edge(tree, new)
-            move_edge(tree, last, new)
+            renumber_edge(tree, last, new)
         tree.edges_used -= 1
-    tree.tidying_edges = False
-    room = tree.edges_used + tree.edges_used // 4 + LEAST_EDGES
-    if room < tree.edges_room // 2:
-        shrunk = array_shrink(
-            &tree.memory, tree.edges, tree.edges_room * sizeof(Edge), room * sizeof(Edge)
-        )
-        if shrunk != NULL:
-            tree.edges = <Edge*>shrunk
-            tree.edges_room = room
+    tree.compacting_edges = False
+    wanted = tree.edges_used + tree.edges_used // 4 + LEAST_EDGES
+    if wanted < tree.edges_capacity // 2:
+        array_trim(&tree.memory, &tree.edges, &tree.edges_capacity, wanted, sizeof(Edge))
 
 
-cdef inline void tidy_up(Tree* tree, uint64_t left) noexcept nogil:
+cdef inline void compact_tree(Tree* tree, uint64_t left) noexcept nogil:
     """Give memory back after `left` blocks left the tree."""
     if left == 0:
         return
     tree.credit = min(tree.credit + MOVES * left, <uint64_t>tree.blocks.used)
-    tidy_arena(tree)
-    tidy_edges(tree)
-    table_trim(&tree.by_ext, &tree.memory)
+    compact_arena(tree)
+    compact_edges(tree)
+    table_trim(&tree.by_external_hash, &tree.memory)
     table_trim(&tree.children, &tree.memory)
     if tree.aliases.capacity != 0:
         aliases_trim(&tree.aliases, &tree.memory)

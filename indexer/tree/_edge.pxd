@@ -1,17 +1,25 @@
-# _edge.pxd: an edge, and which worker covers how much of it.
-#
-# A worker covers the first k blocks of an edge: 0 < k < len stands in `partial`, k == len is
-# membership of the full set. Few full workers are listed in the edge itself, more are a bitset.
-# Whoever would need anything but a prefix splits the edge first.
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+"""An edge, and which worker covers how much of it.
+
+A worker covers the first k blocks of an edge: 0 < k < len stands in `partial`, k == len is
+membership of the full set. Few full workers are listed in the edge itself, more are a bitset.
+Whoever would need anything but a prefix splits the edge first.
+"""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from ...runtime.native._memory cimport Memory, memory_release, memory_resize, memory_shrink, memory_zeroed
+from ...runtime.native._memory cimport (
+    Memory,
+    memory_release,
+    memory_resize,
+    memory_shrink,
+    memory_zeroed,
+)
 from ...runtime.native._table cimport NONE
+from ._tree cimport Edge, Span
 
 cdef extern from * nogil:
     """
-    /* Readers may set a mark while others read it: a byte, and which of them wins does not matter. */
+    /* Readers may set a mark while others read it: a byte, and any of them may win. */
     #define dr_mark_load(at) __atomic_load_n((at), __ATOMIC_RELAXED)
     #define dr_mark_store(at, value) __atomic_store_n((at), (value), __ATOMIC_RELAXED)
     """
@@ -27,44 +35,21 @@ cdef enum:
     MATCHED = 2
     FRESH = 3     # of the event that fills the tree
 
-cdef struct Span:
-    uint32_t worker
-    uint32_t blocks        # how many leading blocks of the edge it covers
-
-cdef union FullSet:
-    uint32_t few[4]        # when n_words is 0
-    uint64_t* words        # n_words of them, bit w: worker w
-
-cdef struct Edge:
-    uint32_t start         # first block in the arena
-    uint32_t len           # blocks; 0: the root, or not in use
-    uint32_t cap           # positions it owns from start; more than len: room to grow
-    uint32_t parent        # edge it hangs below
-    uint32_t first_child
-    uint32_t next          # sibling, or neighbour in the list of edges not in use
-    uint32_t prev
-    uint32_t n_full        # workers in the full set
-    FullSet full
-    uint16_t n_words
-    uint8_t mark           # how recently it was of use; written with edge_mark
-    uint32_t n_partial
-    Span* partial          # unordered; span_room(n_partial) of them
-
 
 cdef inline void edge_mark(Edge* edge, uint8_t mark) noexcept nogil:
-    """Note a use, unless a greater one is noted. The one change that readers make."""
+    """Note a use, unless a greater one is noted. Readers change nothing else."""
     if mark_load(&edge.mark) < mark:
         mark_store(&edge.mark, mark)
 
 
-cdef inline uint32_t span_room(uint32_t n) noexcept nogil:
+cdef inline uint32_t span_capacity(uint32_t n) noexcept nogil:
     """Spans allocated for n of them."""
-    cdef uint32_t room = 4
+    cdef uint32_t capacity = 4
     if n == 0:
         return 0
-    while room < n:
-        room *= 2
-    return room
+    while capacity < n:
+        capacity *= 2
+    return capacity
 
 
 cdef inline bint edge_is_full(const Edge* edge, uint32_t worker) noexcept nogil:
@@ -79,8 +64,20 @@ cdef inline bint edge_is_full(const Edge* edge, uint32_t worker) noexcept nogil:
     return False
 
 
+cdef inline uint64_t edge_full_word(const Edge* edge, uint32_t i) noexcept nogil:
+    """Word i of the full set as a bitset."""
+    cdef uint64_t word = 0
+    cdef uint32_t k
+    if edge.n_words != 0:
+        return edge.full.words[i] if i < edge.n_words else 0
+    for k in range(edge.n_full):
+        if edge.full.few[k] >> 6 == i:
+            word |= <uint64_t>1 << (edge.full.few[k] & 63)
+    return word
+
+
 cdef inline uint32_t edge_span(const Edge* edge, uint32_t worker) noexcept nogil:
-    """The worker's place in `partial`, or NONE."""
+    """The worker's index in `partial`, or NONE."""
     cdef uint32_t i
     for i in range(edge.n_partial):
         if edge.partial[i].worker == worker:
@@ -112,7 +109,7 @@ cdef inline uint32_t edge_deepest(const Edge* edge) noexcept nogil:
 cdef inline bint full_reserve(
     Edge* edge, Memory* memory, uint32_t more, uint32_t highest
 ) noexcept nogil:
-    """Room for `more` further full workers numbered up to `highest`."""
+    """Capacity for `more` further full workers numbered up to `highest`."""
     cdef uint64_t* words
     cdef uint32_t n_words, i
     if edge.n_words == 0:
@@ -143,7 +140,7 @@ cdef inline bint full_reserve(
 
 
 cdef inline void full_add(Edge* edge, uint32_t worker) noexcept nogil:
-    """Room must have been reserved; the worker is not in yet."""
+    """Capacity must have been reserved; the worker is not in yet."""
     if edge.n_words != 0:
         edge.full.words[worker >> 6] |= <uint64_t>1 << (worker & 63)
     else:
@@ -181,14 +178,14 @@ cdef inline bint span_add(
     Edge* edge, Memory* memory, uint32_t worker, uint32_t blocks
 ) noexcept nogil:
     """Add a worker that is not in `partial` yet; false if there is no memory."""
-    cdef uint32_t room = span_room(edge.n_partial)
+    cdef uint32_t capacity = span_capacity(edge.n_partial)
     cdef Span* grown
-    if edge.n_partial == room:
+    if edge.n_partial == capacity:
         grown = <Span*>memory_resize(
             memory,
             edge.partial,
-            room * sizeof(Span),
-            span_room(edge.n_partial + 1) * sizeof(Span),
+            capacity * sizeof(Span),
+            span_capacity(edge.n_partial + 1) * sizeof(Span),
         )
         if grown == NULL:
             return False
@@ -200,11 +197,11 @@ cdef inline bint span_add(
 
 
 cdef inline void span_drop(Edge* edge, Memory* memory, uint32_t i) noexcept nogil:
-    cdef uint32_t old = span_room(edge.n_partial)
+    cdef uint32_t old = span_capacity(edge.n_partial)
     cdef uint32_t new
     edge.n_partial -= 1
     edge.partial[i] = edge.partial[edge.n_partial]
-    new = span_room(edge.n_partial)
+    new = span_capacity(edge.n_partial)
     if new == 0:
         memory_release(memory, edge.partial, old * sizeof(Span))
         edge.partial = NULL
@@ -245,7 +242,7 @@ cdef inline bint edge_cover(
 cdef inline void edge_uncover_all(Edge* edge, Memory* memory) noexcept nogil:
     if edge.n_words != 0:
         memory_release(memory, edge.full.words, edge.n_words * sizeof(uint64_t))
-    memory_release(memory, edge.partial, span_room(edge.n_partial) * sizeof(Span))
+    memory_release(memory, edge.partial, span_capacity(edge.n_partial) * sizeof(Span))
     edge.partial = NULL
     edge.n_full = edge.n_words = edge.n_partial = 0
 
@@ -325,7 +322,7 @@ cdef inline bint edge_divide(
 cdef inline bint edge_reserve_truncation(
     Edge* edge, Memory* memory, uint32_t blocks
 ) noexcept nogil:
-    """Room for all who would cover the whole of it if the edge were that long."""
+    """Capacity for all who would cover the whole of it if the edge were that long."""
     cdef uint32_t i, highest = 0, reaching = 0
     for i in range(edge.n_partial):
         if edge.partial[i].blocks >= blocks:

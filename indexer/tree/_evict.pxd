@@ -1,21 +1,22 @@
-# _evict.pxd: what is dropped when the tree is full: the branches that were of use longest ago.
-#
-# A clock. Every edge carries a mark: set when a worker stores into it, higher when a request walks
-# it. A hand goes round the edges; it lowers the mark of each by one, and cuts those without a mark
-# that have no children, then their parents if the same holds for them. So a prefix always outlives
-# what continues it, a prompt that was asked for outlives one that was only stored, and no edge is
-# looked at more often than it was of use, plus once. Lists in the order of use would cost eight
-# bytes an edge and writes to three edges a use; on a conversation trace they hit 0 to 3 % more.
-#
-# What a worker loses is counted in `missing`: as long as that is not 0, blocks and parents which
-# the tree does not know are no sign of lost events. It is an upper estimate, except that removals
-# of blocks which nobody ever stored lower it; a clear ends it.
+"""What is dropped when the tree is full: the branches that were of use longest ago.
+
+A clock. Every edge carries a mark: set when a worker stores into it, higher when a request walks
+it. A hand goes round the edges; it lowers the mark of each by one, and cuts those without a mark
+that have no children, then their parents if the same holds for them. So a prefix always outlives
+what continues it, a prompt that was asked for outlives one that was only stored, and no edge is
+looked at more often than it was of use, plus once. Lists in the order of use would cost eight
+bytes an edge and writes to three edges a use; on a conversation trace they hit 0 to 3 % more.
+
+What a worker loses is counted in `missing`: as long as that is not 0, blocks and parents which
+the tree does not know are no sign of lost events. It is an upper estimate, except that removals
+of blocks which nobody ever stored lower it; a clear ends it.
+"""
 from libc.stdint cimport uint32_t, uint64_t
 
+from ...runtime.native._table cimport NONE
 from ._arena cimport arena_release
 from ._edge cimport (
     FRESH,
-    Edge,
     edge_mark,
     edge_reserve_truncation,
     edge_truncate,
@@ -23,9 +24,9 @@ from ._edge cimport (
     lowest64,
     mark_store,
 )
-from ._keys cimport forget_alias
-from ...runtime.native._table cimport NONE
-from ._tree cimport ROOT, Tree, forget_blocks, settle_edge
+from ._external_hashes cimport forget_alias
+from ._shape cimport forget_blocks, settle_edge
+from ._tree cimport ROOT, Edge, Tree
 
 cdef enum:
     BATCH = 4096   # blocks dropped at once, at most a sixteenth of the budget

@@ -1,114 +1,12 @@
-# cython: language_level=3
-"""_inspect.pyx: the tree looked at from inside: its invariants for tests, its content for dumps.
+"""The tree's content read off its structure, for dumps. Slow; never on the path of a request."""
+from libc.stdint cimport uint32_t
 
-Slow, and never on the path of a request or an event.
-"""
-from libc.stdint cimport uint32_t, uint64_t
-
-from ._aliases cimport Alias, alias_by_block, alias_by_key
-from ._arena cimport ARENA_BINS, Arena, arena_bin
-from ._edge cimport FEW, Edge, edge_coverage, edge_deepest, edge_is_full, popcount64, span_room
-from ._keys cimport find_held
-from ...runtime.native._yield_points cimport Pace
+from ...runtime.native._table cimport NONE
+from ._edge cimport edge_coverage
 from ._radix cimport RadixTree
-from ...runtime.native._table cimport NONE, Table, hash_key, hash_pair, table_seek
-from ._tree cimport ROOT, Tree, Worker, find_canonical, find_child
-from ._workers cimport find_worker
-
-from contextlib import contextmanager
+from ._tree cimport ROOT, Alias, Edge, Tree
 
 from ...runtime.identity import WorkerWithDpRank
-
-
-def light_fuse(RadixTree tree not None, requests):
-    """Let that many further requests for memory succeed and all later ones fail; None: none fails."""
-    tree.tree.memory.fuse = -1 if requests is None else requests
-
-
-cdef void call_watcher(void* watcher) noexcept nogil:
-    with gil:
-        (<object>watcher)()
-
-
-@contextmanager
-def watched_pace(RadixTree tree not None, uint32_t step, watcher):
-    """Meanwhile call `watcher()` where others may read the tree: every `step` blocks of work.
-
-    It may read the tree, and must not raise.
-    """
-    if step == 0:
-        raise ValueError("a step of no blocks")
-    tree.tree.memory.pace = Pace(call_watcher, <void*>watcher, step, 0)
-    try:
-        yield
-    finally:
-        tree.tree.memory.pace.give_way = NULL
-
-
-def flip_bit(RadixTree tree not None, what, uint32_t at=0):
-    """Flip the lowest bit of one number of the structure, the one at `at` if there are several.
-
-    For tests that check_integrity sees it. A second call makes it good, and must come before any
-    other use of the tree. KeyError: no such number.
-    """
-    cdef Tree* t = tree.tree
-    cdef uint32_t* small = NULL
-    cdef uint64_t* large = NULL
-    if what == "n_edges":
-        small = &t.n_edges
-    elif what == "n_workers":
-        small = &t.n_workers
-    elif what == "shadowed":
-        small = &t.shadowed
-    elif what == "free_blocks":
-        small = &t.blocks.free_blocks
-    elif what == "used":
-        small = &t.blocks.used
-    elif what == "by_ext.count":
-        small = &t.by_ext.count
-    elif what == "children.count":
-        small = &t.children.count
-    elif what == "edges_used":
-        small = &t.edges_used
-    elif what == "owner":
-        small = &t.blocks.owner[at]
-    elif what == "edge.parent":
-        small = &t.edges[at].parent
-    elif what == "edge.prev":
-        small = &t.edges[at].prev
-    elif what == "edge.len":
-        small = &t.edges[at].len
-    elif what == "edge.cap":
-        small = &t.edges[at].cap
-    elif what == "edge.full":
-        small = &t.edges[at].full.few[0]
-    elif what == "edge.partial":
-        small = &t.edges[at].partial[0].blocks
-    elif what == "worker.aliases":
-        small = &t.workers[at].aliases
-    elif what == "alias.block":
-        small = &t.aliases.all[at].block
-    elif what == "n_blocks":
-        large = &t.n_blocks
-    elif what == "worker.blocks":
-        large = &t.workers[at].blocks
-    elif what == "alias.ext":
-        large = &t.aliases.all[at].ext
-    elif what == "local":
-        large = &t.blocks.local[at]
-    elif what == "ext":
-        large = &t.blocks.ext[at]
-    elif what == "filled":
-        large = &t.blocks.filled[at]
-    elif what == "bytes":
-        t.memory.bytes ^= 1
-        return
-    else:
-        raise KeyError(what)
-    if small != NULL:
-        small[0] ^= 1
-    else:
-        large[0] ^= 1
 
 
 def read_edges(RadixTree tree not None):
@@ -118,7 +16,7 @@ def read_edges(RadixTree tree not None):
     """
     cdef Tree* t = tree.tree
     cdef const Edge* edge
-    cdef uint32_t child, i
+    cdef uint32_t child
     found = []
     queue = [ROOT]
     for e in queue:
@@ -130,9 +28,9 @@ def read_edges(RadixTree tree not None):
                     e,
                     edge.parent,
                     edge.start,
-                    [t.blocks.local[<uint32_t>block] for block in blocks],
-                    [t.blocks.ext[<uint32_t>block] for block in blocks],
-                    [(name_of(t, w), edge_coverage(edge, w)) for w in holders(t, edge)],
+                    [t.blocks.local_hash[<uint32_t>block] for block in blocks],
+                    [t.blocks.external_hash[<uint32_t>block] for block in blocks],
+                    [(worker_of(t, w), edge_coverage(edge, w)) for w in holders(t, edge)],
                 )
             )
         child = edge.first_child
@@ -143,252 +41,21 @@ def read_edges(RadixTree tree not None):
 
 
 def read_aliases(RadixTree tree not None):
-    """The keys that are not canonical: {(WorkerWithDpRank, block): external hash}."""
+    """What workers call blocks otherwise: {(WorkerWithDpRank, block): external hash}."""
     cdef Tree* t = tree.tree
     cdef const Alias* alias
     cdef uint32_t i
     found = {}
     for i in range(t.aliases.used):
         alias = &t.aliases.all[i]
-        found[name_of(t, alias.worker), alias.block] = alias.ext
+        found[worker_of(t, alias.worker), alias.block] = alias.external_hash
     return found
 
 
-cdef object name_of(const Tree* t, uint32_t w):
+cdef object worker_of(const Tree* t, uint32_t w):
     return WorkerWithDpRank(t.workers[w].worker_id, t.workers[w].dp_rank)
 
 
 cdef list holders(const Tree* t, const Edge* edge):
     cdef uint32_t w
     return [w for w in range(t.workers_used) if edge_coverage(edge, w) != 0]
-
-
-def check_integrity(RadixTree tree not None):
-    """Raise AssertionError if any invariant of the structure does not hold."""
-    cdef Tree* t = tree.tree
-    cdef size_t coverage_bytes = check_edges(t)
-    check_arena(t)
-    check_keys(t)
-    check_workers(t)
-    check_table(&t.by_ext)
-    check_table(&t.children)
-    check_table(&t.aliases.by_key)
-    check_table(&t.aliases.by_block)
-    check_table(&t.by_name)
-    if t.memory.fuse < 0:
-        held = (
-            coverage_bytes
-            + (t.blocks.rooms[0] + t.blocks.rooms[1]) * 8
-            + t.blocks.rooms[2] * 4
-            + t.edges_room * sizeof(Edge)
-            + t.workers_room * sizeof(Worker)
-            + t.numbers_room * sizeof(uint32_t)
-            + t.aliases.capacity * sizeof(Alias)
-        )
-        for table_bytes in (
-            bytes_of(&t.by_ext),
-            bytes_of(&t.children),
-            bytes_of(&t.aliases.by_key),
-            bytes_of(&t.aliases.by_block),
-            bytes_of(&t.by_name),
-        ):
-            held += table_bytes
-        expect(held == t.memory.bytes, f"{t.memory.bytes} bytes counted, {held} held")
-
-
-cdef object expect(bint holds, what):
-    if not holds:
-        raise AssertionError(what)
-
-
-cdef size_t bytes_of(const Table* table):
-    return 0 if table.slots == NULL else (table.mask + 1) * 8
-
-
-cdef object check_table(const Table* table):
-    """Every entry is reached from its home, and they are counted."""
-    cdef uint64_t at, slot, step
-    cdef uint32_t found, hashed
-    count = 0
-    if table.slots == NULL:
-        expect(table.count == 0, "entries without slots")
-        return
-    for at in range(table.mask + 1):
-        slot = table.slots[at]
-        if slot == 0:
-            continue
-        count += 1
-        hashed = <uint32_t>(slot >> 32)
-        step = 0
-        while True:
-            found = table_seek(table, hashed, &step)
-            expect(found != NONE, "an entry cannot be reached")
-            if found == <uint32_t>slot - 1:
-                break
-    expect(count == table.count, "entries of a table miscounted")
-    expect(count * 5 <= (table.mask + 1) * 4, "a table is too full")
-
-
-cdef size_t check_edges(Tree* t) except? 0:
-    """Shape and coverage; returns the bytes that coverage takes."""
-    cdef const Edge* edge
-    cdef uint32_t child, before, e, i
-    cdef size_t held = 0
-    cdef uint64_t blocks = 0
-    seen = set()
-    queue = [ROOT]
-    for number in queue:
-        e = number
-        edge = &t.edges[e]
-        expect(e not in seen, "an edge has two places")
-        seen.add(e)
-        if e == ROOT:
-            expect(edge.len == 0 and edge.n_full == 0 and edge.n_partial == 0, "a root is empty")
-        else:
-            blocks += edge.len
-            expect(0 < edge.len <= edge.cap, "an edge without blocks, or more than room")
-            expect(
-                find_child(t, edge.parent, t.blocks.local[edge.start]) == e, "a child is not found"
-            )
-            for i in range(edge.start, edge.start + edge.len):
-                expect(t.blocks.owner[i] == e, "a block names another edge")
-            held += check_coverage(t, edge)
-            if edge.first_child == NONE:
-                expect(
-                    edge_deepest(edge) == edge.len or t.memory.fuse >= 0, "a tail nobody covers"
-                )
-        before = NONE
-        child = edge.first_child
-        while child != NONE:
-            expect(t.edges[child].parent == e, "a child names another parent")
-            expect(t.edges[child].prev == before, "siblings disagree")
-            queue.append(child)
-            before = child
-            child = t.edges[child].next
-    expect(len(seen) == t.n_edges, "edges miscounted")
-    check_free_edges(t, seen)
-    expect(t.children.count == t.n_edges - 1, "the table of children has others")
-    expect(blocks == t.n_blocks, "blocks miscounted")
-    return held
-
-
-cdef object check_free_edges(Tree* t, seen):
-    """Every entry that is no edge is in the list of those, once."""
-    cdef uint32_t e = t.edges_free
-    cdef uint32_t before = NONE
-    free_edges = set()
-    while e != NONE:
-        expect(e not in seen and e not in free_edges, "an edge in use is listed as free")
-        expect(t.edges[e].prev == before and t.edges[e].len == 0, "the list of free edges is broken")
-        free_edges.add(e)
-        before = e
-        e = t.edges[e].next
-    expect(len(seen) + len(free_edges) == t.edges_used <= t.edges_room, "edges are lost")
-
-
-cdef size_t check_coverage(Tree* t, const Edge* edge) except? 0:
-    cdef uint32_t i, w, full = 0
-    seen = set()
-    if edge.n_words:
-        for i in range(edge.n_words):
-            full += popcount64(edge.full.words[i])
-        expect(full == edge.n_full > FEW // 2, "a bitset is miscounted, or too small to be one")
-    else:
-        expect(edge.n_full <= FEW, "too many workers in place")
-        for i in range(edge.n_full):
-            expect(edge.full.few[i] not in seen, "a worker is in place twice")
-            seen.add(edge.full.few[i])
-        seen.clear()
-    for i in range(edge.n_partial):
-        w = edge.partial[i].worker
-        expect(w not in seen and not edge_is_full(edge, w), "a worker covers twice")
-        expect(0 < edge.partial[i].blocks < edge.len, "a partial coverage is not partial")
-        seen.add(w)
-    for i in range(t.workers_used):
-        expect(edge_coverage(edge, i) == 0 or t.workers[i].live, "a stranger covers")
-    return edge.n_words * 8 + span_room(edge.n_partial) * 8
-
-
-cdef object check_arena(Tree* t):
-    """Edges and free ranges tile the used positions; every free range is in its list."""
-    cdef Arena* arena = &t.blocks
-    cdef uint32_t e, b, at, before, size
-    cdef uint64_t free_blocks = 0
-    ranges = []
-    for e in range(1, t.edges_used):
-        if t.edges[e].len:
-            ranges.append((t.edges[e].start, t.edges[e].cap, False))
-            last = t.edges[e].start + t.edges[e].cap - 1
-            expect(arena.owner[last] == e, "the end of a range names another edge")
-    for b in range(ARENA_BINS):
-        at = arena.bins[b]
-        before = NONE
-        expect((at != NONE) == ((arena.filled[b >> 6] >> (b & 63)) & 1), "a list is mismarked")
-        while at != NONE:
-            size = <uint32_t>arena.local[at]
-            expect(arena_bin(size) == b, "a free range in the wrong list")
-            expect(arena.local[at + size - 1] == size, "the ends of a free range disagree")
-            expect(arena.owner[at] == NONE == arena.owner[at + size - 1], "a free range is owned")
-            expect(<uint32_t>(arena.ext[at] >> 32) == before, "a list of free ranges is broken")
-            ranges.append((at, size, True))
-            free_blocks += size
-            before = at
-            at = <uint32_t>arena.ext[at]
-    end = 0
-    was_free = False
-    for start, length, is_free in sorted(ranges):
-        expect(start == end, "positions are lost or owned twice")
-        expect(not (is_free and was_free), "free neighbours are not joined")
-        end, was_free = start + length, is_free
-    expect(end == arena.used <= arena.capacity and not was_free, "the arena ends elsewhere")
-    expect(free_blocks == arena.free_blocks, "free blocks miscounted")
-
-
-cdef object check_keys(Tree* t):
-    """Every held block is found under its worker's key, and nothing else is."""
-    cdef const Edge* edge
-    cdef const Alias* alias
-    cdef uint32_t e, i, w, found
-    cdef uint64_t key, shadowed = 0
-    by_worker = {}
-    for e in range(1, t.edges_used):
-        edge = &t.edges[e]
-        for i in range(edge.start, edge.start + edge.len):
-            if find_canonical(t, t.blocks.ext[i]) != i:
-                shadowed += 1
-        for w in range(t.workers_used):
-            for i in range(edge.start, edge.start + edge_coverage(edge, w)):
-                found = alias_by_block(&t.aliases, w, i)
-                key = t.blocks.ext[i] if found == NONE else t.aliases.all[found].ext
-                expect(find_held(t, w, key) == i, "a held block is not found")
-                by_worker.setdefault(w, []).append(key)
-    for w, keys in by_worker.items():
-        expect(len(keys) == len(set(keys)), "a worker has a key twice")
-    for w in range(t.workers_used):
-        expect(len(by_worker.get(w, ())) == t.workers[w].blocks, "a worker's blocks miscounted")
-    expect(shadowed == t.shadowed, "shadowed blocks miscounted")
-    expect(t.by_ext.count == t.n_blocks - shadowed, "the table of keys has others")
-    counts = {}
-    for i in range(t.aliases.used):
-        alias = &t.aliases.all[i]
-        counts[alias.worker] = counts.get(alias.worker, 0) + 1
-        expect(alias_by_key(&t.aliases, alias.worker, alias.ext) == i, "an alias is lost")
-        expect(alias_by_block(&t.aliases, alias.worker, alias.block) == i, "an alias is lost")
-        edge = &t.edges[t.blocks.owner[alias.block]]
-        expect(
-            alias.block - edge.start < edge_coverage(edge, alias.worker), "an alias of no holder"
-        )
-    total = sum(counts.values())
-    expect(t.aliases.by_key.count == total == t.aliases.by_block.count, "aliases miscounted")
-    for w in range(t.workers_used):
-        expect(counts.get(w, 0) == t.workers[w].aliases, "a worker's aliases miscounted")
-
-
-cdef object check_workers(Tree* t):
-    cdef uint32_t w, live = 0
-    for w in range(t.workers_used):
-        if t.workers[w].live:
-            live += 1
-            found = find_worker(t, t.workers[w].worker_id, t.workers[w].dp_rank)
-            expect(found == w, "a worker is not found by its name")
-    expect(live == t.n_workers == t.by_name.count, "workers miscounted")

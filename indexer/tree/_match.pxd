@@ -1,29 +1,26 @@
-# _match.pxd: how many leading blocks of a request each worker holds.
-#
-# A match reads the tree and writes no more of it than marks of use (edge_mark, made for that); the
-# rest it writes is its caller's. Several may run at once.
+"""How many leading blocks of a request each worker holds.
+
+A match reads the tree and writes no more of it than marks of use (edge_mark, made for that); the
+rest it writes is its caller's. Several may run at once.
+"""
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
-from libc.string cimport memset
 
-from ._edge cimport MATCHED, Edge, edge_mark, lowest64, popcount64
-from ._store cimport common_run
 from ...runtime.native._table cimport NONE, prefetch
-from ._tree cimport ROOT, Tree, find_child
-
-cdef enum:
-    STACK_WORDS = 256  # of a match's bitset of workers; more of them are allocated
+from ._arena cimport common_run
+from ._edge cimport MATCHED, edge_full_word, edge_mark, lowest64, popcount64
+from ._shape cimport find_child
+from ._tree cimport ROOT, Edge, Tree
 
 cdef extern from "<stdint.h>" nogil:
     const uint64_t ALL "UINT64_MAX"
 
 cdef struct Walk:
-    # Given, the rest zeroed: a word for every 64 workers, and a place for the results.
+    # Given, the rest zeroed: a word for every 64 workers, and arrays for the results.
     uint64_t* active   # workers that held every block so far, a bitset
     uint32_t* worker   # results, unless bound: the tree's number of a worker
     uint32_t* blocks   # and its overlap
     uint32_t* bound    # or: overlaps by the workers' bound numbers, zeroed before
-    uint32_t n_bound
+    uint32_t n_bound   # entries of `bound`
     # Kept.
     uint32_t hits      # results so far
     uint32_t longest   # of the bound ones
@@ -32,13 +29,15 @@ cdef struct Walk:
     uint32_t high
 
 
-cdef inline uint32_t active_words(const Tree* tree) noexcept nogil:
+cdef inline uint32_t walk_words(const Tree* tree) noexcept nogil:
+    """Words of a bitset of all workers."""
     return (tree.workers_used + 63) >> 6
 
 
-cdef inline void hit(
+cdef inline void walk_hit(
     const Tree* tree, Walk* walk, uint32_t worker, uint32_t blocks
 ) noexcept nogil:
+    """A result."""
     cdef uint32_t number
     if walk.bound != NULL:
         number = tree.numbers[worker]
@@ -49,18 +48,6 @@ cdef inline void hit(
         walk.worker[walk.hits] = worker
         walk.blocks[walk.hits] = blocks
         walk.hits += 1
-
-
-cdef inline uint64_t full_word(const Edge* edge, uint32_t i) noexcept nogil:
-    """Word i of the full set as a bitset."""
-    cdef uint64_t word = 0
-    cdef uint32_t k
-    if edge.n_words != 0:
-        return edge.full.words[i] if i < edge.n_words else 0
-    for k in range(edge.n_full):
-        if edge.full.few[k] >> 6 == i:
-            word |= <uint64_t>1 << (edge.full.few[k] & 63)
-    return word
 
 
 cdef inline bint are_consecutive(const uint32_t* numbers, uint32_t end) noexcept nogil:
@@ -75,7 +62,7 @@ cdef inline bint are_consecutive(const uint32_t* numbers, uint32_t end) noexcept
     return differs == 0
 
 
-cdef inline void hit_all(
+cdef inline void walk_hit_word(
     const Tree* tree, Walk* walk, uint32_t word_index, uint64_t word, uint32_t blocks
 ) noexcept nogil:
     """A result for every worker in one word of a bitset."""
@@ -101,25 +88,25 @@ cdef inline void hit_all(
         walk.longest = max(walk.longest, longest)
         return
     while word != 0:
-        hit(tree, walk, 64 * word_index + lowest64(word), blocks)
+        walk_hit(tree, walk, 64 * word_index + lowest64(word), blocks)
         word &= word - 1
 
 
-cdef inline void enter_first(
+cdef inline void walk_first_edge(
     const Tree* tree, Walk* walk, const Edge* edge, uint32_t matched
 ) noexcept nogil:
     """Begin with the workers of the first edge."""
     cdef uint32_t i
     walk.low = 0
-    walk.high = active_words(tree)
+    walk.high = walk_words(tree)
     for i in range(walk.high):
-        walk.active[i] = full_word(edge, i)
+        walk.active[i] = edge_full_word(edge, i)
     walk.alive = edge.n_full
     for i in range(edge.n_partial):
-        hit(tree, walk, edge.partial[i].worker, min(edge.partial[i].blocks, matched))
+        walk_hit(tree, walk, edge.partial[i].worker, min(edge.partial[i].blocks, matched))
 
 
-cdef inline void enter_next(
+cdef inline void walk_next_edge(
     const Tree* tree, Walk* walk, const Edge* edge, uint32_t matched, uint32_t depth
 ) noexcept nogil:
     """Go on below `depth` blocks with those of the active workers that cover the edge too."""
@@ -129,12 +116,12 @@ cdef inline void enter_next(
         worker = edge.partial[i].worker
         bit = <uint64_t>1 << (worker & 63)
         if walk.low <= worker >> 6 < walk.high and walk.active[worker >> 6] & bit:
-            hit(tree, walk, worker, depth + min(edge.partial[i].blocks, matched))
+            walk_hit(tree, walk, worker, depth + min(edge.partial[i].blocks, matched))
             walk.active[worker >> 6] &= ~bit
     walk.alive = 0
     for i in range(walk.low, walk.high):
-        stay = walk.active[i] & full_word(edge, i)
-        hit_all(tree, walk, i, walk.active[i] & ~stay, depth)
+        stay = walk.active[i] & edge_full_word(edge, i)
+        walk_hit_word(tree, walk, i, walk.active[i] & ~stay, depth)
         walk.active[i] = stay
         walk.alive += popcount64(stay)
     while walk.low < walk.high and walk.active[walk.low] == 0:
@@ -144,14 +131,18 @@ cdef inline void enter_next(
 
 
 cdef inline void match_chain(
-    const Tree* tree, Walk* walk, const uint64_t* local, uint32_t n, bint early_exit
+    const Tree* tree, Walk* walk, const uint64_t* local_hashes, uint32_t n, bint early_exit
 ) noexcept nogil:
+    """Walk down a chain and note each worker's overlap, that is its contiguous prefix of it.
+
+    With `early_exit` the walk ends once a single worker is left, which may hold more.
+    """
     cdef Edge* edge
     cdef uint32_t e = ROOT
     cdef uint32_t depth = 0
     cdef uint32_t matched, i
     while depth < n:
-        e = find_child(tree, e, local[depth])
+        e = find_child(tree, e, local_hashes[depth])
         if e == NONE:
             break
         edge = &tree.edges[e]
@@ -159,12 +150,12 @@ cdef inline void match_chain(
         if edge.first_child != NONE:
             prefetch(&tree.edges[edge.first_child])
         matched = common_run(
-            tree.blocks.local + edge.start, local + depth, min(edge.len, n - depth)
+            tree.blocks.local_hash + edge.start, local_hashes + depth, min(edge.len, n - depth)
         )
         if depth == 0:
-            enter_first(tree, walk, edge, matched)
+            walk_first_edge(tree, walk, edge, matched)
         else:
-            enter_next(tree, walk, edge, matched, depth)
+            walk_next_edge(tree, walk, edge, matched, depth)
         if walk.alive == 0:
             return
         depth += matched
@@ -172,26 +163,4 @@ cdef inline void match_chain(
             break
     if depth != 0:
         for i in range(walk.low, walk.high):
-            hit_all(tree, walk, i, walk.active[i], depth)
-
-
-cdef inline uint32_t match_bound(
-    const Tree* tree, const uint64_t* local, uint32_t n, uint32_t* out, uint32_t n_out
-) noexcept nogil:
-    """Zero out[0:n_out], write bound workers' overlaps there; the longest, or NONE: no memory."""
-    cdef uint64_t stack[STACK_WORDS]
-    cdef uint32_t words = active_words(tree)
-    cdef Walk walk
-    memset(&walk, 0, sizeof(Walk))
-    memset(out, 0, n_out * sizeof(uint32_t))
-    walk.bound = out
-    walk.n_bound = n_out
-    walk.active = stack
-    if words > STACK_WORDS:
-        walk.active = <uint64_t*>malloc(words * sizeof(uint64_t))
-        if walk.active == NULL:
-            return NONE
-    match_chain(tree, &walk, local, n, False)
-    if walk.active != stack:
-        free(walk.active)
-    return walk.longest
+            walk_hit_word(tree, walk, i, walk.active[i], depth)

@@ -1,104 +1,59 @@
-# cython: language_level=3
-"""_radix.pyx: who holds which block: a path-compressed radix tree over local hashes.
+"""Who holds which block: a path-compressed radix tree over local hashes, as Python objects.
 
 A worker's truth is a map from external hash to a path of local hashes; the tree is the union of
 them. A score is the length of the contiguous prefix that a worker holds, so a block that was
-removed from the middle hides those below it until it is stored again. The structure is in
-_tree.pxd, its operations are in _kernel.pyx; this is its door from Python.
+removed from the middle hides those below it until it is stored again.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from ...runtime.native._table cimport NONE
+from .._integers cimport UIntView
 from ..wire._events cimport EVENT_REMOVED, EVENT_STORED, Event
-from .._integers cimport UIntView, view_integers
+from ..wire._wire cimport batch_free, batch_init, decode_json_event
+from ._arguments cimport as_hash, raise_status, read_worker, view_hashes
 from ._ops cimport (
+    TREE_BLOCK_NOT_FOUND,
+    TREE_NO_MEMORY,
+    TREE_OK,
+    TREE_PARENT_NOT_FOUND,
     Hits,
-    Name,
+    Tree,
+    TreeTotals,
+    WorkerInfo,
+    WorkerKey,
     hits_free,
     tree_bind,
     tree_clear,
     tree_close,
     tree_drop_worker,
+    tree_find_worker,
+    tree_intern_worker,
     tree_limit,
     tree_match,
     tree_match_bound,
     tree_open,
     tree_remove,
     tree_store,
-    tree_store_below,
+    tree_store_cross_tier,
+    tree_totals,
+    tree_worker_info,
+    tree_workers_end,
+    tree_workers_version,
 )
-from ._match cimport match_bound
-from ...runtime.native._table cimport NONE
-from ._tree cimport (
-    TREE_BLOCK_NOT_FOUND,
-    TREE_INVALID_SEQUENCE,
-    TREE_NO_MEMORY,
-    TREE_OK,
-    TREE_PARENT_EVICTED,
-    TREE_PARENT_NOT_FOUND,
-    Tree,
-)
-from ..wire._wire cimport batch_free, batch_init, decode_json_event
-from ._workers cimport find_worker, intern_worker
-
-from operator import index
 
 import numpy as np
 
-from ...runtime.errors import EventError
-from ...runtime.identity import WorkerWithDpRank, as_worker
+from ...runtime.identity import WorkerWithDpRank
 from ..wire import describe_decode_error
 
 
-cdef int read_name(Name* name, worker) except -1:
-    if type(worker) is int and 0 <= worker < 1 << 63:
-        name.worker_id = PyLong_AsUnsignedLongLong(worker)
-        name.dp_rank = 0
-    else:
-        worker = as_worker(worker)
-        name.worker_id = worker[0]
-        name.dp_rank = worker[1]
-    return 0
-
-
-cdef uint32_t require_worker(Tree* tree, const Name* name) except? 0xFFFFFFFF:
+cdef uint32_t require_worker(Tree* tree, const WorkerKey* key) except? 0xFFFFFFFF:
     """The tree's number of a worker, new if need be."""
-    cdef uint32_t w = intern_worker(tree, name.worker_id, name.dp_rank)
+    cdef uint32_t w = tree_intern_worker(tree, key.worker_id, key.dp_rank)
     if w == NONE:
         raise MemoryError
     return w
-
-
-cdef inline UIntView view_hashes(hashes):
-    cdef UIntView view = view_integers(hashes, 8, "block hash")
-    if view.size > 0x7FFFFFFF:
-        raise ValueError(f"{view.size} hashes are more than an event or a prompt can have")
-    return view
-
-
-cdef uint64_t as_hash(number) except? 0:
-    number = index(number)
-    if not 0 <= number < 1 << 64:
-        raise OverflowError(f"block hash {number} is out of range (0 to 2**64 - 1)")
-    return number
-
-
-cdef int raise_status(int status, uint64_t worker_id) except -1:
-    """Raise what a status means."""
-    if status == TREE_OK:
-        return 0
-    if status == TREE_NO_MEMORY:
-        raise MemoryError
-    if status == TREE_PARENT_NOT_FOUND:
-        message, code = "Failed to find parent block", "parent_not_found"
-    elif status == TREE_INVALID_SEQUENCE:
-        message, code = "Invalid block sequence", "invalid_sequence"
-    elif status == TREE_PARENT_EVICTED:
-        message, code = "Parent block was dropped for want of room", "parent_evicted"
-    else:
-        message, code = "Failed to find block", "block_not_found"
-    raise EventError(message, worker_id=worker_id, code=code)
 
 
 cdef class Match:
@@ -107,7 +62,7 @@ cdef class Match:
     @property
     def workers(self):
         """The workers: an array of WorkerWithDpRank objects."""
-        return self.roster[np.frombuffer(self.index, np.uint32)]
+        return self.worker_array[np.frombuffer(self.index, np.uint32)]
 
     @property
     def overlaps(self):
@@ -125,7 +80,7 @@ cdef class Match:
             blocks = <const uint32_t*><const char*>self.blocks
             self.cached = {}
             for i in range(self.count):
-                self.cached[self.names[numbers[i]]] = blocks[i]
+                self.cached[self.worker_list[numbers[i]]] = blocks[i]
         return self.cached
 
     @property
@@ -160,27 +115,27 @@ cdef class RadixTree:
         if max_blocks is not None:
             tree_limit(self.tree, max_blocks)
         batch_init(&self.batch)
-        self.names = []
-        self.roster = np.empty(0, object)
+        self.worker_list = []
+        self.worker_array = np.empty(0, object)
 
     def __dealloc__(self):
         tree_close(self.tree)
         batch_free(&self.batch)
 
-    cdef int refresh_names(self) except -1:
-        """Make `names` and `roster` those of the tree's present workers."""
-        cdef uint32_t w
-        names = []
-        roster = np.empty(self.tree.workers_used, object)
-        for w in range(self.tree.workers_used):
-            name = WorkerWithDpRank(
-                self.tree.workers[w].worker_id, self.tree.workers[w].dp_rank
-            )
-            names.append(name)
-            roster[w] = name
-        self.names = names
-        self.roster = roster
-        self.names_version = self.tree.names
+    cdef int refresh_workers(self) except -1:
+        """Make `worker_list` and `worker_array` those of the tree's present workers."""
+        cdef WorkerInfo info
+        cdef uint64_t version = tree_workers_version(self.tree)
+        workers = []
+        for w in range(tree_workers_end(self.tree)):
+            info = tree_worker_info(self.tree, w)
+            workers.append(WorkerWithDpRank(info.key.worker_id, info.key.dp_rank))
+        worker_array = np.empty(len(workers), object)
+        for w, worker in enumerate(workers):
+            worker_array[w] = worker
+        self.worker_list = workers
+        self.worker_array = worker_array
+        self.workers_version = version
         return 0
 
     def store(self, worker, parent_hash, block_hashes, local_hashes):
@@ -191,81 +146,85 @@ cdef class RadixTree:
         worker held elsewhere moves here.
 
         Raises EventError, which is a RuntimeError: parent_not_found, and nothing is stored;
-        parent_evicted, likewise, if the tree has dropped blocks of this worker for want of room:
+        parent_evicted, likewise, if the tree has dropped blocks of this worker to keep its budget:
         the event is in order, but cannot be indexed; invalid_sequence, if the chain runs into
         itself: the blocks before that are stored.
         ValueError if the two differ in length, OverflowError or TypeError for no hashes.
         """
-        cdef Name name
-        cdef UIntView ext = view_hashes(block_hashes)
+        cdef WorkerKey key
+        cdef UIntView external = view_hashes(block_hashes)
         cdef UIntView local = view_hashes(local_hashes)
         cdef uint64_t parent = 0 if parent_hash is None else as_hash(parent_hash)
         cdef uint32_t w
-        read_name(&name, worker)
-        if ext.size != local.size:
-            raise ValueError(f"{ext.size} block hashes for {local.size} local hashes")
-        w = require_worker(self.tree, &name)
+        read_worker(&key, worker)
+        if external.size != local.size:
+            raise ValueError(f"{external.size} block hashes for {local.size} local hashes")
+        w = require_worker(self.tree, &key)
         raise_status(
             tree_store(
                 self.tree,
                 w,
                 parent_hash is not None,
                 parent,
-                <const uint64_t*>ext.data,
+                <const uint64_t*>external.data,
                 <const uint64_t*>local.data,
-                <uint32_t>ext.size,
+                <uint32_t>external.size,
             ),
-            name.worker_id,
+            key.worker_id,
         )
 
-    def store_below(self, worker, RadixTree upper not None, parent_hash, block_hashes, local_hashes):
+    def store_at(self, worker, RadixTree upper not None, parent_hash, block_hashes, local_hashes):
         """As `store`, below the block that the worker calls `parent_hash` in another tree.
 
         The worker need not hold here what is above the blocks. Raises as `store` does.
         """
-        cdef Name name
-        cdef UIntView ext = view_hashes(block_hashes)
+        cdef WorkerKey key
+        cdef UIntView external = view_hashes(block_hashes)
         cdef UIntView local = view_hashes(local_hashes)
         cdef uint64_t parent = as_hash(parent_hash)
         cdef uint32_t w, holder
         cdef int status = TREE_PARENT_NOT_FOUND
-        read_name(&name, worker)
-        if ext.size != local.size:
-            raise ValueError(f"{ext.size} block hashes for {local.size} local hashes")
-        w = require_worker(self.tree, &name)
-        holder = find_worker(upper.tree, name.worker_id, name.dp_rank)
+        read_worker(&key, worker)
+        if external.size != local.size:
+            raise ValueError(f"{external.size} block hashes for {local.size} local hashes")
+        w = require_worker(self.tree, &key)
+        holder = tree_find_worker(upper.tree, key.worker_id, key.dp_rank)
         if holder != NONE:
-            status = tree_store_below(
+            status = tree_store_cross_tier(
                 self.tree,
                 w,
                 upper.tree,
                 holder,
                 parent,
-                <const uint64_t*>ext.data,
+                <const uint64_t*>external.data,
                 <const uint64_t*>local.data,
-                <uint32_t>ext.size,
+                <uint32_t>external.size,
             )
-        raise_status(status, name.worker_id)
+        raise_status(status, key.worker_id)
 
     def remove(self, worker, block_hashes):
         """The worker holds these blocks no more; what it holds below them stays held.
 
         Raises EventError (block_not_found) if it did not hold one of them, unless that may have
-        been dropped for want of room; the others are removed.
+        been dropped to keep the budget; the others are removed.
         """
-        cdef Name name
-        cdef UIntView ext = view_hashes(block_hashes)
+        cdef WorkerKey key
+        cdef UIntView external = view_hashes(block_hashes)
         cdef uint32_t w, unknown
         cdef int status = TREE_OK
-        read_name(&name, worker)
-        w = find_worker(self.tree, name.worker_id, name.dp_rank)
+        read_worker(&key, worker)
+        w = tree_find_worker(self.tree, key.worker_id, key.dp_rank)
         if w != NONE:
             status = tree_remove(
-                self.tree, w, <const uint64_t*>ext.data, <uint32_t>ext.size, &unknown
+                self.tree,
+                w,
+                <const uint64_t*>external.data,
+                <uint32_t>external.size,
+                &unknown,
             )
-        elif ext.size != 0:
+        elif external.size != 0:
             status = TREE_BLOCK_NOT_FOUND
-        raise_status(status, name.worker_id)
+        raise_status(status, key.worker_id)
 
     def apply_event(self, worker_id, const uint8_t[::1] event not None):
         """Apply one cache event of this worker, Dynamo's JSON; event ids are not looked at.
@@ -273,23 +232,23 @@ cdef class RadixTree:
         The rank is the event's, unless `worker_id` is a tuple. Raises ValueError if it is no such
         event, EventError as `store` and `remove` do.
         """
-        cdef Name name
+        cdef WorkerKey key
         cdef const Event* parsed
-        cdef const uint64_t* ext
+        cdef const uint64_t* external_hashes
         cdef size_t size = event.shape[0]
         cdef uint32_t w, unknown
         cdef int status
-        read_name(&name, worker_id)
+        read_worker(&key, worker_id)
         status = decode_json_event(
-            &self.batch, name.worker_id, &event[0] if size else NULL, size
+            &self.batch, key.worker_id, &event[0] if size else NULL, size
         )
         if status != 0:
             raise ValueError(describe_decode_error(status))
         parsed = self.batch.events
         if not isinstance(worker_id, tuple):
-            name.dp_rank = parsed.dp_rank
-        w = intern_worker(self.tree, name.worker_id, name.dp_rank)
-        ext = self.batch.block_hashes + parsed.first
+            key.dp_rank = parsed.dp_rank
+        w = tree_intern_worker(self.tree, key.worker_id, key.dp_rank)
+        external_hashes = self.batch.external_hashes + parsed.first
         if w == NONE:
             status = TREE_NO_MEMORY
         elif parsed.kind == EVENT_STORED:
@@ -298,15 +257,15 @@ cdef class RadixTree:
                 w,
                 parsed.has_parent,
                 parsed.parent_hash,
-                ext,
+                external_hashes,
                 self.batch.local_hashes + parsed.first,
                 parsed.count,
             )
         elif parsed.kind == EVENT_REMOVED:
-            status = tree_remove(self.tree, w, ext, parsed.count, &unknown)
+            status = tree_remove(self.tree, w, external_hashes, parsed.count, &unknown)
         else:
             tree_clear(self.tree, w)
-        raise_status(status, name.worker_id)
+        raise_status(status, key.worker_id)
 
     def match(self, local_hashes, bint early_exit=False):
         """How many leading blocks of this chain each worker holds: a Match.
@@ -317,15 +276,19 @@ cdef class RadixTree:
         cdef UIntView local = view_hashes(local_hashes)
         cdef Match match = Match.__new__(Match)
         cdef Hits hits
-        while self.names_version != self.tree.names:
-            self.refresh_names()  # which may let another thread in
+        while self.workers_version != tree_workers_version(self.tree):
+            self.refresh_workers()  # which may let another thread in
         try:
             if not tree_match(
-                self.tree, <const uint64_t*>local.data, <uint32_t>local.size, early_exit, &hits
+                self.tree,
+                <const uint64_t*>local.data,
+                <uint32_t>local.size,
+                early_exit,
+                &hits,
             ):
                 raise MemoryError
-            match.names = self.names
-            match.roster = self.roster
+            match.worker_list = self.worker_list
+            match.worker_array = self.worker_array
             match.count = hits.count
             match.index = PyBytes_FromStringAndSize(<char*>hits.worker, 4 * hits.count)
             match.blocks = PyBytes_FromStringAndSize(<char*>hits.blocks, 4 * hits.count)
@@ -348,13 +311,13 @@ cdef class RadixTree:
         return longest
 
     def bind(self, worker, number):
-        """Write the worker's overlap to this place of match_bound's array; None: to none."""
-        cdef Name name
+        """Write the worker's overlap under this number in match_bound's array; None: nowhere."""
+        cdef WorkerKey key
         cdef uint32_t w
-        cdef uint32_t place = NONE if number is None else number
-        read_name(&name, worker)
-        w = require_worker(self.tree, &name)
-        tree_bind(self.tree, w, place)
+        cdef uint32_t bound = NONE if number is None else number
+        read_worker(&key, worker)
+        w = require_worker(self.tree, &key)
+        tree_bind(self.tree, w, bound)
 
     def find_matches(self, sequence, bint early_exit=False):
         """Dynamo's name for `match`."""
@@ -362,17 +325,19 @@ cdef class RadixTree:
 
     cdef list numbers_of(self, worker):
         """The tree's numbers of one rank, if a tuple names it, or of all ranks of an id."""
-        cdef Name name
+        cdef WorkerKey key
+        cdef WorkerInfo info
         cdef uint32_t w
-        read_name(&name, worker)
+        read_worker(&key, worker)
         if isinstance(worker, tuple):
-            w = find_worker(self.tree, name.worker_id, name.dp_rank)
+            w = tree_find_worker(self.tree, key.worker_id, key.dp_rank)
             return [] if w == NONE else [w]
-        return [
-            w
-            for w in range(self.tree.workers_used)
-            if self.tree.workers[w].live and self.tree.workers[w].worker_id == name.worker_id
-        ]
+        found = []
+        for w in range(tree_workers_end(self.tree)):
+            info = tree_worker_info(self.tree, w)
+            if info.live and info.key.worker_id == key.worker_id:
+                found.append(w)
+        return found
 
     def remove_worker(self, worker):
         """Forget a worker: all ranks of an id, or the one rank that a tuple names."""
@@ -394,29 +359,32 @@ cdef class RadixTree:
     def workers(self):
         """Every known worker, with blocks or without: a list of WorkerWithDpRank."""
         cdef uint32_t w
-        if self.names_version != self.tree.names:
-            self.refresh_names()
+        if self.workers_version != tree_workers_version(self.tree):
+            self.refresh_workers()
         return [
-            self.names[w] for w in range(self.tree.workers_used) if self.tree.workers[w].live
+            worker
+            for w, worker in enumerate(self.worker_list)
+            if tree_worker_info(self.tree, w).live
         ]
 
     def num_blocks(self, worker):
         """How many blocks a worker holds: an id's on all its ranks, a tuple's on that one."""
-        return sum(self.tree.workers[<uint32_t>w].blocks for w in self.numbers_of(worker))
+        return sum(tree_worker_info(self.tree, w).blocks for w in self.numbers_of(worker))
 
     def num_missing(self, worker):
-        """How many more blocks a worker was said to hold, which the tree dropped or had no place
-        for; counted as in num_blocks. An upper estimate."""
-        return sum(self.tree.workers[<uint32_t>w].missing for w in self.numbers_of(worker))
+        """How many more blocks a worker was said to hold, which the tree dropped or could not
+        store; counted as in num_blocks. An upper estimate."""
+        return sum(tree_worker_info(self.tree, w).missing for w in self.numbers_of(worker))
 
     def evicted(self):
-        """(blocks, branches) dropped for want of room since the tree was made."""
-        return self.tree.evicted, self.tree.evictions
+        """(blocks, branches) dropped to keep the budget, since the tree was made."""
+        cdef TreeTotals totals = tree_totals(self.tree)
+        return totals.evicted, totals.evictions
 
     def __len__(self):
         """How many different blocks are held, with the holes above them."""
-        return self.tree.n_blocks
+        return tree_totals(self.tree).blocks
 
     def memory_bytes(self):
         """Bytes allocated, used or kept for use."""
-        return self.tree.memory.bytes + sizeof(Tree)
+        return tree_totals(self.tree).bytes

@@ -1,19 +1,12 @@
-# _remove.pxd: blocks that leave a worker.
+"""Blocks that leave a worker."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._aliases cimport alias_drop
-from ._edge cimport Edge, edge_cover, edge_coverage
-from ._keys cimport find_held, forget_alias, is_key
-from ...runtime.native._yield_points cimport pace_limit, pace_work
 from ...runtime.native._table cimport NONE
-from ._tree cimport (
-    TREE_BLOCK_NOT_FOUND,
-    TREE_NO_MEMORY,
-    TREE_OK,
-    Tree,
-    settle_edge,
-    split_edge,
-)
+from ...runtime.native._yield_points cimport yield_after, yield_limit
+from ._edge cimport edge_cover, edge_coverage
+from ._external_hashes cimport alias_drop, external_hash_of, find_held, forget_alias
+from ._shape cimport settle_edge, split_edge
+from ._tree cimport TREE_BLOCK_NOT_FOUND, TREE_NO_MEMORY, TREE_OK, Edge, Tree
 
 
 cdef inline bint uncover_run(
@@ -39,7 +32,7 @@ cdef inline bint uncover_run(
 
 
 cdef inline bint uncover_blocks(
-    Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n, uint32_t* unknown
+    Tree* tree, uint32_t worker, const uint64_t* external_hashes, uint32_t n, uint32_t* unknown
 ) noexcept nogil:
     """Take blocks from a worker, counting those that it does not hold; false without memory."""
     cdef uint32_t i = 0
@@ -47,23 +40,27 @@ cdef inline bint uncover_blocks(
     cdef const Edge* edge
     unknown[0] = 0
     while i < n:
-        first = last = find_held(tree, worker, ext[i])
+        first = last = find_held(tree, worker, external_hashes[i])
         i += 1
         if first == NONE:
             unknown[0] += 1
-            pace_work(&tree.memory.pace, 1)
+            yield_after(&tree.memory.yield_points, 1)
             continue
         # Engines evict along a chain: gather the neighbours that the event names next.
         edge = &tree.edges[tree.blocks.owner[first]]
         begin = edge.start
         end = begin + edge_coverage(edge, worker)
-        most = pace_limit(&tree.memory.pace, n) - 1
-        if i < n and first > begin and is_key(tree, worker, first - 1, ext[i]):
+        most = yield_limit(&tree.memory.yield_points, n) - 1
+        if (
+            i < n
+            and first > begin
+            and external_hash_of(tree, worker, first - 1) == external_hashes[i]
+        ):
             while (
                 i < n
                 and first > begin
                 and last - first < most
-                and is_key(tree, worker, first - 1, ext[i])
+                and external_hash_of(tree, worker, first - 1) == external_hashes[i]
             ):
                 first -= 1
                 i += 1
@@ -72,23 +69,24 @@ cdef inline bint uncover_blocks(
                 i < n
                 and last + 1 < end
                 and last - first < most
-                and is_key(tree, worker, last + 1, ext[i])
+                and external_hash_of(tree, worker, last + 1) == external_hashes[i]
             ):
                 last += 1
                 i += 1
         if not uncover_run(tree, worker, first, last):
             return False
-        pace_work(&tree.memory.pace, last + 1 - first)
+        yield_after(&tree.memory.yield_points, last + 1 - first)
     return True
 
 
 cdef inline int remove_blocks(
-    Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n, uint32_t* unknown
+    Tree* tree, uint32_t worker, const uint64_t* external_hashes, uint32_t n, uint32_t* unknown
 ) noexcept nogil:
+    """Take blocks from a worker: a TreeStatus. *unknown: how many it neither holds nor has lost."""
     cdef uint64_t dropped
-    if not uncover_blocks(tree, worker, ext, n, unknown):
+    if not uncover_blocks(tree, worker, external_hashes, n, unknown):
         return TREE_NO_MEMORY
-    # What was dropped for want of room is not known any more, and rightly said to be gone.
+    # What was dropped to keep the budget is not known any more, and rightly said to be gone.
     dropped = min(<uint64_t>unknown[0], tree.workers[worker].missing)
     tree.workers[worker].missing -= dropped
     unknown[0] -= <uint32_t>dropped
@@ -96,13 +94,14 @@ cdef inline int remove_blocks(
 
 
 cdef inline void clear_worker(Tree* tree, uint32_t worker) noexcept nogil:
+    """Take all blocks from a worker."""
     cdef uint32_t e, alias
     tree.workers[worker].missing = 0
     if tree.workers[worker].aliases != 0:
         for alias in range(tree.aliases.used, 0, -1):
             if tree.aliases.all[alias - 1].worker == worker:
                 alias_drop(&tree.aliases, alias - 1)
-            pace_work(&tree.memory.pace, alias & 1)
+            yield_after(&tree.memory.yield_points, alias & 1)
         tree.workers[worker].aliases = 0
     if tree.workers[worker].blocks == 0:
         return
@@ -111,4 +110,5 @@ cdef inline void clear_worker(Tree* tree, uint32_t worker) noexcept nogil:
         if tree.edges[e].len != 0 and edge_coverage(&tree.edges[e], worker) != 0:
             edge_cover(&tree.edges[e], &tree.memory, worker, 0)
             settle_edge(tree, e)
-        pace_work(&tree.memory.pace, e & 1)  # looking at an edge takes less than storing a block
+        # Looking at an edge takes less than storing a block.
+        yield_after(&tree.memory.yield_points, e & 1)

@@ -1,26 +1,30 @@
-# _store.pxd: blocks that a worker reports.
+"""Blocks that a worker reports."""
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
-from ._aliases cimport alias_add, alias_by_key, aliases_reserve
-from ._arena cimport arena_allocate, arena_extend, arena_release, arena_reserve
-from ._edge cimport STORED, Edge, edge_cover, edge_coverage, edge_is_full, edge_mark
-from ._keys cimport find_held, forget_alias, is_canonical
-from ...runtime.native._yield_points cimport pace_limit, pace_work
-from ._remove cimport uncover_blocks, uncover_run
-from ...runtime.native._table cimport NONE, hash_key, table_prefetch, table_put, table_reserve, table_seek
-from ._tree cimport (
-    AHEAD,
-    ROOT,
-    TREE_INVALID_SEQUENCE,
-    TREE_NO_MEMORY,
-    TREE_OK,
-    TREE_PARENT_EVICTED,
-    TREE_PARENT_NOT_FOUND,
-    Tree,
-    Worker,
-    drop_edge,
+from ...runtime.native._table cimport (
+    NONE,
+    hash_key,
+    table_prefetch,
+    table_put,
+    table_reserve,
+    table_seek,
+)
+from ...runtime.native._yield_points cimport yield_after, yield_limit
+from ._arena cimport arena_allocate, arena_extend, arena_release, arena_reserve, common_run
+from ._edge cimport STORED, edge_cover, edge_coverage, edge_is_full, edge_mark
+from ._external_hashes cimport (
+    alias_add,
+    alias_by_external_hash,
+    aliases_reserve,
     find_canonical,
+    find_held,
+    forget_alias,
+    is_canonical,
+)
+from ._remove cimport uncover_blocks, uncover_run
+from ._shape cimport (
+    drop_edge,
     find_child,
     link_child,
     merge_edge,
@@ -29,69 +33,70 @@ from ._tree cimport (
     reserve_edge,
     split_edge,
 )
+from ._tree cimport (
+    AHEAD,
+    ROOT,
+    TREE_INVALID_SEQUENCE,
+    TREE_NO_MEMORY,
+    TREE_OK,
+    TREE_PARENT_EVICTED,
+    TREE_PARENT_NOT_FOUND,
+    Edge,
+    Tree,
+    Worker,
+)
 
 cdef enum:
-    STRIDE = 128      # hashes compared at once
-    CONTINUATION = 8  # least room of an edge that continues a worker's own chain
+    CONTINUATION = 8  # least capacity of an edge that continues a worker's own chain
 
-
-cdef struct Cursor:
+cdef struct TreePosition:
     uint32_t edge   # where a chain has got to: an edge
     uint32_t at     # and how many of its blocks are behind
 
 
-cdef inline void place(const Tree* tree, Cursor* cursor, uint32_t block) noexcept nogil:
-    """Put the cursor behind a block."""
-    cursor.edge = tree.blocks.owner[block]
-    cursor.at = block + 1 - tree.edges[cursor.edge].start
+cdef inline void position_behind(
+    const Tree* tree, TreePosition* position, uint32_t block
+) noexcept nogil:
+    """Move the position behind a block."""
+    position.edge = tree.blocks.owner[block]
+    position.at = block + 1 - tree.edges[position.edge].start
 
 
-cdef inline bint advance(
-    Tree* tree, Cursor* cursor, uint32_t worker, uint32_t run
+cdef inline bint position_advance(
+    Tree* tree, TreePosition* position, uint32_t worker, uint32_t run
 ) noexcept nogil:
     """Let the worker cover the next `run` blocks of the edge; false without memory."""
-    cdef Edge* edge = &tree.edges[cursor.edge]
+    cdef Edge* edge = &tree.edges[position.edge]
     cdef uint32_t covered = edge_coverage(edge, worker)
     cdef uint32_t last, parent
     edge_mark(edge, STORED)
-    cursor.at += run
-    if cursor.at <= covered:
+    position.at += run
+    if position.at <= covered:
         return True
-    if not edge_cover(edge, &tree.memory, worker, cursor.at):
+    if not edge_cover(edge, &tree.memory, worker, position.at):
         return False
-    tree.workers[worker].blocks += cursor.at - covered
-    if cursor.at == edge.len:
+    tree.workers[worker].blocks += position.at - covered
+    if position.at == edge.len:
         # A hole may have been filled.
         last = edge.start + edge.len - 1
         parent = edge.parent
-        merge_edge(tree, cursor.edge)
+        merge_edge(tree, position.edge)
         merge_edge(tree, parent)
-        place(tree, cursor, last)
+        position_behind(tree, position, last)
     return True
 
 
-cdef inline uint32_t common_run(const uint64_t* a, const uint64_t* b, uint32_t n) noexcept nogil:
-    """How many leading elements are equal."""
-    cdef uint32_t i = 0
-    # The C library's comparison uses vectors that we may not assume.
-    while i + STRIDE <= n and memcmp(a + i, b + i, STRIDE * sizeof(uint64_t)) == 0:
-        i += STRIDE
-    while i + 4 <= n and (
-        (a[i] ^ b[i]) | (a[i + 1] ^ b[i + 1]) | (a[i + 2] ^ b[i + 2]) | (a[i + 3] ^ b[i + 3])
-    ) == 0:
-        i += 4
-    while i < n and a[i] == b[i]:
-        i += 1
-    return i
-
-
-cdef inline uint32_t known_run(
-    const Tree* tree, uint32_t block, const uint64_t* ext, const uint64_t* local, uint32_t n
+cdef inline uint32_t canonical_run(
+    const Tree* tree,
+    uint32_t block,
+    const uint64_t* external_hashes,
+    const uint64_t* local_hashes,
+    uint32_t n,
 ) noexcept nogil:
-    """How many blocks from `block` on are the chain's, under their canonical keys."""
-    cdef uint32_t run = common_run(tree.blocks.local + block, local, n)
+    """How many blocks from `block` on are the chain's, under their canonical hashes."""
+    cdef uint32_t run = common_run(tree.blocks.local_hash + block, local_hashes, n)
     cdef uint32_t i
-    run = common_run(tree.blocks.ext + block, ext, run)
+    run = common_run(tree.blocks.external_hash + block, external_hashes, run)
     if tree.shadowed != 0:
         for i in range(run):
             if not is_canonical(tree, block + i):
@@ -99,54 +104,54 @@ cdef inline uint32_t known_run(
     return run
 
 
-cdef inline uint32_t enter_blocks(
+cdef inline uint32_t enter_canonical(
     Tree* tree, uint32_t worker, uint32_t start, uint32_t n
 ) noexcept nogil:
-    """Enter canonical keys until one is in use already; returns how many went in.
+    """Enter canonical hashes until one is in use already; returns how many went in.
 
-    Room in the table must have been reserved.
+    Capacity in the table must have been reserved.
     """
-    cdef const uint64_t* ext = tree.blocks.ext + start
+    cdef const uint64_t* external_hashes = tree.blocks.external_hash + start
     cdef bint aliases = tree.workers[worker].aliases != 0
     cdef uint32_t i, hashed, other
     cdef uint64_t step
     for i in range(min(n, <uint32_t>AHEAD)):
-        table_prefetch(&tree.by_ext, hash_key(ext[i]))
+        table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i]))
     for i in range(n):
         if i + AHEAD < n:
-            table_prefetch(&tree.by_ext, hash_key(ext[i + AHEAD]))
-        if aliases and alias_by_key(&tree.aliases, worker, ext[i]) != NONE:
+            table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i + AHEAD]))
+        if aliases and alias_by_external_hash(&tree.aliases, worker, external_hashes[i]) != NONE:
             return i
-        hashed = hash_key(ext[i])
+        hashed = hash_key(external_hashes[i])
         step = 0
         while True:
-            other = table_seek(&tree.by_ext, hashed, &step)
+            other = table_seek(&tree.by_external_hash, hashed, &step)
             if other == NONE:
                 break
-            if tree.blocks.ext[other] == ext[i]:
+            if tree.blocks.external_hash[other] == external_hashes[i]:
                 return i
-        table_put(&tree.by_ext, hashed, step, start + i)
+        table_put(&tree.by_external_hash, hashed, step, start + i)
     return n
 
 
 cdef inline bint append_run(
     Tree* tree,
-    Cursor* cursor,
+    TreePosition* position,
     uint32_t worker,
-    const uint64_t* ext,
-    const uint64_t* local,
+    const uint64_t* external_hashes,
+    const uint64_t* local_hashes,
     uint32_t n,
     bint shadow,
     uint32_t* appended,
 ) noexcept nogil:
     """Store new blocks behind the end of an edge; false, and nothing changed, without memory.
 
-    *appended: how many; it stops before a key that is another block's already, and where the pace
-    wants it to, with room for the others kept. With `shadow` the first block is such a one, and
-    goes in without an entry.
+    *appended: how many; it stops before a hash that is another block's already, and at a yield
+    point, with capacity for the others kept. With `shadow` the first block is such a one, and goes
+    in without an entry.
     """
-    cdef uint32_t e = cursor.edge
-    cdef uint32_t room = n
+    cdef uint32_t e = position.edge
+    cdef uint32_t count = n
     cdef uint32_t start, wanted
     cdef Edge* edge
     cdef bint alone
@@ -154,7 +159,7 @@ cdef inline bint append_run(
     if not (
         reserve_edge(tree)
         and arena_reserve(&tree.blocks, &tree.memory, n + CONTINUATION)
-        and table_reserve(&tree.by_ext, &tree.memory, n)
+        and table_reserve(&tree.by_external_hash, &tree.memory, n)
     ):
         return False
     edge = &tree.edges[e]
@@ -166,117 +171,123 @@ cdef inline bint append_run(
         and edge_is_full(edge, worker)
     )
     if alone and edge.cap - edge.len < n:
-        room = n - (edge.cap - edge.len)
-        if arena_extend(&tree.blocks, edge.start + edge.cap, room, e):
-            edge.cap += room
+        count = n - (edge.cap - edge.len)
+        if arena_extend(&tree.blocks, edge.start + edge.cap, count, e):
+            edge.cap += count
     if alone and edge.cap > edge.len:
-        room = min(n, edge.cap - edge.len)
+        count = min(n, edge.cap - edge.len)
         start = edge.start + edge.len
     else:
-        room = max(n, <uint32_t>CONTINUATION) if alone else n
+        count = max(n, <uint32_t>CONTINUATION) if alone else n
         e = new_edge(tree)
-        start = arena_allocate(&tree.blocks, room, e)
+        start = arena_allocate(&tree.blocks, count, e)
         edge = &tree.edges[e]
         edge.start = start
-        edge.cap = room
-        room = n
-    wanted = room = pace_limit(&tree.memory.pace, room)
-    memcpy(tree.blocks.local + start, local, room * sizeof(uint64_t))
-    memcpy(tree.blocks.ext + start, ext, room * sizeof(uint64_t))
+        edge.cap = count
+        count = n
+    wanted = count = yield_limit(&tree.memory.yield_points, count)
+    memcpy(tree.blocks.local_hash + start, local_hashes, count * sizeof(uint64_t))
+    memcpy(tree.blocks.external_hash + start, external_hashes, count * sizeof(uint64_t))
     if shadow:
         tree.shadowed += 1
-        room = 1
+        count = 1
     else:
-        room = enter_blocks(tree, worker, start, room)
-    own_range(tree, start, room, e)
+        count = enter_canonical(tree, worker, start, count)
+    own_range(tree, start, count, e)
     edge_mark(edge, STORED)
-    edge.len += room
-    tree.n_blocks += room
-    tree.workers[worker].blocks += room
-    appended[0] = room
-    if e != cursor.edge:
-        if room < wanted:
-            arena_release(&tree.blocks, start + room, edge.cap - room)
-            edge.cap = room
-        if room == 0:
+    edge.len += count
+    tree.n_blocks += count
+    tree.workers[worker].blocks += count
+    appended[0] = count
+    if e != position.edge:
+        if count < wanted:
+            arena_release(&tree.blocks, start + count, edge.cap - count)
+            edge.cap = count
+        if count == 0:
             drop_edge(tree, e)
             return True
-        edge_cover(edge, &tree.memory, worker, room)  # the first one is listed in place
-        link_child(tree, cursor.edge, e)
-    if room != 0:
-        place(tree, cursor, start + room - 1)
+        edge_cover(edge, &tree.memory, worker, count)  # the first one is listed in place
+        link_child(tree, position.edge, e)
+    if count != 0:
+        position_behind(tree, position, start + count - 1)
     return True
 
 
-cdef inline bint is_behind(const Tree* tree, uint32_t block, Cursor cursor) noexcept nogil:
-    """Whether a block lies on the path from the root to the cursor."""
+cdef inline bint position_is_below(
+    const Tree* tree, TreePosition position, uint32_t block
+) noexcept nogil:
+    """Whether a block lies on the path from the root to the position."""
     cdef uint32_t home = tree.blocks.owner[block]
-    while cursor.edge != ROOT:
-        if cursor.edge == home:
-            return block - tree.edges[home].start < cursor.at
-        cursor.edge = tree.edges[cursor.edge].parent
-        cursor.at = tree.edges[cursor.edge].len
+    while position.edge != ROOT:
+        if position.edge == home:
+            return block - tree.edges[home].start < position.at
+        position.edge = tree.edges[position.edge].parent
+        position.at = tree.edges[position.edge].len
     return False
 
 
 cdef inline int store_one(
-    Tree* tree, Cursor* cursor, uint32_t worker, uint64_t ext, uint64_t local
+    Tree* tree, TreePosition* position, uint32_t worker, uint64_t external_hash, uint64_t local_hash
 ) noexcept nogil:
-    """Store one block where keys may differ from the canonical ones."""
+    """Store one block where its hash may differ from the canonical one."""
     cdef Worker* holder = &tree.workers[worker]
-    cdef Edge* edge = &tree.edges[cursor.edge]
-    cdef uint32_t held = find_held(tree, worker, ext)
-    cdef uint32_t last = NONE if cursor.edge == ROOT else edge.start + cursor.at - 1
+    cdef Edge* edge = &tree.edges[position.edge]
+    cdef uint32_t held = find_held(tree, worker, external_hash)
+    cdef uint32_t last = NONE if position.edge == ROOT else edge.start + position.at - 1
     cdef uint32_t block, appended
     cdef bint shadow
     if not aliases_reserve(&tree.aliases, &tree.memory):
         return TREE_NO_MEMORY
-    if held != NONE and is_behind(tree, held, cursor[0]):
+    if held != NONE and position_is_below(tree, position[0], held):
         return TREE_INVALID_SEQUENCE
-    if cursor.at == edge.len:
-        block = find_child(tree, cursor.edge, local)
+    if position.at == edge.len:
+        block = find_child(tree, position.edge, local_hash)
         if block != NONE:
             block = tree.edges[block].start
     else:
-        block = edge.start + cursor.at
-        if tree.blocks.local[block] != local:
+        block = edge.start + position.at
+        if tree.blocks.local_hash[block] != local_hash:
             block = NONE
     if held != NONE and held != block:
         # The worker re-used the hash for another block. Dropping the old one may reshape the
-        # tree, but not the block behind the cursor, which the worker holds.
+        # tree, but not the block before the position, which the worker holds.
         if not uncover_run(tree, worker, held, held):
             return TREE_NO_MEMORY
         if last != NONE:
-            place(tree, cursor, last)
-        return store_one(tree, cursor, worker, ext, local)
+            position_behind(tree, position, last)
+        return store_one(tree, position, worker, external_hash, local_hash)
     if block == NONE:
-        if cursor.at != edge.len:
-            if not split_edge(tree, cursor.edge, cursor.at):
+        if position.at != edge.len:
+            if not split_edge(tree, position.edge, position.at):
                 return TREE_NO_MEMORY
-            place(tree, cursor, last)
-        shadow = find_canonical(tree, ext) != NONE
-        if not append_run(tree, cursor, worker, &ext, &local, 1, shadow, &appended):
+            position_behind(tree, position, last)
+        shadow = find_canonical(tree, external_hash) != NONE
+        if not append_run(
+            tree, position, worker, &external_hash, &local_hash, 1, shadow, &appended
+        ):
             return TREE_NO_MEMORY
         if shadow:
-            block = tree.edges[cursor.edge].start + cursor.at - 1
-            alias_add(&tree.aliases, worker, ext, block)
+            block = tree.edges[position.edge].start + position.at - 1
+            alias_add(&tree.aliases, worker, external_hash, block)
             holder.aliases += 1
         return TREE_OK
-    if tree.blocks.owner[block] != cursor.edge:
-        cursor.edge = tree.blocks.owner[block]
-        cursor.at = 0
+    if tree.blocks.owner[block] != position.edge:
+        position.edge = tree.blocks.owner[block]
+        position.at = 0
     if held == NONE and holder.aliases != 0:
         forget_alias(tree, worker, block)
-    if not advance(tree, cursor, worker, 1):
+    if not position_advance(tree, position, worker, 1):
         return TREE_NO_MEMORY
-    if held == NONE and (tree.blocks.ext[block] != ext or not is_canonical(tree, block)):
-        alias_add(&tree.aliases, worker, ext, block)
+    if held == NONE and (
+        tree.blocks.external_hash[block] != external_hash or not is_canonical(tree, block)
+    ):
+        alias_add(&tree.aliases, worker, external_hash, block)
         holder.aliases += 1
     return TREE_OK
 
 
 cdef inline int refuse_orphans(
-    Tree* tree, uint32_t worker, const uint64_t* ext, uint32_t n
+    Tree* tree, uint32_t worker, const uint64_t* external_hashes, uint32_t n
 ) noexcept nogil:
     """What a chain without a known parent means."""
     cdef uint32_t elsewhere
@@ -284,71 +295,76 @@ cdef inline int refuse_orphans(
         return TREE_PARENT_NOT_FOUND
     # The parent may have been dropped. Then the worker does hold these blocks, and not, under the
     # same hashes, others.
-    if not uncover_blocks(tree, worker, ext, n, &elsewhere):
+    if not uncover_blocks(tree, worker, external_hashes, n, &elsewhere):
         return TREE_NO_MEMORY
     tree.workers[worker].missing += n
     return TREE_PARENT_EVICTED
 
 
-cdef inline int store_below(
+cdef inline int store_at(
     Tree* tree,
     uint32_t worker,
-    Cursor cursor,
-    const uint64_t* ext,
-    const uint64_t* local,
+    TreePosition position,
+    const uint64_t* external_hashes,
+    const uint64_t* local_hashes,
     uint32_t n,
 ) noexcept nogil:
-    """Store a chain behind the cursor: behind a block that the worker holds, or an edge's end."""
+    """Store a chain at a position: behind a block that the worker holds, or an edge's end."""
     cdef Edge* edge
     cdef uint32_t i = 0
     cdef uint32_t block, child, run
     cdef int status
     tree.fresh = NONE
     while i < n:
-        edge = &tree.edges[cursor.edge]
-        if cursor.at < edge.len and tree.blocks.local[edge.start + cursor.at] != local[i]:
+        edge = &tree.edges[position.edge]
+        if (
+            position.at < edge.len
+            and tree.blocks.local_hash[edge.start + position.at] != local_hashes[i]
+        ):
             # The chain leaves the edge here.
-            block = edge.start + cursor.at - 1
-            if not split_edge(tree, cursor.edge, cursor.at):
+            block = edge.start + position.at - 1
+            if not split_edge(tree, position.edge, position.at):
                 return TREE_NO_MEMORY
-            place(tree, &cursor, block)
-            edge = &tree.edges[cursor.edge]
+            position_behind(tree, &position, block)
+            edge = &tree.edges[position.edge]
         run = 0
-        if cursor.at < edge.len:
-            child = cursor.edge
+        if position.at < edge.len:
+            child = position.edge
         else:
-            child = find_child(tree, cursor.edge, local[i])
+            child = find_child(tree, position.edge, local_hashes[i])
         if child == NONE:
-            if not append_run(tree, &cursor, worker, ext + i, local + i, n - i, False, &run):
+            if not append_run(
+                tree, &position, worker, external_hashes + i, local_hashes + i, n - i, False, &run
+            ):
                 return TREE_NO_MEMORY
         elif tree.workers[worker].aliases == 0:
-            if child != cursor.edge:
+            if child != position.edge:
                 block = tree.edges[child].start
             else:
-                block = edge.start + cursor.at
+                block = edge.start + position.at
             edge = &tree.edges[child]
-            run = known_run(
+            run = canonical_run(
                 tree,
                 block,
-                ext + i,
-                local + i,
-                pace_limit(&tree.memory.pace, min(edge.start + edge.len - block, n - i)),
+                external_hashes + i,
+                local_hashes + i,
+                yield_limit(&tree.memory.yield_points, min(edge.start + edge.len - block, n - i)),
             )
             if run != 0:
-                cursor.edge = child
-                cursor.at = block - edge.start
-                if not advance(tree, &cursor, worker, run):
+                position.edge = child
+                position.at = block - edge.start
+                if not position_advance(tree, &position, worker, run):
                     return TREE_NO_MEMORY
         if run == 0:
-            # A key that is not the canonical one, or may not be.
+            # A hash that is not the canonical one, or may not be.
             run = 1
-            status = store_one(tree, &cursor, worker, ext[i], local[i])
+            status = store_one(tree, &position, worker, external_hashes[i], local_hashes[i])
             if status != TREE_OK:
                 return status
         i += run
-        pace_work(&tree.memory.pace, run)
-    if cursor.edge != ROOT:
-        tree.fresh = tree.edges[cursor.edge].start + cursor.at - 1
+        yield_after(&tree.memory.yield_points, run)
+    if position.edge != ROOT:
+        tree.fresh = tree.edges[position.edge].start + position.at - 1
     return TREE_OK
 
 
@@ -357,17 +373,18 @@ cdef inline int store_chain(
     uint32_t worker,
     bint has_parent,
     uint64_t parent,
-    const uint64_t* ext,
-    const uint64_t* local,
+    const uint64_t* external_hashes,
+    const uint64_t* local_hashes,
     uint32_t n,
 ) noexcept nogil:
-    cdef Cursor cursor
+    """Store a chain below what the worker calls `parent`, or at the root: a TreeStatus."""
+    cdef TreePosition position
     cdef uint32_t block
-    cursor.edge = ROOT
-    cursor.at = 0
+    position.edge = ROOT
+    position.at = 0
     if has_parent:
         block = find_held(tree, worker, parent)
         if block == NONE:
-            return refuse_orphans(tree, worker, ext, n)
-        place(tree, &cursor, block)
-    return store_below(tree, worker, cursor, ext, local, n)
+            return refuse_orphans(tree, worker, external_hashes, n)
+        position_behind(tree, &position, block)
+    return store_at(tree, worker, position, external_hashes, local_hashes, n)

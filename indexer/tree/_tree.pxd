@@ -1,45 +1,27 @@
-# _tree.pxd: the tree's parts put together, and the changes of shape that keep its meaning.
-#
-# Invariants (checked by _inspect.pyx):
-# - Edge 0 is the root: no blocks, covered by everybody. Every other live edge has at least one.
-# - The first local hash of an edge is unique among its siblings.
-# - The canonical key of a block is in `by_ext` unless another block has the same one; such blocks
-#   are counted in `shadowed`, and their holders have aliases.
-# - The last block of an edge without children is covered by somebody.
-# - After every event n_blocks is at most max_blocks (_evict.pxd).
-from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memset
+"""The tree's parts: what each array and each number of it means. The bodies are in the files named
+below; everybody outside this folder goes through `_ops.pxd`.
 
-from ._aliases cimport Aliases
-from ._arena cimport Arena, arena_release
-from ._edge cimport (
-    Edge,
-    edge_deepest,
-    edge_divide,
-    edge_mark,
-    edge_same_full,
-    edge_truncate,
-    edge_uncover_all,
-)
-from ...runtime.native._memory cimport Memory, array_grow
-from ...runtime.native._yield_points cimport pace_work
-from ...runtime.native._table cimport (
-    NONE,
-    Table,
-    hash_key,
-    hash_pair,
-    prefetch,
-    table_add,
-    table_prefetch,
-    table_remove,
-    table_reserve,
-    table_seek,
-)
+A path-compressed radix tree over local hashes. An edge stands for a run of blocks, a worker covers
+a prefix of an edge, and blocks, edges and workers are 32-bit positions in arrays, not pointers.
+
+Invariants (held by tests/instruments/tree_check.pyx):
+- Edge 0 is the root: no blocks, covered by everybody. Every other live edge has at least one.
+- The first local hash of an edge is unique among its siblings.
+- The canonical external hash of a block is in `by_external_hash` unless another block has the same
+  one; such blocks are counted in `shadowed`, and their holders have aliases.
+- A worker with an alias for a block covers that block, and the alias is its only hash for it.
+- The last block of an edge without children is covered by somebody.
+- After every event n_blocks is at most max_blocks (_evict.pxd).
+"""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from ...runtime.native._memory cimport Memory
+from ...runtime.native._table cimport Table
 
 cdef enum:
-    ROOT = 0
+    ROOT = 0             # the edge above all others
     AHEAD = 24           # table slots fetched ahead of their use
-    FEW_CHILDREN = 8     # that are cheaper to move than blocks to renumber
+    ARENA_BINS = 128     # size classes of free ranges
 
 cdef enum TreeStatus:
     TREE_OK = 0
@@ -47,339 +29,94 @@ cdef enum TreeStatus:
     TREE_BLOCK_NOT_FOUND = 2    # a removal named blocks that are not held; the others are removed
     TREE_INVALID_SEQUENCE = 3   # the chain runs into itself; the blocks before that are stored
     TREE_NO_MEMORY = 4          # a prefix of the event is applied, the tree is consistent
-    TREE_PARENT_EVICTED = 5     # the event was dropped: so was its parent, for want of room
+    TREE_PARENT_EVICTED = 5     # the event was dropped: so was its parent, to keep the budget
 
+# Blocks (_arena.pxd). A block's id is its position.
+cdef struct Arena:
+    uint64_t* local_hash     # of each block
+    uint64_t* external_hash  # of each block: its canonical one
+    uint32_t* owner          # its edge; NONE at the ends of a free range
+    uint32_t used            # positions in use or in free lists; the rest was never touched
+    uint32_t capacity        # positions that all three arrays have
+    uint32_t capacities[3]   # positions of each: more than capacity after a failure in between
+    uint32_t free_blocks     # positions in free lists
+    uint64_t filled[2]       # bit b: bins[b] is not empty
+    uint32_t bins[128]       # first free range of each size class
+
+# Edges (_edge.pxd), and which worker covers how much of one.
+cdef struct Span:
+    uint32_t worker
+    uint32_t blocks          # how many leading blocks of the edge it covers, not all of them
+
+cdef union FullSet:
+    uint32_t few[4]          # when n_words is 0: the workers themselves
+    uint64_t* words          # n_words of them, bit w: worker w
+
+cdef struct Edge:
+    uint32_t start           # first block in the arena
+    uint32_t len             # blocks; 0: the root, or not in use
+    uint32_t cap             # positions it owns from start; more than len: to grow into
+    uint32_t parent          # edge it hangs below
+    uint32_t first_child     # newest of those below it, or NONE
+    uint32_t next            # sibling, or neighbour in the list of edges not in use
+    uint32_t prev            # the same, the other way
+    uint32_t n_full          # workers in the full set
+    FullSet full             # the workers that cover all of it
+    uint16_t n_words         # of the full set's bitset; 0: it is a list
+    uint8_t mark             # how recently it was of use; written with edge_mark
+    uint32_t n_partial       # workers that cover a part of it
+    Span* partial            # unordered; span_capacity(n_partial) of them
+
+# External hashes that are not a block's canonical one (_external_hashes.pxd).
+cdef struct Alias:
+    uint64_t external_hash   # what the worker calls the block
+    uint32_t block
+    uint32_t worker
+
+cdef struct Aliases:
+    Alias* all               # without gaps: the last one moves to where one is dropped
+    uint32_t used            # aliases there are
+    uint32_t capacity        # of `all`
+    Table by_external_hash   # (worker, external hash) -> alias
+    Table by_block           # (worker, block) -> alias
+
+# Workers (_ops.pyx). The tree numbers them itself, from 0, and uses numbers again.
 cdef struct Worker:
     uint64_t worker_id
-    uint64_t blocks      # how many it holds
-    uint64_t missing     # how many more it was said to hold, dropped for want of room
+    uint64_t blocks          # how many it holds
+    uint64_t missing         # how many more it was said to hold, dropped to keep the budget
     uint32_t dp_rank
-    uint32_t aliases     # how many of its keys are not canonical
-    uint32_t next_vacant
-    bint live
+    uint32_t aliases         # how many of its external hashes are not canonical
+    uint32_t next_vacant     # of a vacant number: the next one, or NONE
+    bint live                # whether the number is in use
 
 cdef struct Tree:
-    Memory memory
+    Memory memory            # of all arrays; carries the yield points of long work
     Arena blocks
-    Table by_ext         # canonical external hash -> block
-    Table children       # (parent edge, first local hash) -> edge
+    Table by_external_hash   # canonical external hash -> block
+    Table children           # (parent edge, first local hash) -> edge
     Aliases aliases
-    uint32_t shadowed    # blocks whose canonical hash is another block's in by_ext
+    uint32_t shadowed        # blocks whose canonical hash is another block's in by_external_hash
     Edge* edges
-    uint32_t edges_used  # edges ever in use
-    uint32_t edges_room
-    uint32_t edges_free  # first edge not in use
-    uint64_t credit      # blocks that may be moved to tidy up, for those that left (_tidy.pxd)
-    bint tidying_blocks  # whether those of the arena are being moved
-    bint tidying_edges
-    uint32_t n_edges     # in use, root included
-    uint64_t n_blocks    # in edges, holes included
-    uint64_t max_blocks  # the most of them that stay after an event
-    uint32_t hand        # edge that the clock looked at last
-    uint32_t fresh       # last block of the last stored event; or NONE
-    uint64_t evicted     # blocks dropped for want of room, since the tree was made
-    uint64_t evictions   # branches cut for that
-    Worker* workers
-    uint32_t* numbers    # what the registry calls each; NONE: unbound. Dense: a match reads many
-    uint32_t workers_used
-    uint32_t workers_room
-    uint32_t numbers_room  # more than workers_room after a failure in between
-    uint32_t workers_free
-    uint32_t n_workers
-    uint64_t names       # grows when a worker comes or goes
-    Table by_name        # (worker id, rank) -> worker
-
-
-cdef inline uint32_t find_canonical(const Tree* tree, uint64_t ext) noexcept nogil:
-    """The block whose canonical hash this is, or NONE."""
-    cdef uint64_t step = 0
-    cdef uint32_t hashed = hash_key(ext)
-    cdef uint32_t block
-    while True:
-        block = table_seek(&tree.by_ext, hashed, &step)
-        if block == NONE or tree.blocks.ext[block] == ext:
-            return block
-
-
-cdef inline uint32_t find_child(const Tree* tree, uint32_t parent, uint64_t local) noexcept nogil:
-    """The edge below `parent` that starts with `local`, or NONE."""
-    cdef uint64_t step = 0
-    cdef uint32_t hashed
-    cdef uint32_t child = tree.edges[parent].first_child
-    # The newest child first: an only child needs no table at all.
-    if child == NONE or tree.blocks.local[tree.edges[child].start] == local:
-        return child
-    if tree.edges[child].next == NONE:
-        return NONE
-    hashed = hash_pair(local, parent)
-    while True:
-        child = table_seek(&tree.children, hashed, &step)
-        if child == NONE or (
-            tree.edges[child].parent == parent
-            and tree.blocks.local[tree.edges[child].start] == local
-        ):
-            return child
-
-
-cdef inline void link_child(Tree* tree, uint32_t parent, uint32_t child) noexcept nogil:
-    """Hang an edge below another. Room in the table must have been reserved."""
-    cdef Edge* edge = &tree.edges[child]
-    cdef uint32_t after = tree.edges[parent].first_child
-    edge.parent = parent
-    edge.prev = NONE
-    edge.next = after
-    if after != NONE:
-        tree.edges[after].prev = child
-    tree.edges[parent].first_child = child
-    table_add(&tree.children, hash_pair(tree.blocks.local[edge.start], parent), child)
-
-
-cdef inline void unlink_child(Tree* tree, uint32_t child) noexcept nogil:
-    cdef Edge* edge = &tree.edges[child]
-    if edge.prev != NONE:
-        tree.edges[edge.prev].next = edge.next
-    else:
-        tree.edges[edge.parent].first_child = edge.next
-    if edge.next != NONE:
-        tree.edges[edge.next].prev = edge.prev
-    table_remove(&tree.children, hash_pair(tree.blocks.local[edge.start], edge.parent), child)
-
-
-cdef inline bint reserve_edge(Tree* tree) noexcept nogil:
-    """Room for one more edge and its place below a parent; false without memory."""
-    cdef uint32_t room
-    cdef Edge* grown
-    if not table_reserve(&tree.children, &tree.memory, 1):
-        return False
-    if tree.edges_free != NONE or tree.edges_used < tree.edges_room:
-        return True
-    room = tree.edges_room + tree.edges_room // 2 + 16
-    grown = <Edge*>array_grow(
-        &tree.memory, tree.edges, tree.edges_room * sizeof(Edge), room * sizeof(Edge)
-    )
-    if grown == NULL:
-        return False
-    tree.edges = grown
-    tree.edges_room = room
-    return True
-
-
-cdef inline void unlist_edge(Tree* tree, uint32_t e) noexcept nogil:
-    """Take an edge out of the list of those not in use."""
-    cdef const Edge* edge = &tree.edges[e]
-    if edge.prev != NONE:
-        tree.edges[edge.prev].next = edge.next
-    else:
-        tree.edges_free = edge.next
-    if edge.next != NONE:
-        tree.edges[edge.next].prev = edge.prev
-
-
-cdef inline uint32_t new_edge(Tree* tree) noexcept nogil:
-    """An edge without blocks, coverage or place. Room must have been reserved."""
-    cdef uint32_t e = tree.edges_free
-    if e == NONE:
-        e = tree.edges_used
-        tree.edges_used += 1
-    else:
-        unlist_edge(tree, e)
-    memset(&tree.edges[e], 0, sizeof(Edge))
-    tree.edges[e].parent = tree.edges[e].first_child = NONE
-    tree.edges[e].next = tree.edges[e].prev = NONE
-    tree.n_edges += 1
-    return e
-
-
-cdef inline void drop_edge(Tree* tree, uint32_t e) noexcept nogil:
-    """Forget an edge that is unlinked and has no range any more."""
-    edge_uncover_all(&tree.edges[e], &tree.memory)
-    tree.edges[e].len = tree.edges[e].cap = 0
-    tree.edges[e].first_child = tree.edges[e].prev = NONE
-    tree.edges[e].next = tree.edges_free
-    if tree.edges_free != NONE:
-        tree.edges[tree.edges_free].prev = e
-    tree.edges_free = e
-    tree.n_edges -= 1
-
-
-cdef inline void own_range(Tree* tree, uint32_t start, uint32_t n, uint32_t e) noexcept nogil:
-    cdef uint32_t i
-    for i in range(n):
-        tree.blocks.owner[start + i] = e
-
-
-cdef inline void own_end(Tree* tree, uint32_t e) noexcept nogil:
-    """Let the last position of an edge's range name it too."""
-    tree.blocks.owner[tree.edges[e].start + tree.edges[e].cap - 1] = e
-
-
-cdef inline void adopt_children(Tree* tree, uint32_t old, uint32_t new) noexcept nogil:
-    """Move the children of one edge to another, which has none."""
-    cdef uint32_t child = tree.edges[old].first_child
-    tree.edges[new].first_child = child
-    tree.edges[old].first_child = NONE
-    rename_parent(tree, child, old, new)
-
-
-cdef inline void rename_parent(
-    Tree* tree, uint32_t child, uint32_t old, uint32_t new
-) noexcept nogil:
-    """The edge that this child and its next siblings hang below has another number."""
-    cdef uint64_t local
-    while child != NONE:
-        local = tree.blocks.local[tree.edges[child].start]
-        table_remove(&tree.children, hash_pair(local, old), child)
-        table_add(&tree.children, hash_pair(local, new), child)
-        tree.edges[child].parent = new
-        child = tree.edges[child].next
-
-
-cdef inline bint has_few_children(const Tree* tree, uint32_t e) noexcept nogil:
-    cdef uint32_t child = tree.edges[e].first_child
-    cdef uint32_t n = 0
-    while child != NONE and n <= FEW_CHILDREN:
-        n += 1
-        child = tree.edges[child].next
-    return n <= FEW_CHILDREN
-
-
-cdef inline void move_coverage(Edge* to, Edge* source) noexcept nogil:
-    to.n_full = source.n_full
-    to.full = source.full
-    to.n_words = source.n_words
-    to.n_partial = source.n_partial
-    to.partial = source.partial
-    source.partial = NULL
-    source.n_full = source.n_words = source.n_partial = 0
-
-
-cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
-    """Part an edge before its block `at`, 0 < at < len; false, and nothing changed, without memory.
-
-    Block ids stay, so the halves are found by the owner of their blocks. The half that is cheaper
-    to renumber becomes the new edge.
-    """
-    cdef Edge upper, lower
-    cdef Edge* old
-    cdef Edge* new
-    cdef uint32_t n, parent
-    memset(&upper, 0, sizeof(Edge))
-    memset(&lower, 0, sizeof(Edge))
-    if not reserve_edge(tree):
-        return False
-    if not edge_divide(&tree.edges[e], &tree.memory, at, &upper, &lower):
-        return False
-    n = new_edge(tree)
-    old = &tree.edges[e]
-    new = &tree.edges[n]
-    edge_mark(new, old.mark)
-    edge_uncover_all(old, &tree.memory)
-    if at <= old.len - at or not has_few_children(tree, e):
-        parent = old.parent
-        unlink_child(tree, e)
-        new.start = old.start
-        new.len = new.cap = at
-        old.start += at
-        old.len -= at
-        old.cap -= at
-        move_coverage(new, &upper)
-        move_coverage(old, &lower)
-        own_range(tree, new.start, at, n)
-        link_child(tree, parent, n)
-        link_child(tree, n, e)
-    else:
-        new.start = old.start + at
-        new.len = old.len - at
-        new.cap = old.cap - at
-        old.len = old.cap = at
-        move_coverage(old, &upper)
-        move_coverage(new, &lower)
-        own_range(tree, new.start, new.len, n)
-        own_end(tree, n)
-        adopt_children(tree, e, n)
-        link_child(tree, e, n)
-    return True
-
-
-cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
-    """Join an edge with its child again if a split between them has become needless."""
-    cdef Edge* upper = &tree.edges[e]
-    cdef uint32_t c = upper.first_child
-    cdef Edge* lower
-    cdef uint32_t parent
-    if e == ROOT or c == NONE:
-        return
-    lower = &tree.edges[c]
-    if (
-        lower.next != NONE
-        or lower.start != upper.start + upper.len
-        or upper.n_partial + lower.n_partial != 0
-        or not edge_same_full(upper, lower)
-    ):
-        return
-    unlink_child(tree, c)
-    if upper.len > lower.len and has_few_children(tree, c):
-        own_range(tree, lower.start, lower.len, e)
-        upper.len += lower.len
-        upper.cap += lower.cap
-        own_end(tree, e)
-        edge_mark(upper, lower.mark)
-        adopt_children(tree, c, e)
-        drop_edge(tree, c)
-    else:
-        parent = upper.parent
-        unlink_child(tree, e)
-        own_range(tree, upper.start, upper.len, c)
-        lower.start = upper.start
-        lower.len += upper.len
-        lower.cap += upper.len
-        edge_mark(lower, upper.mark)
-        link_child(tree, parent, c)
-        drop_edge(tree, e)
-
-
-cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept nogil:
-    """Take blocks that leave the tree out of the table. Nobody finds them by a match any more."""
-    cdef uint32_t i
-    cdef const uint64_t* ext = tree.blocks.ext + start
-    for i in range(min(n, <uint32_t>AHEAD)):
-        table_prefetch(&tree.by_ext, hash_key(ext[i]))
-    for i in range(n):
-        if i + AHEAD < n:
-            table_prefetch(&tree.by_ext, hash_key(ext[i + AHEAD]))
-        if not table_remove(&tree.by_ext, hash_key(ext[i]), start + i):
-            tree.shadowed -= 1
-        pace_work(&tree.memory.pace, 1)
-    tree.n_blocks -= n
-
-
-cdef inline uint32_t settle_edge(Tree* tree, uint32_t e) noexcept nogil:
-    """After coverage was lost: cut off what nobody holds, upwards, and merge what can be.
-
-    Returns the lowest edge that is left of it. Without memory for the new coverage the rest stays
-    as it is, which matches alike.
-    """
-    cdef Edge* edge
-    cdef uint32_t deepest, parent, first, n
-    while e != ROOT:
-        edge = &tree.edges[e]
-        parent = edge.parent
-        first = edge.start
-        deepest = edge.len if edge.first_child != NONE else edge_deepest(edge)
-        if deepest != 0:
-            if deepest < edge.len:
-                n = edge.len - deepest
-                if not edge_truncate(edge, &tree.memory, deepest):
-                    return e
-                forget_blocks(tree, edge.start + deepest, n)
-                arena_release(&tree.blocks, edge.start + deepest, edge.cap - deepest)
-                edge.cap = deepest
-            merge_edge(tree, e)
-            merge_edge(tree, parent)
-            return tree.blocks.owner[first]
-        forget_blocks(tree, edge.start, edge.len)
-        unlink_child(tree, e)
-        arena_release(&tree.blocks, edge.start, edge.cap)
-        drop_edge(tree, e)
-        e = parent
-    return ROOT
+    uint32_t edges_used      # edges ever in use
+    uint32_t edges_capacity  # of `edges`
+    uint32_t edges_free      # first edge not in use, or NONE
+    uint64_t credit          # blocks that compaction may move, earned by those that left
+    bint compacting_blocks   # whether blocks of the arena are being moved
+    bint compacting_edges    # whether edges are being moved
+    uint32_t n_edges         # in use, root included
+    uint64_t n_blocks        # in edges, holes included
+    uint64_t max_blocks      # the most of them that stay after an event
+    uint32_t hand            # edge that the clock of eviction looked at last
+    uint32_t fresh           # last block of the last stored event, or NONE
+    uint64_t evicted         # blocks dropped to keep the budget, since the tree was made
+    uint64_t evictions       # branches cut for that
+    Worker* workers          # by the tree's number
+    uint32_t* numbers        # the registry's number of each; NONE: unbound. A match reads many
+    uint32_t workers_used    # numbers ever in use
+    uint32_t workers_capacity
+    uint32_t numbers_capacity  # more than workers_capacity after a failure in between
+    uint32_t workers_free    # first vacant number, or NONE
+    uint32_t n_workers       # live ones
+    uint64_t workers_version # grows when a worker comes or goes
+    Table by_worker_id       # (worker id, rank) -> worker

@@ -1,4 +1,4 @@
-"""A tree written down as events that rebuild it. Called by RadixTree.dump_tree_as_events."""
+"""A tree written down as events that rebuild it."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ MAX_HASH = 2**64 - 1
 class _Edge:
     parent: int
     start: int
-    locals: Sequence[int]
-    exts: Sequence[int]
+    local_hashes: Sequence[int]
+    external_hashes: Sequence[int]
     coverage: dict[WorkerWithDpRank, int]
 
 
@@ -37,58 +37,60 @@ class _Dump:
     def __init__(self, tree: RadixTree) -> None:
         self.aliases = read_aliases(tree)
         self.edges = {
-            edge: _Edge(parent, start, locals_, exts, dict(coverage))
-            for edge, parent, start, locals_, exts, coverage in read_edges(tree)
+            edge: _Edge(parent, start, local_hashes, external_hashes, dict(coverage))
+            for edge, parent, start, local_hashes, external_hashes, coverage in read_edges(tree)
         }
-        self._keys: dict[WorkerWithDpRank, set[int]] = {}
+        self._external_hashes: dict[WorkerWithDpRank, set[int]] = {}
 
     def events(self) -> Iterator[tuple[WorkerWithDpRank, EventData]]:
         for edge in self.edges.values():
             for worker, blocks in edge.coverage.items():
                 holes, anchor = self.holes_above(worker, edge)
-                invented = self.invent_keys(worker, [ext for ext, _ in holes])
+                invented = self.invent_hashes(worker, [external_hash for external_hash, _ in holes])
                 chain = [
-                    StoredBlock(key, hole[1]) for key, hole in zip(invented, holes, strict=True)
+                    StoredBlock(external_hash, hole[1])
+                    for external_hash, hole in zip(invented, holes, strict=True)
                 ]
                 chain += [
-                    StoredBlock(self.key(worker, edge, i), edge.locals[i]) for i in range(blocks)
+                    StoredBlock(self.external_hash(worker, edge, i), edge.local_hashes[i])
+                    for i in range(blocks)
                 ]
                 yield worker, Stored(anchor, tuple(chain))
                 if holes:
                     yield worker, Removed(tuple(invented))
 
-    def key(self, worker: WorkerWithDpRank, edge: _Edge, i: int) -> int:
+    def external_hash(self, worker: WorkerWithDpRank, edge: _Edge, i: int) -> int:
         """What the worker calls block i of the edge."""
-        return self.aliases.get((worker, edge.start + i), edge.exts[i])
+        return self.aliases.get((worker, edge.start + i), edge.external_hashes[i])
 
     def holes_above(
         self, worker: WorkerWithDpRank, edge: _Edge
     ) -> tuple[list[tuple[int, int]], int | None]:
         """(external, local) of the blocks between the edge and the next one above that the worker
-        holds, from above; and its key for that one, None if there is none."""
+        holds, from above; and what it calls that one, None if there is none."""
         holes: list[tuple[int, int]] = []
         while edge.parent != 0:
             edge = self.edges[edge.parent]
             held = edge.coverage.get(worker, 0)
-            holes[:0] = zip(edge.exts[held:], edge.locals[held:], strict=True)
+            holes[:0] = zip(edge.external_hashes[held:], edge.local_hashes[held:], strict=True)
             if held:
-                return holes, self.key(worker, edge, held - 1)
+                return holes, self.external_hash(worker, edge, held - 1)
         return holes, None
 
-    def invent_keys(self, worker: WorkerWithDpRank, wanted: Iterable[int]) -> list[int]:
-        """Keys that the worker has not for any block, near the wanted ones."""
+    def invent_hashes(self, worker: WorkerWithDpRank, wanted: Iterable[int]) -> list[int]:
+        """Hashes that the worker has for no block, near the wanted ones."""
         invented: list[int] = []
-        for key in wanted:
-            while key in self.keys_of(worker) or key in invented:
-                key = (key + 1) & MAX_HASH
-            invented.append(key)
+        for invented_hash in wanted:
+            while invented_hash in self.hashes_of(worker) or invented_hash in invented:
+                invented_hash = (invented_hash + 1) & MAX_HASH
+            invented.append(invented_hash)
         return invented
 
-    def keys_of(self, worker: WorkerWithDpRank) -> set[int]:
-        if worker not in self._keys:
-            self._keys[worker] = {
-                self.key(worker, edge, i)
+    def hashes_of(self, worker: WorkerWithDpRank) -> set[int]:
+        if worker not in self._external_hashes:
+            self._external_hashes[worker] = {
+                self.external_hash(worker, edge, i)
                 for edge in self.edges.values()
                 for i in range(edge.coverage.get(worker, 0))
             }
-        return self._keys[worker]
+        return self._external_hashes[worker]

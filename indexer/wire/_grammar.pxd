@@ -1,13 +1,12 @@
-# _grammar.pxd: KV events out of a Reader, appended to an EventBatch. 0 or a DecodeError.
+"""KV events out of a ByteReader, appended to an EventBatch. 0 or a DecodeError."""
 from ._events cimport Event, EventBatch
-from ._reader cimport Reader
-
+from ._reader cimport ByteReader
 
 # RouterEvents: an array of them, or one alone; msgpack or JSON, up to the reader's end.
-cdef int decode_payload(Reader* reader, EventBatch* batch) noexcept nogil
+cdef int decode_payload(ByteReader* reader, EventBatch* batch) noexcept nogil
 
 # event_id, data and dp_rank of one event, into `event`; its blocks go into the batch.
-cdef int decode_cache_event(Reader* reader, EventBatch* batch, Event* event) noexcept nogil
+cdef int decode_cache_event(ByteReader* reader, EventBatch* batch, Event* event) noexcept nogil
 
 # Whether the next value is an int; it stays unread.
-cdef bint is_int(const Reader* reader) noexcept nogil
+cdef bint is_int(const ByteReader* reader) noexcept nogil

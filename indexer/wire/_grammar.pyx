@@ -1,4 +1,4 @@
-"""The grammar of KV events, over msgpack and JSON alike. Called by _wire.
+"""The grammar of KV events, over msgpack and JSON alike.
 
 Tolerant at the edge: fields in any order, unknown ones passed over, a struct written as a map or
 as an array of its fields. Strict within: a wrong type, a missing field, a byte too few or too many
@@ -8,13 +8,16 @@ refuse the whole message. Of a key that comes twice the last one counts.
 from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
-from ._batch cimport append_event, reserve_blocks
-from ._digits cimport read_digits
-from ._events cimport EVENT_CLEARED, EVENT_REMOVED, EVENT_STORED, Event, EventBatch
+from ._events cimport (
+    EVENT_CLEARED, EVENT_REMOVED, EVENT_STORED, Event, EventBatch, batch_append_event,
+    batch_reserve_blocks,
+)
+from ._json_reader cimport read_digits
 from ._msgpack_reader cimport big_endian_64
 from ._reader cimport (
     DECODE_END, DECODE_MISSING_FIELD, DECODE_OK, DECODE_UNKNOWN_EVENT, DECODE_WRONG_TYPE,
-    ITEM_ARRAY, ITEM_INT, ITEM_MAP, ITEM_NIL, ITEM_TEXT, Item, Reader, as_hash, as_uint, remaining,
+    ITEM_ARRAY, ITEM_INT, ITEM_MAP, ITEM_NIL, ITEM_TEXT, ByteReader, Item, as_hash, as_uint,
+    remaining,
 )
 from ._syntax cimport (
     at_end, field_is, looks_like_json, next_element, next_field, open_array, open_struct,
@@ -24,7 +27,7 @@ from ._syntax cimport (
 cdef enum:
     SMALLEST_BLOCK = 3       # bytes of a block in the densest msgpack form
     USUAL_BLOCK = 57         # bytes of a block as Dynamo writes it: see usual_block
-    JSON_BLOCK = 70          # the most of usual_json_block: {"block_hash":,"tokens_hash":} and hashes
+    JSON_BLOCK = 70          # the most of {"block_hash":,"tokens_hash":} with two hashes
 
 
 cdef inline bint usual_block(const uint8_t* at) noexcept nogil:
@@ -37,7 +40,7 @@ cdef inline bint usual_block(const uint8_t* at) noexcept nogil:
 
 
 cdef inline bint usual_json_block(
-    Reader* reader, uint64_t* block_hash, uint64_t* local_hash
+    ByteReader* reader, uint64_t* external_hash, uint64_t* local_hash
 ) noexcept nogil:
     """Read {"block_hash":N,"tokens_hash":N}, as serializers write a block without spaces.
 
@@ -49,7 +52,7 @@ cdef inline bint usual_json_block(
         return False
     if not c'1' <= at[14] <= c'9':  # zero, a sign or no number: seldom
         return False
-    at = read_digits(at + 14, reader.end, block_hash, &huge)
+    at = read_digits(at + 14, reader.end, external_hash, &huge)
     if huge or reader.end - at < 17 or memcmp(at, b',"tokens_hash":', 15) != 0:
         return False
     if not c'1' <= at[15] <= c'9':
@@ -61,7 +64,9 @@ cdef inline bint usual_json_block(
     return True
 
 
-cdef int decode_block(Reader* reader, uint64_t* block_hash, uint64_t* local_hash) noexcept nogil:
+cdef int decode_block(
+    ByteReader* reader, uint64_t* external_hash, uint64_t* local_hash
+) noexcept nogil:
     cdef Item block, key
     cdef bint has_block = False, has_local = False
     cdef int code = open_struct(reader, &block)
@@ -71,7 +76,7 @@ cdef int decode_block(Reader* reader, uint64_t* block_hash, uint64_t* local_hash
             break
         if field_is(&key, "block_hash", 0):
             has_block = True
-            code = read_hash(reader, block_hash)
+            code = read_hash(reader, external_hash)
         elif field_is(&key, "tokens_hash", 1):
             has_local = True
             code = read_hash(reader, local_hash)
@@ -82,15 +87,15 @@ cdef int decode_block(Reader* reader, uint64_t* block_hash, uint64_t* local_hash
     return DECODE_OK if has_block and has_local else DECODE_MISSING_FIELD
 
 
-cdef int decode_blocks(Reader* reader, EventBatch* batch) noexcept nogil:
+cdef int decode_blocks(ByteReader* reader, EventBatch* batch) noexcept nogil:
     cdef Item blocks
-    cdef uint64_t* block_hash
+    cdef uint64_t* external_hash
     cdef uint64_t* local_hash
     cdef uint64_t left
     cdef int code = open_array(reader, &blocks)
     if code == DECODE_OK and not reader.json:
         left = min(blocks.value, remaining(reader) // SMALLEST_BLOCK)
-        code = reserve_blocks(batch, left)
+        code = batch_reserve_blocks(batch, left)
     while code == DECODE_OK:
         if not reader.json:
             while (
@@ -98,38 +103,38 @@ cdef int decode_blocks(Reader* reader, EventBatch* batch) noexcept nogil:
                 and remaining(reader) >= USUAL_BLOCK
                 and usual_block(reader.at)
             ):
-                batch.block_hashes[batch.n_blocks] = big_endian_64(reader.at + 13)
+                batch.external_hashes[batch.n_blocks] = big_endian_64(reader.at + 13)
                 batch.local_hashes[batch.n_blocks] = big_endian_64(reader.at + 34)
                 batch.n_blocks += 1
                 blocks.position += 1
                 reader.at += USUAL_BLOCK
         code = next_element(reader, &blocks)
         if code == DECODE_OK:
-            code = reserve_blocks(batch, 1)
+            code = batch_reserve_blocks(batch, 1)
         if code != DECODE_OK:
             break
-        block_hash = batch.block_hashes + batch.n_blocks
+        external_hash = batch.external_hashes + batch.n_blocks
         local_hash = batch.local_hashes + batch.n_blocks
-        if not (reader.json and usual_json_block(reader, block_hash, local_hash)):
-            code = decode_block(reader, block_hash, local_hash)
+        if not (reader.json and usual_json_block(reader, external_hash, local_hash)):
+            code = decode_block(reader, external_hash, local_hash)
         batch.n_blocks += 1
     return DECODE_OK if code == DECODE_END else code
 
 
-cdef int decode_hashes(Reader* reader, EventBatch* batch) noexcept nogil:
+cdef int decode_hashes(ByteReader* reader, EventBatch* batch) noexcept nogil:
     cdef Item hashes
     cdef int code = open_array(reader, &hashes)
     while code == DECODE_OK:
         code = next_element(reader, &hashes)
         if code == DECODE_OK:
-            code = reserve_blocks(batch, 1)
+            code = batch_reserve_blocks(batch, 1)
         if code == DECODE_OK:
-            code = read_hash(reader, batch.block_hashes + batch.n_blocks)
+            code = read_hash(reader, batch.external_hashes + batch.n_blocks)
             batch.n_blocks += 1
     return DECODE_OK if code == DECODE_END else code
 
 
-cdef int decode_stored(Reader* reader, EventBatch* batch, Event* event) noexcept nogil:
+cdef int decode_stored(ByteReader* reader, EventBatch* batch, Event* event) noexcept nogil:
     cdef Item stored, key, parent
     cdef bint has_blocks = False
     cdef int code = open_struct(reader, &stored)
@@ -154,7 +159,7 @@ cdef int decode_stored(Reader* reader, EventBatch* batch, Event* event) noexcept
     return DECODE_OK if has_blocks else DECODE_MISSING_FIELD
 
 
-cdef int decode_removed(Reader* reader, EventBatch* batch, Event* event) noexcept nogil:
+cdef int decode_removed(ByteReader* reader, EventBatch* batch, Event* event) noexcept nogil:
     cdef Item removed, key
     cdef bint has_hashes = False
     cdef int code = open_struct(reader, &removed)
@@ -174,7 +179,7 @@ cdef int decode_removed(Reader* reader, EventBatch* batch, Event* event) noexcep
     return DECODE_OK if has_hashes else DECODE_MISSING_FIELD
 
 
-cdef int decode_data(Reader* reader, EventBatch* batch, Event* event) noexcept nogil:
+cdef int decode_data(ByteReader* reader, EventBatch* batch, Event* event) noexcept nogil:
     """What happened: "cleared", or a map whose one key names it."""
     cdef Item data, key
     cdef int code = read_value(reader, &data)
@@ -205,7 +210,7 @@ cdef int decode_data(Reader* reader, EventBatch* batch, Event* event) noexcept n
     return code
 
 
-cdef int decode_cache_event(Reader* reader, EventBatch* batch, Event* event) noexcept nogil:
+cdef int decode_cache_event(ByteReader* reader, EventBatch* batch, Event* event) noexcept nogil:
     """event_id, data and dp_rank, into `event`."""
     cdef Item fields, key, rank
     cdef uint64_t number
@@ -235,7 +240,7 @@ cdef int decode_cache_event(Reader* reader, EventBatch* batch, Event* event) noe
     return DECODE_OK if has_id and has_data else DECODE_MISSING_FIELD
 
 
-cdef int read_tier(Reader* reader, uint8_t* tier) noexcept nogil:
+cdef int read_tier(ByteReader* reader, uint8_t* tier) noexcept nogil:
     cdef Item item
     cdef int code = read_value(reader, &item)
     if code != DECODE_OK:
@@ -255,7 +260,7 @@ cdef int read_tier(Reader* reader, uint8_t* tier) noexcept nogil:
     return DECODE_OK
 
 
-cdef int decode_router_event(Reader* reader, EventBatch* batch) noexcept nogil:
+cdef int decode_router_event(ByteReader* reader, EventBatch* batch) noexcept nogil:
     """One worker's cache event, appended to the batch."""
     cdef Item fields, key
     cdef Event event
@@ -282,12 +287,12 @@ cdef int decode_router_event(Reader* reader, EventBatch* batch) noexcept nogil:
     if not has_worker or not has_event:
         return DECODE_MISSING_FIELD
     event.count = batch.n_blocks - event.first
-    return append_event(batch, &event)
+    return batch_append_event(batch, &event)
 
 
-cdef int decode_payload(Reader* reader, EventBatch* batch) noexcept nogil:
+cdef int decode_payload(ByteReader* reader, EventBatch* batch) noexcept nogil:
     """Events, or one event, up to the reader's end."""
-    cdef Reader start
+    cdef ByteReader start
     cdef Item item
     cdef int code
     reader.json = looks_like_json(reader)
@@ -310,8 +315,8 @@ cdef int decode_payload(Reader* reader, EventBatch* batch) noexcept nogil:
     return at_end(reader) if code == DECODE_OK else code
 
 
-cdef bint is_int(const Reader* reader) noexcept nogil:
+cdef bint is_int(const ByteReader* reader) noexcept nogil:
     """Whether the next value is an int; it stays unread."""
-    cdef Reader ahead = reader[0]
+    cdef ByteReader ahead = reader[0]
     cdef Item item
     return read_value(&ahead, &item) == DECODE_OK and item.kind == ITEM_INT

@@ -1,24 +1,66 @@
-# _json_reader.pxd: items out of JSON, the form of the seed generation's events.
-from libc.stdint cimport uint8_t, uint64_t
+"""Items out of JSON, and decimal numbers, eight digits a step."""
+from libc.stdint cimport UINT64_MAX, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
 
-from ._digits cimport read_digits
 from ._reader cimport (
     DECODE_END, DECODE_MALFORMED, DECODE_OK, DECODE_TOO_DEEP, DECODE_TRUNCATED, ITEM_ARRAY,
-    ITEM_BOOL, ITEM_FLOAT, ITEM_HUGE, ITEM_INT, ITEM_MAP, ITEM_NIL, ITEM_TEXT, Item, Reader,
+    ITEM_BOOL, ITEM_FLOAT, ITEM_HUGE, ITEM_INT, ITEM_MAP, ITEM_NIL, ITEM_TEXT, Item, ByteReader,
     remaining,
 )
-from libc.string cimport memcmp
 
 cdef enum:
     JSON_MAX_DEPTH = 128     # of values that are passed over; those we read nest to 6
 
 
-cdef inline void json_space(Reader* reader) noexcept nogil:
+cdef inline bint eight_digits(const uint8_t* at, uint64_t* value) noexcept nogil:
+    """The number that eight bytes spell; false if one of them is no digit.
+
+    As a little-endian word, the first digit in the lowest byte: neighbours are joined to two, four
+    and eight digits, each by one multiplication.
+    """
+    cdef uint64_t word, upper
+    memcpy(&word, at, 8)
+    # A digit is 0x30 to 0x39: its upper half is 3, and still is after adding 6.
+    upper = word & 0xF0F0F0F0F0F0F0F0ULL
+    upper |= ((word + 0x0606060606060606ULL) & 0xF0F0F0F0F0F0F0F0ULL) >> 4
+    if upper != 0x3333333333333333ULL:
+        return False
+    word -= 0x3030303030303030ULL
+    word = (word * 10 + (word >> 8)) & 0x00FF00FF00FF00FFULL
+    word = (word * 100 + (word >> 16)) & 0x0000FFFF0000FFFFULL
+    value[0] = <uint32_t>(word * 10000 + (word >> 32))
+    return True
+
+
+cdef inline const uint8_t* read_digits(
+    const uint8_t* at, const uint8_t* end, uint64_t* value, bint* huge
+) noexcept nogil:
+    """Read all digits that stand here; returns where they end. `huge`: more than 64 bits."""
+    cdef uint64_t number = 0, eight
+    cdef uint8_t digit
+    cdef int step
+    huge[0] = False
+    for step in range(2):  # sixteen digits always fit
+        if end - at < 8 or not eight_digits(at, &eight):
+            break
+        number = number * 100000000 + eight
+        at += 8
+    while at < end and c'0' <= at[0] <= c'9':
+        digit = at[0] - c'0'
+        if number > UINT64_MAX // 10 or number * 10 > UINT64_MAX - digit:
+            huge[0] = True
+        number = number * 10 + digit
+        at += 1
+    value[0] = number
+    return at
+
+
+cdef inline void json_space(ByteReader* reader) noexcept nogil:
     while reader.at < reader.end and reader.at[0] in b" \n\r\t":
         reader.at += 1
 
 
-cdef inline int json_char(Reader* reader, uint8_t wanted) noexcept nogil:
+cdef inline int json_char(ByteReader* reader, uint8_t wanted) noexcept nogil:
     """Space, then this character."""
     json_space(reader)
     if reader.at == reader.end:
@@ -37,7 +79,7 @@ cdef inline int hex_digit(uint8_t char) noexcept nogil:
     return -1
 
 
-cdef inline int json_text(Reader* reader, Item* item) noexcept nogil:
+cdef inline int json_text(ByteReader* reader, Item* item) noexcept nogil:
     """The rest of a string, after its opening quote. UTF-8 is not checked: no text is kept."""
     cdef int i
     item.kind = ITEM_TEXT
@@ -45,7 +87,7 @@ cdef inline int json_text(Reader* reader, Item* item) noexcept nogil:
     item.text = reader.at
     while reader.at < reader.end:
         if reader.at[0] == c'"':
-            item.value = reader.at - item.text
+            item.value = <uint64_t>(reader.at - item.text)
             reader.at += 1
             return DECODE_OK
         if reader.at[0] < 0x20:
@@ -92,11 +134,11 @@ cdef inline bint escaped_is(const Item* item, const char* name, size_t size) noe
     return at == end
 
 
-cdef inline bint at_digit(const Reader* reader) noexcept nogil:
+cdef inline bint at_digit(const ByteReader* reader) noexcept nogil:
     return reader.at < reader.end and c'0' <= reader.at[0] <= c'9'
 
 
-cdef inline int json_number(Reader* reader, Item* item) noexcept nogil:
+cdef inline int json_number(ByteReader* reader, Item* item) noexcept nogil:
     cdef bint minus = reader.at[0] == c'-'
     cdef uint64_t value = 0
     cdef bint huge
@@ -121,7 +163,7 @@ cdef inline int json_number(Reader* reader, Item* item) noexcept nogil:
     return DECODE_OK
 
 
-cdef inline int json_fraction(Reader* reader, Item* item) noexcept nogil:
+cdef inline int json_fraction(ByteReader* reader, Item* item) noexcept nogil:
     """The rest of a number that is no integer: only its form matters."""
     cdef bint point = reader.at[0] == c'.'
     item.kind = ITEM_FLOAT
@@ -137,7 +179,7 @@ cdef inline int json_fraction(Reader* reader, Item* item) noexcept nogil:
     return DECODE_OK
 
 
-cdef inline int json_word(Reader* reader, const char* word, size_t size) noexcept nogil:
+cdef inline int json_word(ByteReader* reader, const char* word, size_t size) noexcept nogil:
     if remaining(reader) < size:
         return DECODE_TRUNCATED
     if memcmp(reader.at, word, size) != 0:
@@ -146,7 +188,7 @@ cdef inline int json_word(Reader* reader, const char* word, size_t size) noexcep
     return DECODE_OK
 
 
-cdef inline int json_value(Reader* reader, Item* item) noexcept nogil:
+cdef inline int json_value(ByteReader* reader, Item* item) noexcept nogil:
     """The next value; of an array or an object only its opening bracket."""
     json_space(reader)
     if reader.at == reader.end:
@@ -176,7 +218,7 @@ cdef inline int json_value(Reader* reader, Item* item) noexcept nogil:
     return DECODE_MALFORMED
 
 
-cdef inline int json_next(Reader* reader, Item* container) noexcept nogil:
+cdef inline int json_next(ByteReader* reader, Item* container) noexcept nogil:
     """Go to the container's next item, or past its closing bracket: DECODE_END."""
     json_space(reader)
     if reader.at == reader.end:
@@ -193,7 +235,7 @@ cdef inline int json_next(Reader* reader, Item* container) noexcept nogil:
     return code
 
 
-cdef inline int json_key(Reader* reader, Item* key) noexcept nogil:
+cdef inline int json_key(ByteReader* reader, Item* key) noexcept nogil:
     """The key of an object's item, up to its value."""
     cdef int code = json_char(reader, c'"')
     if code == DECODE_OK:
@@ -203,7 +245,7 @@ cdef inline int json_key(Reader* reader, Item* key) noexcept nogil:
     return code
 
 
-cdef inline int json_skip(Reader* reader) noexcept nogil:
+cdef inline int json_skip(ByteReader* reader) noexcept nogil:
     """Pass over one value with all it contains."""
     cdef Item[JSON_MAX_DEPTH] open
     cdef Item item

@@ -1,10 +1,10 @@
-# _msgpack_reader.pxd: items out of msgpack. No recursion, so no message can nest too deep for it.
+"""Items out of msgpack. No recursion, so no message can nest too deep for it."""
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from ._reader cimport (
     DECODE_MALFORMED, DECODE_OK, DECODE_TRUNCATED, ITEM_ARRAY, ITEM_BOOL, ITEM_FLOAT, ITEM_INT,
-    ITEM_MAP, ITEM_NIL, ITEM_OTHER, ITEM_TEXT, Item, Reader, remaining,
+    ITEM_MAP, ITEM_NIL, ITEM_OTHER, ITEM_TEXT, Item, ByteReader, remaining,
 )
 
 cdef extern from *:
@@ -19,7 +19,7 @@ cdef inline uint64_t big_endian_64(const uint8_t* data) noexcept nogil:
     return bswap64(value)
 
 
-cdef inline int take_uint(Reader* reader, int log2_width, uint64_t* out) noexcept nogil:
+cdef inline int take_uint(ByteReader* reader, int log2_width, uint64_t* out) noexcept nogil:
     """A big-endian unsigned number of 1, 2, 4 or 8 bytes."""
     cdef uint16_t two
     cdef uint32_t four
@@ -39,7 +39,7 @@ cdef inline int take_uint(Reader* reader, int log2_width, uint64_t* out) noexcep
     return DECODE_OK
 
 
-cdef inline int take_bytes(Reader* reader, uint64_t size, Item* item) noexcept nogil:
+cdef inline int take_bytes(ByteReader* reader, uint64_t size, Item* item) noexcept nogil:
     if remaining(reader) < size:
         return DECODE_TRUNCATED
     item.value = size
@@ -48,7 +48,9 @@ cdef inline int take_bytes(Reader* reader, uint64_t size, Item* item) noexcept n
     return DECODE_OK
 
 
-cdef inline int open_container(Reader* reader, int kind, uint64_t count, Item* item) noexcept nogil:
+cdef inline int open_container(
+    ByteReader* reader, int kind, uint64_t count, Item* item
+) noexcept nogil:
     # An item takes a byte at least: a count beyond that is a lie, told before anybody allocates.
     if remaining(reader) < (count * 2 if kind == ITEM_MAP else count):
         return DECODE_TRUNCATED
@@ -57,7 +59,7 @@ cdef inline int open_container(Reader* reader, int kind, uint64_t count, Item* i
     return DECODE_OK
 
 
-cdef inline int msgpack_value(Reader* reader, Item* item) noexcept nogil:
+cdef inline int msgpack_value(ByteReader* reader, Item* item) noexcept nogil:
     """The next value; of an array or a map only its head."""
     if reader.at == reader.end:
         return DECODE_TRUNCATED
@@ -134,7 +136,7 @@ cdef inline int msgpack_value(Reader* reader, Item* item) noexcept nogil:
     return DECODE_OK
 
 
-cdef inline int msgpack_skip(Reader* reader) noexcept nogil:
+cdef inline int msgpack_skip(ByteReader* reader) noexcept nogil:
     """Pass over one value with all it contains."""
     cdef uint64_t pending = 1
     cdef Item item

@@ -1,11 +1,12 @@
-# _reader.pxd: pulling values out of bytes, whatever the syntax. _msgpack_reader and _json_reader
-# give the same items, so that the grammar of events (_wire.pyx) is written once.
-#
-# Every function returns DECODE_OK, a DecodeError, or DECODE_END; nothing reads at or past `end`.
+"""Pulling values out of bytes, whatever the syntax: _msgpack_reader and _json_reader give the same
+items, so that the grammar of events is written once.
+
+Every function returns DECODE_OK, a DecodeError, or DECODE_END; nothing reads at or past `end`.
+"""
 from libc.stdint cimport uint8_t, uint64_t
 
 
-cdef enum DecodeError:       # wire.py has the text of each
+cdef enum DecodeError:       # codec.py has the text of each
     DECODE_END = -1          # no error: the container has no further item
     DECODE_OK = 0
     DECODE_TRUNCATED = 1
@@ -30,12 +31,12 @@ cdef enum ItemKind:
     ITEM_ARRAY
     ITEM_MAP
     ITEM_OTHER               # msgpack ext
-    ITEM_POSITION            # as a key: the field's place in a struct that is written as an array
+    ITEM_POSITION            # as a key: the field's index in a struct that is written as an array
 
 
-cdef struct Reader:
+cdef struct ByteReader:
     const uint8_t* at        # next byte
-    const uint8_t* end
+    const uint8_t* end       # behind the last byte
     bint json                # else msgpack
 
 
@@ -48,8 +49,9 @@ cdef struct Item:
     bint escaped             # JSON text with backslashes: not comparable byte by byte
 
 
-cdef inline size_t remaining(const Reader* reader) noexcept nogil:
-    return reader.end - reader.at
+cdef inline size_t remaining(const ByteReader* reader) noexcept nogil:
+    """Bytes that are not read yet."""
+    return <size_t>(reader.end - reader.at)
 
 
 cdef inline int as_hash(const Item* item, uint64_t* out) noexcept nogil:

@@ -1,4 +1,4 @@
-# _wire.pxd: bytes of the event plane into an EventBatch, for the index's thread.
+"""Bytes of the event plane into an EventBatch, for the index's thread."""
 from libc.stdint cimport uint8_t, uint64_t
 
 from ._events cimport EventBatch
@@ -15,7 +15,7 @@ cdef enum Topic:             # EventBatch.topic
 cdef void batch_init(EventBatch* batch) noexcept nogil
 cdef void batch_free(EventBatch* batch) noexcept nogil
 
-# Both replace what the batch held and return 0 or a DecodeError (_reader.pxd; text in wire.py).
+# Both replace what the batch held and return 0 or a DecodeError (_reader.pxd; text in codec.py).
 # After an error the batch is empty, but for its envelope if that was read.
 
 # One message, whatever it is: msgpack envelope, bare msgpack events, JSON events, or something

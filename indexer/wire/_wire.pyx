@@ -1,5 +1,4 @@
-"""Messages of the event plane into event batches. The face is wire.py; the index's thread calls the
-nogil functions.
+"""Messages of the event plane into event batches.
 
 A message is an envelope (msgpack) around events, or bare events (msgpack, or the JSON of the seed
 generation). Known things that carry no events are told apart from what cannot be read.
@@ -11,13 +10,12 @@ from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from ._batch cimport append_event
-from ._events cimport EVENT_HEARTBEAT, EVENT_STORED, Event, EventBatch
+from ._events cimport EVENT_HEARTBEAT, EVENT_STORED, Event, EventBatch, batch_append_event
 from ._grammar cimport decode_cache_event, decode_payload, is_int
 from ._msgpack_reader cimport big_endian_64, msgpack_value
 from ._reader cimport (
     DECODE_END, DECODE_MALFORMED, DECODE_MISSING_FIELD, DECODE_OK, DECODE_TOO_LARGE,
-    DECODE_WRONG_TYPE, ITEM_ARRAY, ITEM_INT, ITEM_MAP, ITEM_NIL, ITEM_TEXT, Item, Reader,
+    DECODE_WRONG_TYPE, ITEM_ARRAY, ITEM_INT, ITEM_MAP, ITEM_NIL, ITEM_TEXT, Item, ByteReader,
 )
 from ._syntax cimport (
     at_end, field_is, looks_like_json, next_field, open_struct, read_uint, read_value, skip_value,
@@ -43,7 +41,7 @@ cdef uint8_t topic_of(const Item* name) noexcept nogil:
     return TOPIC_UNKNOWN
 
 
-cdef int decode_heartbeat(Reader* reader, EventBatch* batch) noexcept nogil:
+cdef int decode_heartbeat(ByteReader* reader, EventBatch* batch) noexcept nogil:
     """worker_id, dp_rank and last_event_id: an event of its own kind."""
     cdef Item fields, key
     cdef Event event
@@ -74,14 +72,14 @@ cdef int decode_heartbeat(Reader* reader, EventBatch* batch) noexcept nogil:
     if not (has_worker and has_last):
         return DECODE_MISSING_FIELD
     event.dp_rank = <uint32_t>rank
-    return append_event(batch, &event)
+    return batch_append_event(batch, &event)
 
 
-cdef int decode_envelope(Reader* reader, EventBatch* batch, bint* is_envelope) noexcept nogil:
+cdef int decode_envelope(ByteReader* reader, EventBatch* batch, bint* is_envelope) noexcept nogil:
     """An envelope and the events in it. is_envelope comes back false if it is something else."""
     cdef Item fields, key, topic, payload
     cdef bint has_publisher = False, has_sequence = False
-    cdef Reader inner
+    cdef ByteReader inner
     cdef int code = open_struct(reader, &fields)
     topic.kind = payload.kind = ITEM_NIL
     is_envelope[0] = fields.kind == ITEM_ARRAY
@@ -124,9 +122,9 @@ cdef int decode_envelope(Reader* reader, EventBatch* batch, bint* is_envelope) n
     return decode_payload(&inner, batch)
 
 
-cdef bint is_positional_envelope(const Reader* reader) noexcept nogil:
+cdef bint is_positional_envelope(const ByteReader* reader) noexcept nogil:
     """An array that begins with two ints; a bare event that is an array has only one."""
-    cdef Reader ahead = reader[0]
+    cdef ByteReader ahead = reader[0]
     cdef Item item
     return (
         msgpack_value(&ahead, &item) == DECODE_OK
@@ -154,8 +152,8 @@ cdef bint is_request_frame(const uint8_t* data, size_t size) noexcept nogil:
 
 
 cdef int decode_any(EventBatch* batch, const uint8_t* data, size_t size) noexcept nogil:
-    cdef Reader reader
-    cdef Reader start
+    cdef ByteReader reader
+    cdef ByteReader start
     cdef Item head
     cdef bint is_envelope = False
     cdef int code
@@ -189,7 +187,7 @@ cdef void batch_init(EventBatch* batch) noexcept nogil:
 
 cdef void batch_free(EventBatch* batch) noexcept nogil:
     free(batch.events)
-    free(batch.block_hashes)
+    free(batch.external_hashes)
     free(batch.local_hashes)
     batch_init(batch)
 
@@ -212,7 +210,7 @@ cdef int decode_nats_message(EventBatch* batch, const uint8_t* data, size_t size
 cdef int decode_json_event(
     EventBatch* batch, uint64_t worker_id, const uint8_t* data, size_t size
 ) noexcept nogil:
-    cdef Reader reader
+    cdef ByteReader reader
     cdef Event event
     cdef int code
     batch_reset(batch)
@@ -228,7 +226,7 @@ cdef int decode_json_event(
         code = at_end(&reader)
     event.count = batch.n_blocks
     if code == DECODE_OK:
-        code = append_event(batch, &event)
+        code = batch_append_event(batch, &event)
     if code != DECODE_OK:
         batch.n_events = batch.n_blocks = 0
     return code
@@ -280,21 +278,22 @@ cdef class EventDecoder:
 
     def rows(self):
         cdef list rows = []
-        cdef list blocks, locals_
+        cdef list external_hashes, local_hashes
         cdef Event* event
         cdef uint32_t i, j
         if self.batch.topic != TOPIC_KV_EVENTS:
             return rows
         for i in range(self.batch.n_events):
             event = self.batch.events + i
-            blocks = []
-            locals_ = []
+            external_hashes = []
+            local_hashes = []
             for j in range(event.first, event.first + event.count):
-                blocks.append(self.batch.block_hashes[j])
+                external_hashes.append(self.batch.external_hashes[j])
                 if event.kind == EVENT_STORED:
-                    locals_.append(self.batch.local_hashes[j])
+                    local_hashes.append(self.batch.local_hashes[j])
             rows.append((
                 event.kind, event.worker_id, event.dp_rank, event.event_id, event.tier,
-                event.parent_hash if event.has_parent else None, blocks, locals_,
+                event.parent_hash if event.has_parent else None, external_hashes,
+                local_hashes,
             ))
         return rows

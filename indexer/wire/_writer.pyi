@@ -20,8 +20,8 @@ class EventWriter:
         dp_rank: int,
         event_id: int,
         parent_hash: int | None,
-        block_hashes: Integers,
-        tokens_hashes: Integers,
+        external_hashes: Integers,
+        local_hashes: Integers,
         tier: StorageTier = "device",
     ) -> None: ...
     def removed(
@@ -29,7 +29,7 @@ class EventWriter:
         worker_id: int,
         dp_rank: int,
         event_id: int,
-        block_hashes: Integers,
+        external_hashes: Integers,
         tier: StorageTier = "device",
     ) -> None: ...
     def cleared(

@@ -1,4 +1,4 @@
-"""KV events into messages of the event plane, straight from hash arrays. The face is wire.py.
+"""KV events into messages of the event plane, straight from hash arrays.
 
 Field names and their order are those of Dynamo's own publishers, so that its subscribers read
 ours; numbers take their shortest form.
@@ -7,9 +7,10 @@ ours; numbers take their shortest form.
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport UINT32_MAX, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy, strlen
 
+from ...runtime.native._vector cimport vector_reserve
 from .._integers cimport UIntView, view_integers
 from ._msgpack_reader cimport bswap16, bswap32, bswap64
 
@@ -33,22 +34,14 @@ cdef class EventWriter:
         free(self.data)
 
     cdef int reserve(self, size_t more) except -1:
-        cdef size_t capacity = self.capacity * 2
-        cdef uint8_t* data
-        if self.size + more > self.capacity:
-            if capacity < self.size + more:
-                capacity = self.size + more
-            data = <uint8_t*>realloc(self.data, capacity)
-            if data == NULL:
-                raise MemoryError()
-            self.data = data
-            self.capacity = capacity
+        if not vector_reserve(&self.data, &self.capacity, self.size + more, 1):
+            raise MemoryError()
         return 0
 
     cdef uint8_t* begin(
         self, uint64_t worker_id, uint64_t event_id, str tier, size_t n_blocks, const char* kind
     ) except NULL:
-        """Room for the event, and all of it that stands before what its kind carries."""
+        """Reserve memory for the event, and write all that stands before what its kind carries."""
         if n_blocks > UINT32_MAX:
             raise ValueError(f"{n_blocks} blocks are too many for one event")
         if tier not in TIERS:
@@ -74,7 +67,8 @@ cdef class EventWriter:
 
     cdef int put_stored(
         self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, bint has_parent,
-        uint64_t parent, const uint64_t* blocks, const uint64_t* tokens, size_t n_blocks, str tier,
+        uint64_t parent, const uint64_t* external_hashes, const uint64_t* local_hashes,
+        size_t n_blocks, str tier,
     ) except -1:
         cdef uint8_t* at = self.begin(
             worker_id, event_id, tier, n_blocks, b"\x81\xa6stored\x83\xabparent_hash"
@@ -82,12 +76,12 @@ cdef class EventWriter:
         at = put_uint(at, parent) if has_parent else put(at, b"\xc0")
         at = put(at, b"\xaestart_position\xc0\xa6blocks")
         at = put_array(at, n_blocks)
-        at = put_blocks(at, blocks, tokens, n_blocks)
+        at = put_blocks(at, external_hashes, local_hashes, n_blocks)
         return self.end(at, dp_rank, n_blocks)
 
     cdef int put_removed(
-        self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, const uint64_t* blocks,
-        size_t n_blocks, str tier,
+        self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id,
+        const uint64_t* external_hashes, size_t n_blocks, str tier,
     ) except -1:
         cdef size_t i
         cdef uint8_t* at = self.begin(
@@ -95,29 +89,29 @@ cdef class EventWriter:
         )
         at = put_array(at, n_blocks)
         for i in range(n_blocks):
-            at = put_uint(at, blocks[i])
+            at = put_uint(at, external_hashes[i])
         return self.end(at, dp_rank, n_blocks)
 
     def stored(
-        self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, parent_hash, block_hashes,
-        tokens_hashes, str tier="device",
+        self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, parent_hash,
+        external_hashes, local_hashes, str tier="device",
     ):
-        cdef UIntView blocks = view_integers(block_hashes, 8, "block hash")
-        cdef UIntView tokens = view_integers(tokens_hashes, 8, "tokens hash")
-        if blocks.size != tokens.size:
-            raise ValueError(f"{blocks.size} block hashes for {tokens.size} tokens hashes")
+        cdef UIntView blocks = view_integers(external_hashes, 8, "block hash")
+        cdef UIntView locals_ = view_integers(local_hashes, 8, "tokens hash")
+        if blocks.size != locals_.size:
+            raise ValueError(f"{blocks.size} block hashes for {locals_.size} tokens hashes")
         cdef bint has_parent = parent_hash is not None
         cdef uint64_t parent = parent_hash if has_parent else 0
         self.put_stored(
             worker_id, dp_rank, event_id, has_parent, parent, <const uint64_t*>blocks.data,
-            <const uint64_t*>tokens.data, blocks.size, tier,
+            <const uint64_t*>locals_.data, blocks.size, tier,
         )
 
     def removed(
-        self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, block_hashes,
+        self, uint64_t worker_id, uint32_t dp_rank, uint64_t event_id, external_hashes,
         str tier="device",
     ):
-        cdef UIntView blocks = view_integers(block_hashes, 8, "block hash")
+        cdef UIntView blocks = view_integers(external_hashes, 8, "block hash")
         self.put_removed(
             worker_id, dp_rank, event_id, <const uint64_t*>blocks.data, blocks.size, tier
         )
@@ -234,13 +228,13 @@ cdef uint8_t* put_text(uint8_t* at, bytes text) noexcept:
 
 
 cdef uint8_t* put_blocks(
-    uint8_t* at, const uint64_t* blocks, const uint64_t* tokens, size_t size
+    uint8_t* at, const uint64_t* external_hashes, const uint64_t* local_hashes, size_t size
 ) noexcept nogil:
     cdef size_t i
     for i in range(size):
         at = put(at, b"\x83\xaablock_hash")
-        at = put_uint(at, blocks[i])
+        at = put_uint(at, external_hashes[i])
         at = put(at, b"\xabtokens_hash")
-        at = put_uint(at, tokens[i])
+        at = put_uint(at, local_hashes[i])
         at = put(at, b"\xadmm_extra_info\xc0")
     return at

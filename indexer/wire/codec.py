@@ -1,7 +1,7 @@
 """The wire form of KV events: messages of the event plane, and Dynamo's JSON cache events.
 
-Called by publishers (encode) and by whoever wants events as Python values (decode). The index's
-thread decodes natively instead, through the same kernel.
+Publishers encode; tools and tests decode to Python values. The index's thread decodes natively,
+through the same kernel.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-# kind, worker_id, dp_rank, event_id, tier, parent_hash, block_hashes, tokens_hashes
+# kind, worker_id, dp_rank, event_id, tier, parent_hash, external_hashes, local_hashes
 Row: TypeAlias = tuple[int, int, int, int, int, int | None, list[int], list[int]]
 
 # By DecodeError of the kernel (_reader.pxd).
@@ -168,12 +168,12 @@ def _json_data(data: EventData) -> object:
 
 
 def _event(row: Row) -> RouterEvent:
-    kind, worker_id, dp_rank, event_id, tier, parent_hash, block_hashes, tokens_hashes = row
+    kind, worker_id, dp_rank, event_id, tier, parent_hash, external_hashes, local_hashes = row
     data: EventData
     if kind == 0:
-        data = Stored(parent_hash, tuple(map(StoredBlock, block_hashes, tokens_hashes)))
+        data = Stored(parent_hash, tuple(map(StoredBlock, external_hashes, local_hashes)))
     elif kind == 1:
-        data = Removed(tuple(block_hashes))
+        data = Removed(tuple(external_hashes))
     else:
         data = Cleared()
     return RouterEvent(WorkerWithDpRank(worker_id, dp_rank), event_id, data, TIERS[tier])

@@ -1,7 +1,7 @@
-"""KV events as Python values: what a worker says of its cache. Made by wire.py and the publishers.
+"""KV events as Python values: what a worker says of its cache.
 
 The index itself never builds these: it decodes into C arrays (_events.pxd). Decoding makes tuples
-of blocks and hashes; whoever makes an event to publish may give any sequence.
+of blocks and hashes; an event to publish may have any sequence.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ TIERS: tuple[StorageTier, ...] = ("device", "host_pinned", "disk", "external")
 
 
 class StoredBlock(msgspec.Struct, frozen=True, gc=False):
-    """One cached block: the engine's own id of it, and the local hash of its tokens."""
+    """One cached block: its external hash, and its local hash, under Dynamo's names."""
 
     block_hash: int
     tokens_hash: int

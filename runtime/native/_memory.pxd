@@ -1,14 +1,15 @@
-# _memory.pxd: allocation of the tree's arrays, counted, and able to fail on purpose.
-#
-# Large arrays are mapped: growing one moves its pages, not its bytes, and what it does not use any
-# more goes back to the system. They are in huge pages where the kernel has them: an index is read
-# and written at random, and with small pages finding the page costs more than the access. But not
-# as long as the unused end of the last huge page would be a good part of the whole.
-from libc.stdint cimport int64_t
+"""Allocation of the kernels' large arrays: counted, and able to fail on purpose.
+
+Large arrays are mapped: growing one moves its pages, not its bytes, and what it does not use any
+more goes back to the system. They are in huge pages where the kernel has them: an index is read
+and written at random, and with small pages finding the page costs more than the access. But not
+as long as the unused end of the last huge page would be a good part of the whole.
+"""
+from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
-from ._yield_points cimport Pace
+from ._yield_points cimport YieldPoints
 
 cdef extern from * nogil:
     """
@@ -51,17 +52,22 @@ cdef extern from * nogil:
     void unmap_pages "dr_unmap" (void* old, size_t size)
 
 cdef struct Memory:
-    size_t bytes   # held now
-    int64_t fuse   # requests that still succeed; negative: no limit (tests light it)
-    Pace pace      # of the work on what lives here
+    size_t bytes               # held now
+    int64_t fail_after         # requests that still succeed (for tests); negative: no limit
+    YieldPoints yield_points   # of long work on what is allocated here
 
 
-cdef inline bint memory_blown(Memory* memory) noexcept nogil:
-    """One request passes; true when it is to fail."""
-    if memory.fuse > 0:
-        memory.fuse -= 1
+cdef inline void memory_init(Memory* memory) noexcept nogil:
+    """Of a zeroed struct."""
+    memory.fail_after = -1
+
+
+cdef inline bint memory_fails(Memory* memory) noexcept nogil:
+    """Count one request; true if it has to fail."""
+    if memory.fail_after > 0:
+        memory.fail_after -= 1
         return False
-    return memory.fuse == 0
+    return memory.fail_after == 0
 
 
 # Pieces: coverage and other small things.
@@ -71,7 +77,7 @@ cdef inline void* memory_resize(
 ) noexcept nogil:
     """`old` at its new size, content kept; NULL leaves it as it was."""
     cdef void* new
-    if memory_blown(memory):
+    if memory_fails(memory):
         return NULL
     new = realloc(old, new_size)
     if new != NULL:
@@ -82,7 +88,7 @@ cdef inline void* memory_resize(
 cdef inline void* memory_shrink(
     Memory* memory, void* old, size_t old_size, size_t new_size
 ) noexcept nogil:
-    """`old` at a smaller size above 0. It cannot fail, so the fuse does not count it."""
+    """`old` at a smaller size above 0. It cannot fail, so `fail_after` does not count it."""
     cdef void* new = realloc(old, new_size)
     memory.bytes -= old_size - new_size
     return new if new != NULL else old
@@ -90,7 +96,7 @@ cdef inline void* memory_shrink(
 
 cdef inline void* memory_zeroed(Memory* memory, size_t size) noexcept nogil:
     cdef void* new
-    if memory_blown(memory):
+    if memory_fails(memory):
         return NULL
     new = calloc(size, 1)
     if new != NULL:
@@ -114,7 +120,7 @@ cdef inline void* array_grow(
     cdef void* new
     if new_size < LARGE:
         return memory_resize(memory, old, old_size, new_size)
-    if memory_blown(memory):
+    if memory_fails(memory):
         return NULL
     if old_size >= LARGE:
         new = remap_pages(old, old_size, new_size)
@@ -133,7 +139,7 @@ cdef inline void* array_shrink(
 ) noexcept nogil:
     """`old` at its new, smaller size above 0; NULL leaves it as it was."""
     cdef void* new
-    if memory_blown(memory):
+    if memory_fails(memory):
         return NULL
     if old_size < LARGE:
         new = realloc(old, new_size)
@@ -154,7 +160,7 @@ cdef inline void* array_zeroed(Memory* memory, size_t size) noexcept nogil:
     cdef void* new
     if size < LARGE:
         return memory_zeroed(memory, size)
-    if memory_blown(memory):
+    if memory_fails(memory):
         return NULL
     new = map_pages(size, LARGE)
     if new != NULL:
@@ -168,3 +174,36 @@ cdef inline void array_release(Memory* memory, void* old, size_t size) noexcept 
     else:
         unmap_pages(old, size)
         memory.bytes -= size
+
+
+# Arrays of items, given by the address of the pointer to them, with their capacity in items.
+
+cdef inline bint array_reserve(
+    Memory* memory, void* array, uint32_t* capacity, uint32_t wanted, size_t item
+) noexcept nogil:
+    """Make the capacity `wanted` at least; false, and nothing changed, without memory."""
+    cdef void* at
+    if capacity[0] >= wanted:
+        return True
+    memcpy(&at, array, sizeof(at))
+    at = array_grow(memory, at, capacity[0] * item, wanted * item)
+    if at == NULL:
+        return False
+    memcpy(array, &at, sizeof(at))
+    capacity[0] = wanted
+    return True
+
+
+cdef inline bint array_trim(
+    Memory* memory, void* array, uint32_t* capacity, uint32_t wanted, size_t item
+) noexcept nogil:
+    """Make the capacity `wanted`, which is smaller and above 0; false, and nothing changed, without
+    memory."""
+    cdef void* at
+    memcpy(&at, array, sizeof(at))
+    at = array_shrink(memory, at, capacity[0] * item, wanted * item)
+    if at == NULL:
+        return False
+    memcpy(array, &at, sizeof(at))
+    capacity[0] = wanted
+    return True

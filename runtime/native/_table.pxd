@@ -1,13 +1,15 @@
-# _table.pxd: an open-addressing hash table from a 32-bit hash to ids; used for every look-up.
-#
-# A slot is the hash in its upper half and id + 1 in its lower; 0 is empty. A slot's home is given
-# by the top bits of its hash, so growth and deletion never look at the keys, and growth reads and
-# writes both tables in order. Keys live with the caller, who compares them: walk the candidates of
-# a hash with table_seek.
+"""An open-addressing hash table from a 32-bit hash to ids; used for every look-up.
+
+A slot is the hash in its upper half and id + 1 in its lower; 0 is empty. A slot's home is given
+by the top bits of its hash, so growth and deletion never look at the keys, and growth reads and
+writes both tables in order. Keys live with the caller, who compares them: walk the candidates of
+a hash with table_seek.
+"""
 from libc.stdint cimport uint32_t, uint64_t
 
 from ._memory cimport Memory, array_release, array_zeroed
-from ._yield_points cimport pace_work
+from ._mix cimport hash_key, hash_pair
+from ._yield_points cimport yield_after
 
 cdef extern from "<stdint.h>" nogil:
     const uint32_t NONE "UINT32_MAX"  # no id
@@ -24,17 +26,6 @@ cdef struct Table:
     uint64_t mask     # capacity - 1; capacity is a power of two
     uint32_t shift    # 32 - log2(capacity)
     uint32_t count    # slots in use
-
-
-cdef inline uint32_t hash_key(uint64_t key) noexcept nogil:
-    """Spread any 64-bit key (engines may number their blocks) over 32 bits."""
-    key ^= key >> 32
-    key *= 0x9E3779B97F4A7C15ULL
-    return <uint32_t>(key >> 32)
-
-
-cdef inline uint32_t hash_pair(uint64_t key, uint32_t other) noexcept nogil:
-    return hash_key(key + (<uint64_t>other + 1) * 0xD1B54A32D192ED03ULL)
 
 
 cdef inline bint table_resize(Table* table, Memory* memory, uint32_t bits) noexcept nogil:
@@ -54,7 +45,7 @@ cdef inline bint table_resize(Table* table, Memory* memory, uint32_t bits) noexc
                     at = (at + 1) & new.mask
                 new.slots[at] = table.slots[i]
             if (i + 1) % SLOTS_A_BLOCK == 0:
-                pace_work(&memory.pace, 1)  # the old slots are still whole, and in use
+                yield_after(&memory.yield_points, 1)  # the old slots are still whole, and in use
         array_release(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
     table[0] = new
     return True

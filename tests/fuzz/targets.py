@@ -12,6 +12,7 @@ from typing import Any
 
 from fuzz.guarded import Guarded
 from google.protobuf.message import DecodeError
+from instruments.tree_check import check_integrity
 from oracles.events import Refused, Unparsed, parse, read_cache_event, read_message
 from oracles.generate import expected
 from oracles.tree import OracleTree
@@ -19,8 +20,7 @@ from oracles.tree import Refused as TreeRefused
 
 from dynamo_router.bench.traces.trace import decode_trace, encode_request
 from dynamo_router.indexer.event_index.actor import EventIndex
-from dynamo_router.indexer.tree._inspect import check_integrity
-from dynamo_router.indexer.tree.radix import RadixTree
+from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.indexer.wire.codec import (
     decode_cache_event,
     decode_event_message,
@@ -133,7 +133,7 @@ def check_index(data: bytes) -> None:
 
 
 def check_tree(data: bytes) -> None:
-    """Bytes as calls: (what, worker, chain length, start, keys); few values, so that they meet."""
+    """Bytes as calls: (what, worker, chain length, start, hashes); few values: they meet."""
     tree, oracle = RadixTree(), OracleTree()
     chains: list[list[int]] = [[]]
     while len(data) >= 5:
@@ -141,14 +141,14 @@ def check_tree(data: bytes) -> None:
         body, data = data[5 : 5 + length % 24], data[5 + length % 24 :]
         worker = (who % 5, who // 5 % 2)
         path = chains[start % len(chains)][: length % 7] + [byte % 3 for byte in body]
-        keys = _keys(path, salt)
+        hashes = _chained_hashes(path, salt)
         at = start % (len(path) + 1)
         if what % 4 < 2:
             chains.append(path)
-            parent = keys[at - 1] if at else None
-            _both(tree, oracle, "store", worker, parent, keys[at:], path[at:])
+            parent = hashes[at - 1] if at else None
+            _both(tree, oracle, "store", worker, parent, hashes[at:], path[at:])
         elif what % 4 == 2:
-            _both(tree, oracle, "remove", worker, keys[at:][::-1])
+            _both(tree, oracle, "remove", worker, hashes[at:][::-1])
         elif what % 8 == 3:
             tree.clear_all_blocks(worker)
             oracle.clear(worker)
@@ -162,15 +162,15 @@ def check_tree(data: bytes) -> None:
     assert len(tree) == oracle.size()
 
 
-def _keys(path: list[int], salt: int) -> list[int]:
-    """Mostly keys as engines make them; every fourth salt makes keys that collide."""
+def _chained_hashes(path: list[int], salt: int) -> list[int]:
+    """Mostly hashes as engines make them; every fourth salt makes hashes that collide."""
     if salt % 4 == 3:
         return [(salt // 4 + local) % 5 for local in path]
-    keys, key = [], salt % 4 // 2
+    hashes, external_hash = [], salt % 4 // 2
     for local in path:
-        key = (key * 31 + local + 1) % 2**64
-        keys.append(key)
-    return keys
+        external_hash = (external_hash * 31 + local + 1) % 2**64
+        hashes.append(external_hash)
+    return hashes
 
 
 def _both(tree: RadixTree, oracle: OracleTree, act: str, *arguments: Any) -> None:

@@ -11,15 +11,15 @@ class OracleApproximate:
         self.tree = OracleTree()
         self.deadlines: dict[tuple[Worker, int], int] = {}  # insertion order: earliest first
 
-    def record(self, worker: Worker, path: list[int], keys: list[int], now: float) -> None:
+    def record(self, worker: Worker, path: list[int], hashes: list[int], now: float) -> None:
         self.expire(now)
         if self.ttl_s == 0:
             return
         deadline = ceil((now + self.ttl_s) * 10)
-        for key in reversed(keys):
-            self.deadlines.pop((worker, key), None)
-            self.deadlines[worker, key] = deadline
-        self.tree.store(worker, None, keys, path)
+        for external_hash in reversed(hashes):
+            self.deadlines.pop((worker, external_hash), None)
+            self.deadlines[worker, external_hash] = deadline
+        self.tree.store(worker, None, hashes, path)
         if len(self.deadlines) > self.max_blocks:
             while len(self.deadlines) > self.keep:
                 self.forget(next(iter(self.deadlines)))

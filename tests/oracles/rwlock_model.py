@@ -1,4 +1,4 @@
-"""The gate of indexer/_gate.pxd, shared, as a finite machine: every schedule of one writer and some
+"""The lock of event_index/_rwlock.pxd as a finite machine: every schedule of one writer and some
 readers that come and go for ever, an atomic access at a time.
 
 What the writer changes is two bits that it flips one after the other: a reader that sees them
@@ -35,9 +35,9 @@ class State(NamedTuple):
 
 
 def start(readers: int) -> State:
-    writer = Thread("close", ticket=2)
+    writer = Thread("write_begin", ticket=2)
     return State(
-        0, 0, 0, None, frozenset(), 0, (writer, *[Thread("arrive") for _ in range(readers)])
+        0, 0, 0, None, frozenset(), 0, (writer, *[Thread("read_begin") for _ in range(readers)])
     )
 
 
@@ -111,33 +111,33 @@ def step(s: State, who: int, flaws: Flaws) -> list[State]:
             return [ready(s._replace(lock=None))]
         # Waking others, for either.
         case "wake":
-            rest = "close" if who == WRITER else "arrive"
+            rest = "write_begin" if who == WRITER else "read_begin"
             return [go("wake: lock" if s.asleep else rest)]
         case "wake: lock":
             return [go("wake: all", state=s._replace(lock=who))] if s.lock is None else []
         case "wake: all":
             return [go("wake: unlock", state=s._replace(waiting=frozenset()))]
         case "wake: unlock":
-            at = "close" if who == WRITER else "arrive"
+            at = "write_begin" if who == WRITER else "read_begin"
             return [go(at, state=s._replace(lock=None))]
         # A reader.
-        case "arrive":
+        case "read_begin":
             came = s._replace(present=s.present + 1)
             return [go("look" if s.mark else "first", state=came, ticket=s.mark)]
         case "first":
             return [go("second", note=s.halfway)]
         case "second":
-            return [go("torn" if me.note else "leave", note=0)]
-        case "leave" if not flaws.wake_after and not s.asleep:
-            return [go("leave unseen")]
-        case "leave" | "leave unseen":
+            return [go("torn" if me.note else "read_end", note=0)]
+        case "read_end" if not flaws.wake_after and not s.asleep:
+            return [go("read_end unseen")]
+        case "read_end" | "read_end unseen":
             threads = list(s.threads)
             owed = threads[WRITER].note
             threads[WRITER] = threads[WRITER]._replace(note=max(owed - 1, 0))
             gone = s._replace(present=s.present - 1, threads=tuple(threads))
-            return [go("wake" if me.at == "leave" else "arrive", state=gone)]
+            return [go("wake" if me.at == "read_end" else "read_begin", state=gone)]
         # The writer.
-        case "close":
+        case "write_begin":
             turn = me.ticket ^ 1 if flaws.turns_differ else me.ticket
             threads = [
                 t._replace(met=min(t.met + 1, 3)) if i and is_waiting(t) else t
@@ -148,14 +148,14 @@ def step(s: State, who: int, flaws: Flaws) -> list[State]:
         case "flip":
             return [go("flip back", state=flipped(s, 0))]
         case "flip back":
-            return [go("give way", state=flipped(s, 1))]
-        case "give way":
+            return [go("yield_to_readers", state=flipped(s, 1))]
+        case "yield_to_readers":
             # It may go on if nobody came; it opens at the end of its work in any case.
-            return [go("open")] if s.present else [go("open"), go("flip")]
-        case "open" if not flaws.wake_after and not s.asleep:
-            return [go("open unseen")]
-        case "open" | "open unseen":
-            return [go("wake" if me.at == "open" else "close", state=s._replace(mark=0))]
+            return [go("write_end")] if s.present else [go("write_end"), go("flip")]
+        case "write_end" if not flaws.wake_after and not s.asleep:
+            return [go("write_end unseen")]
+        case "write_end" | "write_end unseen":
+            return [go("wake" if me.at == "write_end" else "write_begin", state=s._replace(mark=0))]
     return []
 
 

@@ -27,17 +27,17 @@ class OracleTiers:
             if not found:
                 raise Refused("parent_not_found")
             path = found[0]
-        for ext, local in blocks:
-            if ext in here and here[ext] == path[: len(here[ext])]:
+        for external_hash, local in blocks:
+            if external_hash in here and here[external_hash] == path[: len(here[external_hash])]:
                 raise Refused("invalid_sequence")
             path = (*path, local)
-            for other in [key for key, block in here.items() if block == path]:
+            for other in [external_hash for external_hash, block in here.items() if block == path]:
                 del here[other]
-            here[ext] = path
+            here[external_hash] = path
 
-    def remove(self, worker: Worker, tier: int, exts: Iterable[int]) -> None:
-        for ext in exts:
-            self.tiers(worker)[tier].pop(ext, None)
+    def remove(self, worker: Worker, tier: int, external_hashes: Iterable[int]) -> None:
+        for external_hash in external_hashes:
+            self.tiers(worker)[tier].pop(external_hash, None)
 
     def clear(self, worker: Worker, tier: int) -> None:
         self.tiers(worker)[tier].clear()
@@ -45,12 +45,12 @@ class OracleTiers:
     def forget(self, worker: Worker) -> None:
         self.held.pop(worker, None)
 
-    def overlap(self, worker: Worker, locals_: Sequence[int]) -> tuple[int, ...]:
+    def overlap(self, worker: Worker, local_hashes: Sequence[int]) -> tuple[int, ...]:
         """Blocks of a prompt by tier: each tier goes on where the one above it ended."""
         depth, counts = 0, []
         for held in self.tiers(worker):
             blocks, begin = set(held.values()), depth
-            while depth < len(locals_) and tuple(locals_[: depth + 1]) in blocks:
+            while depth < len(local_hashes) and tuple(local_hashes[: depth + 1]) in blocks:
                 depth += 1
             counts.append(depth - begin)
         return tuple(counts)

@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from instruments.tree_check import check_integrity
 from oracles.approximate import OracleApproximate
 
 from dynamo_router.indexer.approximate import ApproximateIndex
 from dynamo_router.indexer.hashing import sequence_hashes
-from dynamo_router.indexer.tree._inspect import check_integrity
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
 WORKERS = st.sampled_from([WorkerWithDpRank(w, r) for w in (1, 2) for r in (0, 1)])
@@ -29,9 +29,9 @@ class ApproximateMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS, path=PATHS)
     def record(self, worker, path):
         local = np.array(path, np.uint64)
-        keys = sequence_hashes(local)
-        self.index.record(worker, local, keys, self.now)
-        self.oracle.record(worker, path, keys.tolist(), self.now)
+        hashes = sequence_hashes(local)
+        self.index.record(worker, local, hashes, self.now)
+        self.oracle.record(worker, path, hashes.tolist(), self.now)
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 0.13, 1.0, 10.0]))
     def wait(self, seconds):

@@ -7,11 +7,11 @@ tree no longer has; it must agree with the tree in all else, and what it is told
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from instruments.tree_check import check_integrity, fail_allocations_after
 from oracles.tree import OracleTree, Refused
-from support.held_blocks import TOP, honest_keys, read_holdings
+from support.held_blocks import TOP, chained_hashes, read_holdings
 
-from dynamo_router.indexer.tree._inspect import check_integrity, light_fuse
-from dynamo_router.indexer.tree.radix import RadixTree
+from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.runtime.errors import EventError
 
 WORKERS = [(0, 0), (0, 1), (1, 0), (TOP, 0)] + [(100 + w, 0) for w in range(80)]
@@ -41,31 +41,31 @@ class BoundedTreeMachine(RuleBasedStateMachine):
         self.dropped = 0
         self.chains = [[]]
 
-    def store_blocks(self, worker, parent, keys, path):
+    def store_blocks(self, worker, parent, hashes, path):
         told = self.told
         if parent is None or parent in told.held.get(worker, {}):
-            expected = refusal(lambda: told.store(worker, parent, keys, path))
+            expected = refusal(lambda: told.store(worker, parent, hashes, path))
         elif not self.missing.get(worker):
             expected = "parent_not_found"
             told.held.setdefault(worker, {})
         else:
             expected = "parent_evicted"
-            for key in keys:
-                if key in told.held[worker]:
-                    told.drop(worker, key)
-            self.missing[worker] += len(keys)
-        refusal(lambda: self.truth.store(worker, parent, keys, path))
-        assert refusal(lambda: self.tree.store(worker, parent, keys, path)) == expected
+            for external_hash in hashes:
+                if external_hash in told.held[worker]:
+                    told.drop(worker, external_hash)
+            self.missing[worker] += len(hashes)
+        refusal(lambda: self.truth.store(worker, parent, hashes, path))
+        assert refusal(lambda: self.tree.store(worker, parent, hashes, path)) == expected
         self.take_note()
 
     def take_note(self):
         """See what the tree dropped, check that it may, and tell the model."""
         size, kept = self.told.size(), read_holdings(self.tree)
         gone = {
-            (worker, key): path
+            (worker, external_hash): path
             for worker, held in self.told.holdings().items()
-            for key, path in held.items()
-            if key not in kept.get(worker, {})
+            for external_hash, path in held.items()
+            if external_hash not in kept.get(worker, {})
         }
         assert len(self.tree) <= self.budget
         if size <= self.budget:
@@ -78,8 +78,8 @@ class BoundedTreeMachine(RuleBasedStateMachine):
         lost = set(gone.values())
         for path in left:  # dropped for everybody, with all that continues it
             assert not any(path[:n] in lost for n in range(1, len(path) + 1))
-        for worker, key in gone:
-            self.told.drop(worker, key)
+        for worker, external_hash in gone:
+            self.told.drop(worker, external_hash)
             self.missing[worker] = self.missing.get(worker, 0) + 1
         blocks, branches = self.tree.evicted()
         assert blocks - self.dropped == size - len(self.tree) and branches > 0
@@ -91,17 +91,17 @@ class BoundedTreeMachine(RuleBasedStateMachine):
     @rule(worker=A_WORKER, more=CHAINS, salt=st.sampled_from([7, 7, 7, 8]), data=st.data())
     def store(self, worker, more, salt, data):
         path = (self.known_path(data)[: data.draw(st.integers(0, 12))] + more)[:30]
-        keys = honest_keys(path, salt)
+        hashes = chained_hashes(path, salt)
         at = min(len(path), data.draw(st.sampled_from([0, len(path) - len(more), len(path)])))
         self.chains.append(path)
         at = max(at, 0)
-        self.store_blocks(worker, keys[at - 1] if at else None, keys[at:], path[at:])
+        self.store_blocks(worker, hashes[at - 1] if at else None, hashes[at:], path[at:])
 
     @rule(first=st.integers(0, 83), n=st.integers(1, 80), data=st.data())
     def store_by_many(self, first, n, data):
         path = self.known_path(data)
         for worker in WORKERS[first : first + n]:
-            self.store_blocks(worker, None, honest_keys(path, 7), path)
+            self.store_blocks(worker, None, chained_hashes(path, 7), path)
 
     @rule(
         worker=A_WORKER,
@@ -109,19 +109,27 @@ class BoundedTreeMachine(RuleBasedStateMachine):
         blocks=st.lists(st.tuples(WILD, LOCALS), max_size=5),
     )
     def store_wildly(self, worker, parent, blocks):
-        keys, path = [b[0] for b in blocks], [b[1] for b in blocks]
+        hashes, path = [b[0] for b in blocks], [b[1] for b in blocks]
         self.chains.append(path)
-        self.store_blocks(worker, parent, keys, path)
+        self.store_blocks(worker, parent, hashes, path)
 
     @rule(worker=A_WORKER, data=st.data())
     def remove(self, worker, data):
         """What it holds, in the tree or not; something it never held only if nothing is missing,
         because the tree cannot tell the two apart."""
-        keys = sorted(self.truth.held.get(worker, {}))
-        some = data.draw(st.lists(st.sampled_from(keys), max_size=6, unique=True)) if keys else []
+        hashes = sorted(self.truth.held.get(worker, {}))
+        some = (
+            data.draw(st.lists(st.sampled_from(hashes), max_size=6, unique=True)) if hashes else []
+        )
         if not self.missing.get(worker) and data.draw(st.booleans()):
             some.append(5)
-        unknown = len([key for key in some if key not in self.told.held.get(worker, {})])
+        unknown = len(
+            [
+                external_hash
+                for external_hash in some
+                if external_hash not in self.told.held.get(worker, {})
+            ]
+        )
         refusal(lambda: self.told.remove(worker, some))
         refusal(lambda: self.truth.remove(worker, some))
         excused = min(unknown, self.missing.get(worker, 0))
@@ -148,12 +156,12 @@ class BoundedTreeMachine(RuleBasedStateMachine):
     def run_short_of_memory(self, worker, requests, data):
         """What a failed event left behind is made good by a clear; the bounds hold all the time."""
         path = self.known_path(data) + [0, 1, 2] * 5
-        light_fuse(self.tree, requests)
+        fail_allocations_after(self.tree, requests)
         try:
-            self.tree.store(worker, None, honest_keys(path, 7), path)
+            self.tree.store(worker, None, chained_hashes(path, 7), path)
         except (MemoryError, EventError):
             pass
-        light_fuse(self.tree, None)
+        fail_allocations_after(self.tree, None)
         for everybody in WORKERS:
             self.clear(everybody)
         self.dropped = self.tree.evicted()[0]

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dynamo_router.indexer.event_index._status import list_sources
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire.codec import EventWriter, decode_event_message, encode_heartbeat
@@ -225,7 +226,7 @@ class RecoveryMachine(RuleBasedStateMachine):
             if source.state is SourceState.SILENT:
                 assert not claims
                 continue
-            (cursor,) = [row[1] for row in self.index._actor.sources()]
+            (cursor,) = [row[1] for row in list_sources(self.index.native, False)]
             truths = self.worker.truths.get((cursor["publisher_id"], source.last_event_id), [set()])
             if cursor["state"] == 1:  # exact, or recovering
                 assert claims in truths

@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from instruments.tree_check import check_integrity, fail_allocations_after
 from oracles.tiers import TIERS, OracleTiers
 from oracles.tree import Refused
-from support.held_blocks import TOP, honest_keys, read_holdings
+from support.held_blocks import TOP, chained_hashes, read_holdings
 
 from dynamo_router.indexer.event_index.actor import EventIndex
-from dynamo_router.indexer.tree._inspect import check_integrity, light_fuse
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import TIERS as NAMES
 from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
@@ -44,8 +44,8 @@ class TiersMachine(RuleBasedStateMachine):
         self.index.apply(encode_event_message([event], 1, self.next_id[worker], 0))
         self.next_id[worker] += 1
 
-    def store_both(self, worker, tier, parent, keys, locals_):
-        blocks = list(zip(keys, locals_, strict=True))
+    def store_both(self, worker, tier, parent, hashes, local_hashes):
+        blocks = list(zip(hashes, local_hashes, strict=True))
         before = self.index.tier_counters()[NAMES[tier]]
         refused = None
         try:
@@ -71,19 +71,19 @@ class TiersMachine(RuleBasedStateMachine):
         """As engines do: below a block that may be held in another tier, or in none."""
         path = (self.known_path(data) + more)[:LONGEST]
         at = data.draw(st.integers(0, len(path)))
-        keys = honest_keys(path, salt)
+        hashes = chained_hashes(path, salt)
         self.chains.append(path)
-        self.store_both(worker, tier, keys[at - 1] if at else None, keys[at:], path[at:])
+        self.store_both(worker, tier, hashes[at - 1] if at else None, hashes[at:], path[at:])
 
     @rule(worker=A_WORKER, tiers=st.permutations(range(TIERS)), data=st.data())
     def spread(self, worker, tiers, data):
         """A known prompt, cut over the tiers, from above."""
         path = self.known_path(data)
-        keys, at = honest_keys(path, 7), 0
+        hashes, at = chained_hashes(path, 7), 0
         for tier in tiers:
             end = data.draw(st.integers(at, len(path)))
-            parent = keys[at - 1] if at else None
-            self.store_both(worker, tier, parent, keys[at:end], path[at:end])
+            parent = hashes[at - 1] if at else None
+            self.store_both(worker, tier, parent, hashes[at:end], path[at:end])
             at = end
 
     @rule(
@@ -94,27 +94,29 @@ class TiersMachine(RuleBasedStateMachine):
     )
     def store_wildly(self, worker, tier, parent, blocks):
         """Hashes that collide within a tier and between tiers."""
-        locals_ = [local for _, local in blocks]
-        self.chains.append(locals_)
-        self.store_both(worker, tier, parent, [ext for ext, _ in blocks], locals_)
+        local_hashes = [local for _, local in blocks]
+        self.chains.append(local_hashes)
+        self.store_both(
+            worker, tier, parent, [external_hash for external_hash, _ in blocks], local_hashes
+        )
 
     @rule(worker=A_WORKER, down=A_TIER, data=st.data())
     def move(self, worker, down, data):
         """Blocks leave the device for another tier, from the leaf up or from the root down."""
         path = self.known_path(data)
-        keys = honest_keys(path, 7)
+        hashes = chained_hashes(path, 7)
         for at in data.draw(st.sampled_from([range(len(path)), range(len(path) - 1, -1, -1)])):
-            if keys[at] in self.oracle.tiers(worker)[0]:
-                parent = keys[at - 1] if at else None
-                self.store_both(worker, down, parent, [keys[at]], [path[at]])
+            if hashes[at] in self.oracle.tiers(worker)[0]:
+                parent = hashes[at - 1] if at else None
+                self.store_both(worker, down, parent, [hashes[at]], [path[at]])
                 if down:
-                    self.oracle.remove(worker, 0, [keys[at]])
-                    self.tell(worker, 0, Removed([keys[at]]))
+                    self.oracle.remove(worker, 0, [hashes[at]])
+                    self.tell(worker, 0, Removed([hashes[at]]))
 
     @rule(worker=A_WORKER, tier=A_TIER, data=st.data())
     def remove(self, worker, tier, data):
-        keys = [*sorted(self.oracle.tiers(worker)[tier]), 5]
-        some = data.draw(st.lists(st.sampled_from(keys), max_size=6))
+        hashes = [*sorted(self.oracle.tiers(worker)[tier]), 5]
+        some = data.draw(st.lists(st.sampled_from(hashes), max_size=6))
         self.oracle.remove(worker, tier, some)
         self.tell(worker, tier, Removed(some))
 
@@ -145,24 +147,24 @@ class TiersMachine(RuleBasedStateMachine):
     def store_short_of_memory(self, worker, tier, requests, more, data):
         """What was not applied is applied by the same event again."""
         path = (self.known_path(data) + more)[:LONGEST]
-        keys = honest_keys(path, 7)
+        hashes = chained_hashes(path, 7)
         at = data.draw(st.integers(0, len(path)))
-        parent = keys[at - 1] if at else None
-        tree = self.index._actor.tier_trees()[tier]
-        light_fuse(tree, requests)
-        blocks = [StoredBlock(*block) for block in zip(keys[at:], path[at:], strict=True)]
+        parent = hashes[at - 1] if at else None
+        tree = self.index.native.tier_trees()[tier]
+        fail_allocations_after(tree, requests)
+        blocks = [StoredBlock(*block) for block in zip(hashes[at:], path[at:], strict=True)]
         self.tell(worker, tier, Stored(parent, blocks))
         check_integrity(tree)
-        light_fuse(tree, None)
+        fail_allocations_after(tree, None)
         self.chains.append(path)
-        self.store_both(worker, tier, parent, keys[at:], path[at:])
+        self.store_both(worker, tier, parent, hashes[at:], path[at:])
 
     @invariant()
     def agrees(self):
-        for tier, tree in enumerate(self.index._actor.tier_trees()):
+        for tier, tree in enumerate(self.index.native.tier_trees()):
             check_integrity(tree)
             held = {w: tiers[tier] for w, tiers in self.oracle.held.items() if tiers[tier]}
-            assert {w: keys for w, keys in read_holdings(tree).items() if keys} == held
+            assert {w: hashes for w, hashes in read_holdings(tree).items() if hashes} == held
         for path in self.chains[-4:]:
             self.check_overlaps(path)
 

@@ -3,11 +3,11 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
+from instruments.tree_check import watched_yield_points
 from oracles.tree import OracleTree, Refused
 from support.radix_tree_machine import A_WORKER, RadixTreeMachine
 
-from dynamo_router.indexer.tree._inspect import watched_pace
-from dynamo_router.indexer.tree.radix import RadixTree
+from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.runtime.errors import EventError
 
 
@@ -25,21 +25,21 @@ class SteppingOracle(OracleTree):
     def note(self):
         self.states.append([self.match(path) for path in self.watched])
 
-    def store(self, worker, parent, exts, locals_):
-        if not exts:
-            super().store(worker, parent, exts, locals_)
-        for ext, local in zip(exts, locals_, strict=True):
-            super().store(worker, parent, [ext], [local])
-            parent = ext
+    def store(self, worker, parent, external_hashes, local_hashes):
+        if not external_hashes:
+            super().store(worker, parent, external_hashes, local_hashes)
+        for external_hash, local in zip(external_hashes, local_hashes, strict=True):
+            super().store(worker, parent, [external_hash], [local])
+            parent = external_hash
             self.note()
 
-    def drop(self, worker, ext):
-        super().drop(worker, ext)
+    def drop(self, worker, external_hash):
+        super().drop(worker, external_hash)
         self.note()
 
 
-class PaceMachine(RadixTreeMachine):
-    """The state machine of the tree, with somebody reading at every point of the pace."""
+class YieldPointsMachine(RadixTreeMachine):
+    """The state machine of the tree, with somebody reading at every yield point."""
 
     @initialize(step=st.integers(1, 4))
     def start(self, step):
@@ -54,7 +54,7 @@ class PaceMachine(RadixTreeMachine):
         self.oracle.watch(paths)
         act_on_oracle()
         seen = []
-        with watched_pace(
+        with watched_yield_points(
             self.tree, self.step, lambda: seen.append([self.tree.match(p).scores for p in paths])
         ):
             act_on_tree()
@@ -92,15 +92,15 @@ class PaceMachine(RadixTreeMachine):
 
     @rule(worker=A_WORKER, length=st.integers(20, 60), first=st.booleans())
     def store_and_remove_a_long_chain(self, worker, length, first):
-        """From its first block or from its last: forgetting much at once is paced too."""
+        """From its first block or from its last: forgetting much at once has yield points too."""
         path = [3] * length
         self.chains.append(path)
-        keys = [1000 + i for i in range(length)]
-        self.both(lambda tree: tree.store(worker, None, keys, path))
+        hashes = [1000 + i for i in range(length)]
+        self.both(lambda tree: tree.store(worker, None, hashes, path))
         before = self.pauses
-        self.both(lambda tree: tree.remove(worker, keys if first else keys[::-1]))
+        self.both(lambda tree: tree.remove(worker, hashes if first else hashes[::-1]))
         assert self.pauses - before >= length // self.step // 2
 
 
-TestPaceMachine = PaceMachine.TestCase
-TestPaceMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestYieldPointsMachine = YieldPointsMachine.TestCase
+TestYieldPointsMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable
 
+from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.indexer.tree._inspect import read_aliases, read_edges
-from dynamo_router.indexer.tree.radix import RadixTree
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
 TOP = 2**64 - 1
 
 
-def honest_keys(path: Iterable[int], salt: int) -> list[int]:
+def chained_hashes(path: Iterable[int], salt: int) -> list[int]:
     """Keys as engines make them: a chained hash, the same for all who share the salt."""
-    keys, key = [], salt
+    hashes, external_hash = [], salt
     for local in path:
-        key = hash((key, local)) & TOP
-        keys.append(key)
-    return keys
+        external_hash = hash((external_hash, local)) & TOP
+        hashes.append(external_hash)
+    return hashes
 
 
 def read_holdings(tree: RadixTree) -> dict[WorkerWithDpRank, dict[int, tuple[int, ...]]]:
@@ -23,11 +23,11 @@ def read_holdings(tree: RadixTree) -> dict[WorkerWithDpRank, dict[int, tuple[int
     paths: dict[int, tuple[int, ...]] = {0: ()}
     aliases = read_aliases(tree)
     found: dict[WorkerWithDpRank, dict[int, tuple[int, ...]]] = {w: {} for w in tree.workers()}
-    for edge, parent, start, locals_, exts, coverage in read_edges(tree):
-        paths[edge] = paths[parent] + tuple(locals_)
+    for edge, parent, start, local_hashes, external_hashes, coverage in read_edges(tree):
+        paths[edge] = paths[parent] + tuple(local_hashes)
         depth = len(paths[parent])
         for worker, blocks in coverage:
             for i in range(blocks):
-                key = aliases.get((worker, start + i), exts[i])
-                found[worker][key] = paths[edge][: depth + i + 1]
+                external_hash = aliases.get((worker, start + i), external_hashes[i])
+                found[worker][external_hash] = paths[edge][: depth + i + 1]
     return found

@@ -4,11 +4,11 @@ import json
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from instruments.tree_check import check_integrity, fail_allocations_after
 from oracles.tree import OracleTree, Refused
-from support.held_blocks import TOP, honest_keys, read_holdings
+from support.held_blocks import TOP, chained_hashes, read_holdings
 
-from dynamo_router.indexer.tree._inspect import check_integrity, light_fuse
-from dynamo_router.indexer.tree.radix import RadixTree
+from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.runtime.errors import EventError
 
 # A crowd, so that sets of workers outgrow their lists; the first few do most of the work.
@@ -26,7 +26,7 @@ class RadixTreeMachine(RuleBasedStateMachine):
         self.tree = RadixTree()
         self.oracle = OracleTree()
         self.chains = [[]]  # that were stored, to be matched
-        self.wild = [(None, [], [])]  # events with keys that collide, for others to repeat
+        self.wild = [(None, [], [])]  # events with hashes that collide, for others to repeat
 
     def both(self, act):
         """Do it to both; they must refuse alike."""
@@ -42,11 +42,11 @@ class RadixTreeMachine(RuleBasedStateMachine):
         else:
             assert refused is None
 
-    def store_path(self, worker, path, keys, at):
-        """Store path[at:], below the key of what is above."""
+    def store_path(self, worker, path, hashes, at):
+        """Store path[at:], below what is above."""
         self.chains.append(path)
-        parent = keys[at - 1] if at else None
-        self.both(lambda tree: tree.store(worker, parent, keys[at:], path[at:]))
+        parent = hashes[at - 1] if at else None
+        self.both(lambda tree: tree.store(worker, parent, hashes[at:], path[at:]))
 
     def known_path(self, data):
         """A path some worker holds, or the empty one."""
@@ -56,13 +56,13 @@ class RadixTreeMachine(RuleBasedStateMachine):
     def store(self, worker, more, salt, data):
         path = self.known_path(data)[: data.draw(st.integers(0, 12))] + more
         at = data.draw(st.sampled_from([0, len(path) - len(more), len(path)]))
-        self.store_path(worker, path[:30], honest_keys(path, salt)[:30], min(at, 30))
+        self.store_path(worker, path[:30], chained_hashes(path, salt)[:30], min(at, 30))
 
     @rule(first=st.integers(0, 95), n=st.integers(1, 80), data=st.data())
     def store_by_many(self, first, n, data):
         path = self.known_path(data)
         for worker in WORKERS[first : first + n]:
-            self.store_path(worker, path, honest_keys(path, 7), 0)
+            self.store_path(worker, path, chained_hashes(path, 7), 0)
 
     @rule(
         worker=A_WORKER,
@@ -70,10 +70,10 @@ class RadixTreeMachine(RuleBasedStateMachine):
         blocks=st.lists(st.tuples(WILD, LOCALS), max_size=5),
     )
     def store_wildly(self, worker, parent, blocks):
-        exts, locals_ = [b[0] for b in blocks], [b[1] for b in blocks]
-        self.both(lambda tree: tree.store(worker, parent, exts, locals_))
-        self.chains.append(locals_)
-        self.wild.append((parent, exts, locals_))
+        external_hashes, local_hashes = [b[0] for b in blocks], [b[1] for b in blocks]
+        self.both(lambda tree: tree.store(worker, parent, external_hashes, local_hashes))
+        self.chains.append(local_hashes)
+        self.wild.append((parent, external_hashes, local_hashes))
 
     @rule(workers=st.lists(st.sampled_from(WORKERS), max_size=4), data=st.data())
     def repeat_wildly(self, workers, data):
@@ -81,36 +81,38 @@ class RadixTreeMachine(RuleBasedStateMachine):
         for worker in workers:
             self.both(lambda tree, w=worker: tree.store(w, *event))
 
-    @rule(workers=st.lists(st.sampled_from(WORKERS), max_size=6), ext=WILD, data=st.data())
-    def collide(self, workers, ext, data):
+    @rule(
+        workers=st.lists(st.sampled_from(WORKERS), max_size=6), external_hash=WILD, data=st.data()
+    )
+    def collide(self, workers, external_hash, data):
         """Several workers, one hash, two blocks."""
         for worker in workers:
             local = data.draw(st.sampled_from([0, 1]))
-            self.both(lambda tree, w=worker, lo=local: tree.store(w, None, [ext], [lo]))
+            self.both(lambda tree, w=worker, lo=local: tree.store(w, None, [external_hash], [lo]))
 
     @rule(worker=A_WORKER, data=st.data())
     def remove_run(self, worker, data):
         """What engines do: evict along a chain, from either end, or from its middle."""
         path = self.known_path(data)
         first = data.draw(st.integers(0, len(path)))
-        keys = honest_keys(path, data.draw(st.sampled_from([7, 8])))[first:]
-        keys = keys[: data.draw(st.integers(0, len(path)))]
-        keys = keys[:: data.draw(st.sampled_from([1, -1, -1]))]
-        self.both(lambda tree: tree.remove(worker, keys))
+        hashes = chained_hashes(path, data.draw(st.sampled_from([7, 8])))[first:]
+        hashes = hashes[: data.draw(st.integers(0, len(path)))]
+        hashes = hashes[:: data.draw(st.sampled_from([1, -1, -1]))]
+        self.both(lambda tree: tree.remove(worker, hashes))
 
     @rule(worker=A_WORKER, data=st.data())
     def remove_anything(self, worker, data):
-        keys = sorted(self.oracle.held.get(worker, {})) + [5]
-        some = data.draw(st.lists(st.sampled_from(keys), max_size=5))
+        hashes = sorted(self.oracle.held.get(worker, {})) + [5]
+        some = data.draw(st.lists(st.sampled_from(hashes), max_size=5))
         self.both(lambda tree: tree.remove(worker, some))
 
     @rule(first=st.integers(0, 95), n=st.integers(1, 80), data=st.data())
     def remove_by_many(self, first, n, data):
         path = self.known_path(data)
-        keys = honest_keys(path, 7)[data.draw(st.integers(0, len(path))) :]
+        hashes = chained_hashes(path, 7)[data.draw(st.integers(0, len(path))) :]
         for worker in WORKERS[first : first + n]:
             if worker in self.oracle.held:
-                self.both(lambda tree, w=worker: tree.remove(w, keys))
+                self.both(lambda tree, w=worker: tree.remove(w, hashes))
 
     @rule(worker=A_WORKER)
     def clear(self, worker):
@@ -133,15 +135,15 @@ class RadixTreeMachine(RuleBasedStateMachine):
     def store_short_of_memory(self, worker, requests, more, data):
         """What was not applied is applied by the same event again."""
         path = (self.known_path(data) + more)[:30]
-        keys = honest_keys(path, 7)
-        light_fuse(self.tree, requests)
+        hashes = chained_hashes(path, 7)
+        fail_allocations_after(self.tree, requests)
         try:
-            self.tree.store(worker, None, keys, path)
+            self.tree.store(worker, None, hashes, path)
         except (MemoryError, EventError):
             pass
         check_integrity(self.tree)
-        light_fuse(self.tree, None)
-        self.store_path(worker, path, keys, 0)
+        fail_allocations_after(self.tree, None)
+        self.store_path(worker, path, hashes, 0)
 
     @rule(more=CHAINS, data=st.data())
     def match(self, more, data):

@@ -1,4 +1,3 @@
-# cython: language_level=3
 """One writer and several readers of one tree, natively, each answer held against a known truth.
 
 Compiled for the tests with ThreadSanitizer, over the kernels' own declarations, so that every access
@@ -7,32 +6,40 @@ each step. A reader notes which step was the last done before it asked, and whic
 it had its answer: what it was told must lie within what the truth was between the two.
 """
 from dynamo_router.indexer.event_index._rwlock cimport (
-    READ_EXCLUSIVE,
-    READ_SHARED,
-    Gate,
-    gate_arrive,
-    gate_close,
-    gate_destroy,
-    gate_enter,
-    gate_give_way,
-    gate_init,
-    gate_leave,
-    gate_open,
+    RwLock,
+    rwlock_destroy,
+    rwlock_init,
+    rwlock_read_begin,
+    rwlock_read_end,
+    rwlock_write_begin,
+    rwlock_write_end,
+    rwlock_yield_to_readers,
 )
-from dynamo_router.indexer.tree._lifetime cimport free_tree, make_tree
-from dynamo_router.indexer.tree._match cimport match_bound
-from dynamo_router.runtime.native._yield_points cimport Pace
-from dynamo_router.indexer.tree._remove cimport clear_worker, remove_blocks
-from dynamo_router.indexer.tree._store cimport store_chain
 from dynamo_router.indexer.event_index._threads cimport (
-    dr_add,
-    dr_load,
+    atomic_add,
+    atomic_load,
     pthread_create,
     pthread_join,
+    pthread_mutex_destroy,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_t,
+    pthread_mutex_unlock,
     pthread_t,
 )
-from dynamo_router.indexer.tree._tree cimport TREE_NO_MEMORY, Tree
-from dynamo_router.indexer.tree._workers cimport intern_worker
+from dynamo_router.indexer.tree._match cimport Walk, match_chain
+from dynamo_router.indexer.tree._ops cimport (
+    tree_bind,
+    tree_close,
+    tree_intern_worker,
+    tree_open,
+    tree_totals,
+)
+from dynamo_router.indexer.tree._remove cimport clear_worker, remove_blocks
+from dynamo_router.indexer.tree._store cimport store_chain
+from dynamo_router.indexer.tree._tree cimport Tree
+from dynamo_router.runtime.native._mix cimport GOLDEN, splitmix64
+from dynamo_router.runtime.native._yield_points cimport YieldPoints
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
@@ -41,19 +48,19 @@ cdef enum:
     MAX_READERS = 8
     STEP_BLOCKS = 8   # small, so that most steps are read in the middle
 
-# What a step does.
-STORE, REMOVE, CLEAR, HAND_OVER = range(4)
-cdef enum:
+cdef enum:              # what a step does
     KIND_STORE = 0
     KIND_REMOVE = 1
     KIND_CLEAR = 2
-    KIND_HAND_OVER = 3  # remove a chain from one worker and store it to another, behind one closed gate
+    KIND_HAND_OVER = 3  # remove a chain from one worker and store it to another, as one write
 
 cdef struct Stress:
-    Gate gate
+    bint shared                # through the index's lock; else through a plain mutex
+    RwLock lock
+    pthread_mutex_t mutex
     Tree* tree
-    const uint64_t* local      # of all chains
-    const uint64_t* ext        # the same blocks; a removal names them backwards if it likes
+    const uint64_t* local_hashes      # of all chains
+    const uint64_t* external_hashes  # the same blocks; a removal may name them backwards
     const uint64_t* backwards  # the external hashes of each chain from its end
     const uint32_t* chains     # where each begins; one more: the end of the last
     uint32_t n_chains
@@ -75,15 +82,68 @@ cdef struct Reader:
     uint32_t first[6]          # of the first wrong one: done, begun, chain, worker, told, most
 
 
+cdef void begin_read(Stress* s) noexcept nogil:
+    if s.shared:
+        rwlock_read_begin(&s.lock)
+    else:
+        pthread_mutex_lock(&s.mutex)
+
+
+cdef void end_read(Stress* s) noexcept nogil:
+    if s.shared:
+        rwlock_read_end(&s.lock)
+    else:
+        pthread_mutex_unlock(&s.mutex)
+
+
+cdef void begin_write(Stress* s) noexcept nogil:
+    if s.shared:
+        rwlock_write_begin(&s.lock)
+    else:
+        pthread_mutex_lock(&s.mutex)
+
+
+cdef void end_write(Stress* s) noexcept nogil:
+    if s.shared:
+        rwlock_write_end(&s.lock)
+    else:
+        pthread_mutex_unlock(&s.mutex)
+
+
+cdef void let_readers_in(void* context) noexcept nogil:
+    """At a yield point."""
+    cdef Stress* s = <Stress*>context
+    if s.shared:
+        rwlock_yield_to_readers(&s.lock)
+    else:
+        end_write(s)
+        begin_write(s)
+
+
+cdef uint32_t match_all(
+    const Tree* tree, const uint64_t* local_hashes, uint32_t n, uint32_t* out, uint32_t n_out
+) noexcept nogil:
+    """The overlaps of all workers by their numbers; the longest."""
+    cdef uint64_t active = 0    # one word: there are at most 64 workers
+    cdef Walk walk
+    memset(&walk, 0, sizeof(Walk))
+    memset(out, 0, n_out * sizeof(uint32_t))
+    walk.active = &active
+    walk.bound = out
+    walk.n_bound = n_out
+    match_chain(tree, &walk, local_hashes, n, False)
+    return walk.longest
+
+
 cdef void apply_step(Stress* s, const uint32_t* step) noexcept nogil:
     cdef uint32_t chain = s.chains[step[2]]
     cdef uint32_t end_of_chain = s.chains[step[2] + 1]
     cdef uint32_t n = step[4] - step[3]
     cdef uint32_t unknown
     if step[0] == KIND_STORE:
-        store_chain(s.tree, step[1], False, 0, s.ext + chain, s.local + chain, step[4])
+        store_chain(s.tree, step[1], False, 0, s.external_hashes + chain, s.local_hashes + chain, step[4])
     elif step[0] == KIND_REMOVE and step[5] == 0:
-        remove_blocks(s.tree, step[1], s.ext + chain + step[3], n, &unknown)
+        remove_blocks(s.tree, step[1], s.external_hashes + chain + step[3], n, &unknown)
     elif step[0] == KIND_REMOVE:
         remove_blocks(
             s.tree, step[1], s.backwards + chain + (end_of_chain - chain - step[4]), n, &unknown
@@ -91,21 +151,21 @@ cdef void apply_step(Stress* s, const uint32_t* step) noexcept nogil:
     elif step[0] == KIND_CLEAR:
         clear_worker(s.tree, step[1])
     else:
-        s.tree.memory.pace.give_way = NULL
-        remove_blocks(s.tree, step[1], s.ext + chain, step[4], &unknown)
-        store_chain(s.tree, step[5], False, 0, s.ext + chain, s.local + chain, step[4])
-        s.tree.memory.pace.give_way = gate_give_way
+        s.tree.memory.yield_points.yield_to_readers = NULL
+        remove_blocks(s.tree, step[1], s.external_hashes + chain, step[4], &unknown)
+        store_chain(s.tree, step[5], False, 0, s.external_hashes + chain, s.local_hashes + chain, step[4])
+        s.tree.memory.yield_points.yield_to_readers = let_readers_in
 
 
 cdef void* write_all(void* argument) noexcept nogil:
     cdef Stress* s = <Stress*>argument
     cdef uint32_t i
     for i in range(s.n_steps):
-        dr_add(&s.begun, 1)
-        gate_close(&s.gate)
+        atomic_add(&s.begun, 1)
+        begin_write(s)
         apply_step(s, s.steps + 6 * i)
-        gate_open(&s.gate)
-        dr_add(&s.done, 1)
+        end_write(s)
+        atomic_add(&s.done, 1)
     return NULL
 
 
@@ -131,14 +191,14 @@ cdef void* read_all(void* argument) noexcept nogil:
     cdef uint32_t told[MAX_WORKERS]
     cdef uint32_t done = 0, begun, chain, longest, w, most, length
     while done < s.n_steps:
-        r.seed = r.seed * 6364136223846793005ULL + 1442695040888963407ULL
-        chain = <uint32_t>(r.seed >> 33) % s.n_chains
+        r.seed += GOLDEN
+        chain = <uint32_t>(splitmix64(r.seed) >> 33) % s.n_chains
         length = s.chains[chain + 1] - s.chains[chain]
-        done = dr_load(&s.done)
-        gate_enter(&s.gate, gate_arrive(&s.gate))
-        longest = match_bound(s.tree, s.local + s.chains[chain], length, told, s.n_workers)
-        gate_leave(&s.gate)
-        begun = dr_load(&s.begun)
+        done = atomic_load(&s.done)
+        begin_read(s)
+        longest = match_all(s.tree, s.local_hashes + s.chains[chain], length, told, s.n_workers)
+        end_read(s)
+        begun = atomic_load(&s.begun)
         r.reads += 1
         r.amid += begun != done
         check(r, done, begun, chain, told)
@@ -154,7 +214,7 @@ cdef void* read_all(void* argument) noexcept nogil:
 
 def run(
     const uint64_t[::1] local not None,
-    const uint64_t[::1] ext not None,
+    const uint64_t[::1] external_hashes not None,
     const uint64_t[::1] backwards not None,
     const uint32_t[::1] chains not None,
     const uint32_t[::1] steps not None,
@@ -163,7 +223,7 @@ def run(
     uint32_t n_readers,
     bint shared,
 ):
-    """Run all steps against that many readers; totals of what they saw, as a dict."""
+    """ImageRun all steps against that many readers; totals of what they saw, as a dict."""
     cdef Stress s
     cdef Reader readers[MAX_READERS]
     cdef pthread_t threads[MAX_READERS + 1]
@@ -173,17 +233,20 @@ def run(
         raise ValueError("too few or too many workers or readers")
     memset(&s, 0, sizeof(Stress))
     memset(readers, 0, sizeof(readers))
-    gate_init(&s.gate, READ_SHARED if shared else READ_EXCLUSIVE)
-    s.tree = make_tree()
-    s.local, s.ext, s.backwards = &local[0], &ext[0], &backwards[0]
+    s.shared = shared
+    rwlock_init(&s.lock)
+    pthread_mutex_init(&s.mutex, NULL)
+    s.tree = tree_open()
+    s.local_hashes, s.external_hashes = &local_hashes[0], &external_hashes[0]
+    s.backwards = &backwards[0]
     s.chains, s.n_chains = &chains[0], <uint32_t>chains.shape[0] - 1
     s.steps, s.n_steps = &steps[0], <uint32_t>steps.shape[0] // 6
     s.truth, s.n_workers = &truth[0], n_workers
     assert truth.shape[0] == (s.n_steps + 1) * s.n_chains * n_workers
     for i in range(n_workers):
-        assert intern_worker(s.tree, i, 0) == i
-        s.tree.numbers[i] = i
-    s.tree.memory.pace = Pace(gate_give_way, &s.gate, STEP_BLOCKS, 0)
+        assert tree_intern_worker(s.tree, i, 0) == i
+        tree_bind(s.tree, i, i)
+    s.tree.memory.yield_points = YieldPoints(let_readers_in, &s, STEP_BLOCKS, 0)
     with nogil:
         for i in range(n_readers):
             readers[i].stress = &s
@@ -192,13 +255,13 @@ def run(
         started += pthread_create(&threads[n_readers], NULL, write_all, &s) == 0
         for i in range(n_readers + 1):
             pthread_join(threads[i], NULL)
-    blocks, memory = s.tree.n_blocks, s.tree.memory.bytes
-    free_tree(s.tree)
-    gate_destroy(&s.gate)
+    blocks = tree_totals(s.tree).blocks
+    tree_close(s.tree)
+    rwlock_destroy(&s.lock)
+    pthread_mutex_destroy(&s.mutex)
     return {
         "threads": started,
         "blocks": blocks,
-        "memory": memory,
         "reads": sum(readers[i].reads for i in range(n_readers)),
         "amid": sum(readers[i].amid for i in range(n_readers)),
         "wrong": sum(readers[i].wrong for i in range(n_readers)),

@@ -1,6 +1,8 @@
 """Runs the stress program of rwlock_stress.pyx in its own process; prints what it saw as JSON.
 
 python stress_run.py BUILD_DIR SHARED(0|1) STEPS READERS SEED
+
+SHARED 1: through the index's lock; 0: through a plain mutex, which must do as well.
 """
 
 import json
@@ -27,17 +29,17 @@ def make_chains(rng):
     return chains
 
 
-def keys_of(chain):
-    keys, key = [], 0
+def chained_hashes(chain):
+    hashes, external_hash = [], 0
     for local in chain:
-        key = hash((key, local)) & (2**63 - 1)
-        keys.append(key)
-    return keys
+        external_hash = hash((external_hash, local)) & (2**63 - 1)
+        hashes.append(external_hash)
+    return hashes
 
 
 def make_steps(rng, chains, count):
     """(kind, worker, chain, begin, end, other) and the truth after each, by the oracle."""
-    keys = [keys_of(chain) for chain in chains]
+    hashes = [chained_hashes(chain) for chain in chains]
     last, pair = len(chains) - 1, [WORKERS - 1, WORKERS - 2]
     oracle = OracleTree()
     steps, truth = [], []
@@ -54,27 +56,30 @@ def make_steps(rng, chains, count):
         act = rng.random()
         if i == 0:
             steps.append((0, pair[1], last, 0, len(chains[last]), 0))
-            oracle.store((pair[1], 0), None, keys[last], chains[last])
+            oracle.store((pair[1], 0), None, hashes[last], chains[last])
         elif act < 0.1:
             giver, taker = pair[::1] if (pair[0], 0) in oracle.match(chains[last]) else pair[::-1]
             steps.append((3, giver, last, 0, len(chains[last]), taker))
             oracle.clear((giver, 0))
-            oracle.store((taker, 0), None, keys[last], chains[last])
+            oracle.store((taker, 0), None, hashes[last], chains[last])
         elif act < 0.6:
             end = rng.randint(1, n)
             steps.append((0, worker, c, 0, end, 0))
-            oracle.store((worker, 0), None, keys[c][:end], chains[c][:end])
+            oracle.store((worker, 0), None, hashes[c][:end], chains[c][:end])
         elif act < 0.93:
             begin = rng.randrange(n)
             end = rng.randint(begin, n)
             steps.append((1, worker, c, begin, end, rng.randrange(2)))
             held = oracle.held.get((worker, 0), {})
-            oracle.remove((worker, 0), [key for key in keys[c][begin:end] if key in held])
+            oracle.remove(
+                (worker, 0),
+                [external_hash for external_hash in hashes[c][begin:end] if external_hash in held],
+            )
         else:
             steps.append((2, worker, 0, 0, 0, 0))
             oracle.clear((worker, 0))
         note()
-    return keys, steps, truth, oracle
+    return hashes, steps, truth, oracle
 
 
 def main(build, shared, count, readers, seed):
@@ -83,14 +88,14 @@ def main(build, shared, count, readers, seed):
 
     rng = random.Random(seed)
     chains = make_chains(rng)
-    keys, steps, truth, oracle = make_steps(rng, chains, count)
+    hashes, steps, truth, oracle = make_steps(rng, chains, count)
     starts = array("I", [0])
     for chain in chains:
         starts.append(starts[-1] + len(chain))
     seen = rwlock_stress.run(
         array("Q", [local for chain in chains for local in chain]),
-        array("Q", [key for some in keys for key in some]),
-        array("Q", [key for some in keys for key in reversed(some)]),
+        array("Q", [external_hash for some in hashes for external_hash in some]),
+        array("Q", [external_hash for some in hashes for external_hash in reversed(some)]),
         starts,
         array("I", [number for step in steps for number in step]),
         array("H", truth),

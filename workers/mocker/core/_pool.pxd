@@ -6,9 +6,9 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
+from ....runtime.native._memory cimport Memory, memory_init
 from ....runtime.native._table cimport (
     NONE,
-    Memory,
     Table,
     hash_key,
     table_add,
@@ -47,7 +47,7 @@ cdef inline void pool_init(Pool* pool, uint32_t capacity) noexcept nogil:
     """`pool` is zeroed."""
     pool.capacity = capacity
     pool.vacant = pool.oldest = pool.newest = NONE
-    pool.memory.fuse = -1
+    memory_init(&pool.memory)
 
 
 cdef inline void pool_free(Pool* pool) noexcept nogil:

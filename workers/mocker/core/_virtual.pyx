@@ -8,6 +8,7 @@ from libc.stdlib cimport calloc, free
 import numpy as np
 
 from ....indexer.wire._writer cimport EventWriter
+from ....runtime.native._mix cimport splitmix64
 from ._engine cimport (
     Engine,
     Record,
@@ -27,14 +28,6 @@ cdef enum:
     MAX_EVENTS_PER_MESSAGE = 128
     MAX_BLOCKS_PER_MESSAGE = 8192
     KEPT_BLOCKS = 1 << 16      # per engine, to be sent again; a publisher keeps about as many
-
-
-cdef inline uint64_t mix(uint64_t value) noexcept nogil:
-    """splitmix64's finaliser."""
-    value += 0x9E3779B97F4A7C15ULL
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EBULL
-    return value ^ (value >> 31)
 
 
 @cython.final
@@ -80,7 +73,7 @@ cdef class Fleet:
             )
         self.timing = timing
         self.writer = EventWriter()
-        self.seed = mix(seed)
+        self.seed = splitmix64(seed)
         self.threshold = UINT64_MAX if loss >= 1 else int(loss * 2.0**64)
 
     def __dealloc__(self):
@@ -179,7 +172,7 @@ cdef class Fleet:
             engine.next_event += 1
             if self.threshold and entry.message != last:
                 last = entry.message
-                lost = mix(mix(self.seed + number) + last) < self.threshold
+                lost = splitmix64(splitmix64(self.seed + number) + last) < self.threshold
                 self.lost += lost
             self.sequences[number] = self.messages + 1
             if not lost:
@@ -218,7 +211,9 @@ cdef class Fleet:
             entry = &journal.entries[journal.tail + (event_id - oldest)]
             if entry.message != message:
                 message = entry.message
-                lost = mix(mix(mix(self.seed + number) + message) + self.replays) < self.threshold
+                lost = splitmix64(
+                    splitmix64(splitmix64(self.seed + number) + message) + self.replays
+                ) < self.threshold
                 self.lost += lost
             if not lost:
                 self.put(number, entry, event_id)

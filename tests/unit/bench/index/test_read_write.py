@@ -1,4 +1,4 @@
-"""bench concurrent: it reads beside a writer, on both paths, and says what it saw."""
+"""bench concurrent: it reads beside a writer, and says what it saw."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 from dynamo_router.bench.index._read_write import read_prompts
 from dynamo_router.bench.index.read_write import ConcurrentBenchConfig, make_scene, run
-from dynamo_router.indexer.event_index._actor import IndexActor
+from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.runtime.errors import ConfigError
 
 
@@ -19,14 +19,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         workers=8, readers=(1, 2), blocks=40_000, message_blocks=(100,), rounds=1, json=str(out)
     )
     assert run(config) == 0
-    assert "read path" in capsys.readouterr().out
+    assert "readers" in capsys.readouterr().out
     results = json.loads(out.read_text())["results"]
-    assert [(r["read_path"], r["readers"]) for r in results] == [
-        ("shared", 1),
-        ("shared", 2),
-        ("exclusive", 1),
-        ("exclusive", 2),
-    ]
+    assert [r["readers"] for r in results] == [1, 2]
     for result in results:
         assert result["reads"] > 0 and result["blocks_per_s"]["min"] > 0
         assert 0 < result["p50_us"]["median"] <= result["max_us"]["median"]
@@ -35,41 +30,41 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_traffic_leaves_the_prompts_as_they_were() -> None:
     scene = make_scene(workers=8, blocks=2_000, message_blocks=100)
-    actor = IndexActor()
+    index = EventIndex()
     try:
         for message in (*scene.before, *scene.traffic):
-            assert actor.post(message)
-        actor.flush()
-        counters = actor.counters() | actor.tier_counters()[0]
+            assert index.post(message)
+        index.flush()
+        counters = index.counters() | index.tier_counters()["device"]
         assert counters["unknown"] == counters["invalid"] == counters["undecodable"] == 0
         assert counters["removed"] == scene.blocks // 2
         assert counters["stored"] == scene.blocks // 2 + len(scene.before) * 64
         for i in (0, 1, 255):
             prompt = scene.hashes[scene.starts[i] : scene.starts[i + 1]]
-            scores = actor.scores(prompt)
+            scores = index.scores(prompt)
             assert sorted(w.worker_id for w, n in scores.items() if n == 64) == [i % 4, i % 4 + 4]
     finally:
-        actor.close()
+        index.close()
 
 
-def test_a_reader_stops_when_told_or_when_its_room_is_full() -> None:
+def test_a_reader_stops_when_told_or_when_its_array_is_full() -> None:
     scene = make_scene(workers=8, blocks=200, message_blocks=100)
-    actor = IndexActor()
+    index = EventIndex()
     each = np.zeros(50, np.uint32)
     try:
         how: dict[str, Any] = {"seed": 1, "mean_gap_us": 0, "each_ns": each}
         stop = np.zeros(1, np.uint32)
-        assert read_prompts(actor, scene.hashes, scene.starts, 8, stop=stop, **how) == 50
+        assert read_prompts(index.native, scene.hashes, scene.starts, 8, stop=stop, **how) == 50
         assert each.all()
         stop[0] = 1
-        assert read_prompts(actor, scene.hashes, scene.starts, 8, stop=stop, **how) == 0
+        assert read_prompts(index.native, scene.hashes, scene.starts, 8, stop=stop, **how) == 0
         for numbers in (0, 4097):
             with pytest.raises(ValueError, match="too many workers"):
-                read_prompts(actor, scene.hashes, scene.starts, numbers, stop=stop, **how)
+                read_prompts(index.native, scene.hashes, scene.starts, numbers, stop=stop, **how)
         with pytest.raises(ValueError, match="prompts beyond the hashes"):
-            read_prompts(actor, scene.hashes[:5], scene.starts, 8, stop=stop, **how)
+            read_prompts(index.native, scene.hashes[:5], scene.starts, 8, stop=stop, **how)
     finally:
-        actor.close()
+        index.close()
 
 
 @pytest.mark.parametrize(

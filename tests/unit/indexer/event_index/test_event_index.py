@@ -48,9 +48,9 @@ def source(index: EventIndex, worker: WorkerWithDpRank = W) -> SourceStatus:
     return {status.worker: status for status in index.sources()}[worker]
 
 
-@pytest.fixture(params=["shared", "exclusive"])
-def index(request):
-    made = EventIndex(read_path=request.param)
+@pytest.fixture
+def index():
+    made = EventIndex()
     yield made
     made.close()
 
@@ -224,11 +224,6 @@ def test_one_event_larger_than_the_budget_keeps_its_beginning() -> None:
 def test_impossible_bounds_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         EventIndex(**bad)
-
-
-def test_an_unknown_read_path_is_refused() -> None:
-    with pytest.raises(ValueError, match="read_path: 'lucky' is not one of shared, exclusive"):
-        EventIndex(read_path="lucky")  # type: ignore[arg-type]
 
 
 def test_readers_get_in_between_two_steps_of_one_message(index: EventIndex) -> None:

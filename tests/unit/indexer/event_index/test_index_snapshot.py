@@ -152,7 +152,7 @@ def content(index: EventIndex, worker: WorkerWithDpRank) -> set[tuple[int, int, 
     if image is None:
         return None  # some of it is out of sight
     runs = np.frombuffer(image.runs, [("parent", "u8"), ("count", "u4"), ("below", "u4")])
-    keys, at, found = np.frombuffer(image.block_hashes, np.uint64), 0, set()
+    keys, at, found = np.frombuffer(image.external_hashes, np.uint64), 0, set()
     locals_ = np.frombuffer(image.local_hashes, np.uint64)
     for parent, count, below in runs.tolist():
         before = parent if below else 0

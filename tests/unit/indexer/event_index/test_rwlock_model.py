@@ -1,4 +1,4 @@
-"""Every schedule of the gate's protocol: nobody is torn, stuck or passed over."""
+"""Every schedule of the lock's protocol: no read is torn, nobody is stuck or passed over."""
 
 import pytest
 from oracles.rwlock_model import (

@@ -6,9 +6,10 @@ import random
 
 import numpy as np
 import pytest
+from instruments.tree_check import check_integrity
 
-from dynamo_router.indexer.tree._inspect import check_integrity, read_edges
-from dynamo_router.indexer.tree.radix import RadixTree
+from dynamo_router.indexer.tree import RadixTree
+from dynamo_router.indexer.tree._inspect import read_edges
 from dynamo_router.runtime.errors import EventError
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
@@ -121,7 +122,9 @@ def test_an_event_without_blocks_changes_nothing(tree):
 def test_an_unknown_parent_drops_the_whole_event(tree):
     tree.store(1, None, [1], [1])
     assert refusal(tree.store, 1, 5, [6, 7], [6, 7]) == "parent_not_found"
-    assert refusal(tree.store, 2, 1, [6], [6]) == "parent_not_found"  # another worker's key
+    assert (
+        refusal(tree.store, 2, 1, [6], [6]) == "parent_not_found"
+    )  # another worker's external_hash
     assert len(tree) == 1 and tree.num_blocks(2) == 0
 
 
@@ -133,7 +136,7 @@ def test_a_block_that_was_removed_is_no_parent(tree):
 
 
 @pytest.mark.parametrize(
-    ("parent", "exts"),
+    ("parent", "external_hashes"),
     [
         (2, [2]),  # its own parent
         (2, [1]),  # a cycle
@@ -142,11 +145,11 @@ def test_a_block_that_was_removed_is_no_parent(tree):
         (None, [1, 1]),
     ],
 )
-def test_a_chain_that_runs_into_itself_is_cut_off_there(tree, parent, exts):
+def test_a_chain_that_runs_into_itself_is_cut_off_there(tree, parent, external_hashes):
     tree.store(1, None, [1, 2], [1, 2])
-    locals_ = [50 + i for i in range(len(exts))] if parent else [1, 9]
-    assert refusal(tree.store, 1, parent, exts, locals_) == "invalid_sequence"
-    path = [1, 2, *locals_] if parent else locals_
+    local_hashes = [50 + i for i in range(len(external_hashes))] if parent else [1, 9]
+    assert refusal(tree.store, 1, parent, external_hashes, local_hashes) == "invalid_sequence"
+    path = [1, 2, *local_hashes] if parent else local_hashes
     assert tree.match(path).scores == {(1, 0): len(path) - 1}
 
 
@@ -211,14 +214,14 @@ def test_workers_may_call_one_block_differently(tree):
 
 def test_a_large_event_is_one_edge(tree):
     rng = np.random.default_rng(3)
-    ext, local = rng.integers(0, TOP, (2, 100_000), np.uint64, endpoint=True)
-    tree.store(1, None, ext, local)
-    tree.store(2, None, ext[:70_000], local[:70_000])
+    external_hash, local = rng.integers(0, TOP, (2, 100_000), np.uint64, endpoint=True)
+    tree.store(1, None, external_hash, local)
+    tree.store(2, None, external_hash[:70_000], local[:70_000])
     assert len(read_edges(tree)) == 1
     assert tree.match(local).scores == {(1, 0): 100_000, (2, 0): 70_000}
-    tree.remove(1, ext[::-1])
+    tree.remove(1, external_hash[::-1])
     assert len(tree) == 70_000
-    tree.remove(2, ext[:70_000])
+    tree.remove(2, external_hash[:70_000])
     assert len(tree) == 0
 
 
@@ -226,8 +229,8 @@ def test_decoding_conversations_side_by_side_do_not_scatter_the_tree(tree):
     """Blocks that come one by one, of many conversations in turn, share edges."""
     for step in range(64):
         for c in range(20):
-            key = 1000 * c + step
-            tree.store(1, key - 1 if step else None, [key], [key])
+            external_hash = 1000 * c + step
+            tree.store(1, external_hash - 1 if step else None, [external_hash], [external_hash])
     assert len(read_edges(tree)) <= 20 * (64 / 8 + 1)
 
 
@@ -324,10 +327,10 @@ def test_what_is_no_event_is_a_value_error(tree, junk):
 
 def test_a_dump_rebuilds_holes_and_renamed_blocks(tree):
     tree.store(1, None, range(10), range(10))
-    tree.store(2, None, range(100, 108), range(8))  # other keys
+    tree.store(2, None, range(100, 108), range(8))  # other hashes
     tree.remove(1, [0, 4, 5])
     tree.remove(2, [100, 101])
-    tree.store(1, None, [4], [50])  # the hole's key, elsewhere
+    tree.store(1, None, [4], [50])  # the hole's external_hash, elsewhere
     copy = RadixTree()
     for line in tree.dump_tree_as_events():
         whole = json.loads(line)

@@ -1,9 +1,9 @@
 """A tree with a budget: what it drops, what it keeps, and what it says of events about the rest."""
 
 import pytest
+from instruments.tree_check import check_integrity, fail_allocations_after
 
-from dynamo_router.indexer.tree._inspect import check_integrity, light_fuse
-from dynamo_router.indexer.tree.radix import RadixTree
+from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.runtime.errors import EventError
 
 
@@ -79,7 +79,7 @@ def test_without_memory_the_budget_is_kept_all_the_same(requests):
     tree.store(0, None, range(40), range(40))
     for worker in range(1, 12):
         tree.store(worker, None, range(20 + worker), range(20 + worker))
-    light_fuse(tree, requests)
+    fail_allocations_after(tree, requests)
     for worker in range(20, 23):
         try:
             tree.store(worker, None, range(100, 130), range(100, 130))
@@ -87,6 +87,6 @@ def test_without_memory_the_budget_is_kept_all_the_same(requests):
             pass
         check_integrity(tree)
         assert len(tree) <= 40
-    light_fuse(tree, None)
+    fail_allocations_after(tree, None)
     for worker, blocks in tree.match(range(40)).scores.items():
         assert blocks <= (40 if worker[0] == 0 else 20 + worker[0])

@@ -3,9 +3,10 @@
 import random
 
 import pytest
+from instruments.tree_check import check_integrity, fail_allocations_after, flip_bit
 
-from dynamo_router.indexer.tree._inspect import check_integrity, flip_bit, light_fuse, read_edges
-from dynamo_router.indexer.tree.radix import RadixTree
+from dynamo_router.indexer.tree import RadixTree
+from dynamo_router.indexer.tree._inspect import read_edges
 from dynamo_router.runtime.errors import EventError
 
 
@@ -19,11 +20,11 @@ def tree():
 def test_memory_is_bounded_by_what_is_held(tree):
     """A long churn of chains leaves no more behind than one round of it."""
     rng = random.Random(5)
-    keys = [[rng.getrandbits(64) for _ in range(rng.randrange(1, 60))] for _ in range(300)]
+    hashes = [[rng.getrandbits(64) for _ in range(rng.randrange(1, 60))] for _ in range(300)]
 
     def churn():
         live = []
-        for chain in keys:
+        for chain in hashes:
             tree.store(rng.randrange(20), None, chain, chain)
             live.append(chain)
         for worker in range(20):
@@ -51,15 +52,17 @@ def test_memory_is_given_back_as_blocks_leave(salted):
     chains = random_chains(rng, 3000, 60)
     for worker in range(3):
         for chain in chains:
-            keys = [key ^ worker for key in chain] if salted else chain
-            tree.store(worker, None, keys, chain)
+            hashes = [external_hash ^ worker for external_hash in chain] if salted else chain
+            tree.store(worker, None, hashes, chain)
     full, blocks = tree.memory_bytes(), len(tree)
     rng.shuffle(chains)
     for left in (1000, 100, 10, 0):
         while len(chains) > left:
             chain = chains.pop()
             for worker in range(3):
-                tree.remove(worker, [key ^ worker for key in chain] if salted else chain)
+                tree.remove(
+                    worker, [external_hash ^ worker for external_hash in chain] if salted else chain
+                )
         check_integrity(tree)
         assert tree.memory_bytes() <= full * 10 * len(tree) / blocks + empty + 8192
         assert all(
@@ -90,9 +93,17 @@ def test_memory_is_given_back_when_a_worker_goes():
     "what",
     [
         *("n_edges", "n_workers", "n_blocks", "shadowed", "free_blocks", "used", "bytes"),
-        *("by_ext.count", "children.count", "edges_used", "owner", "local", "ext", "filled"),
+        *(
+            "by_external_hash.count",
+            "children.count",
+            "edges_used",
+            "owner",
+            "local_hash",
+            "external_hash",
+            "filled",
+        ),
         *("edge.parent", "edge.prev", "edge.len", "edge.cap", "edge.full", "edge.partial"),
-        *("worker.blocks", "worker.aliases", "alias.block", "alias.ext"),
+        *("worker.blocks", "worker.aliases", "alias.block", "alias.external_hash"),
     ],
 )
 def test_the_integrity_check_sees_every_number_that_is_wrong(tree, what):
@@ -107,8 +118,8 @@ def test_the_integrity_check_sees_every_number_that_is_wrong(tree, what):
     check_integrity(tree)
     partial = next(
         edge
-        for edge, _, _, locals_, _, coverage in read_edges(tree)
-        if any(blocks < len(locals_) for _, blocks in coverage)
+        for edge, _, _, local_hashes, _, coverage in read_edges(tree)
+        if any(blocks < len(local_hashes) for _, blocks in coverage)
     )
     at = partial if what == "edge.partial" else 1 if what.startswith(("edge.", "worker.")) else 0
     flip_bit(tree, what, at)
@@ -141,7 +152,7 @@ def test_every_single_request_for_memory_may_fail():
 
     for requests in range(1000):
         tree = RadixTree(max_blocks=280)
-        light_fuse(tree, requests)
+        fail_allocations_after(tree, requests)
         failed = False
         for act in run(tree):
             try:
@@ -162,19 +173,19 @@ def test_without_memory_to_tidy_up_nothing_is_lost(requests):
     tree = RadixTree()
     chains = random_chains(random.Random(2), 400, 40)
     for worker, chain in enumerate(chains):
-        tree.store(worker % 2, None, [key ^ worker % 2 for key in chain], chain)
+        tree.store(worker % 2, None, [external_hash ^ worker % 2 for external_hash in chain], chain)
         tree.store(3, None, chain, chain)
-    light_fuse(tree, requests)
+    fail_allocations_after(tree, requests)
     for worker, chain in enumerate(chains[:380]):
         try:
-            tree.remove(worker % 2, [key ^ worker % 2 for key in chain])
+            tree.remove(worker % 2, [external_hash ^ worker % 2 for external_hash in chain])
             tree.remove(3, chain)
         except MemoryError:
-            light_fuse(tree, None)
+            fail_allocations_after(tree, None)
             tree.remove(3, chain)
-            light_fuse(tree, 0)
+            fail_allocations_after(tree, 0)
     check_integrity(tree)
-    light_fuse(tree, None)
+    fail_allocations_after(tree, None)
     for worker, chain in enumerate(chains):
         held = {(worker % 2, 0): len(chain), (3, 0): len(chain)} if worker >= 380 else {}
         assert tree.match(chain).scores == held
@@ -183,7 +194,7 @@ def test_without_memory_to_tidy_up_nothing_is_lost(requests):
 @pytest.mark.parametrize("requests", range(0, 14))
 def test_without_memory_the_tree_stays_consistent(tree, requests):
     chain = list(range(200))
-    light_fuse(tree, requests)
+    fail_allocations_after(tree, requests)
     failed = 0
     for act in (
         lambda: tree.store(1, None, chain, chain),
@@ -200,7 +211,7 @@ def test_without_memory_the_tree_stays_consistent(tree, requests):
             failed += 1
         check_integrity(tree)
     assert failed
-    light_fuse(tree, None)
+    fail_allocations_after(tree, None)
     for worker in range(200):
         tree.remove_worker(worker)
     assert len(tree) == 0
