@@ -305,7 +305,7 @@ cdef class IndexActor:
                 worker: [believed, 0, 0, 0] for worker, believed in predicted.items() if believed
             }
             for i in range(hits.count):
-                row = [hits.table[tier * hits.count + i] for tier in range(TIERS)]
+                row = [hits.table[tier * hits.count + i] for tier in range(<uint32_t>TIERS)]
                 if any(row):
                     key = hits.workers[i]
                     found[WorkerWithDpRank(key.worker_id, key.dp_rank)] = row

@@ -29,7 +29,7 @@ cdef inline void arena_init(Arena* arena) noexcept nogil:
     arena.used = arena.capacity = arena.free_blocks = 0
     arena.filled[0] = arena.filled[1] = 0
     arena.capacities[0] = arena.capacities[1] = arena.capacities[2] = 0
-    for b in range(ARENA_BINS):
+    for b in range(<uint32_t>ARENA_BINS):
         arena.bins[b] = NONE
 
 

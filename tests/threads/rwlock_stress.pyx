@@ -213,7 +213,7 @@ cdef void* read_all(void* argument) noexcept nogil:
 
 
 def run(
-    const uint64_t[::1] local not None,
+    const uint64_t[::1] local_hashes not None,
     const uint64_t[::1] external_hashes not None,
     const uint64_t[::1] backwards not None,
     const uint32_t[::1] chains not None,
