@@ -18,7 +18,7 @@ from ._threads cimport (
 
 
 cdef struct Message:
-    uint8_t* data              # owned by whoever took the message out
+    uint8_t* data              # owned by the thread that took the message out
     size_t size                # bytes
 
 

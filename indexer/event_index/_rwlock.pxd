@@ -7,7 +7,7 @@ mark is gone: for one turn of the writer at most, even if the writer is back at 
 waits for the readers that came before its mark, and for none that came after. So neither can
 starve the other.
 
-Whoever holds the lock waits for nothing, least of all for the interpreter: those who wait for the
+A thread that holds the lock waits for nothing, least of all for the GIL: threads that wait for the
 lock may hold that. All orders are sequentially consistent: a thread that goes to sleep and one that
 would have to wake it must not both miss the other. Modelled in tests/oracles/rwlock_model.py.
 """

@@ -37,7 +37,7 @@ cdef bint read_source(
 ) noexcept nogil:
     """An exact source's cursor and all its blocks; false if it is not, or not all can be had.
 
-    For the writer, so that no event is half done; whoever reads is not kept waiting.
+    For the writer, so that no event is half done; readers need not wait.
     """
     cdef const Tree* tree = state.ingest.tiers.trees[DEVICE]
     cdef uint32_t worker = tree_find_worker(tree, key.worker_id, key.dp_rank)

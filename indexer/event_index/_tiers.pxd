@@ -1,4 +1,4 @@
-"""One tree per storage tier. Whoever calls owns them all.
+"""One tree per storage tier. The caller owns them all.
 
 The device's tree is the one that routes; its worker numbers name a worker in every function here.
 A tree of a lower tier learns of a worker with the first event of that tier, so that a fleet

@@ -2,7 +2,7 @@
 
 A worker covers the first k blocks of an edge: 0 < k < len stands in `partial`, k == len is
 membership of the full set. Few full workers are listed in the edge itself, more are a bitset.
-Whoever would need anything but a prefix splits the edge first.
+A change that would leave a worker anything but a prefix splits the edge first.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset

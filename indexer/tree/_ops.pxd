@@ -1,4 +1,4 @@
-"""The door to the tree for other kernels. Whoever calls owns the tree."""
+"""The door to the tree for other kernels. The caller owns the tree, and is alone in changing it."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from ...runtime.native._yield_points cimport YieldPoints

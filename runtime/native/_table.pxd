@@ -52,7 +52,7 @@ cdef inline bint table_resize(Table* table, Memory* memory, uint32_t bits) noexc
 
 
 cdef inline bint table_reserve(Table* table, Memory* memory, uint64_t more) noexcept nogil:
-    """Room for `more` additions, at most four fifths full; false if there is no memory."""
+    """Capacity for `more` additions, at most four fifths full; false if there is no memory."""
     cdef uint64_t wanted = table.count + more
     cdef uint32_t bits
     if table.slots != NULL and wanted * 5 <= (table.mask + 1) * 4:
@@ -75,7 +75,7 @@ cdef inline void table_trim(Table* table, Memory* memory) noexcept nogil:
 
 
 cdef inline void table_add(Table* table, uint32_t hashed, uint32_t id) noexcept nogil:
-    """Enter an id that is not there. Room must have been reserved."""
+    """Enter an id that is not there. Capacity must have been reserved."""
     cdef uint64_t at = hashed >> table.shift
     while table.slots[at] != 0:
         at = (at + 1) & table.mask
@@ -150,7 +150,7 @@ cdef inline uint32_t table_seek(
 cdef inline void table_put(
     Table* table, uint32_t hashed, uint64_t step, uint32_t id
 ) noexcept nogil:
-    """Enter an id where table_seek just found its hash to end. Room must have been reserved."""
+    """Enter an id where table_seek just found its hash to end. Capacity must have been reserved."""
     table.slots[((hashed >> table.shift) + step - 1) & table.mask] = (
         <uint64_t>hashed << 32
     ) | (<uint64_t>id + 1)

@@ -1,4 +1,4 @@
-"""Whoever reads the tree in the middle of an event sees a part of it done, and nothing else."""
+"""A reader in the middle of an event sees a part of it done, and nothing else."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

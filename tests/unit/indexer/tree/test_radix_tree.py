@@ -360,11 +360,11 @@ def test_a_crowd_is_matched_under_its_numbers(numbered: str) -> None:
         tree.store(worker, None, [1, 2, 3], [11, 12, 13])
         tree.bind(worker, numbers[worker])
     tree.remove(5, [3])
-    for room in (crowd + 40, 100, 64, 10):
-        out = np.full(room, 99, np.uint32)
+    for size in (crowd + 40, 100, 64, 10):
+        out = np.full(size, 99, np.uint32)
         longest = tree.match_bound([11, 12, 13, 14], out)
-        expected = np.zeros(room, np.uint32)
+        expected = np.zeros(size, np.uint32)
         for worker, number in enumerate(numbers):
-            if number is not None and number < room:
+            if number is not None and number < size:
                 expected[number] = 2 if worker == 5 else 3
         assert np.array_equal(out, expected) and longest == expected.max()

@@ -169,7 +169,7 @@ def test_every_single_request_for_memory_may_fail():
 
 
 @pytest.mark.parametrize("requests", range(0, 8))
-def test_without_memory_to_tidy_up_nothing_is_lost(requests):
+def test_without_memory_to_compact_nothing_is_lost(requests):
     tree = RadixTree()
     chains = random_chains(random.Random(2), 400, 40)
     for worker, chain in enumerate(chains):
