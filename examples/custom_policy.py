@@ -1,13 +1,13 @@
 """A policy of your own for mode kv: stay with the longest cached prefix unless it is too busy.
 
-In a frontend, pass the policy:         KvRouter(config, strategy=Patient())
+In a frontend, pass the policy:         KvRouter(config, strategy=Sticky())
 On the command line, offer it by name. In the pyproject.toml of a package of yours:
 
     [project.entry-points."dynamo_router.policies"]
-    patient = "custom_policy:patient"
+    sticky = "custom_policy:sticky"
 
-    pip install . && dynamo-router serve --policy patient --mockers 4
-    dynamo-router simulate trace.jsonl --compare patient,forecast,dynamo:16
+    pip install . && dynamo-router serve --policy sticky --mockers 4
+    dynamo-router simulate trace.jsonl --compare sticky,forecast,dynamo:16
 
 python examples/custom_policy.py shows it at work without any engine.
 """
@@ -20,7 +20,7 @@ from dynamo_router.router.policy import Candidates, Floats, Policy
 MOST_REQUESTS = 2  # more than the least busy worker has, before a prefix is given up
 
 
-class Patient(Policy):
+class Sticky(Policy):
     """Costs are prompt tokens to compute; the lowest wins, equal ones are drawn."""
 
     def score(self, candidates: Candidates) -> Floats:
@@ -32,14 +32,14 @@ class Patient(Policy):
         return np.where(usable, candidates.isl - cached, np.inf)
 
 
-def patient(config: KvRouterConfig) -> Policy:
+def sticky(config: KvRouterConfig) -> Policy:
     """What the entry point names: from the router's settings to a policy."""
-    return Patient()
+    return Sticky()
 
 
 def main() -> None:
     config = KvRouterConfig(block_size=16, use_kv_events=False, seed=1)
-    with KvRouter(config, strategy=Patient()) as router:
+    with KvRouter(config, strategy=Sticky()) as router:
         for worker_id in range(3):
             router.add_worker(worker_id)
         prompt = list(range(64))

@@ -115,13 +115,13 @@ async def test_too_many_are_turned_away_at_once() -> None:
     gate = Gate(0, limit=1)
     async with Rig(FakeEngine(), admission=gate.admission) as rig:
         gate.rig = rig
-        patient = asyncio.create_task(rig.answers(prompt("patient")))
+        waiting_call = asyncio.create_task(rig.answers(prompt("patient")))
         await waiting(gate, 1)
         code, details = await rig.refusal(prompt("late"))
         assert code is Code.RESOURCE_EXHAUSTED and "all workers are saturated" in details
         gate.most = 1
         gate.admission.poll()
-        assert len(await patient) == 3
+        assert len(await waiting_call) == 3
         assert len(await rig.answers(prompt("later"))) == 3
         await rig.settled()
 
@@ -190,7 +190,7 @@ async def test_a_server_queues_under_overload_and_returns_to_normal() -> None:
         assert len(await doors.answers(prompt("after", 32))) == 3
 
 
-async def test_by_default_requests_wait_for_room_in_a_cache_in_the_router() -> None:
+async def test_by_default_requests_wait_in_the_router_for_a_cache_that_takes_them() -> None:
     engine = FakeEngine(late)
     engine.model.max_input_len = 1000
     engine.model.supported_features.append("total_kv_blocks=20")

@@ -33,9 +33,9 @@ def test_it_stays_with_a_prefix_until_that_worker_is_too_busy(
 
 def test_it_decides_under_its_name(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    point = EntryPoint("patient", "custom_policy:patient", policies.GROUP)
+    point = EntryPoint("sticky", "custom_policy:sticky", policies.GROUP)
     monkeypatch.setattr(policies, "entry_points", lambda group: [point])
-    config = KvRouterConfig(block_size=16, use_kv_events=False, policy="patient", seed=1)
+    config = KvRouterConfig(block_size=16, use_kv_events=False, policy="sticky", seed=1)
     with KvRouter(config) as router:
         router.add_worker(1)
         router.add_worker(2)

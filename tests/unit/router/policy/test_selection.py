@@ -299,15 +299,15 @@ def test_score_and_pick_can_be_replaced_one_by_one():
 
 
 def test_what_a_policy_overrides_says_what_it_needs_to_be_asked_and_told():
-    class Patient(Busiest):
+    class Holding(Busiest):
         def hold(self, eligible, active_blocks, now):
             return 1.0
 
-    class Listener(Patient):
+    class Listener(Holding):
         def on_end(self, request_id, now, output_tokens):
             pass
 
-    told = [(each.holds, each.learns) for each in (Policy, Busiest, Patient, Listener)]
+    told = [(each.holds, each.learns) for each in (Policy, Busiest, Holding, Listener)]
     assert told == [(False, False), (False, False), (True, False), (True, True)]
     (request,) = [candidates(slots(0))]
     plain = Busiest()
