@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...indexer.hashing import block_hashes, sequence_hashes
+from ...router.prompt import Prompt
 from ..traces import TRACE_BLOCK_SIZE, TraceRequest, Turn, write_tokens
 
 Hashes = NDArray[np.uint64]
@@ -20,8 +21,8 @@ class SimulatedTrace:
     `arrivals_s` are seconds after the first one, nan for a request that follows another one. The
     speed-up shortens the pauses between turns as well.
 
-    Prompts share what their ids share; outputs share nothing. Hashes are computed once, tokens
-    each time they are asked for, because those of a long trace would not fit the memory.
+    Prompts share what their ids share; outputs share nothing. Hashes are computed once and kept;
+    tokens are not: those of a long trace would not fit the memory.
     """
 
     def __init__(
@@ -57,16 +58,20 @@ class SimulatedTrace:
         length = self.requests[place].output_length
         return max(1, length if self._max_output is None else min(length, self._max_output))
 
-    def prompt(self, place: int) -> NDArray[np.uint32]:
-        """The prompt's token ids."""
-        tokens = self._tokens(place)
-        if self._hashes[place] is None:  # while its output is at hand too
-            self._hashes[place] = self._hash(tokens)
-        return tokens[: self.requests[place].input_length]
+    def prompt(self, place: int) -> Prompt:
+        """The prompt as a router takes it, hashed already."""
+        length = self.requests[place].input_length
+        blocks = length // self.block_size
+        local, sequence = self.hashes(place)
+        return Prompt.of_hashes(length, self.block_size, local[:blocks], sequence[:blocks])
 
     def hashes(self, place: int) -> tuple[Hashes, Hashes]:
         """Local and sequence hashes of every full block of prompt and output."""
-        return self._hashes[place] or self._hash(self._tokens(place))
+        found = self._hashes[place]
+        if found is None:
+            local = block_hashes(self._tokens(place), self.block_size)
+            found = self._hashes[place] = local, sequence_hashes(local)
+        return found
 
     def _tokens(self, place: int) -> NDArray[np.uint32]:
         """Prompt and output."""
@@ -78,7 +83,3 @@ class SimulatedTrace:
         ):
             write_tokens(part, ids, VOCAB_SIZE, seed=self._seed, block_size=block_size)
         return tokens
-
-    def _hash(self, tokens: NDArray[np.uint32]) -> tuple[Hashes, Hashes]:
-        local = block_hashes(tokens, self.block_size)
-        return local, sequence_hashes(local)

@@ -174,8 +174,8 @@ class Dispatcher:
         await self.aborts.close()
 
     def _admit(self, body: bytes, pinned: WorkerWithDpRank | None, timeout: float | None) -> Flight:
-        facts = read_generate(body)
-        unfit, refusal = self._monitor.limits.check(len(facts.token_ids), facts.largest_token)
+        facts = read_generate(body, self._router.block_size)
+        unfit, refusal = self._monitor.limits.check(facts.prompt.isl, facts.largest_token)
         if refusal is not None:
             raise InvalidRequestError(refusal)
         request_id = facts.request_id
@@ -240,11 +240,10 @@ class Dispatcher:
         return True
 
     def _ticket(self, flight: Flight) -> Ticket:
-        facts, urgency = flight.facts, flight.urgency
-        tokens, penalty_s = self._router.queue_terms(
-            facts.token_ids, lora_name=facts.lora_name, cache_namespace=facts.cache_namespace
+        tokens, penalty_s = self._router.queue_terms(flight.facts.prompt)
+        return Ticket(
+            flight.request_id, flight.arrived, tokens, flight.urgency, flight.pinned, penalty_s
         )
-        return Ticket(flight.request_id, flight.arrived, tokens, urgency, flight.pinned, penalty_s)
 
     def _decide(self, flight: Flight) -> Decision:
         """Choose a worker and book the request there."""
@@ -253,10 +252,8 @@ class Dispatcher:
         if len(flight.attempts):
             excluded = excluded | flight.attempts.worker_ids
         decision = self._router.decide(
-            facts.token_ids,
+            facts.prompt,
             flight.request_id,
-            lora_name=facts.lora_name,
-            cache_namespace=facts.cache_namespace,
             excluded_workers=excluded,
             pinned_worker=flight.pinned,
             expected_output_tokens=facts.max_tokens or None,

@@ -2,13 +2,12 @@
 
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_hexdigest
 
 from ...runtime.errors import InvalidRequestError
 from ...workers.trtllm_proto import pb
+from ..prompt import Content, Prompt
 from ._generate_request import parse_generate
 
 # Field 1, length-delimited: request_id.
@@ -19,23 +18,23 @@ _NO_REQUEST = "the request is no trtllm.GenerateRequest"
 class GenerateFacts(NamedTuple):
     """The parts of a request that decide where it goes.
 
-    `lora_name` and `cache_namespace` select the hash space of its blocks, as in block hashing.
-    `sequences` is how many answers it asks for, `streaming` whether it
-    wants them token by token.
+    `prompt` has what selects the hash space of its blocks: adapter, salt, images. `sequences` is
+    how many answers it asks for, `streaming` whether it wants them token by token.
     """
 
     request_id: str
-    token_ids: npt.NDArray[np.uint32]
+    prompt: Prompt
     largest_token: int
     max_tokens: int
-    lora_name: str | None
-    cache_namespace: str | None
     sequences: int
     streaming: bool
 
 
-def read_generate(body: bytes) -> GenerateFacts:
-    """Read a serialized GenerateRequest; InvalidRequestError if it is none or has no prompt."""
+def read_generate(body: bytes, block_size: int) -> GenerateFacts:
+    """Read a serialized GenerateRequest, its prompt in blocks of `block_size` tokens.
+
+    Raises InvalidRequestError if it is none or has no prompt.
+    """
     try:
         facts = parse_generate(body)
     except ValueError:
@@ -44,13 +43,15 @@ def read_generate(body: bytes) -> GenerateFacts:
     if not len(tokens):
         raise InvalidRequestError("empty prompt: tokenized.input_token_ids has no token id")
     namespace = None if salt is None else str(salt)
-    return GenerateFacts(
-        request_id,
-        tokens,
-        largest,
-        max_tokens,
+    content = Content(
         None if task is None else str(task),
         _media_namespace(body, namespace) if media else namespace,
+    )
+    return GenerateFacts(
+        request_id,
+        Prompt(tokens, block_size, content),
+        largest,
+        max_tokens,
         sequences or 1,
         streaming,
     )

@@ -127,7 +127,7 @@ class RequestMetrics(Collector):
         if flight is None or flight.decision is None:
             return
         decision = flight.decision
-        self._input.observe(len(flight.facts.token_ids))
+        self._input.observe(flight.facts.prompt.isl)
         device, host, disk = tiers = (
             decision.overlap_blocks,
             decision.host_overlap_blocks,

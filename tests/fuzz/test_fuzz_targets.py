@@ -36,7 +36,7 @@ def test_messages_among_the_seeds_are_understood() -> None:
     for event in SEEDS["cache_event"]:
         decode_cache_event(1, event)
     for body in SEEDS["generate_request"]:
-        read_generate(body)
+        read_generate(body, 16)
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -10,6 +10,7 @@ from support.fake_engine import FakeEngine, answer, chunk, complete, fail, hang,
 from support.polling import until
 from support.rig import Rig, first
 
+from dynamo_router.indexer import block_hashes
 from dynamo_router.router.dispatch import watch
 from dynamo_router.workers import outliers
 from dynamo_router.workers.registry import WorkerState
@@ -60,8 +61,8 @@ async def test_routing_sees_what_it_needs() -> None:
         request.lora_config.task_id = 9
         await rig.answers(request)
         (decision,) = rig.router.decisions
-        assert decision["tokens"] == [1, 2, 3]
-        assert (decision["lora_name"], decision["cache_namespace"]) == ("9", "5")
+        expected = block_hashes([1, 2, 3], 1, lora_name="9", cache_namespace="5")
+        assert decision["prompt"].local_hashes.tolist() == expected.tolist()
         assert decision["expected_output_tokens"] == 4
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from dynamo_router.router.policy.decision import Decision
+from dynamo_router.router.prompt import Prompt
 from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.runtime.errors import NoWorkersError
 from dynamo_router.runtime.identity import WorkerWithDpRank
@@ -15,6 +16,7 @@ class LedgerRouter:
 
     def __init__(self, registry: WorkerRegistry) -> None:
         self.registry = registry
+        self.block_size = 1
         self.booked: dict[str, int] = {}
         self.prefilled: list[str] = []
         self.released: list[str] = []
@@ -24,7 +26,7 @@ class LedgerRouter:
 
     def decide(
         self,
-        token_ids: Any,
+        prompt: Prompt,
         request_id: str | None = None,
         *,
         excluded_workers: Collection[int] = (),
@@ -42,7 +44,7 @@ class LedgerRouter:
         if not candidates:
             raise NoWorkersError("no workers")
         number, worker = candidates[len(self.decisions) % len(candidates)]
-        self.decisions.append({"tokens": list(token_ids), "worker": worker.worker_id, **more})
+        self.decisions.append({"prompt": prompt, "worker": worker.worker_id, **more})
         if request_id is not None:
             assert request_id not in self.booked, "booked twice"
             self.booked[request_id] = worker.worker_id
@@ -55,7 +57,7 @@ class LedgerRouter:
             request_id=request_id,
         )
 
-    def queue_terms(self, token_ids: object, **content: object) -> tuple[int, float]:
+    def queue_terms(self, prompt: Prompt) -> tuple[int, float]:
         return 1, 0.0
 
     def mark_prefill_complete(self, request_id: str) -> bool:

@@ -45,13 +45,14 @@ def simulation(
 def test_prompts_and_hashes_are_those_of_the_trace() -> None:
     trace = sample(20, seed=5)
     for place, request in enumerate(trace.requests):
-        prompt = trace.prompt(place)
-        assert np.array_equal(prompt, token_ids(request, 32_000, seed=5))
+        tokens, prompt = token_ids(request, 32_000, seed=5), trace.prompt(place)
         local, sequence = trace.hashes(place)
-        full = len(prompt) // 64
-        assert len(local) == (len(prompt) + request.output_length) // 64
-        assert np.array_equal(local[:full], block_hashes(prompt, 64))
+        assert prompt.isl == len(tokens)
+        assert len(local) == (len(tokens) + request.output_length) // 64
+        assert np.array_equal(prompt.local_hashes, block_hashes(tokens, 64))
+        assert np.array_equal(prompt.local_hashes, local[: len(tokens) // 64])
         assert np.array_equal(sequence, sequence_hashes(local))
+        assert np.array_equal(prompt.sequence_hashes, sequence[: len(tokens) // 64])
     own = [set(trace.hashes(p)[0][trace.requests[p].input_length // 64 :].tolist()) for p in (0, 1)]
     assert not own[0] & own[1], "two outputs are alike"
 

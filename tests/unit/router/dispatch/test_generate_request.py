@@ -1,68 +1,73 @@
 """What is read of a GenerateRequest, and what is left alone."""
 
-import numpy as np
 import pytest
 from support.fake_engine import prompt
 
+from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.router.dispatch.generate_request import read_generate, with_request_id
 from dynamo_router.runtime.errors import InvalidRequestError
 from dynamo_router.workers.trtllm_proto import pb
+
+
+def hashes(request: pb.GenerateRequest) -> list[int]:
+    """Its prompt's, in blocks of one token."""
+    return read_generate(request.SerializeToString(), 1).prompt.local_hashes.tolist()
 
 
 def test_the_routing_facts() -> None:
     request = prompt("abc", 5, cache_salt_id=7)
     request.lora_config.task_id = 3
     request.sampling_config.num_return_sequences = 2
-    facts = read_generate(request.SerializeToString())
-    assert facts.token_ids.dtype == np.uint32
-    assert facts.token_ids.tolist() == [1, 2, 3, 4, 5]
+    facts = read_generate(request.SerializeToString(), 2)
     assert (facts.request_id, facts.max_tokens, facts.sequences) == ("abc", 4, 2)
-    assert (facts.lora_name, facts.cache_namespace) == ("3", "7")
+    assert (facts.prompt.isl, facts.prompt.blocks, facts.largest_token) == (5, 3, 5)
+    expected = block_hashes([1, 2, 3, 4], 2, lora_name="3", cache_namespace="7")
+    assert facts.prompt.local_hashes.tolist() == expected.tolist()
 
 
 def test_absent_is_not_zero() -> None:
-    plain = read_generate(prompt().SerializeToString())
-    assert (plain.lora_name, plain.cache_namespace, plain.sequences) == (None, None, 1)
-    salted = read_generate(prompt(cache_salt_id=0).SerializeToString())
-    assert salted.cache_namespace == "0"
+    plain = read_generate(prompt().SerializeToString(), 1)
+    assert plain.sequences == 1 and hashes(prompt(tokens=3)) == block_hashes([1, 2, 3], 1).tolist()
+    salted = block_hashes([1, 2, 3], 1, cache_namespace="0")
+    assert hashes(prompt(tokens=3, cache_salt_id=0)) == salted.tolist()
 
 
 def test_tokens_use_all_32_bits() -> None:
     request = pb.GenerateRequest()
     request.tokenized.input_token_ids.extend([0, 2**32 - 1])
-    assert read_generate(request.SerializeToString()).token_ids.tolist() == [0, 2**32 - 1]
+    assert hashes(request) == block_hashes([0, 2**32 - 1], 1).tolist()
 
 
 @pytest.mark.parametrize("body", [b"\xff\xff", b"\x0a\x05ab", prompt().SerializeToString()[:-3]])
 def test_junk_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="no trtllm.GenerateRequest"):
-        read_generate(body)
+        read_generate(body, 1)
 
 
 @pytest.mark.parametrize("request_", [pb.GenerateRequest(), prompt(tokens=0)])
 def test_an_empty_prompt_is_refused(request_: object) -> None:
     with pytest.raises(InvalidRequestError, match="empty prompt"):
-        read_generate(request_.SerializeToString())  # type: ignore[attr-defined]
+        read_generate(request_.SerializeToString(), 1)  # type: ignore[attr-defined]
 
 
 def test_images_and_prompt_tables_keep_prompts_apart() -> None:
-    def namespace(*images: bytes, table: bytes = b"", **more: int) -> str | None:
+    def hashed(*images: bytes, table: bytes = b"", **more: int) -> list[int]:
         request = prompt(**more)
         request.multimodal_input.image_data.extend(images)
         request.prompt_tuning_config.embedding_table = table
-        return read_generate(request.SerializeToString()).cache_namespace
+        return hashes(request)
 
     different = [
-        namespace(),
-        namespace(b"cat"),
-        namespace(b"dog"),
-        namespace(b"catdog"),
-        namespace(b"cat", b"dog"),
-        namespace(b"cat", cache_salt_id=1),
-        namespace(table=b"cat"),
+        hashed(),
+        hashed(b"cat"),
+        hashed(b"dog"),
+        hashed(b"catdog"),
+        hashed(b"cat", b"dog"),
+        hashed(b"cat", cache_salt_id=1),
+        hashed(table=b"cat"),
     ]
-    assert len(set(different)) == len(different)
-    assert namespace(b"cat") == namespace(b"cat")
+    assert len(set(map(tuple, different))) == len(different)
+    assert hashed(b"cat") == hashed(b"cat")
 
 
 @pytest.mark.parametrize("request_id", ["x", "é" * 100, "y" * 20000])

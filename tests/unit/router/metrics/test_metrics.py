@@ -44,7 +44,7 @@ def flight(*messages: bytes, sequences: int = 1) -> Flight:
     request.sampling_config.num_return_sequences = sequences
     body = request.SerializeToString()
     decision = Decision(WorkerWithDpRank(1), 0, 1, 2, 32, "r1")
-    made = Flight("r1", body, read_generate(body), 0.0, decision=decision)
+    made = Flight("r1", body, read_generate(body, 16), 0.0, decision=decision)
     made.messages = len(messages)
     made.last_message = messages[-1] if messages else b""
     return made
