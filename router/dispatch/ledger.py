@@ -53,7 +53,7 @@ class AttemptLedger:
         now, worker_id = self._now(), decision.worker.worker_id
         flight.taken_back, flight.writing = None, False
         flight.sent_at = flight.since = now
-        flight.uncached_tokens = len(flight.facts.token_ids) - decision.cached_tokens
+        flight.uncached_tokens = flight.facts.prompt.isl - decision.cached_tokens
         flight.counts_prefill = True
         if not flight.facts.streaming:
             # Its answer comes whole: nothing will say when the prompt was computed.
