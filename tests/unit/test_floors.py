@@ -68,8 +68,6 @@ TO_MEND: dict[str, list[str]] = {
         "workers.mocker.sampling <-> workers.mocker.sequence",
     ],
     "a room is entered by its door": [
-        "bench/index/read_write.py imports indexer.event_index._actor",
-        "bench/index/read_write.py imports indexer.wire._writer",
         "bench/simulation/config.py imports workers.mocker.config",
         "bench/simulation/experiment.py imports workers.mocker.config",
         "bench/simulation/recovery.py imports workers.mocker.virtual",
@@ -82,12 +80,10 @@ TO_MEND: dict[str, list[str]] = {
         "workers/mocker/timing.py imports workers.mocker.core._timing",
         "workers/mocker/virtual.py imports workers.mocker.core._virtual",
     ],
-    "a file has at most 400 lines": [
-        "indexer/event_index/_actor.pyx has more than 400 lines",
-        "indexer/tree/_radix.pyx has more than 400 lines",
-    ],
     "a file is a noun": [
-        "indexer.tree.radix has fewer than 40 lines",
+        "bench.traces._tokens has fewer than 40 lines",
+        "runtime.native._mix has fewer than 40 lines",
+        "runtime.native._vector has fewer than 40 lines",
     ],
 }
 

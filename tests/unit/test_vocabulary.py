@@ -84,11 +84,8 @@ WORDS = {
 
 # Where replaced words still stand, by folder. What was renamed must leave the list.
 TO_MEND: dict[str, list[str]] = {
-    "census": [
-        "indexer/event_index",
-    ],
-    "cursor": [
-        "indexer/tree",
+    "arena": [
+        "tests/instruments",
     ],
     "door": [
         "router",
@@ -98,82 +95,42 @@ TO_MEND: dict[str, list[str]] = {
         "workers/mocker",
     ],
     "ext": [
-        "indexer/event_index",
-        "indexer/tree",
-        "tests/oracles",
-        "tests/stateful",
-        "tests/support",
-        "tests/threads",
-        "tests/unit/indexer/tree",
         "tests/unit/indexer/wire",
     ],
-    "exts": [
-        "indexer/tree",
-        "tests/oracles",
-        "tests/stateful",
-        "tests/support",
-        "tests/unit/indexer/tree",
-    ],
     "gate": [
-        "bench/index",
-        "indexer/event_index",
         "tests/integration",
-        "tests/threads",
         "tests/unit/workers/mocker",
     ],
-    "graft": [
-        "indexer/tree",
-    ],
     "hold": [
-        "indexer/event_index",
-        "slots",
         "workers/mocker/core",
     ],
     "keeper": [
         "router",
     ],
     "names": [
-        "indexer/event_index",
-        "indexer/tree",
         "workers/mocker/core",
     ],
     "pace": [
-        "indexer/event_index",
-        "indexer/tree",
-        "runtime/native",
         "tests/stateful",
-        "tests/threads",
     ],
     "patience": [
         "router/dispatch",
         "router/events",
         "tests/stateful",
         "tests/unit/router/dispatch",
-        "router/events",
-        "tests/stateful",
         "tests/unit/router/events",
     ],
     "patient": [
-        "indexer/event_index",
         "tests/support",
-        "tests/unit/router/policy",
     ],
     "room": [
-        "bench/index",
-        "indexer",
-        "indexer/event_index",
-        "indexer/tree",
         "runtime",
         "tests/oracles",
-        "tests/unit/indexer/tree",
         "workers/mocker/core",
     ],
     "scene": [
         "bench/index",
         "tests/unit/bench/index",
-    ],
-    "section": [
-        "indexer/event_index",
     ],
     "tether": [
         "runtime",
@@ -185,9 +142,6 @@ TO_MEND: dict[str, list[str]] = {
         "router",
         "runtime",
         "tests/unit/runtime",
-    ],
-    "tidy": [
-        "indexer/tree",
     ],
 }
 
