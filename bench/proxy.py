@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import uvloop
 from grpc import aio
 from rich.table import Table
 
-from ..runtime.child_process import tethered
+from ..runtime.child_process import ChildError, ChildProcess
 from ..runtime.errors import RouterError
 from ..runtime.settings import bad_setting, option
 from ..workers.trtllm_client import CHANNEL_OPTIONS
@@ -31,6 +30,7 @@ from .results import Output, pin_to_core
 
 WAYS = ("direct", "bare", "router")
 START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
 VOCABULARY = 32000
 
 
@@ -65,30 +65,27 @@ class Way:
 def run(config: ProxyBenchConfig) -> int:
     """The command: measure, print a table, write JSON if asked."""
     output = Output(config.json)
-    with contextlib.ExitStack() as stack:
-        ways = _start(config, stack)
-        uvloop.run(_measure(config, ways))
-    result = _result(config, ways)
+    result = _result(config, uvloop.run(_measure(config)))
     output.print(_table(result))
     output.write(result)
     return 0
 
 
-def _start(config: ProxyBenchConfig, stack: contextlib.ExitStack) -> dict[str, Way]:
+async def _start(config: ProxyBenchConfig, stack: contextlib.AsyncExitStack) -> dict[str, Way]:
     cores = sorted(os.sched_getaffinity(0))
     pin = config.pin and len(cores) > 1
     if pin:
         stack.callback(os.sched_setaffinity, 0, cores)
         pin_to_core(cores[1])  # and with us the engine
     peers = [sys.executable, "-m", "dynamo_router.bench.load.proxy_peers"]
-    engine, line = _child([*peers, "engine", str(config.workers)], stack)
+    engine, line = await _child([*peers, "engine", str(config.workers)], stack)
     addresses = line.split()
     if pin:
         pin_to_core(cores[0])
-    bare, bare_address = _child([*peers, "bare", ",".join(addresses)], stack)
+    bare, bare_address = await _child([*peers, "bare", ",".join(addresses)], stack)
     serve = [sys.executable, "-m", "dynamo_router", "serve", "--port", "0", "--http-port", "0"]
     serve += [part for address in addresses for part in ("--worker", f"grpc://{address}")]
-    router, ready = _child([*serve, "--log-level", "error"], stack)
+    router, ready = await _child([*serve, "--log-level", "error"], stack)
     match = READY.search(ready)
     if match is None:
         raise RouterError(f"serve did not say that it is ready, but: {ready}")
@@ -101,22 +98,22 @@ def _start(config: ProxyBenchConfig, stack: contextlib.ExitStack) -> dict[str, W
     }
 
 
-def _child(command: list[str], stack: contextlib.ExitStack) -> tuple[int, str]:
+async def _child(command: list[str], stack: contextlib.AsyncExitStack) -> tuple[int, str]:
     """Start a process; its pid and the first line it prints."""
-    child = subprocess.Popen(tethered(command), stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    stack.callback(child.stdout.close)
-    stack.callback(child.wait)
-    stack.callback(child.terminate)
-    line = child.stdout.readline().strip()
-    if not line:
-        raise RouterError(f"{' '.join(command[1:4])} ended before it was ready")
-    return child.pid, line
+    child = ChildProcess(command, stop_timeout_s=STOP_TIMEOUT_S, join_stderr=False)
+    stack.push_async_callback(child.stop)
+    try:
+        await child.start(bool, START_TIMEOUT_S)
+    except ChildError as error:
+        raise RouterError(f"{' '.join(command[1:4])} {error.reason}") from None
+    assert child.pid is not None
+    return child.pid, child.output[0]
 
 
-async def _measure(config: ProxyBenchConfig, ways: dict[str, Way]) -> None:
+async def _measure(config: ProxyBenchConfig) -> dict[str, Way]:
     bodies = _bodies(config)
     async with contextlib.AsyncExitStack() as stack:
+        ways = await _start(config, stack)
         calls = {}
         for name, way in ways.items():
             channel = aio.insecure_channel(way.address, options=CHANNEL_OPTIONS)
@@ -129,6 +126,7 @@ async def _measure(config: ProxyBenchConfig, ways: dict[str, Way]) -> None:
                 if round:  # the first round warms up
                     way.cpu_us.append((_cpu_us(way.pid) - before) / config.requests)
                     way.p50_us.append(median(latencies))
+    return ways
 
 
 async def _load(call: Any, bodies: Iterator[bytes], config: ProxyBenchConfig) -> list[float]:

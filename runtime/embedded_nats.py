@@ -2,24 +2,23 @@
 
 import asyncio
 import contextlib
-import json
+import re
 import shutil
-import subprocess
 import sysconfig
-import tempfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 from structlog import get_logger
 
-from .child_process import tethered
+from .child_process import ChildError, ChildProcess
 from .errors import ConfigError
 from .nats_url import DEFAULT_NATS_URL, split_nats_url
 
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 3.0
-_POLL_S = 0.01
 _PROGRAM = "nats-server"
+_LISTENS = re.compile(r"Listening for client connections on \S+:(\d+)$")
 
 log = get_logger(__name__)
 
@@ -61,8 +60,7 @@ def find_nats_server() -> str:
 class EmbeddedNats:
     """One nats-server process, alive from `start` to `stop` and never longer than this process.
 
-    Core NATS only: no JetStream, no monitoring port, nothing kept on disk but a small log in a
-    temporary folder, which `stop` removes.
+    Core NATS only: no JetStream, no monitoring port, nothing on disk.
     """
 
     def __init__(self, port: int | None = None) -> None:
@@ -70,8 +68,7 @@ class EmbeddedNats:
         if port is not None and not 0 < port < 65536:
             raise ConfigError(f"{port} is not a port", key="nats")
         self._port = port
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._child: ChildProcess | None = None
 
     @property
     def url(self) -> str:
@@ -83,11 +80,11 @@ class EmbeddedNats:
     @property
     def pid(self) -> int | None:
         """The server's process id while it runs."""
-        return self._process.pid if self.running and self._process else None
+        return self._child.pid if self._child is not None else None
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._child is not None and self._child.running
 
     async def start(self) -> None:
         """Start the server and return once it accepts connections.
@@ -98,80 +95,36 @@ class EmbeddedNats:
         if self.running:
             return
         await self.stop()
-        self._folder = tempfile.TemporaryDirectory(prefix="dynamo-router-nats-")
+        child = self._child = ChildProcess(
+            [find_nats_server(), "--addr", "127.0.0.1", "--port", str(self._port or -1)],
+            stop_timeout_s=STOP_TIMEOUT_S,
+            own_session=True,  # Ctrl-C in the terminal is for us; we stop it last
+        )
         try:
-            self._process = self._spawn(Path(self._folder.name))
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await self._until_ready(Path(self._folder.name))
-        except TimeoutError:
-            text = self._last_words()
-            await self.stop()
-            raise ConfigError(f"nats-server did not come up: {text}", key="nats") from None
-        except BaseException:
-            await self.stop()
-            raise
+            await child.start(self._on_line, START_TIMEOUT_S)
+        except ChildError as error:
+            text = f"nats-server {error.reason}: {_fatal_line(error.output)}"
+            raise ConfigError(text, key="nats") from None
         log.info("started a nats-server of our own", url=self.url, pid=self.pid)
 
     async def stop(self) -> None:
-        """Stop the server, if it runs, and remove its folder. Idempotent."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            try:
-                # One that stands still is killed.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(STOP_TIMEOUT_S):
-                        while process.poll() is None:
-                            await asyncio.sleep(_POLL_S)
-            finally:
-                process.kill()
-                process.wait()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.cleanup()
+        """Stop the server, if it runs. Idempotent."""
+        child, self._child = self._child, None
+        if child is not None:
+            await child.stop()
 
-    def _spawn(self, folder: Path) -> "subprocess.Popen[bytes]":
-        config = folder / "server.conf"
-        settings = {
-            "host": "127.0.0.1",
-            "port": self._port or -1,
-            "ports_file_dir": str(folder),
-            "log_file": str(folder / "server.log"),
-            "logfile_size_limit": 1 << 20,
-            "logfile_max_num": 1,
-        }
-        config.write_text(json.dumps(settings))  # its format takes JSON
-        with (folder / "stderr.txt").open("wb") as stderr:
-            return subprocess.Popen(
-                tethered([find_nats_server(), "-c", str(config)]),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,  # Ctrl-C in the terminal is for us; we stop it last
-            )
+    def _on_line(self, line: str) -> bool:
+        """Look for its port in what it logs; whether this line says that it is ready.
 
-    async def _until_ready(self, folder: Path) -> None:
-        assert self._process is not None
-        # The server writes this once it listens. It is ours for certain, whereas whoever answers
-        # on a port that we asked for may be another one.
-        ports = folder / f"{_PROGRAM}_{self._process.pid}.ports"
-        while not ports.exists() or not (text := ports.read_text().strip()):
-            if self._process.poll() is not None:
-                raise ConfigError(f"nats-server stopped at once: {self._last_words()}", key="nats")
-            await asyncio.sleep(_POLL_S)
-        url = json.loads(text)["nats"][0]
-        self._port = split_nats_url(url)[1]
-        while not await probe(url, timeout=1.0):
-            await asyncio.sleep(_POLL_S)
+        Its own log is to be believed, whereas whoever answers on a port that we asked for may be
+        another server.
+        """
+        if found := _LISTENS.search(line):
+            self._port = int(found[1])
+        return line.endswith("Server is ready")
 
-    def _last_words(self) -> str:
-        """The last line that the server logged, for an error message."""
-        if self._folder is None:
-            return "no output"
-        for name in ("server.log", "stderr.txt"):
-            path = Path(self._folder.name) / name
-            lines = path.read_text(errors="replace").split("\n") if path.exists() else []
-            for line in reversed(lines):
-                if "[FTL]" in line or (name == "stderr.txt" and line):
-                    return line.split("] ", 2)[-1].strip()
-        return "no output"
+
+def _fatal_line(output: Sequence[str]) -> str:
+    """The last line that says why the server ended, or any last line; for an error message."""
+    fatal = [line for line in output if "[FTL]" in line] or [line for line in output if line]
+    return fatal[-1].split("] ", 2)[-1].strip() if fatal else "no output"

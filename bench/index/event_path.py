@@ -7,7 +7,6 @@ its event plane, its feed, its index.
 import asyncio
 import logging
 import sys
-from asyncio.subprocess import PIPE
 from collections.abc import Coroutine
 from time import monotonic_ns, process_time
 from typing import Any
@@ -19,7 +18,7 @@ import uvloop
 from ...indexer.event_index import EventIndex
 from ...indexer.wire import Stored, decode_event_message
 from ...router.events import EventFeed
-from ...runtime.child_process import tethered
+from ...runtime.child_process import ChildError, run_to_end
 from ...runtime.clock import SystemClock
 from ...runtime.embedded_nats import EmbeddedNats
 from ...runtime.errors import RouterError
@@ -203,19 +202,12 @@ class Reader:
 async def _load(spec: LoadSpec) -> Sent:
     # -P: what lies in the current directory must not take a module's place.
     command = [sys.executable, "-P", "-m", "dynamo_router.bench.index.event_source"]
-    child = await asyncio.create_subprocess_exec(
-        *tethered(command), stdin=PIPE, stdout=PIPE, stderr=PIPE
-    )
     try:
-        said, complained = await child.communicate(msgspec.json.encode(spec))
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-    if child.returncode != 0:
-        last = complained.decode(errors="replace").strip().splitlines()[-1:]
-        raise RouterError(f"the engines of the event benchmark failed: {''.join(last)}")
-    return msgspec.json.decode(said, type=Sent)
+        printed = await run_to_end(command, msgspec.json.encode(spec))
+    except ChildError as error:
+        text = f"the engines of the event benchmark {error.reason}"
+        raise RouterError(": ".join((text, *error.output[-1:]))) from None
+    return msgspec.json.decode(printed, type=Sent)
 
 
 def _digest(

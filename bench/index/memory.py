@@ -4,10 +4,10 @@ Each index is measured in a process of its own (`python -m dynamo_router.bench.i
 because memory that an earlier one gave back would be found again by the next.
 """
 
+import asyncio
 import ctypes
 import gc
 import resource
-import subprocess
 import sys
 from collections.abc import Iterable
 from time import perf_counter, process_time
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...runtime.child_process import ChildError, run_to_end
 from ...runtime.errors import RouterError
 from ..results import spread
 from .config import IndexBenchConfig
@@ -70,15 +71,11 @@ def _in_child(ask: Ask) -> dict[str, float]:
     # -P: what lies in the current directory must not take a module's place.
     command = [sys.executable, "-P", "-m", __name__]
     try:
-        done = subprocess.run(
-            command, input=msgspec.json.encode(ask), capture_output=True, timeout=TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        raise RouterError(f"measuring the memory of {ask.index} took too long") from None
-    if done.returncode != 0:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise RouterError(f"measuring the memory of {ask.index} failed: {''.join(last)}")
-    measured: dict[str, float] = msgspec.json.decode(done.stdout)
+        printed = asyncio.run(run_to_end(command, msgspec.json.encode(ask), TIMEOUT_S))
+    except ChildError as error:
+        text = f"measuring the memory of {ask.index} {error.reason}"
+        raise RouterError(": ".join((text, *error.output[-1:]))) from None
+    measured: dict[str, float] = msgspec.json.decode(printed)
     return measured
 
 

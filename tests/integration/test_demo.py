@@ -66,7 +66,7 @@ async def whole_family_of(ancestor: int) -> set[tuple[int, str]]:
         return "\n".join(texts)
 
     await until(
-        lambda: all(part in names() for part in (" serve ", " mocker ", "nats-server -c")),
+        lambda: all(part in names() for part in (" serve ", " mocker ", "nats-server --addr")),
         "router, engines and event plane",
     )
     return family_of(ancestor)

@@ -81,7 +81,7 @@ async def test_an_engine_killed_in_mid_stream_fails_one_request_and_comes_back(
 
 async def test_requests_flow_without_nats_and_the_index_heals_after_it(fleet: Fleet) -> None:
     await fleet.ask(PROMPT)
-    fleet.kill_nats()
+    await fleet.kill_nats()
     other = [7] * (4 * BLOCK)
     assert len((await fleet.ask(other))[0]) == 3  # published into the void, or buffered
     health = await http_json(fleet.http, "/health")

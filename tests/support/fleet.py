@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 from support.free_port import free_port
+from support.polling import until
 from support.processes import Command, command, http_json
 
 from dynamo_router.runtime.embedded_nats import EmbeddedNats
@@ -111,11 +112,11 @@ class Fleet:
         told: dict[str, int] = await http_json(self.http, "/overlaps", {"token_ids": prompt})
         return told
 
-    def kill_nats(self) -> None:
+    async def kill_nats(self) -> None:
         pid = self.nats.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until it is gone, not reaped
+        await until(lambda: not self.nats.running)
 
     async def all_exact(self) -> bool:
         rows = (await self.workers()).values()

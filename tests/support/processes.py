@@ -64,7 +64,6 @@ async def command(folder: Path, *words: str) -> AsyncIterator[Command]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "dynamo_router", *words,
             stdout=sink, stderr=sink, stdin=asyncio.subprocess.DEVNULL, cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder)},  # who is killed leaves files behind
         )  # fmt: skip
     running = Command(process, output)
     try:

@@ -12,7 +12,6 @@ import pytest
 from support.polling import until
 
 from dynamo_router.runtime import embedded_nats
-from dynamo_router.runtime.child_process import tethered
 from dynamo_router.runtime.embedded_nats import EmbeddedNats, find_nats_server, probe
 from dynamo_router.runtime.errors import ConfigError
 
@@ -76,15 +75,6 @@ async def test_it_starts_again_where_it_died(nats: EmbeddedNats) -> None:
     assert nats.url == url and nats.pid != pid
 
 
-async def test_its_folder_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    server = EmbeddedNats()
-    await server.start()
-    assert list(tmp_path.iterdir())
-    await server.stop()
-    assert not list(tmp_path.iterdir())
-
-
 async def test_a_program_that_fails_is_quoted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +94,7 @@ async def test_a_program_that_never_listens(
     program.chmod(0o755)
     monkeypatch.setattr(embedded_nats, "find_nats_server", lambda: str(program))
     monkeypatch.setattr(embedded_nats, "START_TIMEOUT_S", 0.2)
-    with pytest.raises(ConfigError, match="did not come up"):
+    with pytest.raises(ConfigError, match="was not ready within 0.2 s"):
         await EmbeddedNats().start()
 
 
@@ -157,13 +147,12 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
-async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+async def test_it_dies_with_a_parent_that_is_killed() -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         PARENT,
         stdout=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path)},  # who is killed leaves files behind
     )
     assert parent.stdout is not None
     line = b""
@@ -177,14 +166,6 @@ async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     await parent.wait()
     await until(lambda: not exists(pid))
     parent._transport.close()  # type: ignore[attr-defined]  # the pipe, before the leak check
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
-def test_a_tether_to_somebody_else_does_not_hold() -> None:
-    argv = tethered(["/bin/true"])
-    assert subprocess.run(argv).returncode == 0
-    argv[argv.index(str(os.getpid()))] = "1"
-    assert subprocess.run(argv).returncode == 1
 
 
 async def test_a_server_that_stands_still_is_killed_at_the_end(

@@ -37,12 +37,11 @@ async def plane_at(url: str, **options: object) -> AsyncIterator[NatsPlane]:
         await plane.close()
 
 
-def kill(server: EmbeddedNats, what: int = signal.SIGKILL) -> None:
+async def kill(server: EmbeddedNats, what: int = signal.SIGKILL) -> None:
     assert server.pid is not None
-    pid = server.pid
-    os.kill(pid, what)
+    os.kill(server.pid, what)
     if what == signal.SIGKILL:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until it is gone, not reaped
+        await until(lambda: not server.running)
 
 
 async def test_a_server_killed_and_restarted_on_its_port(nats: EmbeddedNats) -> None:
@@ -55,7 +54,7 @@ async def test_a_server_killed_and_restarted_on_its_port(nats: EmbeddedNats) -> 
         await plane.publish("a.b", b"before")
         await until(lambda: got == [b"before"])
 
-        kill(nats)
+        await kill(nats)
         await until(lambda: plane.state is PlaneState.CONNECTING)
         assert not await plane.flush()
         await plane.subscribe("x", lambda _, payload: got.append(payload))
@@ -78,7 +77,7 @@ async def test_many_restarts_in_a_row(nats: EmbeddedNats) -> None:
             await until(lambda: plane.state is PlaneState.CONNECTED)
             await plane.publish("a", b"%d" % i)
             await until(lambda i=i: len(got) == i + 1)
-            kill(nats)
+            await kill(nats)
             await nats.start()
             await until(lambda i=i: plane.stats.connects == i + 2)
         assert got == [b"0", b"1", b"2", b"3", b"4"]
@@ -94,7 +93,7 @@ async def test_restarts_at_any_moment(nats: EmbeddedNats) -> None:
             await plane.subscribe("a", lambda _, payload: got.append(payload))
         for _ in range(15):
             await planes[0].publish("a", bytes(random.randrange(1000)))
-            kill(nats)
+            await kill(nats)
             await nats.start()
             for _ in range(random.randrange(60)):
                 await asyncio.sleep(0)
@@ -113,7 +112,7 @@ async def test_a_server_killed_under_load(nats: EmbeddedNats) -> None:
         for i in range(20_000):
             await plane.publish("a", b"%08d" % i + bytes(500))
             if i == 10_000:
-                kill(nats)
+                await kill(nats)
                 await nats.start()
         await until(lambda: plane.stats.connects == 2)
         await plane.publish("a", b"%08d" % 20_000)
@@ -184,7 +183,7 @@ async def test_the_log_speaks_once_per_change(nats: EmbeddedNats) -> None:
             await server.wait_closed()
             await nats.start()
             await until(lambda: plane.state is PlaneState.CONNECTED)
-            kill(nats)
+            await kill(nats)
             await until(lambda: plane.state is PlaneState.CONNECTING)
             await nats.start()
             await until(lambda: plane.state is PlaneState.CONNECTED)
@@ -205,17 +204,17 @@ async def stall_and_recover() -> None:
         async with asyncio.timeout(20):
             while plane.state is not PlaneState.CONNECTED:
                 await asyncio.sleep(0.002)
-            kill(server, signal.SIGSTOP)
+            await kill(server, signal.SIGSTOP)
             while plane.state is not PlaneState.CONNECTING:
                 # More than the socket takes, so that the loss is met with a full backlog.
                 await plane.publish("a", bytes(100_000))
                 await asyncio.sleep(0.001)
-            kill(server, signal.SIGCONT)
+            await kill(server, signal.SIGCONT)
             await plane.publish("a", b"!")
             while b"!" not in got:
                 await asyncio.sleep(0.002)
         assert plane.stats.connects == 2
-        kill(server, signal.SIGKILL)  # and at the very end a loss that nobody waits for
+        await kill(server, signal.SIGKILL)  # and at the very end a loss that nobody waits for
     await server.stop()
 
 

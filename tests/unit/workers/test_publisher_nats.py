@@ -82,11 +82,10 @@ def connect(server: EmbeddedNats, **options: int) -> NatsPlane:
     return NatsPlane(server.url, backoff=Backoff(0.005, 0.02), **options)
 
 
-def kill(server: EmbeddedNats) -> None:
-    pid = server.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+async def kill(server: EmbeddedNats) -> None:
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    await until(lambda: not server.running)
 
 
 async def test_a_restart_heals_without_being_asked(nats: EmbeddedNats) -> None:
@@ -100,7 +99,7 @@ async def test_a_restart_heals_without_being_asked(nats: EmbeddedNats) -> None:
     await until(lambda: listener.blocks == engine.blocks)
     assert listener.clearings == 0
 
-    kill(nats)
+    await kill(nats)
     await until(lambda: plane.state is PlaneState.CONNECTING)
     for _ in range(20):
         engine.change()
@@ -124,7 +123,7 @@ async def test_any_outages_converge_once_the_listener_asks(nats: EmbeddedNats, s
             engine.change()
             if engine.random.random() < 0.3:
                 await ours.flush()
-        kill(nats)
+        await kill(nats)
         await nats.start()
     await until(lambda: ours.stats.connects >= 2 and theirs.stats.connects == 5)
     await until(lambda: ours.state is PlaneState.CONNECTED)
