@@ -180,7 +180,8 @@ class TrtllmClient:
     ) -> "aio.UnaryStreamCall[bytes, bytes]":
         """Start a generation; iterate the call for the engine's messages, as bytes.
 
-        The caller ends it: to its last message, or by `call.cancel()`.
+        The caller ends it: to its last message, or by `call.cancel()`. Cancelling only the task
+        that iterates is not enough: in the first milliseconds of a call grpc.aio may forget it.
         """
         call: aio.UnaryStreamCall[bytes, bytes] = self._generate(
             request, timeout=timeout, metadata=metadata
@@ -199,7 +200,7 @@ class TrtllmClient:
     def get_tokenizer(
         self, request: bytes, *, timeout: float | None = None
     ) -> "aio.UnaryStreamCall[bytes, bytes]":
-        """As `generate`."""
+        """Ask for the tokenizer; iterate the call for its chunks, and end it as a generation."""
         call: aio.UnaryStreamCall[bytes, bytes] = self._get_tokenizer(request, timeout=timeout)
         return call
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.calls import messages_of
 from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, command, http_json
@@ -53,7 +54,7 @@ class House:
         request.tokenized.input_token_ids.extend(prompt)
         pin = () if engine is None else (("x-dynamo-worker-instance-id", str(self.ids[engine])),)
         tokens = 0
-        async for response in self._generate(request, metadata=pin):
+        for response in await messages_of(self._generate(request, metadata=pin)):
             tokens += len(response.chunk.token_ids)
         return tokens
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from support.calls import messages_of
 from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, command, http_json
@@ -99,7 +100,7 @@ class Fleet:
         cached = 0
         request = pb.GenerateRequest(max_tokens=max_tokens, streaming=True)
         request.tokenized.input_token_ids.extend(prompt)
-        async for response in self.generate(request):
+        for response in await messages_of(self.generate(request)):
             tokens += response.chunk.token_ids
             cached = max(cached, response.complete.cached_tokens)
         return tokens, cached

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 from grpc import aio
+from support.calls import messages_of
 from support.fake_engine import FakeEngine
 from support.fake_router import LedgerRouter
 from support.polling import until
@@ -93,11 +94,8 @@ class Rig:
 
     async def answers(self, request: Any, **more: Any) -> list[Any]:
         """Every message of a Generate, decoded."""
-        call = self.call(request, **more)
-        try:
-            return [pb.GenerateResponse.FromString(message) async for message in call]
-        finally:
-            call.cancel()  # a task that is cancelled early does not always cancel its call
+        messages = await messages_of(self.call(request, **more))
+        return [pb.GenerateResponse.FromString(message) for message in messages]
 
     async def refusal(self, request: Any, **more: Any) -> tuple[grpc.StatusCode, str]:
         """The status of a Generate that fails."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 from grpc import aio
+from support.calls import messages_of
 from support.fake_engine import FakeEngine
 from support.polling import until
 
@@ -27,12 +28,9 @@ class Doors:
         self._session = session
 
     async def answers(self, request: Any) -> list[Any]:
-        generate = self.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
-        call = generate(request.SerializeToString())
-        try:
-            return [pb.GenerateResponse.FromString(message) async for message in call]
-        finally:
-            call.cancel()  # a task that is cancelled early does not always cancel its call
+        call = self.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        body = request.SerializeToString()
+        return [pb.GenerateResponse.FromString(m) for m in await messages_of(call(body))]
 
     async def trtllm(self, method: str, request: Any, response: Any) -> Any:
         call = self.channel.unary_unary(f"/{SERVICE}/{method}", None, None)

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc import aio
 from smg_grpc_proto.generated.trtllm_service_pb2_grpc import TrtllmServiceStub
+from support.calls import messages_of
 from support.mock_requests import request
 from support.polling import until
 
@@ -45,7 +46,7 @@ class House:
             call = TrtllmServiceStub(channel).Generate(
                 pb.GenerateRequest(request_id="a", tokenized=tokenized, max_tokens=max_tokens)
             )
-            (whole,) = [message async for message in call]
+            (whole,) = await messages_of(call)
             return list(whole.complete.output_token_ids)
 
     async def door(self, method: str, path: str, body: str = "") -> tuple[int, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from grpc import aio
 from smg_grpc_proto.generated.trtllm_service_pb2_grpc import TrtllmServiceStub
+from support.calls import messages_of
 from support.mock_requests import request
 from support.polling import until
 
@@ -54,7 +55,7 @@ def call(stub: Any, name: str, tokens: Any, rank: object = None, **more: Any) ->
 
 
 async def cached_tokens(call: Any) -> int:
-    answers = [message async for message in call]
+    answers = await messages_of(call)
     return int(answers[-1].complete.cached_tokens)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from grpc import aio
 from smg_grpc_proto.generated.trtllm_service_pb2_grpc import TrtllmServiceStub
+from support.calls import messages_of
 from support.polling import until
 
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
@@ -45,13 +46,9 @@ def generate(request_id: str, tokens: Any, max_tokens: int = 4, **more: Any) -> 
     )
 
 
-async def answers(call: Any) -> list[Any]:
-    return [message async for message in call]
-
-
 async def test_streaming_brings_each_token_once_and_then_all_of_them():
     async with serving() as (_, stub):
-        first = await answers(stub.Generate(generate("a", range(10), 5, streaming=True)))
+        first = await messages_of(stub.Generate(generate("a", range(10), 5, streaming=True)))
         *chunks, last = first
         assert [m.WhichOneof("response") for m in first] == ["chunk"] * 5 + ["complete"]
         assert {m.request_id for m in first} == {"a"}
@@ -63,7 +60,7 @@ async def test_streaming_brings_each_token_once_and_then_all_of_them():
         assert complete.finish_reason == "length" and complete.WhichOneof("matched_stop") is None
         assert (complete.prompt_tokens, complete.completion_tokens) == (10, 5)
         assert complete.cached_tokens == 0
-        again = await answers(stub.Generate(generate("b", range(10), 5, streaming=True)))
+        again = await messages_of(stub.Generate(generate("b", range(10), 5, streaming=True)))
         assert {m.chunk.cached_tokens for m in again[:-1]} == {8}
         assert {m.chunk.prompt_tokens for m in again[:-1]} == {10}
         assert again[-1].complete.cached_tokens == 8
@@ -72,16 +69,16 @@ async def test_streaming_brings_each_token_once_and_then_all_of_them():
 
 async def test_without_streaming_there_is_one_answer():
     async with serving() as (_, stub):
-        (whole,) = await answers(stub.Generate(generate("a", range(10), 5)))
+        (whole,) = await messages_of(stub.Generate(generate("a", range(10), 5)))
         assert len(whole.complete.output_token_ids) == 5
 
 
 async def test_a_stop_token_ends_the_answer_without_being_shown():
     async with serving() as (_, stub):
-        (whole,) = await answers(stub.Generate(generate("a", range(10), 9)))
+        (whole,) = await messages_of(stub.Generate(generate("a", range(10), 9)))
         tokens = list(whole.complete.output_token_ids)
         stop = generate("b", range(10), 9, stop_token_ids=[tokens[3]], streaming=True)
-        *chunks, last = await answers(stub.Generate(stop))
+        *chunks, last = await messages_of(stub.Generate(stop))
         shown = tokens[: tokens.index(tokens[3])]
         assert [m.chunk.token_ids[0] for m in chunks] == shown
         assert list(last.complete.output_token_ids) == shown
@@ -91,7 +88,7 @@ async def test_a_stop_token_ends_the_answer_without_being_shown():
 async def test_log_probabilities_come_when_they_are_asked_for():
     async with serving() as (_, stub):
         wanted = generate("a", range(10), 3, streaming=True, output_config={"logprobs": 1})
-        *chunks, last = await answers(stub.Generate(wanted))
+        *chunks, last = await messages_of(stub.Generate(wanted))
         said = [(p.token_id, p.logprob) for m in chunks for p in m.chunk.logprobs]
         assert said == [(p.token_id, p.logprob) for p in last.complete.logprobs]
         assert [token for token, _ in said] == list(last.complete.output_token_ids)
@@ -123,7 +120,7 @@ async def test_log_probabilities_come_when_they_are_asked_for():
 async def test_a_request_that_cannot_be_served_is_refused_with_a_reason(request_, text):
     async with serving() as (engine, stub):
         with pytest.raises(grpc.RpcError) as caught:
-            await answers(stub.Generate(request_))
+            await messages_of(stub.Generate(request_))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert text in caught.value.details()
         assert not engine.busy
@@ -131,15 +128,16 @@ async def test_a_request_that_cannot_be_served_is_refused_with_a_reason(request_
 
 async def test_an_id_in_use_and_a_full_queue_are_refused():
     async with serving(FROZEN) as (engine, stub):
-        calls = [stub.Generate(generate(str(i), range(8), streaming=True)) for i in range(2)]
-        await until(lambda: engine.engine.running == 1)
+        calls = [stub.Generate(generate("0", range(8), streaming=True))]
+        await until(lambda: engine.engine.running == 1)  # in a step that takes in nobody else
+        calls.append(stub.Generate(generate("1", range(8), streaming=True)))
         with pytest.raises(grpc.RpcError) as caught:
-            await answers(stub.Generate(generate("0", range(8))))
+            await messages_of(stub.Generate(generate("0", range(8))))
         assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
         calls.append(stub.Generate(generate("2", range(8))))
         await until(lambda: engine.engine.waiting == 2)
         with pytest.raises(grpc.RpcError) as caught:
-            await answers(stub.Generate(generate("3", range(8))))
+            await messages_of(stub.Generate(generate("3", range(8))))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for call in calls:
             call.cancel()
@@ -147,7 +145,9 @@ async def test_an_id_in_use_and_a_full_queue_are_refused():
 
 async def test_abort_ends_the_stream_and_of_an_unknown_id_is_no_error():
     async with serving(FROZEN) as (engine, stub):
-        call = asyncio.create_task(answers(stub.Generate(generate("a", range(8), streaming=True))))
+        call = asyncio.create_task(
+            messages_of(stub.Generate(generate("a", range(8), streaming=True)))
+        )
         await until(lambda: engine.engine.running)
         assert (await stub.Abort(pb.AbortRequest(request_id="a"))).success
         (last,) = await call
@@ -202,11 +202,11 @@ async def test_an_engine_that_failed_reports_it(monkeypatch):
     async with serving() as (engine, stub):
         monkeypatch.setattr(engine.engine, "step", lambda: 1 / 0)
         with pytest.raises(grpc.RpcError) as caught:
-            await answers(stub.Generate(generate("a", range(8))))
+            await messages_of(stub.Generate(generate("a", range(8))))
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert "division by zero" in (await stub.HealthCheck(pb.HealthCheckRequest())).status
         with pytest.raises(grpc.RpcError) as caught:
-            await answers(stub.Generate(generate("a", range(8))))
+            await messages_of(stub.Generate(generate("a", range(8))))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -250,7 +250,7 @@ async def busy_requests(stub: Any, seed: int, count: int = 12) -> None:
     rng = np.random.default_rng(seed)
     for i in range(count):
         prompt = [*range(int(rng.integers(0, 40))), *rng.integers(0, 32000, 30).tolist()]
-        await answers(stub.Generate(generate(f"{seed}-{i}", prompt, 6)))
+        await messages_of(stub.Generate(generate(f"{seed}-{i}", prompt, 6)))
 
 
 def subscribe(stub: Any, start: int = 0, **more: Any) -> Any:
@@ -356,7 +356,7 @@ async def test_a_killed_engine_breaks_its_streams_and_no_other():
             await until(lambda: fleet.engines[0].engine.running)
             await fleet.kill(0)
             with pytest.raises(grpc.RpcError) as caught:
-                await answers(call)
+                await messages_of(call)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         async with aio.insecure_channel(fleet.addresses[1]) as channel:
             stub = TrtllmServiceStub(channel)
@@ -365,7 +365,7 @@ async def test_a_killed_engine_breaks_its_streams_and_no_other():
 
 async def test_stopping_lets_requests_finish_within_the_grace():
     async with serving(MockerConfig(port=0, speedup_ratio=4, engine=ENGINE)) as (engine, stub):
-        call = asyncio.create_task(answers(stub.Generate(generate("a", range(8), 9))))
+        call = asyncio.create_task(messages_of(stub.Generate(generate("a", range(8), 9))))
         await until(lambda: engine.engine.running)
         await engine.stop(10)
         (whole,) = await call
