@@ -4,30 +4,22 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import sys
 from contextlib import AsyncExitStack
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import structlog
 import uvloop
 
-from ..indexer.event_index import EventIndex, SnapshotHead
+from ..indexer.event_index import EventIndex
 from ..runtime.clock import SystemClock
-from ..runtime.embedded_nats import EmbeddedNats, probe
 from ..runtime.errors import ConfigError
-from ..runtime.event_plane import KV_EVENTS, EventPlane, endpoint_subject
-from ..runtime.nats_plane import NatsPlane
-from ..runtime.nats_url import DEFAULT_NATS_URL
-from ..runtime.open_files import allow_open_files
-from ..runtime.supervised import stopped, supervise
+from ..runtime.process import StopSignals, allow_open_files, run_until
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
 from .config import ServeConfig
 from .dispatch import Dispatcher, DispatchObserver, OutputTracking, admission_of
-from .events import EventFeed, SnapshotTask
+from .events import EventIntake
 from .kv_router import KvRouter
 from .metrics import (
     Gauges,
@@ -42,16 +34,13 @@ from .metrics import (
     worker_metrics,
 )
 from .mock_process import MockProcess
-from .services import GrpcDoor, HttpDoor, RouterService, TrtllmService
+from .services import GrpcServer, HttpServer, RouterService, TrtllmService
 
-GREET_S = 2.0
-"""How long the ready line waits for the first word of every worker."""
+FIRST_PROBES_S = 2.0
+"""How long the ready line waits for the first answers of all workers."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """Requests make no cycles; looking for some after every 700 objects is wasted on them."""
 OPEN_FILES = 1 << 16
-KEEP_S = 0.5
-"""How often we look whether the nats-server of our own still runs."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 log = structlog.get_logger(__name__)
 
@@ -75,32 +64,22 @@ async def run_server(config: ServeConfig) -> None:
 
     Prints one line when it is ready. ConfigError if it cannot start.
     """
-    loop = asyncio.get_running_loop()
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal)
-    server = Server(config)
-    try:
-        starting = asyncio.create_task(server.start())
-        await _first_of(starting, stop.wait())
-        if not stop.is_set():
-            # What is here now stays: the collector need not look at it again and again.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(*GC_THRESHOLDS)
-            print(server.ready_line, flush=True)
-            await stop.wait()
-            print(f"draining for at most {config.drain_timeout_s:g} s", flush=True)
-            draining = asyncio.create_task(server.drain(config.drain_timeout_s))
-            await _first_of(draining, hurry.wait())
-    finally:
-        await server.close()
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+    with StopSignals() as signals:
+        server = Server(config)
+        try:
+            await run_until(asyncio.create_task(server.start()), signals.drain)
+            if not signals.drain.is_set():
+                # What is here now stays: the collector need not look at it again and again.
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(*GC_THRESHOLDS)
+                print(server.ready_line, flush=True)
+                await signals.drain.wait()
+                print(f"draining for at most {config.drain_timeout_s:g} s", flush=True)
+                draining = asyncio.create_task(server.drain(config.drain_timeout_s))
+                await run_until(draining, signals.end)
+        finally:
+            await server.close()
 
 
 class Server:
@@ -110,8 +89,7 @@ class Server:
         self._config = config
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
-        self._plane: EventPlane | None = None
-        self._events = "off"
+        self._events: EventIntake | None = None
         self._draining = False
 
         self.router = KvRouter(config.router, clock=self._clock)
@@ -146,8 +124,8 @@ class Server:
         )
         if self._admission is not None:
             self._gauges.add(queue_metrics(self._admission.queue))
-        self._http = HttpDoor(self.router, registry_of(metrics, self._gauges), self._health)
-        self._grpc = GrpcDoor(
+        self._http = HttpServer(self.router, registry_of(metrics, self._gauges), self._health)
+        self._grpc = GrpcServer(
             TrtllmService(
                 self.dispatcher,
                 self.monitor,
@@ -172,11 +150,11 @@ class Server:
         return (
             f"dynamo-router ready: grpc {self.grpc_address} http {self.http_address} "
             f"mode {self._config.router.mode} workers {len(self.router.registry)} "
-            f"events {self._events}"
+            f"events {self._events.description if self._events else 'off'}"
         )
 
     async def start(self) -> None:
-        """Take the ports, find the event plane, start mock engines, greet the workers, serve.
+        """Take the ports, find the event plane, start mock engines, wait for workers, serve.
 
         ConfigError if a port or the event plane cannot be had. Call `close` in any case.
         """
@@ -200,7 +178,7 @@ class Server:
         self.dispatcher.start()
         stack.push_async_callback(self.dispatcher.close)
         await self._grpc.start()
-        await self._greet()
+        await self._wait_for_workers()
         self._on_workers()
 
     async def drain(self, grace_s: float) -> None:
@@ -217,73 +195,32 @@ class Server:
 
     async def _start_events(self) -> str | None:
         """Connect the index to the event plane; the URL of its server."""
-        config, index = self._config, self.router.index
+        index = self.router.index
         if not isinstance(index, EventIndex):
             return None
-        url, origin = await self._find_nats()
-        self._events = f"{url}{origin}"
-        if config.index_snapshot is not None:
-            head = SnapshotHead(
-                block_size=config.router.block_size,
-                subject=endpoint_subject(
-                    config.namespace, config.component, config.endpoint, KV_EVENTS
-                ),
-            )
-            snapshots = SnapshotTask(
-                index,
-                Path(config.index_snapshot),
-                head,
-                interval_s=config.index_snapshot_interval_s,
-            )
-            # Before the feed, which verifies what was loaded.
-            await snapshots.start()
-            self._stack.push_async_callback(snapshots.close)
-            self._gauges.add(snapshot_metrics(snapshots))
-        plane = self._plane = NatsPlane(url)
-        self._stack.push_async_callback(plane.close)
-        feed = EventFeed(
-            plane,
-            index,
-            self.router.registry,
-            self._clock,
-            namespace=config.namespace,
-            component=config.component,
-            endpoint=config.endpoint,
-            unknown_worker_ttl_s=config.unknown_worker_ttl_s,
-        )
-        await feed.start()
-        self._stack.push_async_callback(feed.close)
+        events = self._events = EventIntake(self._config, index, self.router.registry, self._clock)
+        self._stack.push_async_callback(events.close)
+        await events.start()
         self._gauges.add(event_metrics(index))
-        self._gauges.add(plane_metrics(plane, feed))
-        return url
+        self._gauges.add(plane_metrics(events.plane, events.feed))
+        if events.snapshot is not None:
+            self._gauges.add(snapshot_metrics(events.snapshot))
+        return events.nats_url
 
-    async def _find_nats(self) -> tuple[str, str]:
-        """(URL, a word on where it comes from) of the NATS server to use."""
-        if self._config.nats is not None:
-            return self._config.nats, ""
-        if await probe(DEFAULT_NATS_URL):
-            return DEFAULT_NATS_URL, " (found)"
-        embedded = EmbeddedNats()
-        self._stack.push_async_callback(embedded.stop)
-        await embedded.start()
-        keeper = supervise("nats keeper", partial(_keep_running, embedded))
-        self._stack.push_async_callback(stopped, keeper)
-        return embedded.url, " (embedded)"
-
-    async def _greet(self) -> None:
-        """Wait, for a bounded time, until every worker has said its first word."""
-        greeted = asyncio.Event()
+    async def _wait_for_workers(self) -> None:
+        """Wait until every worker was probed once, at most FIRST_PROBES_S."""
+        probed = asyncio.Event()
 
         def look() -> None:
             states = [entry.state for entry in self.router.registry.entries()]
             if WorkerState.CONNECTING not in states:
-                greeted.set()
+                probed.set()
 
         self.monitor.listeners.append(look)
         look()
         try:
-            async with asyncio.timeout(GREET_S):
-                await greeted.wait()
+            async with asyncio.timeout(FIRST_PROBES_S):
+                await probed.wait()
         except TimeoutError:
             pass
         finally:
@@ -299,40 +236,18 @@ class Server:
         states: dict[str, int] = {}
         for entry in self.router.registry.entries():
             states[entry.state.value] = states.get(entry.state.value, 0) + 1
-        plane = "off" if self._plane is None else self._plane.state.value
+        events = self._events
         more: dict[str, Any] = {
             "workers": states,
-            "event_plane": {"state": plane, "server": self._events},
+            "event_plane": {
+                "state": events.plane_state.value if events else "off",
+                "server": events.description if events else "off",
+            },
             "mode": self._config.router.mode,
             "draining": self._draining,
             "in_flight": self.dispatcher.in_flight,
         }
         return bool(states.get("ready")) and not self._draining, more
-
-
-async def _keep_running(server: EmbeddedNats) -> None:
-    """Start the server of our own again, on its port, whenever it is gone."""
-    while True:
-        await asyncio.sleep(KEEP_S)
-        if not server.running:
-            try:
-                await server.start()
-            except (ConfigError, OSError) as error:
-                log.warning("nats-server does not come back, will keep trying", error=str(error))
-
-
-async def _first_of(task: "asyncio.Task[None]", event: Any) -> None:
-    """Wait for a task, but give it up if the event comes first. The task's error is raised."""
-    waiting = asyncio.create_task(event)
-    try:
-        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-        if not task.done():
-            task.cancel()
-        await asyncio.wait({task, waiting})
-    if not task.cancelled():
-        task.result()
 
 
 def _log_to_stderr(level: str) -> None:

@@ -14,9 +14,12 @@ from structlog import get_logger
 from .child_process import ChildError, ChildProcess
 from .errors import ConfigError
 from .nats_url import DEFAULT_NATS_URL, split_nats_url
+from .supervised import stopped, supervise
 
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 3.0
+LOOK_S = 0.5
+"""How often `keep_running` looks whether it still runs."""
 _PROGRAM = "nats-server"
 _LISTENS = re.compile(r"Listening for client connections on \S+:(\d+)$")
 
@@ -69,6 +72,7 @@ class EmbeddedNats:
             raise ConfigError(f"{port} is not a port", key="nats")
         self._port = port
         self._child: ChildProcess | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -94,7 +98,7 @@ class EmbeddedNats:
         """
         if self.running:
             return
-        await self.stop()
+        await self._stop_child()
         child = self._child = ChildProcess(
             [find_nats_server(), "--addr", "127.0.0.1", "--port", str(self._port or -1)],
             stop_timeout_s=STOP_TIMEOUT_S,
@@ -107,11 +111,29 @@ class EmbeddedNats:
             raise ConfigError(text, key="nats") from None
         log.info("started a nats-server of our own", url=self.url, pid=self.pid)
 
+    def keep_running(self) -> None:
+        """From now on until `stop`, start it again, on its port, whenever it is gone."""
+        if self._keeping is None:
+            self._keeping = supervise("nats keeper", self._restart_when_gone)
+
     async def stop(self) -> None:
         """Stop the server, if it runs. Idempotent."""
+        keeping, self._keeping = self._keeping, None
+        await stopped(keeping)
+        await self._stop_child()
+
+    async def _stop_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             await child.stop()
+
+    async def _restart_when_gone(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.start()
+            except (ConfigError, OSError) as error:
+                log.warning("nats-server does not come back, will keep trying", error=str(error))
 
     def _on_line(self, line: str) -> bool:
         """Look for its port in what it logs; whether this line says that it is ready.

@@ -4,11 +4,13 @@ Entered by `serve`; the index itself needs none of it.
 """
 
 from .feed import EventFeed
+from .intake import EventIntake
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 from .snapshot_task import SnapshotTask
 
 __all__ = [
     "EventFeed",
+    "EventIntake",
     "EventRecovery",
     "REPLAY_TICK_S",
     "RecoveryActions",

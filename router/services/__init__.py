@@ -3,14 +3,14 @@
 Entered by `serve` alone.
 """
 
-from .grpc_server import GrpcDoor
-from .http_server import HttpDoor
+from .grpc_server import GrpcServer
+from .http_server import HttpServer
 from .router_service import RouterService
 from .trtllm_service import MODE_KEY, POLICY_KEY, TrtllmService
 
 __all__ = [
-    "GrpcDoor",
-    "HttpDoor",
+    "GrpcServer",
+    "HttpServer",
     "MODE_KEY",
     "POLICY_KEY",
     "RouterService",

@@ -34,7 +34,7 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class GrpcDoor:
+class GrpcServer:
     """Listens from `bind`, answers from `start` until `stop`."""
 
     def __init__(self, generate: TrtllmService, select: RouterService) -> None:

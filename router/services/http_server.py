@@ -1,4 +1,4 @@
-"""The HTTP door: /metrics, /health, /live, /workers, /overlaps and /busy_threshold."""
+"""The HTTP server: /metrics, /health, /live, /workers, /overlaps and /busy_threshold."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ...indexer.wire import TIERS
-from ...runtime.errors import ConfigError, RouterError
+from ...runtime.errors import RouterError
+from ...runtime.http_site import HttpSite, json_response
 from ...runtime.identity import WorkerWithDpRank
 from ..kv_router import KvRouter
 from ..views import WorkerView
@@ -39,7 +40,7 @@ class _BusyThresholds(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     active_prefill_tokens_threshold_frac: float | None | msgspec.UnsetType = msgspec.UNSET
 
 
-class HttpDoor:
+class HttpServer:
     """Answers over HTTP, in JSON but for /metrics, from `start` until `close`."""
 
     def __init__(self, router: KvRouter, metrics: CollectorRegistry, health: Health) -> None:
@@ -47,13 +48,7 @@ class HttpDoor:
         self._metrics = metrics
         self._health = health
         self._decoder = msgspec.json.Decoder(_OverlapsBody)
-        self._runner: web.AppRunner | None = None
-        self.port = 0
-
-    async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one. ConfigError if it cannot be had."""
-        app = web.Application(middlewares=[_errors_as_json], client_max_size=MAX_BODY_BYTES)
-        app.add_routes(
+        self._site = HttpSite(
             [
                 web.get("/metrics", self._on_metrics),
                 web.get("/health", self._on_health),
@@ -62,26 +57,22 @@ class HttpDoor:
                 web.post("/overlaps", self._on_overlaps),
                 web.get("/busy_threshold", self._on_thresholds),
                 web.post("/busy_threshold", self._on_new_thresholds),
-            ]
+            ],
+            max_body_bytes=MAX_BODY_BYTES,
+            middlewares=[_errors_as_json],
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self.close()
-            reason = error.strerror or error
-            raise ConfigError(
-                f"cannot listen on {host}:{port}: {reason}", key="http_port"
-            ) from None
-        self.port = self._runner.addresses[0][1]
+
+    @property
+    def port(self) -> int:
+        return self._site.port
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; port 0 takes a free one. ConfigError if it cannot be had."""
+        await self._site.start(host, port, key="http_port")
 
     async def close(self) -> None:
         """Stop listening and drop what is open. Idempotent."""
-        if self._runner is not None:
-            runner, self._runner = self._runner, None
-            await runner.cleanup()
+        await self._site.close()
 
     async def _on_metrics(self, request: web.Request) -> web.Response:
         body = generate_latest(self._metrics)
@@ -89,19 +80,21 @@ class HttpDoor:
 
     async def _on_health(self, request: web.Request) -> web.Response:
         ready, more = self._health()
-        return _json({"status": "ready" if ready else "not ready", **more}, 200 if ready else 503)
+        return json_response(
+            {"status": "ready" if ready else "not ready", **more}, 200 if ready else 503
+        )
 
     async def _on_live(self, request: web.Request) -> web.Response:
-        return _json({"status": "live"})
+        return json_response({"status": "live"})
 
     async def _on_workers(self, request: web.Request) -> web.Response:
-        return _json({"workers": [_worker(view) for view in self._router.workers()]})
+        return json_response({"workers": [_worker(view) for view in self._router.workers()]})
 
     async def _on_overlaps(self, request: web.Request) -> web.Response:
         try:
             body = self._decoder.decode(await request.read())
         except msgspec.DecodeError as error:
-            return _json({"error": f"bad body: {error}"}, 400)
+            return json_response({"error": f"bad body: {error}"}, 400)
         overlaps = self._router.tier_overlaps if body.by_tier else self._router.overlaps
         try:
             found: Mapping[WorkerWithDpRank, Any] = overlaps(
@@ -110,22 +103,26 @@ class HttpDoor:
                 cache_namespace=body.cache_namespace or None,
             )
         except RouterError as error:
-            return _json({"error": str(error)}, 400)
-        told = {worker: each._asdict() for worker, each in found.items()} if body.by_tier else found
-        return _json({_name(worker): blocks for worker, blocks in sorted(told.items())})
+            return json_response({"error": str(error)}, 400)
+        blocks = (
+            {worker: each._asdict() for worker, each in found.items()} if body.by_tier else found
+        )
+        return json_response({_name(worker): each for worker, each in sorted(blocks.items())})
 
     async def _on_thresholds(self, request: web.Request) -> web.Response:
         config = self._router.limits.config
-        return _json({name: getattr(config, name) for name in _BusyThresholds.__struct_fields__})
+        return json_response(
+            {name: getattr(config, name) for name in _BusyThresholds.__struct_fields__}
+        )
 
     async def _on_new_thresholds(self, request: web.Request) -> web.Response:
         try:
             body = msgspec.json.decode(await request.read(), type=_BusyThresholds)
             self._router.limits.change(**msgspec.to_builtins(body))
         except msgspec.DecodeError as error:
-            return _json({"error": f"bad body: {error}"}, 400)
+            return json_response({"error": f"bad body: {error}"}, 400)
         except RouterError as error:
-            return _json({"error": str(error)}, 400)
+            return json_response({"error": str(error)}, 400)
         return await self._on_thresholds(request)
 
 
@@ -136,13 +133,13 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        answer = _json({"error": error.text or error.reason}, error.status)
+        answer = json_response({"error": error.text or error.reason}, error.status)
         if "Allow" in error.headers:
             answer.headers["Allow"] = error.headers["Allow"]
         return answer
     except Exception:
         log.exception("HTTP request failed", path=request.path)
-        return _json({"error": "internal error"}, 500)
+        return json_response({"error": "internal error"}, 500)
 
 
 def _worker(view: WorkerView) -> dict[str, Any]:
@@ -165,8 +162,3 @@ def _worker(view: WorkerView) -> dict[str, Any]:
 def _name(worker: WorkerWithDpRank) -> str:
     """A worker as a JSON key: its id, and the rank where it is not 0."""
     return f"{worker.worker_id}/{worker.dp_rank}" if worker.dp_rank else str(worker.worker_id)
-
-
-def _json(data: dict[str, Any], status: int = 200) -> web.Response:
-    body = msgspec.json.encode(data)
-    return web.Response(body=body, status=status, content_type="application/json")

@@ -49,14 +49,14 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
     def __init__(
         self,
         dispatcher: Dispatcher,
-        fleet: HealthMonitor,
+        monitor: HealthMonitor,
         *,
         model_id: str | None = None,
         mode: str = "",
         policy: str = "",
     ) -> None:
         self._dispatcher = dispatcher
-        self._fleet = fleet
+        self._monitor = monitor
         self._model_id = model_id
         self._about = tuple((k, v) for k, v in ((MODE_KEY, mode), (POLICY_KEY, policy)) if v)
         self._methods = {f"/{SERVICE}/{name}": method for name, method in self._handlers().items()}
@@ -83,7 +83,7 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
         context.set_trailing_metadata(trailing)
 
     async def _health_check(self, request: Any, context: Context) -> Any:
-        ready = self._fleet.any_ready
+        ready = self._monitor.any_ready
         return pb.HealthCheckResponse(status="OK" if ready else "no workers ready")
 
     async def _abort(self, request: Any, context: Context) -> Any:
@@ -93,14 +93,14 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
     async def _get_model_info(self, request: Any, context: Context) -> Any:
         await self._require_ready(context)
         await context.send_initial_metadata(self._about)
-        info = self._fleet.facts.model_info()
+        info = self._monitor.facts.model_info()
         if self._model_id is not None:
             info.model_id = self._model_id
         return info
 
     async def _get_server_info(self, request: Any, context: Context) -> Any:
         await self._require_ready(context)
-        return self._fleet.facts.server_info()
+        return self._monitor.facts.server_info()
 
     async def _embed(self, request: bytes, context: Context) -> bytes:
         try:
@@ -123,7 +123,7 @@ class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
         )
 
     async def _require_ready(self, context: Context) -> None:
-        if not self._fleet.any_ready:
+        if not self._monitor.any_ready:
             await abort_with(context, NoWorkersError("no workers ready"))
 
     def _handlers(self) -> dict[str, Any]:

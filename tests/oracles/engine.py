@@ -9,7 +9,8 @@ from oracles.scheduler import Job, Scheduler
 
 from dynamo_router.workers.mocker.config import EngineConfig
 from dynamo_router.workers.mocker.kv_events import KvEvent
-from dynamo_router.workers.mocker.sequence import EngineRequest, Sequence
+from dynamo_router.workers.mocker.sampling import EngineRequest
+from dynamo_router.workers.mocker.sequence import Sequence
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from oracles.engine import OracleMockEngine, OracleStep
 
 from dynamo_router.workers.mocker.config import EngineConfig
 from dynamo_router.workers.mocker.kv_events import KvEvent
-from dynamo_router.workers.mocker.sequence import EngineRequest, Sequence
+from dynamo_router.workers.mocker.sampling import EngineRequest
+from dynamo_router.workers.mocker.sequence import Sequence
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dynamo_router.workers.mocker.kv_events import BlocksStored, KvEvent
-from dynamo_router.workers.mocker.sequence import EngineRequest
+from dynamo_router.workers.mocker.sampling import EngineRequest
 
 
 def request(request_id: str, tokens: Iterable[int], max_tokens: int = 1, **more: object):

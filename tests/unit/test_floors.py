@@ -34,13 +34,11 @@ BESIDE_THE_DOOR = {
 SHORT_NOUNS = {
     "__main__": "python -m dynamo_router",
     "runtime.backoff": "the delays of a retry loop",
-    "runtime.child_process": "a child that cannot outlive its parent",
     "runtime.clock": "monotonic time, real and of a test",
     "runtime.envelope": "the message around an event: a wire format is a file of its own",
     "runtime.native._yield_points": "where a writer lets readers in, under both kinds of kernel",
     "runtime.limit_hits": "how often each limit was hit",
     "runtime.nats_url": "the address of a NATS server",
-    "runtime.open_files": "the limit on open files",
     "indexer.wire._events": "the decoded event: the struct between decoders and index",
     "workers.watched_engine": "one engine that the health monitor watches",
     "workers.trtllm_proto": "the engine's generated stubs, whose import warns",
@@ -65,7 +63,6 @@ RULES: dict[str, Rule] = {
 TO_MEND: dict[str, list[str]] = {
     "arrows between rooms make no circle": [
         "indexer.tree._inspect <-> indexer.tree._radix <-> indexer.tree.dump",
-        "workers.mocker.sampling <-> workers.mocker.sequence",
     ],
     "a room is entered by its door": [
         "bench/simulation/config.py imports workers.mocker.config",
@@ -76,9 +73,6 @@ TO_MEND: dict[str, list[str]] = {
         "bench/simulation/simulation.py imports workers.mocker.config",
         "bench/simulation/simulation.py imports workers.mocker.virtual",
         "indexer/tree/_radix.pyx imports indexer.wire.codec",
-        "workers/mocker/engine.py imports workers.mocker.core._single_engine",
-        "workers/mocker/timing.py imports workers.mocker.core._timing",
-        "workers/mocker/virtual.py imports workers.mocker.core._virtual",
     ],
     "a file is a noun": [
         "bench.traces._tokens has fewer than 40 lines",

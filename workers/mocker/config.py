@@ -91,7 +91,7 @@ class EngineConfig:
 
     @cached_property
     def timing(self) -> StepTiming:
-        """How long a step takes."""
+        """The model of step times: the profile's, or the built-in polynomials."""
         return load_timing(
             self.planner_profile_data, self.capacity_tokens, self.decode_speedup_ratio
         )

@@ -1,4 +1,4 @@
-"""RankedEngine: the data-parallel ranks of one engine, as if it were one. Driven by its servicer.
+"""DataParallelEngine: the data-parallel ranks of one engine, as if it were one.
 
 Each rank has a scheduler and a cache of its own. A request that names no rank goes to the one with
 the fewest requests.
@@ -14,13 +14,13 @@ from .config import EngineConfig
 from .engine import MockEngine, request_id_in_use
 from .kv_events import KvEvent
 from .live import LiveEngine, TokenStream
-from .sequence import EngineRequest
+from .sampling import EngineRequest
 
 OnEvents = Callable[[int, list[KvEvent]], None]
 """Hears of a rank's cache events."""
 
 
-class RankedEngine:
+class DataParallelEngine:
     """All calls are made on the loop that started it."""
 
     def __init__(

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from .config import EngineConfig
-from .core._single_engine import SoloEngine
+from .core import SingleEngine
 from .kv_events import BlocksRemoved, BlocksStored, CachedBlock, KvEvent
-from .sequence import EngineRequest, Sequence
+from .sampling import EngineRequest
+from .sequence import Sequence
 
 _NUMBERS = 2**32
 
@@ -32,7 +33,7 @@ class MockEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self._core = SoloEngine(config, config.timing)
+        self._core = SingleEngine(config, config.timing)
         self._live: dict[str, int] = {}
         self._sequences: dict[int, Sequence] = {}
         self._last_number = 0
@@ -40,12 +41,12 @@ class MockEngine:
 
     @property
     def running(self) -> int:
-        """Requests that were admitted."""
+        """Requests admitted and not finished."""
         return self._core.running
 
     @property
     def waiting(self) -> int:
-        """Requests that were not admitted yet, or were preempted."""
+        """Requests not admitted yet, or preempted."""
         return self._core.waiting
 
     @property
@@ -71,7 +72,7 @@ class MockEngine:
 
     def holders(self) -> dict[int, int]:
         """How many requests hold each cached block."""
-        return {name: holders for name, _, _, holders in self._core.cache()}
+        return {block_hash: holders for block_hash, _, _, holders in self._core.cache()}
 
     def submit(self, request: EngineRequest) -> Sequence:
         """Queue a request.
@@ -135,12 +136,12 @@ class MockEngine:
     def _event(self, change: tuple[int, int, int] | list[int]) -> KvEvent:
         """A change of the native cache, with the tokens that belong to it."""
         if isinstance(change, list):
-            for name in change:
-                del self._cached[name]
+            for block_hash in change:
+                del self._cached[block_hash]
             return BlocksRemoved(change)
         number, first, count = change
         sequence = self._sequences[number]
-        blocks = [sequence.cached_block(place) for place in range(first, first + count)]
+        blocks = [sequence.cached_block(index) for index in range(first, first + count)]
         self._cached.update((block.block_hash, block) for block in blocks)
         return BlocksStored(blocks)
 

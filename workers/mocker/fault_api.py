@@ -1,4 +1,4 @@
-"""The door through which a mocker's engines are made to fail, over HTTP in JSON.
+"""The HTTP API, in JSON, that makes a mocker's engines fail.
 
 GET    /engines               what they are and what is wrong with them
 PUT    /engines/N/fault       a Fault for engine N, or for `all`; an empty body lifts it
@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 
 from ...runtime.errors import ConfigError
+from ...runtime.http_site import HttpSite, json_response
 from .faults import HEALTHY, Fault
 from .server import MockServer
 
@@ -29,45 +30,33 @@ class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_event_id: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
 
 
-class FaultDoor:
+class FaultApi:
     """Listens from `start` to `close`."""
 
     def __init__(self, engines: Sequence[MockServer]) -> None:
         self._engines = engines
-        self._runner: web.AppRunner | None = None
         self.address = ""
-
-    async def start(self, host: str, port: int) -> None:
-        """Port 0 takes a free one. ConfigError if it cannot be had."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.add_routes(
+        self._site = HttpSite(
             [
                 web.get("/engines", self._on_engines),
                 web.put("/engines/{engine}/fault", self._on_fault),
                 web.delete("/engines/{engine}/fault", self._on_lift),
                 web.post("/engines/{engine}/restart", self._on_restart),
                 web.post("/crash", self._on_crash),
-            ]
+            ],
+            max_body_bytes=MAX_BODY_BYTES,
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self.close()
-            reason = f"cannot listen on {host}:{port}: {error.strerror}"
-            raise ConfigError(f"fault_port: {reason}", key="fault_port") from None
-        bound = self._runner.addresses[0]
-        self.address = f"{host}:{bound[1]}"
+
+    async def start(self, host: str, port: int) -> None:
+        """Port 0 takes a free one. ConfigError if it cannot be had."""
+        await self._site.start(host, port, key="fault_port")
+        self.address = f"{host}:{self._site.port}"
 
     async def close(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._site.close()
 
     async def _on_engines(self, request: web.Request) -> web.Response:
-        return _json([self._describe(number) for number in range(len(self._engines))])
+        return json_response([self._describe(number) for number in range(len(self._engines))])
 
     async def _on_fault(self, request: web.Request) -> web.Response:
         numbers = self._numbers(request)
@@ -86,7 +75,7 @@ class FaultDoor:
 
     async def _on_crash(self, request: web.Request) -> web.Response:
         os.kill(os.getpid(), signal.SIGKILL)
-        return _json({})  # too late, but the handler needs an answer
+        return json_response({})  # too late, but the handler needs an answer
 
     async def _set(self, numbers: list[int], fault: Fault) -> web.Response:
         return await self._each(numbers, [self._engines[n].set_fault(fault) for n in numbers])
@@ -98,7 +87,7 @@ class FaultDoor:
                 return _error(409, str(result))
             if isinstance(result, BaseException):
                 raise result
-        return _json([self._describe(number) for number in numbers])
+        return json_response([self._describe(number) for number in numbers])
 
     def _numbers(self, request: web.Request) -> list[int]:
         word = request.match_info["engine"]
@@ -111,7 +100,7 @@ class FaultDoor:
 
     def _describe(self, number: int) -> dict[str, Any]:
         server = self._engines[number]
-        engines = server.ranked.engines
+        engines = server.ranks.engines
         return {
             "engine": number,
             "address": server.address,
@@ -131,14 +120,8 @@ def _decode(body: bytes, kind: Any) -> Any:
         ) from None
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(value), status=status, content_type="application/json"
-    )
-
-
 def _error(status: int, text: str) -> web.Response:
-    return _json({"error": text}, status)
+    return json_response({"error": text}, status)
 
 
 def _error_text(text: str) -> str:

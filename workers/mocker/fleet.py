@@ -1,7 +1,6 @@
 """The mock engines of one process: MockFleet, and the command `dynamo-router mocker` around it."""
 
 import asyncio
-import signal
 from types import TracebackType
 from typing import Self
 
@@ -13,14 +12,13 @@ from ...runtime.errors import ConfigError
 from ...runtime.event_plane import EventPlane
 from ...runtime.nats_plane import NatsPlane
 from ...runtime.nats_url import DEFAULT_NATS_URL
-from ...runtime.open_files import allow_open_files
+from ...runtime.process import StopSignals, allow_open_files, run_until
 from ...runtime.shared_plane import SharedPlane
 from .config import MockerConfig
-from .fault_api import FaultDoor
+from .fault_api import FaultApi
 from .server import MockServer
 
 _OTHER_FILES = 64
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class MockFleet:
@@ -96,35 +94,27 @@ async def run_mocker(config: MockerConfig) -> None:
     Prints a line for each engine and then `ready`. ConfigError if a port is in use.
     """
     _allow_connections(config.workers)
-    loop = asyncio.get_running_loop()
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal)
     plane = await _event_plane(config)
     fleet = MockFleet(config, plane=plane)
-    door = FaultDoor(fleet.engines)
-    try:
-        await fleet.start()
-        for index, engine in enumerate(fleet.engines):
-            _say(f"engine {index}: grpc://{engine.address} worker {engine.worker_id}")
-        if config.fault_port is not None:
-            await door.start(config.host, config.fault_port)
-            _say(f"faults: http://{door.address}")
-        _say("ready")
-        await stop.wait()
-        _say(f"draining for at most {config.drain_timeout_s:g} s")
-        await _drain(fleet, config.drain_timeout_s, hurry)
-    finally:
-        await door.close()
-        await fleet.stop()
-        if plane is not None:
-            await plane.close()
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+    fault_api = FaultApi(fleet.engines)
+    with StopSignals() as signals:
+        try:
+            await fleet.start()
+            for index, engine in enumerate(fleet.engines):
+                _say(f"engine {index}: grpc://{engine.address} worker {engine.worker_id}")
+            if config.fault_port is not None:
+                await fault_api.start(config.host, config.fault_port)
+                _say(f"faults: http://{fault_api.address}")
+            _say("ready")
+            await signals.drain.wait()
+            _say(f"draining for at most {config.drain_timeout_s:g} s")
+            draining = asyncio.create_task(fleet.stop(config.drain_timeout_s))
+            await run_until(draining, signals.end)
+        finally:
+            await fault_api.close()
+            await fleet.stop()
+            if plane is not None:
+                await plane.close()
 
 
 def _allow_connections(engines: int) -> None:
@@ -149,15 +139,6 @@ async def _event_plane(config: MockerConfig) -> EventPlane | None:
         url = DEFAULT_NATS_URL
     _say(f"events: {url}")
     return NatsPlane(url)
-
-
-async def _drain(fleet: MockFleet, grace_s: float, hurry: asyncio.Event) -> None:
-    drained = asyncio.create_task(fleet.stop(grace_s))
-    hurried = asyncio.create_task(hurry.wait())
-    await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
-    hurried.cancel()
-    drained.cancel()
-    await asyncio.gather(drained, hurried, return_exceptions=True)
 
 
 def _say(line: str) -> None:

@@ -12,7 +12,8 @@ from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import WorkerError
 from .engine import MockEngine, StepResult, request_id_in_use
 from .kv_events import KvEvent
-from .sequence import EngineRequest, Sequence
+from .sampling import EngineRequest
+from .sequence import Sequence
 
 # A wait shorter than the loop's timers resolve is not worth a timer: it is made up later.
 _SHORTEST_SLEEP_S = 0.001

@@ -9,7 +9,7 @@ from ...runtime.errors import InvalidRequestError
 from ..trtllm_proto import common_pb, pb
 from .kv_events import BlocksStored, CachedBlock, KvEvent
 from .live import TokenStream
-from .sequence import EngineRequest
+from .sampling import EngineRequest
 
 _INT64 = 2**63
 

@@ -1,14 +1,28 @@
-"""Which tokens a mock engine generates: a function of prompt and seed. Called by Sequence."""
+"""A request to a mock engine, and the tokens it gets: a function of its prompt and seed."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ...indexer.hashing import block_hashes
 
-if TYPE_CHECKING:
-    from .sequence import EngineRequest
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EngineRequest:
+    """One generation. Equal prompts and seeds give equal output."""
+
+    request_id: str
+    token_ids: npt.NDArray[np.uint32]
+    max_tokens: int
+    min_tokens: int = 0  # stop tokens before that many are not heeded
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    bad_token_ids: frozenset[int] = frozenset()
+    keep_stop_token: bool = False  # the output ends with the stop token, if one ended it
+    lora_name: str | None = None
+    cache_namespace: str | None = None
 
 
 class OutputPlan(NamedTuple):
@@ -20,7 +34,7 @@ class OutputPlan(NamedTuple):
     matched_stop: int | None  # the stop token that ended it
 
 
-def plan_output(request: "EngineRequest", *, vocab_size: int, eos: int) -> OutputPlan:
+def plan_output(request: EngineRequest, *, vocab_size: int, eos: int) -> OutputPlan:
     """The request's output: max_tokens long, or up to the first stop token that comes up.
 
     Ids are below `vocab_size`; neither `eos` nor a bad token is among them. At least one id

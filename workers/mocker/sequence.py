@@ -1,29 +1,10 @@
-"""EngineRequest, what a client asks for, and Sequence, where the engine stands with it."""
-
-from dataclasses import dataclass
+"""Sequence: a request inside a mock engine, with its output and block hashes."""
 
 import numpy as np
-import numpy.typing as npt
 
 from ...indexer.hashing import block_hashes, sequence_hashes
 from .kv_events import CachedBlock
-from .sampling import plan_output
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EngineRequest:
-    """One generation. Equal prompts and seeds give equal output."""
-
-    request_id: str
-    token_ids: npt.NDArray[np.uint32]
-    max_tokens: int
-    min_tokens: int = 0  # stop tokens before that many are not heeded
-    seed: int = 0
-    stop_token_ids: frozenset[int] = frozenset()
-    bad_token_ids: frozenset[int] = frozenset()
-    keep_stop_token: bool = False  # the output ends with the stop token, if one ended it
-    lora_name: str | None = None
-    cache_namespace: str | None = None
+from .sampling import EngineRequest, plan_output
 
 
 class Sequence:

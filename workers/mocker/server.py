@@ -14,7 +14,7 @@ from ...runtime.identity import address_worker_id
 from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
 from .config import MockerConfig, parse_speeds
-from .dp_engine import RankedEngine
+from .dp_engine import DataParallelEngine
 from .engine import MockEngine
 from .faults import HEALTHY, Fault, FaultyPlane
 from .kv_events import BlocksStored, KvEvent
@@ -61,23 +61,23 @@ class MockServer:
 
     def _build(self) -> None:
         """New ranks with empty caches."""
-        self.ranked = RankedEngine(
+        self.ranks = DataParallelEngine(
             self._config.engine,
             speedup_ratio=self._speedup,
             clock=self._clock,
             on_events=self._on_events,
         )
-        self._feed = KvEventFeed(self.ranked.engines)
+        self._feed = KvEventFeed(self.ranks.engines)
 
     @property
     def engine(self) -> MockEngine:
         """The engine, or its rank 0."""
-        return self.ranked.engines[0]
+        return self.ranks.engines[0]
 
     @property
     def busy(self) -> bool:
         """Whether requests are here that have not been answered."""
-        return self.ranked.busy
+        return self.ranks.busy
 
     async def start(self, first_event_id: int = 1) -> None:
         """Listen and run. ConfigError if the port cannot be had."""
@@ -118,9 +118,9 @@ class MockServer:
             ]
             for publisher in self._publishers:
                 await publisher.start()
-        servicer = TrtllmServicer(self.ranked, self._feed, config, self.worker_id)
+        servicer = TrtllmServicer(self.ranks, self._feed, config, self.worker_id)
         server.add_generic_rpc_handlers((servicer.handlers(),))
-        self.ranked.start()
+        self.ranks.start()
         await server.start()
         self._server = server
 
@@ -149,8 +149,8 @@ class MockServer:
             elif self._server is None:
                 await self._start_again(1)
             self.fault = fault
-            self.ranked.slow_down(fault.slow)
-            self.ranked.hang(fault.hang)
+            self.ranks.slow_down(fault.slow)
+            self.ranks.hang(fault.hang)
             if self._plane is not None:
                 await self._plane.set_fault(fault)
 
@@ -172,7 +172,7 @@ class MockServer:
             self._feed.close()  # subscriptions never end by themselves
             await self._server.stop(grace_s or None)
             self._server = None  # not before: a stop that was cut short can be called again
-        await self.ranked.stop()
+        await self.ranks.stop()
 
     def _on_events(self, rank: int, events: list[KvEvent]) -> None:
         self._feed.on_events(rank, events)
@@ -189,7 +189,7 @@ class MockServer:
         """The whole cache of a rank as it is now, parents first."""
         return [
             StoredRun(chain.parent_hash, chain.block_hashes, chain.local_hashes)
-            for chain in chains(self.ranked.engines[rank].cached_blocks())
+            for chain in chains(self.ranks.engines[rank].cached_blocks())
         ]
 
 

@@ -9,7 +9,7 @@ from grpc import aio
 from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
 from ..trtllm_proto import SERVICE, common_pb, pb
 from .config import MockerConfig
-from .dp_engine import RankedEngine
+from .dp_engine import DataParallelEngine
 from .kv_feed import KvEventFeed
 from .messages import ResponseWriter, engine_request
 
@@ -26,9 +26,9 @@ class TrtllmServicer:
     """The handlers of one engine."""
 
     def __init__(
-        self, ranked: RankedEngine, feed: KvEventFeed, config: MockerConfig, worker_id: int
+        self, ranked: DataParallelEngine, feed: KvEventFeed, config: MockerConfig, worker_id: int
     ) -> None:
-        self._ranked = ranked
+        self._engine = ranked
         self._feed = feed
         self._config = config
         self._identity = (
@@ -65,12 +65,12 @@ class TrtllmServicer:
 
     async def generate(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> None:
         """Deltas while streaming, one for each token; then the whole output once."""
-        await self._ranked.awake()
+        await self._engine.awake()
         # An unnamed request cannot be aborted, but it can run.
         request_id = message.request_id or f"unnamed {next(self._unnamed)}"
         try:
             rank = _wanted_rank(context)
-            stream = self._ranked.submit(engine_request(message, request_id), rank)
+            stream = self._engine.submit(engine_request(message, request_id), rank)
         except InvalidRequestError as error:
             duplicate = error.field == "request_id"
             code = grpc.StatusCode.ALREADY_EXISTS if duplicate else _INVALID
@@ -90,27 +90,27 @@ class TrtllmServicer:
                 if stream.done:
                     break
                 await stream.wait(stream.ready)
-            if self._ranked.failure is not None:
-                await context.abort(grpc.StatusCode.INTERNAL, self._ranked.failure)
+            if self._engine.failure is not None:
+                await context.abort(grpc.StatusCode.INTERNAL, self._engine.failure)
             await context.write(writer.complete())
         finally:
-            self._ranked.release(stream)
+            self._engine.release(stream)
 
     async def abort(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
-        await self._ranked.awake()
-        if self._ranked.abort(message.request_id):
+        await self._engine.awake()
+        if self._engine.abort(message.request_id):
             return pb.AbortResponse(success=True, message="aborted")
         return pb.AbortResponse(success=False, message=f"{message.request_id!r} not found")
 
     async def health_check(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
-        await self._ranked.awake()
+        await self._engine.awake()
         await context.send_initial_metadata(self._identity)
-        failure = self._ranked.failure
+        failure = self._engine.failure
         status = "OK" if failure is None else f"failed: {failure}"
-        return pb.HealthCheckResponse(status="starting" if self._ranked.starting else status)
+        return pb.HealthCheckResponse(status="starting" if self._engine.starting else status)
 
     async def get_model_info(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
-        await self._ranked.awake()
+        await self._engine.awake()
         await context.send_initial_metadata(self._identity)
         engine = self._config.engine
         return pb.GetModelInfoResponse(
@@ -128,7 +128,7 @@ class TrtllmServicer:
         )
 
     async def get_server_info(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
-        await self._ranked.awake()
+        await self._engine.awake()
         await context.send_initial_metadata(self._identity)
         return pb.GetServerInfoResponse(
             version=VERSION,
@@ -143,7 +143,7 @@ class TrtllmServicer:
         self, message: Any, context: "aio.ServicerContext[Any, Any]"
     ) -> None:
         """The state of the cache, then its changes, until the client goes or is too far behind."""
-        await self._ranked.awake()
+        await self._engine.awake()
         await context.send_initial_metadata(self._identity)
         subscription = self._feed.subscribe(
             message.start_sequence_number, load_first=message.load_records_before_first_batch

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.settings import bad_setting
-from .core._timing import StepTiming
+from .core import StepTiming
 
 KEY = "planner_profile_data"
 _AXES = ("prefill_isl", "decode_active_kv_tokens", "decode_context_length")

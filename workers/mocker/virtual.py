@@ -15,7 +15,7 @@ from ...indexer.wire import encode_heartbeat
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank
 from .config import EVEN_SPEEDS, EngineConfig
-from .core._virtual import Fleet
+from .core import Fleet
 
 Hashes = npt.NDArray[np.uint64]
 

@@ -1,4 +1,10 @@
-"""The mock engine as native state machines: KV cache, scheduler, step times, one engine or a fleet.
+"""The mock engine as native state machines: KV cache, scheduler, step times, one engine or many.
 
-Entered through its Python faces in workers/mocker; no clock and no I/O.
+No clock and no I/O; the Python around it is in workers/mocker.
 """
+
+from ._single_engine import SingleEngine
+from ._timing import StepTiming
+from ._virtual import Fleet
+
+__all__ = ["Fleet", "SingleEngine", "StepTiming"]

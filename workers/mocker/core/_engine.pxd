@@ -1,7 +1,7 @@
 # _engine.pxd: an engine as a state machine: requests and times in, steps and tokens out.
 #
 # It knows no tokens, only hashes. Driven in virtual time by _virtual.pyx and in real time, a step
-# at a time, by _solo.pyx.
+# at a time, by _single_engine.pyx.
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from ._kv_manager cimport KvManager, Sequence
@@ -26,9 +26,9 @@ cdef struct Gap:
 
 cdef struct Record:        # of the whole fleet; grows, and is read by its owner
     Emission* emissions
-    size_t n_emissions, emissions_room
+    size_t n_emissions, emissions_capacity
     Gap* gaps
-    size_t n_gaps, gaps_room
+    size_t n_gaps, gaps_capacity
     uint32_t followed      # requests in the engines that others follow
     double stop            # when the first of those that were called for arrives
     bint to_answer         # stop at the first emission as well
@@ -42,7 +42,7 @@ cdef struct Engine:
     uint8_t every_token    # `pending` has them all; else a request's first and last ones
     Emission* pending      # what the running step brings
     uint32_t n_pending
-    uint32_t pending_room
+    uint32_t pending_capacity
     uint64_t next_event
     uint32_t steps
     double busy            # seconds of all steps

@@ -69,20 +69,20 @@ cdef int engines_advance(
     return 0
 
 
-cdef void sift(const Engine* engines, uint32_t* queue, uint32_t n, uint32_t place) noexcept nogil:
-    """Restore the heap, the earliest clock on top, where the one at `place` may be too high."""
-    cdef uint32_t child, engine = queue[place]
+cdef void sift(const Engine* engines, uint32_t* queue, uint32_t n, uint32_t index) noexcept nogil:
+    """Restore the heap, the earliest clock on top, where the one at `index` may be too high."""
+    cdef uint32_t child, engine = queue[index]
     while True:
-        child = 2 * place + 1
+        child = 2 * index + 1
         if child >= n:
             break
         if child + 1 < n and engines[queue[child + 1]].clock < engines[queue[child]].clock:
             child += 1
         if engines[engine].clock <= engines[queue[child]].clock:
             break
-        queue[place] = queue[child]
-        place = child
-    queue[place] = engine
+        queue[index] = queue[child]
+        index = child
+    queue[index] = engine
 
 
 cdef int move(
@@ -128,14 +128,14 @@ cdef inline bint reserve(Engine* engine) noexcept nogil:
     """Room for a token of every running request."""
     cdef uint32_t wanted = engine.queues.n_running
     cdef void* grown
-    if wanted <= engine.pending_room:
+    if wanted <= engine.pending_capacity:
         return True
     wanted += wanted // 2 + 4
     grown = realloc(engine.pending, wanted * sizeof(Emission))
     if grown == NULL:
         return False
     engine.pending = <Emission*>grown
-    engine.pending_room = wanted
+    engine.pending_capacity = wanted
     return True
 
 
@@ -187,15 +187,15 @@ cdef int emit(Engine* engine, Record* record) noexcept nogil:
 
 
 cdef int put_gap(Record* record, double seconds, uint32_t count) noexcept nogil:
-    cdef size_t room
+    cdef size_t capacity
     cdef Gap* grown
-    if record.n_gaps == record.gaps_room:
-        room = record.gaps_room * 2 + 1024
-        grown = <Gap*>realloc(record.gaps, room * sizeof(Gap))
+    if record.n_gaps == record.gaps_capacity:
+        capacity = record.gaps_capacity * 2 + 1024
+        grown = <Gap*>realloc(record.gaps, capacity * sizeof(Gap))
         if grown == NULL:
             return -1
         record.gaps = grown
-        record.gaps_room = room
+        record.gaps_capacity = capacity
     record.gaps[record.n_gaps].seconds = seconds
     record.gaps[record.n_gaps].count = count
     record.n_gaps += 1
@@ -203,17 +203,17 @@ cdef int put_gap(Record* record, double seconds, uint32_t count) noexcept nogil:
 
 
 cdef int end_step(Engine* engine, Record* record) noexcept nogil:
-    cdef size_t room
+    cdef size_t capacity
     cdef Emission* grown
     cdef uint32_t i
     engine.stepping = 0
-    if record.n_emissions + engine.n_pending > record.emissions_room:
-        room = (record.n_emissions + engine.n_pending) * 2
-        grown = <Emission*>realloc(record.emissions, room * sizeof(Emission))
+    if record.n_emissions + engine.n_pending > record.emissions_capacity:
+        capacity = (record.n_emissions + engine.n_pending) * 2
+        grown = <Emission*>realloc(record.emissions, capacity * sizeof(Emission))
         if grown == NULL:
             return -1
         record.emissions = grown
-        record.emissions_room = room
+        record.emissions_capacity = capacity
     for i in range(engine.n_pending):
         record.emissions[record.n_emissions] = engine.pending[i]
         record.n_emissions += 1

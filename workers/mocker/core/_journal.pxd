@@ -15,7 +15,7 @@ cdef struct Entry:
     uint64_t first       # of its blocks in the journal's columns
     uint32_t count
     uint32_t request     # stored: whose blocks they are
-    uint32_t place       # stored: of the first one among that request's blocks
+    uint32_t first_block # stored: of the first one among that request's blocks
     uint32_t message     # entries of one message are lost together
     uint8_t kind
     uint8_t has_parent
@@ -25,45 +25,45 @@ cdef struct Journal:
     size_t tail          # the first one kept
     size_t head          # the first one not collected
     size_t length        # entries, collected ones included
-    size_t room
-    uint64_t* names
-    uint64_t* contents   # aligned with names; of no meaning for removed blocks
+    size_t capacity
+    uint64_t* sequence_hashes
+    uint64_t* local_hashes   # aligned with sequence_hashes; of no meaning for removed blocks
     size_t blocks
-    size_t blocks_room
+    size_t blocks_capacity
     uint32_t messages    # numbers given out
     bint on              # off: nothing is kept
 
 
 cdef inline void journal_free(Journal* journal) noexcept nogil:
     free(journal.entries)
-    free(journal.names)
-    free(journal.contents)
+    free(journal.sequence_hashes)
+    free(journal.local_hashes)
     journal.entries = NULL
-    journal.names = journal.contents = NULL
+    journal.sequence_hashes = journal.local_hashes = NULL
 
 
-cdef inline Entry* journal_open(Journal* journal, EntryKind kind, uint32_t room) noexcept nogil:
+cdef inline Entry* journal_open(Journal* journal, EntryKind kind, uint32_t blocks) noexcept nogil:
     """A new entry without blocks, with room for some; NULL if there is no memory."""
     cdef size_t size
     cdef void* grown
-    if journal.length == journal.room:
-        size = journal.room * 2 + 16
+    if journal.length == journal.capacity:
+        size = journal.capacity * 2 + 16
         grown = realloc(journal.entries, size * sizeof(Entry))
         if grown == NULL:
             return NULL
         journal.entries = <Entry*>grown
-        journal.room = size
-    if journal.blocks + room > journal.blocks_room:
-        size = (journal.blocks + room) * 2
-        grown = realloc(journal.names, size * sizeof(uint64_t))
+        journal.capacity = size
+    if journal.blocks + blocks > journal.blocks_capacity:
+        size = (journal.blocks + blocks) * 2
+        grown = realloc(journal.sequence_hashes, size * sizeof(uint64_t))
         if grown == NULL:
             return NULL
-        journal.names = <uint64_t*>grown
-        grown = realloc(journal.contents, size * sizeof(uint64_t))
+        journal.sequence_hashes = <uint64_t*>grown
+        grown = realloc(journal.local_hashes, size * sizeof(uint64_t))
         if grown == NULL:
             return NULL
-        journal.contents = <uint64_t*>grown
-        journal.blocks_room = size
+        journal.local_hashes = <uint64_t*>grown
+        journal.blocks_capacity = size
     cdef Entry* entry = &journal.entries[journal.length]
     journal.length += 1
     entry.first = journal.blocks
@@ -76,11 +76,11 @@ cdef inline Entry* journal_open(Journal* journal, EntryKind kind, uint32_t room)
 
 
 cdef inline void journal_put(
-    Journal* journal, Entry* entry, uint64_t name, uint64_t content
+    Journal* journal, Entry* entry, uint64_t sequence_hash, uint64_t local_hash
 ) noexcept nogil:
     """Append a block to the entry that was opened last, for which there is room."""
-    journal.names[journal.blocks] = name
-    journal.contents[journal.blocks] = content
+    journal.sequence_hashes[journal.blocks] = sequence_hash
+    journal.local_hashes[journal.blocks] = local_hash
     journal.blocks += 1
     entry.count += 1
 
@@ -90,7 +90,7 @@ cdef inline void journal_compact(Journal* journal, size_t keep_blocks) noexcept 
 
     The newest of it are kept, as long as they have no more blocks than that, each counting for one.
     """
-    cdef size_t i, shift
+    cdef size_t i, shift, size
     while journal.tail < journal.head and (
         journal.blocks - journal.entries[journal.tail].first + journal.length - journal.tail
         > keep_blocks
@@ -102,8 +102,9 @@ cdef inline void journal_compact(Journal* journal, size_t keep_blocks) noexcept 
         shift = journal.entries[journal.tail].first
         journal.blocks -= shift
         journal.length -= journal.tail
-        memmove(journal.names, journal.names + shift, journal.blocks * sizeof(uint64_t))
-        memmove(journal.contents, journal.contents + shift, journal.blocks * sizeof(uint64_t))
+        size = journal.blocks * sizeof(uint64_t)
+        memmove(journal.sequence_hashes, journal.sequence_hashes + shift, size)
+        memmove(journal.local_hashes, journal.local_hashes + shift, size)
         memmove(journal.entries, journal.entries + journal.tail, journal.length * sizeof(Entry))
         for i in range(journal.length):
             journal.entries[i].first -= shift

@@ -19,8 +19,8 @@ cdef struct Sequence:      # what every step touches comes first: half a cache l
     uint32_t planned       # prompt tokens of the running step
     uint8_t decoding       # whether it is one of the running step's decodes
     uint8_t partial        # whether it holds a partial block behind the full ones
-    uint64_t* names        # sequence hashes of every block it may fill
-    uint64_t* contents     # local hashes, aligned; one allocation with names and ids
+    uint64_t* sequence_hashes   # of every block it may fill
+    uint64_t* local_hashes      # aligned; one allocation with sequence_hashes and ids
     uint32_t* ids          # the blocks it holds
     Sequence* next         # in the waiting queue
     double follow          # seconds after its end that another request follows; negative: none
@@ -52,7 +52,8 @@ cdef int kv_grow(
 ) noexcept nogil
 # Give up all blocks, the last one first.
 cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil
-# [(name, parent or None, content, holders)] of the cached blocks, in the order they came.
+# [(sequence hash, parent's or None, local hash, holders)] of the cached blocks, in the order they
+# came.
 cdef list kv_listing(const KvManager* kv)
 # The whole cache into the journal, as an announcement at `now`; -1: no memory.
 cdef int kv_announce(

@@ -48,7 +48,7 @@ cdef uint32_t kv_match(
     cdef uint32_t depth = 0, id
     shared[0] = 0
     while depth < limit:
-        id = pool_find(&kv.pool, sequence.names[depth])
+        id = pool_find(&kv.pool, sequence.sequence_hashes[depth])
         if id == NONE:
             break
         shared[0] += kv.pool.blocks[id].holders > 0
@@ -77,7 +77,7 @@ cdef int kv_grow(
     opened = rest > 0 and (not sequence.partial or promoted)
     depth = first
     while depth < full:
-        id = pool_find(pool, sequence.names[depth])
+        id = pool_find(pool, sequence.sequence_hashes[depth])
         if id == NONE:
             break
         sequence.ids[depth] = id
@@ -106,16 +106,16 @@ cdef int kv_grow(
     return 1
 
 
-cdef int promote(KvManager* kv, Sequence* sequence, uint32_t place) noexcept nogil:
-    """The partial block has become full: block `place`, new or one that is cached already."""
-    cdef uint32_t id = pool_find(&kv.pool, sequence.names[place])
+cdef int promote(KvManager* kv, Sequence* sequence, uint32_t index) noexcept nogil:
+    """The partial block has become full: block `index`, new or one that is cached already."""
+    cdef uint32_t id = pool_find(&kv.pool, sequence.sequence_hashes[index])
     kv.pool.active -= 1
     kv.pool.version += 1
     sequence.partial = 0
     if id == NONE:
-        return store(kv, sequence, place, place + 1)
+        return store(kv, sequence, index, index + 1)
     pool_hold(&kv.pool, id)
-    sequence.ids[place] = id
+    sequence.ids[index] = id
     return 0
 
 
@@ -124,24 +124,28 @@ cdef int store(
 ) noexcept nogil:
     """Cache blocks first..last-1, for which there is room, and tell of them as one chain."""
     cdef Entry* entry = NULL
-    cdef uint32_t place, parent = sequence.ids[first - 1] if first else NONE
+    cdef uint32_t index, parent = sequence.ids[first - 1] if first else NONE
     if kv.journal.on:
         entry = journal_open(&kv.journal, ENTRY_STORED, last - first)
         if entry == NULL:
             return -1
         entry.time = kv.now
         entry.request = sequence.request
-        entry.place = first
+        entry.first_block = first
         if first:
             entry.has_parent = 1
-            entry.parent = sequence.names[first - 1]
-    for place in range(first, last):
-        parent = pool_add(&kv.pool, sequence.names[place], sequence.contents[place], parent)
+            entry.parent = sequence.sequence_hashes[first - 1]
+    for index in range(first, last):
+        parent = pool_add(
+            &kv.pool, sequence.sequence_hashes[index], sequence.local_hashes[index], parent
+        )
         if parent == NONE:
             return -1
-        sequence.ids[place] = parent
+        sequence.ids[index] = parent
         if entry != NULL:
-            journal_put(&kv.journal, entry, sequence.names[place], sequence.contents[place])
+            journal_put(
+                &kv.journal, entry, sequence.sequence_hashes[index], sequence.local_hashes[index]
+            )
     return 0
 
 
@@ -149,7 +153,7 @@ cdef int make_room(KvManager* kv, uint32_t blocks) noexcept nogil:
     """Evict until `blocks` more fit; the caller knows that they can."""
     cdef Pool* pool = &kv.pool
     cdef uint32_t wanted = pool.active + pool.inactive + blocks, i
-    cdef uint64_t name
+    cdef uint64_t sequence_hash
     cdef Entry* entry = NULL
     if wanted <= pool.capacity:
         return 0
@@ -160,21 +164,21 @@ cdef int make_room(KvManager* kv, uint32_t blocks) noexcept nogil:
             return -1
         entry.time = kv.now
     for i in range(wanted):
-        name = pool_evict(pool)
+        sequence_hash = pool_evict(pool)
         if entry != NULL:
-            journal_put(&kv.journal, entry, name, 0)
+            journal_put(&kv.journal, entry, sequence_hash, 0)
     return 0
 
 
 cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:
-    cdef uint32_t place = sequence.held
+    cdef uint32_t index = sequence.held
     if sequence.partial:
         kv.pool.active -= 1
         kv.pool.version += 1
         sequence.partial = 0
-    while place > 0:
-        place -= 1
-        pool_release(&kv.pool, sequence.ids[place])
+    while index > 0:
+        index -= 1
+        pool_release(&kv.pool, sequence.ids[index])
     sequence.held = sequence.slack = 0
 
 
@@ -184,10 +188,12 @@ cdef list kv_listing(const KvManager* kv):
     found = []
     for i in range(pool.used):
         # Ids that are free are those the table does not know.
-        if pool_find(pool, pool.blocks[i].name) == i:
+        if pool_find(pool, pool.blocks[i].sequence_hash) == i:
             block = pool.blocks[i]
-            parent = None if block.parent == NONE else pool.blocks[block.parent].name
-            found.append((block.serial, block.name, parent, block.content, block.holders))
+            parent = None if block.parent == NONE else pool.blocks[block.parent].sequence_hash
+            found.append(
+                (block.serial, block.sequence_hash, parent, block.local_hash, block.holders)
+            )
     return [row[1:] for row in sorted(found)]
 
 
@@ -215,14 +221,14 @@ cdef int kv_announce(
     if cached == NULL:
         return -1
     for id in range(pool.used):
-        if pool_find(pool, pool.blocks[id].name) == id:
+        if pool_find(pool, pool.blocks[id].sequence_hash) == id:
             cached[n] = pool.blocks[id]
             n += 1
     qsort(cached, n, sizeof(Block), by_serial)
     entry = NULL
     for i in range(n):
         if entry == NULL or cached[i].parent == NONE or (
-            pool.blocks[cached[i].parent].name != previous
+            pool.blocks[cached[i].parent].sequence_hash != previous
         ) or blocks == max_blocks:
             if events == max_events or blocks == max_blocks:
                 journal.messages += 1
@@ -234,11 +240,11 @@ cdef int kv_announce(
             entry.time = now
             if cached[i].parent != NONE:
                 entry.has_parent = 1
-                entry.parent = pool.blocks[cached[i].parent].name
+                entry.parent = pool.blocks[cached[i].parent].sequence_hash
             events += 1
-        journal_put(journal, entry, cached[i].name, cached[i].content)
+        journal_put(journal, entry, cached[i].sequence_hash, cached[i].local_hash)
         blocks += 1
-        previous = cached[i].name
+        previous = cached[i].sequence_hash
     journal.messages += 1
     free(cached)
     return 0

@@ -19,8 +19,8 @@ from ....runtime.native._table cimport (
 )
 
 cdef struct Block:
-    uint64_t name      # sequence hash, also the external hash
-    uint64_t content   # local hash
+    uint64_t sequence_hash  # also the external hash
+    uint64_t local_hash
     uint64_t serial    # when it came into the cache: a parent's is lower than its children's
     uint32_t parent    # id of the block before it, which is cached too; NONE at the start
     uint32_t holders   # requests that hold it
@@ -29,7 +29,7 @@ cdef struct Block:
 
 cdef struct Pool:
     Block* blocks      # by id
-    uint32_t room      # blocks allocated
+    uint32_t allocated # blocks there is memory for
     uint32_t used      # ids ever given out
     uint32_t vacant    # the first free id
     uint32_t capacity  # most blocks, full and partial, held and not
@@ -39,7 +39,7 @@ cdef struct Pool:
     uint32_t newest    # and the last
     uint64_t serial    # of the next block
     uint64_t version   # grows with every change
-    Table table        # id by name
+    Table table        # id by sequence hash
     Memory memory      # of the table
 
 
@@ -56,12 +56,12 @@ cdef inline void pool_free(Pool* pool) noexcept nogil:
     table_free(&pool.table, &pool.memory)
 
 
-cdef inline uint32_t pool_find(const Pool* pool, uint64_t name) noexcept nogil:
+cdef inline uint32_t pool_find(const Pool* pool, uint64_t sequence_hash) noexcept nogil:
     """The id of a cached block; NONE if it is not cached."""
-    cdef uint32_t hashed = hash_key(name)
+    cdef uint32_t hashed = hash_key(sequence_hash)
     cdef uint64_t step = 0
     cdef uint32_t id = table_seek(&pool.table, hashed, &step)
-    while id != NONE and pool.blocks[id].name != name:
+    while id != NONE and pool.blocks[id].sequence_hash != sequence_hash:
         id = table_seek(&pool.table, hashed, &step)
     return id
 
@@ -108,47 +108,47 @@ cdef inline void pool_release(Pool* pool, uint32_t id) noexcept nogil:
 
 
 cdef inline uint64_t pool_evict(Pool* pool) noexcept nogil:
-    """Drop the oldest block that nobody holds (there is one); its name."""
+    """Drop the oldest block that nobody holds (there is one); its sequence hash."""
     cdef uint32_t id = pool.oldest
-    cdef uint64_t name = pool.blocks[id].name
+    cdef uint64_t sequence_hash = pool.blocks[id].sequence_hash
     pool_unlink(pool, id)
-    table_remove(&pool.table, hash_key(name), id)
+    table_remove(&pool.table, hash_key(sequence_hash), id)
     pool.blocks[id].newer = pool.vacant
     pool.vacant = id
     pool.version += 1
-    return name
+    return sequence_hash
 
 
 cdef inline uint32_t pool_add(
-    Pool* pool, uint64_t name, uint64_t content, uint32_t parent
+    Pool* pool, uint64_t sequence_hash, uint64_t local_hash, uint32_t parent
 ) noexcept nogil:
     """Cache a new block with one holder; NONE if there is no memory."""
     cdef uint32_t id = pool.vacant
-    cdef uint32_t room
+    cdef uint32_t allocated
     cdef Block* grown
     if not table_reserve(&pool.table, &pool.memory, 1):
         return NONE
     if id != NONE:
         pool.vacant = pool.blocks[id].newer
     else:
-        if pool.used == pool.room:
-            room = 64 if pool.room < 32 else pool.room * 2
-            if room > pool.capacity:
-                room = pool.capacity
-            grown = <Block*>realloc(pool.blocks, room * sizeof(Block))
+        if pool.used == pool.allocated:
+            allocated = 64 if pool.allocated < 32 else pool.allocated * 2
+            if allocated > pool.capacity:
+                allocated = pool.capacity
+            grown = <Block*>realloc(pool.blocks, allocated * sizeof(Block))
             if grown == NULL:
                 return NONE
             pool.blocks = grown
-            pool.room = room
+            pool.allocated = allocated
         id = pool.used
         pool.used += 1
-    pool.blocks[id].name = name
-    pool.blocks[id].content = content
+    pool.blocks[id].sequence_hash = sequence_hash
+    pool.blocks[id].local_hash = local_hash
     pool.blocks[id].serial = pool.serial
     pool.blocks[id].parent = parent
     pool.blocks[id].holders = 1
     pool.serial += 1
     pool.active += 1
     pool.version += 1
-    table_add(&pool.table, hash_key(name), id)
+    table_add(&pool.table, hash_key(sequence_hash), id)
     return id

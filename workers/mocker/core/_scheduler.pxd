@@ -39,7 +39,7 @@ cdef struct Step:
 cdef struct Queues:
     Sequence** running     # in order of admission
     uint32_t n_running
-    uint32_t room          # for running ones
+    uint32_t capacity      # for running ones
     Sequence* waiting      # the first one
     Sequence* last_waiting
     uint32_t n_waiting
@@ -49,8 +49,8 @@ cdef struct Queues:
 # From an EngineConfig.
 cdef int read_limits(Limits* limits, config) except -1
 cdef Sequence* sequence_new(
-    uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* names,
-    const uint64_t* contents, uint32_t n_blocks, double follow
+    uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* sequence_hashes,
+    const uint64_t* local_hashes, uint32_t n_blocks, double follow
 ) noexcept nogil
 cdef void sequence_free(Sequence* sequence) noexcept nogil
 cdef void queues_free(Queues* queues) noexcept nogil

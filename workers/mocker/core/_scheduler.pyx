@@ -19,22 +19,22 @@ cdef int read_limits(Limits* limits, config) except -1:
 
 
 cdef Sequence* sequence_new(
-    uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* names,
-    const uint64_t* contents, uint32_t n_blocks, double follow
+    uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* sequence_hashes,
+    const uint64_t* local_hashes, uint32_t n_blocks, double follow
 ) noexcept nogil:
     cdef size_t column = n_blocks * sizeof(uint64_t)
     cdef Sequence* sequence = <Sequence*>calloc(1, sizeof(Sequence))
     if sequence == NULL:
         return NULL
-    sequence.names = <uint64_t*>malloc(2 * column + n_blocks * sizeof(uint32_t) + 1)
-    if sequence.names == NULL:
+    sequence.sequence_hashes = <uint64_t*>malloc(2 * column + n_blocks * sizeof(uint32_t) + 1)
+    if sequence.sequence_hashes == NULL:
         free(sequence)
         return NULL
-    sequence.contents = sequence.names + n_blocks
-    sequence.ids = <uint32_t*>(sequence.contents + n_blocks)
+    sequence.local_hashes = sequence.sequence_hashes + n_blocks
+    sequence.ids = <uint32_t*>(sequence.local_hashes + n_blocks)
     if n_blocks:
-        memcpy(sequence.names, names, column)
-        memcpy(sequence.contents, contents, column)
+        memcpy(sequence.sequence_hashes, sequence_hashes, column)
+        memcpy(sequence.local_hashes, local_hashes, column)
     sequence.request = request
     sequence.known = prompt
     sequence.output = output
@@ -44,7 +44,7 @@ cdef Sequence* sequence_new(
 
 
 cdef void sequence_free(Sequence* sequence) noexcept nogil:
-    free(sequence.names)
+    free(sequence.sequence_hashes)
     free(sequence)
 
 
@@ -124,14 +124,14 @@ cdef inline bint reserve(Queues* queues, uint32_t most) noexcept nogil:
     cdef void* grown
     if wanted > most:
         wanted = most
-    if wanted <= queues.room:
+    if wanted <= queues.capacity:
         return True
     wanted += wanted // 2 + 4
     grown = realloc(queues.running, wanted * sizeof(Sequence*))
     if grown == NULL:
         return False
     queues.running = <Sequence**>grown
-    queues.room = wanted
+    queues.capacity = wanted
     return True
 
 

@@ -9,10 +9,10 @@ from ._timing import StepTiming
 Token = tuple[int, bool, int, int]
 """request, whether it was the last one, cached prompt tokens, preemptions so far"""
 Change = tuple[int, int, int] | list[int]
-"""blocks stored: (request, its first block, how many); or the names of blocks removed"""
+"""blocks stored: (request, its first block, how many); or the sequence hashes of blocks removed"""
 
 @final
-class SoloEngine:
+class SingleEngine:
     """An engine of hashes; see engine.py. The requests' numbers are the caller's."""
 
     running: int
@@ -25,8 +25,8 @@ class SoloEngine:
         request: int,
         prompt: int,
         output: int,
-        names: NDArray[np.uint64],
-        contents: NDArray[np.uint64],
+        sequence_hashes: NDArray[np.uint64],
+        local_hashes: NDArray[np.uint64],
     ) -> None:
         """Queue a request; ValueError if the columns are too short for it."""
 
@@ -35,4 +35,4 @@ class SoloEngine:
         """(seconds, tokens, changes of the cache, prompt tokens computed, preempted)."""
 
     def cache(self) -> list[tuple[int, int | None, int, int]]:
-        """(name, parent, content, holders) of the cached blocks, in the order they came."""
+        """(sequence hash, parent's, local hash, holders) of the cached blocks, as they came."""

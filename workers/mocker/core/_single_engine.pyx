@@ -18,8 +18,8 @@ from ._timing cimport StepTiming
 
 
 @cython.final
-cdef class SoloEngine:
-    """See _solo.pyi."""
+cdef class SingleEngine:
+    """See _single_engine.pyi."""
 
     cdef Engine engine
     cdef Limits limits
@@ -51,17 +51,18 @@ cdef class SoloEngine:
         return self.engine.kv.pool.inactive
 
     def submit(
-        self, uint32_t request, uint32_t prompt, uint32_t output, const uint64_t[::1] names,
-        const uint64_t[::1] contents,
+        self, uint32_t request, uint32_t prompt, uint32_t output,
+        const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
     ):
-        cdef uint32_t n = <uint32_t>names.shape[0]
+        cdef uint32_t n = <uint32_t>sequence_hashes.shape[0]
         cdef Sequence* sequence
-        if contents.shape[0] != names.shape[0]:
-            raise ValueError("names and contents differ in length")
+        if local_hashes.shape[0] != sequence_hashes.shape[0]:
+            raise ValueError("sequence_hashes and local_hashes differ in length")
         if n < (<uint64_t>prompt + output) // self.limits.block_size:
             raise ValueError("there are more full blocks than hashes")
         sequence = sequence_new(
-            request, prompt, output, &names[0] if n else NULL, &contents[0] if n else NULL, n, -1.0
+            request, prompt, output, &sequence_hashes[0] if n else NULL,
+            &local_hashes[0] if n else NULL, n, -1.0
         )
         if sequence == NULL:
             raise MemoryError
@@ -97,9 +98,11 @@ cdef class SoloEngine:
             entry = &journal.entries[journal.head]
             journal.head += 1
             if entry.kind == ENTRY_STORED:
-                changes.append((entry.request, entry.place, entry.count))
+                changes.append((entry.request, entry.first_block, entry.count))
             else:
-                changes.append([journal.names[entry.first + i] for i in range(entry.count)])
+                changes.append(
+                    [journal.sequence_hashes[entry.first + i] for i in range(entry.count)]
+                )
         journal_compact(journal, 0)
         return changes
 

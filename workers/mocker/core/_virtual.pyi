@@ -29,8 +29,8 @@ class Fleet:
         request: int,
         prompt: int,
         output: int,
-        names: NDArray[np.uint64],
-        contents: NDArray[np.uint64],
+        sequence_hashes: NDArray[np.uint64],
+        local_hashes: NDArray[np.uint64],
         now: float,
         follow: float,
     ) -> None: ...

@@ -94,18 +94,19 @@ cdef class Fleet:
 
     def submit(
         self, uint32_t engine, uint32_t request, uint32_t prompt, uint32_t output,
-        const uint64_t[::1] names, const uint64_t[::1] contents, double now, double follow,
+        const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
+        double now, double follow,
     ):
-        cdef uint32_t n = <uint32_t>names.shape[0]
+        cdef uint32_t n = <uint32_t>sequence_hashes.shape[0]
         cdef Sequence* sequence
         self.engine(engine)
-        if contents.shape[0] != names.shape[0]:
-            raise ValueError("names and contents differ in length")
+        if local_hashes.shape[0] != sequence_hashes.shape[0]:
+            raise ValueError("sequence_hashes and local_hashes differ in length")
         if n < (<uint64_t>prompt + output) // self.limits.block_size:
             raise ValueError("there are more full blocks than hashes")
         sequence = sequence_new(
-            request, prompt, output, &names[0] if n else NULL, &contents[0] if n else NULL, n,
-            follow,
+            request, prompt, output, &sequence_hashes[0] if n else NULL,
+            &local_hashes[0] if n else NULL, n, follow,
         )
         if sequence == NULL:
             raise MemoryError
@@ -123,8 +124,8 @@ cdef class Fleet:
         with nogil:
             if self.record.followed or to_answer:
                 status = engines_advance(
-                    self.engines, self.size, self.queue, &self.limits, &self.timing.timing, &self.record,
-                    until,
+                    self.engines, self.size, self.queue, &self.limits, &self.timing.timing,
+                    &self.record, until,
                 )
             else:  # nothing that happens here can concern another engine
                 for i in range(self.size):
@@ -186,13 +187,14 @@ cdef class Fleet:
         if entry.kind == ENTRY_STORED:
             self.writer.put_stored(
                 worker, rank, event_id, entry.has_parent, entry.parent,
-                journal.names + entry.first, journal.contents + entry.first, entry.count, "device",
+                journal.sequence_hashes + entry.first, journal.local_hashes + entry.first,
+                entry.count, "device",
             )
         elif entry.kind == ENTRY_CLEARED:
             self.writer.cleared(worker, rank, event_id)
         else:
             self.writer.put_removed(
-                worker, rank, event_id, journal.names + entry.first, entry.count, "device"
+                worker, rank, event_id, journal.sequence_hashes + entry.first, entry.count, "device"
             )
         return 0
 
@@ -266,7 +268,7 @@ cdef class Fleet:
         ]
 
     def cache(self, uint32_t engine):
-        """((name, parent or None, content, holders), ...) in the order they came; for tests."""
+        """((sequence hash, parent's, local hash, holders), ...) as they came; for tests."""
         return kv_listing(&self.engine(engine).kv)
 
     def pools(self, uint32_t engine):

@@ -22,7 +22,7 @@ from dynamo_router.runtime.errors import InvalidRequestError, NoWorkersError
 from dynamo_router.workers.mocker.config import ENGINE_TYPES, PREEMPTION_MODES, EngineConfig
 from dynamo_router.workers.mocker.engine import MockEngine
 from dynamo_router.workers.mocker.kv_events import BlocksStored
-from dynamo_router.workers.mocker.sequence import EngineRequest
+from dynamo_router.workers.mocker.sampling import EngineRequest
 
 SMALL = EngineConfig(block_size=4, num_gpu_blocks=12, max_num_seqs=3, max_num_batched_tokens=10)
 

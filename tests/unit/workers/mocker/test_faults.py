@@ -20,7 +20,7 @@ from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.local_plane import LocalPlane
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.engine import MockEngine
-from dynamo_router.workers.mocker.fault_api import FaultDoor
+from dynamo_router.workers.mocker.fault_api import FaultApi
 from dynamo_router.workers.mocker.faults import Fault, FaultyPlane
 from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.mocker.live import LiveEngine
@@ -35,7 +35,7 @@ EVENTS = "namespace.dynamo.component.backend.endpoint.generate.kv-events"
 class House:
     """Two engines, what they publish, and the door."""
 
-    def __init__(self, fleet: MockFleet, door: FaultDoor, session: aiohttp.ClientSession) -> None:
+    def __init__(self, fleet: MockFleet, door: FaultApi, session: aiohttp.ClientSession) -> None:
         self.fleet, self._door, self._session = fleet, door, session
         self.event_ids: list[int] = []
 
@@ -65,7 +65,7 @@ async def house() -> AsyncIterator[House]:
     plane = LocalPlane()
     config = MockerConfig(port=0, workers=2, speedup_ratio=1e6, engine=ENGINE)
     async with MockFleet(config, plane=plane) as fleet, aiohttp.ClientSession() as session:
-        door = FaultDoor(fleet.engines)
+        door = FaultApi(fleet.engines)
         await door.start("127.0.0.1", 0)
         made = House(fleet, door, session)
 
@@ -131,7 +131,7 @@ async def test_a_request_that_runs_when_the_engine_hangs_goes_on_afterwards(hous
     config = MockerConfig(port=0, speedup_ratio=4, engine=ENGINE)
     async with MockFleet(config) as fleet:
         server = fleet.engines[0]
-        stream = server.ranked.submit(request("a", range(8), 20), None)
+        stream = server.ranks.submit(request("a", range(8), 20), None)
         await stream.wait(2)
         await server.set_fault(Fault(hang=True))
         seen = stream.ready
@@ -268,4 +268,4 @@ async def test_the_door_shows_every_engine_and_what_is_wrong_with_it(house):
 async def test_a_door_whose_port_is_in_use_names_the_setting(house):
     port = int(house._door.address.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"fault_port: cannot listen on 127.0.0.1:{port}"):
-        await FaultDoor(house.fleet.engines).start("127.0.0.1", port)
+        await FaultApi(house.fleet.engines).start("127.0.0.1", port)

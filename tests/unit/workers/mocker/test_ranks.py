@@ -22,7 +22,7 @@ from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.errors import WorkerError
 from dynamo_router.runtime.local_plane import LocalPlane
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
-from dynamo_router.workers.mocker.dp_engine import RankedEngine
+from dynamo_router.workers.mocker.dp_engine import DataParallelEngine
 from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.mocker.server import MockServer
 from dynamo_router.workers.mocker.virtual import VirtualFleet
@@ -74,7 +74,7 @@ async def test_each_rank_caches_what_it_served_and_says_so():
                 if isinstance(event.data, Stored)
                 for block in event.data.blocks
             }
-            cached = server.ranked.engines[rank].cached_blocks()
+            cached = server.ranks.engines[rank].cached_blocks()
             assert stored == {block.block_hash for block in cached}
 
 
@@ -97,7 +97,7 @@ async def test_subscribers_hear_of_both_ranks_and_each_ranks_events_are_numbered
 async def test_a_request_that_names_no_rank_goes_to_the_one_with_the_fewest():
     async with serving(1e-6) as (server, stub, _):
         calls = [call(stub, "0", range(8), 1), call(stub, "1", range(8))]
-        engines = server.ranked.engines
+        engines = server.ranks.engines
         await until(lambda: [engine.running for engine in engines] == [1, 1])
         calls.append(call(stub, "2", range(8), 0))
         await until(lambda: engines[0].running + engines[0].waiting == 2)
@@ -133,7 +133,7 @@ async def test_an_engine_tells_how_many_ranks_it_has():
 async def test_an_engine_takes_requests_when_its_start_up_time_is_over():
     clock = ManualClock()
     config = EngineConfig(block_size=4, num_gpu_blocks=32, startup_time_s=30)
-    ranked = RankedEngine(config, speedup_ratio=10, clock=clock, on_events=lambda _, __: None)
+    ranked = DataParallelEngine(config, speedup_ratio=10, clock=clock, on_events=lambda _, __: None)
     ranked.start()
     assert ranked.starting
     with pytest.raises(WorkerError, match="the engine is starting"):

@@ -1,4 +1,4 @@
-"""The limit of open files: raised as far as allowed, in processes of their own."""
+"""What a process asks of its system: files as many as allowed, and two signals to stop."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import resource
-from dynamo_router.runtime.open_files import allow_open_files
+from dynamo_router.runtime.process import allow_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 print(allow_open_files({wanted}), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """

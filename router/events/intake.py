@@ -1,0 +1,90 @@
+"""The way of KV events into the index as `serve` sets it up: NATS server, plane, snapshot, feed."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from ...indexer.event_index import EventIndex, SnapshotHead
+from ...runtime.clock import Clock
+from ...runtime.embedded_nats import EmbeddedNats, probe
+from ...runtime.event_plane import KV_EVENTS, PlaneState, endpoint_subject
+from ...runtime.nats_plane import NatsPlane
+from ...runtime.nats_url import DEFAULT_NATS_URL
+from ...workers.registry import WorkerRegistry
+from ..config import ServeConfig
+from .feed import EventFeed
+from .snapshot_task import SnapshotTask
+
+
+class EventIntake:
+    """Connects an index to the event plane, from `start` until `close`.
+
+    The NATS server is the configured one, else one that answers at the default address, else one
+    of our own. `plane` and `feed` are there once it was started, `snapshot` if one is configured.
+    """
+
+    plane: NatsPlane
+    feed: EventFeed
+
+    def __init__(
+        self, config: ServeConfig, index: EventIndex, registry: WorkerRegistry, clock: Clock
+    ) -> None:
+        self._config, self._index, self._registry, self._clock = config, index, registry, clock
+        self._stack = AsyncExitStack()
+        self.nats_url = ""
+        self.description = ""
+        """the server's URL and where we have it from, for people"""
+        self.snapshot: SnapshotTask | None = None
+
+    async def start(self) -> None:
+        """Listen to events, the last snapshot loaded. ConfigError if there can be no server."""
+        config, stack = self._config, self._stack
+        self.nats_url, origin = await self._find_nats()
+        self.description = f"{self.nats_url}{origin}"
+        if config.index_snapshot is not None:
+            subject = endpoint_subject(
+                config.namespace, config.component, config.endpoint, KV_EVENTS
+            )
+            self.snapshot = SnapshotTask(
+                self._index,
+                Path(config.index_snapshot),
+                SnapshotHead(block_size=config.router.block_size, subject=subject),
+                interval_s=config.index_snapshot_interval_s,
+            )
+            # Before the feed, which verifies what was loaded.
+            await self.snapshot.start()
+            stack.push_async_callback(self.snapshot.close)
+        self.plane = NatsPlane(self.nats_url)
+        stack.push_async_callback(self.plane.close)
+        self.feed = EventFeed(
+            self.plane,
+            self._index,
+            self._registry,
+            self._clock,
+            namespace=config.namespace,
+            component=config.component,
+            endpoint=config.endpoint,
+            unknown_worker_ttl_s=config.unknown_worker_ttl_s,
+        )
+        await self.feed.start()
+        stack.push_async_callback(self.feed.close)
+
+    @property
+    def plane_state(self) -> PlaneState:
+        """Of the event plane; CONNECTING until it is made."""
+        return self.plane.state if hasattr(self, "plane") else PlaneState.CONNECTING
+
+    async def close(self) -> None:
+        """Undo what `start` did, in reverse. Idempotent."""
+        await self._stack.aclose()
+
+    async def _find_nats(self) -> tuple[str, str]:
+        """(URL, where we have it from) of the NATS server to use."""
+        if self._config.nats is not None:
+            return self._config.nats, ""
+        if await probe(DEFAULT_NATS_URL):
+            return DEFAULT_NATS_URL, " (found)"
+        embedded = EmbeddedNats()
+        self._stack.push_async_callback(embedded.stop)
+        await embedded.start()
+        embedded.keep_running()
+        return embedded.url, " (embedded)"

@@ -1,0 +1,47 @@
+"""An HTTP server on a port of ours: how every HTTP API of this package listens."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from .settings import bad_setting
+
+
+class HttpSite:
+    """Routes of one API, answered from `start` until `close`."""
+
+    def __init__(
+        self, routes: Iterable[web.AbstractRouteDef], *, max_body_bytes: int, **options: Any
+    ) -> None:
+        """`max_body_bytes` bounds a request's body; `options` go to aiohttp's Application."""
+        self._app = web.Application(client_max_size=max_body_bytes, **options)
+        self._app.add_routes(routes)
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int, *, key: str) -> None:
+        """Listen; port 0 takes a free one. ConfigError, naming the setting `key`, if it cannot."""
+        self._runner = web.AppRunner(self._app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self.close()
+            reason = error.strerror or error
+            raise bad_setting(key, f"cannot listen on {host}:{port}: {reason}") from None
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Stop listening and drop what is open. Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+
+def json_response(value: Any, status: int = 200) -> web.Response:
+    """A value as JSON; whatever msgspec can encode."""
+    body = msgspec.json.encode(value)
+    return web.Response(body=body, status=status, content_type="application/json")

@@ -1,0 +1,66 @@
+"""What a serving process asks of its operating system: open files, and signals to stop."""
+
+import asyncio
+import signal
+import sys
+from types import TracebackType
+from typing import Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def allow_open_files(wanted: int) -> int:
+    """Raise our own limit towards `wanted`, as far as we may; the limit that holds then."""
+    if sys.platform == "win32":
+        return wanted  # there is no such limit
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    soft = wanted if hard == resource.RLIM_INFINITY else max(soft, min(wanted, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
+
+
+class StopSignals:
+    """SIGINT and SIGTERM on the running loop, while entered: the first asks to drain, the next to
+    end at once.
+    """
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.end = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        (self.end if self.drain.is_set() else self.drain).set()
+
+
+async def run_until(task: "asyncio.Task[None]", event: asyncio.Event) -> None:
+    """Wait for a task, and cancel it if the event comes first. The task's error is raised."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        if not task.done():
+            task.cancel()
+        await asyncio.wait({task, waiting})
+    if not task.cancelled():
+        task.result()
