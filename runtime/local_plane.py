@@ -1,5 +1,7 @@
 """An event plane inside one process: for embedding, simulations and tests."""
 
+from collections.abc import Callable
+
 from .event_plane import Handler, PlaneState, check_subject, subject_matches
 from .plane_base import PlaneBase
 
@@ -27,7 +29,7 @@ class LocalPlane(PlaneBase):
         pattern = check_subject(subject, wildcards=True)
         if self._state is PlaneState.CLOSED:
             raise RuntimeError("the event plane is closed")
-        subscription = LocalSubscription(self, subject, handler)
+        subscription = LocalSubscription(subject, handler, self._remove)
         self._subscriptions[subscription] = pattern
         return subscription
 
@@ -45,14 +47,16 @@ class LocalPlane(PlaneBase):
 class LocalSubscription:
     """A handler on a LocalPlane."""
 
-    def __init__(self, plane: LocalPlane, subject: str, handler: Handler) -> None:
-        self._plane = plane
+    def __init__(
+        self, subject: str, handler: Handler, remove: Callable[["LocalSubscription"], None]
+    ) -> None:
         self._subject = subject
         self.handler = handler
+        self._remove = remove
 
     @property
     def subject(self) -> str:
         return self._subject
 
     async def close(self) -> None:
-        self._plane._remove(self)
+        self._remove(self)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from nats.errors import Error as NatsError
 from structlog import get_logger
@@ -88,7 +89,7 @@ class NatsPlane(PlaneBase):
         check_subject(subject, wildcards=True)
         if self._closing:
             raise RuntimeError("the event plane is closed")
-        subscription = NatsSubscription(self, subject, handler)
+        subscription = NatsSubscription(subject, partial(self._deliver, handler), self._remove)
         self._subscriptions[subscription] = None
         link = self._link
         if link is not None:
@@ -129,7 +130,7 @@ class NatsPlane(PlaneBase):
         me = asyncio.current_task()
         assert me is not None
         attempt = 0
-        told = False
+        reported = False
         while not me.cancelling():
             link = NatsLink(self._wake.set, self._on_slow)
             url = self._urls[attempt % len(self._urls)]
@@ -143,7 +144,7 @@ class NatsPlane(PlaneBase):
                     break
                 since = loop.time()
                 log.info("the event plane is connected", url=url)
-                told = False
+                reported = False
                 self._set_state(PlaneState.CONNECTED)
                 await self._serve(link)
                 error = link.error
@@ -160,8 +161,8 @@ class NatsPlane(PlaneBase):
                 self._dropping_link = False
             if loop.time() - since > STABLE_AFTER_S:
                 self._backoff.reset()
-            if not told:
-                told = True
+            if not reported:
+                reported = True
                 log.warning(
                     "the event plane is not reachable, will keep trying",
                     url=url,
@@ -237,10 +238,16 @@ class NatsPlane(PlaneBase):
 class NatsSubscription:
     """A handler on a NatsPlane, carried from connection to connection."""
 
-    def __init__(self, plane: NatsPlane, subject: str, handler: Handler) -> None:
-        self._plane = plane
+    def __init__(
+        self,
+        subject: str,
+        deliver: Handler,
+        remove: Callable[["NatsSubscription"], Awaitable[None]],
+    ) -> None:
+        """`deliver` takes each message; `remove` takes the subscription off its plane."""
         self._subject = subject
-        self._handler = handler
+        self._deliver = deliver
+        self._remove = remove
         self._closed = False
         self.link: NatsLink | None = None
         """the connection it was last attached to"""
@@ -253,9 +260,9 @@ class NatsSubscription:
 
     def receive(self, subject: str, payload: bytes) -> None:
         if not self._closed:
-            self._plane._deliver(self._handler, subject, payload)
+            self._deliver(subject, payload)
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._plane._remove(self)
+            await self._remove(self)

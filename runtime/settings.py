@@ -183,8 +183,8 @@ def _convert_one(spec: OptionSpec, value: Any, origin: str) -> Any:
         converted = _as_bool(value) if spec.kind is bool else _as_kind(spec.kind, value)
     except (TypeError, ValueError):
         wanted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-        said = wanted.get(spec.kind.__name__, f"a {spec.kind.__name__}")
-        raise bad_setting(spec.key, f"{value!r} ({origin}) is not {said}") from None
+        expected = wanted.get(spec.kind.__name__, f"a {spec.kind.__name__}")
+        raise bad_setting(spec.key, f"{value!r} ({origin}) is not {expected}") from None
     if spec.choices is not None and converted not in spec.choices:
         raise bad_setting(spec.key, f"{value!r} ({origin}) is not one of {', '.join(spec.choices)}")
     return converted

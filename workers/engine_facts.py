@@ -58,17 +58,17 @@ class EngineFacts:
 
 def facts_of(model: Any, server: Any) -> EngineFacts:
     """Read a GetModelInfoResponse and a GetServerInfoResponse. A negative number counts as none."""
-    said: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for message in (model, server):
         for descriptor in message.DESCRIPTOR.fields:
             value = getattr(message, descriptor.name)
-            said[descriptor.name] = max(0, value) if isinstance(value, int) else value
-    features = said["supported_features"] = tuple(said["supported_features"])
+            values[descriptor.name] = max(0, value) if isinstance(value, int) else value
+    features = values["supported_features"] = tuple(values["supported_features"])
     pairs = (feature.partition("=") for feature in features)
     settings = {name: int(value) for name, _, value in pairs if value.isdecimal()}
     known = {descriptor.name for descriptor in fields(EngineFacts)}
     return EngineFacts(
-        settings=settings, **{name: value for name, value in said.items() if name in known}
+        settings=settings, **{name: value for name, value in values.items() if name in known}
     )
 
 

@@ -35,7 +35,7 @@ from .watched_engine import WatchedEngine
 PROBES_PER_DESCRIPTION = 12
 """An engine that is well is asked for its facts again with every so many probes."""
 
-GREETED_AT_ONCE = 64
+FIRST_PROBES_AT_ONCE = 64
 """First probes at the same time. All of a large fleet at once would only wait for one another."""
 
 PROBES_TO_LOSE_ID = 3
@@ -78,7 +78,7 @@ class HealthMonitor:
         self._holders: dict[int, WatchedEngine] = {}
         self._facts: EngineFacts | None = None
         self._limits: PromptLimits | None = None
-        self._greeting = asyncio.Semaphore(GREETED_AT_ONCE)
+        self._first_probes = asyncio.Semaphore(FIRST_PROBES_AT_ONCE)
         self.reports = RequestReports(
             clock, outliers, on_changed=self._on_reported, on_lost=self._on_lost
         )
@@ -195,7 +195,7 @@ class HealthMonitor:
                 engine.probes += 1
                 engine.probing, engine.probed_at = True, self._clock.now()
                 if engine.probes == 1:
-                    async with self._greeting:
+                    async with self._first_probes:
                         await self._probe(engine, describe=True)
                 else:
                     describe = engine.probes % PROBES_PER_DESCRIPTION == 0
@@ -361,15 +361,15 @@ class HealthMonitor:
             until = self._inhibited_until(worker_id, engine)
             if entry.inhibited_until != until:
                 self._registry.inhibit(worker_id, until)
-        told, engine.told = engine.told, (state, reason, engine.facts)
-        if engine.told != told:
-            if told is None or told[0] is not state or not told[1]:
+        before, engine.published = engine.published, (state, reason, engine.facts)
+        if engine.published != before:
+            if before is None or before[0] is not state or not before[1]:
                 event = log.info if state is WorkerState.READY else log.warning
                 said = {"reason": reason} if reason else {}
                 address = engine.url.address
                 event(f"worker {state.value}", address=address, worker_id=worker_id, **said)
             self._changed()
-            was_ready = told is not None and told[0] is WorkerState.READY
+            was_ready = before is not None and before[0] is WorkerState.READY
             if was_ready and state is not WorkerState.READY and worker_id is not None:
                 for hear in self.on_down:
                     hear(worker_id)

@@ -1,5 +1,4 @@
-"""What a worker still has to tell about its cache: numbered, and cut into messages. Pure; the
-KvEventPublisher drives it.
+"""Changes of a worker's cache that wait to be sent: numbered, and cut into messages. Pure.
 
 Invariants: event ids grow by one over everything that is written, without a hole; each message
 keeps its bounds; what was written, applied in order, is a past state of the cache or its present.

@@ -1,7 +1,7 @@
 """The one place that knows the workers: who they are, their state, and their dense numbers.
 
 The router, the slot table and the cost function keep arrays aligned by worker number.
-Pure: no clock of its own, no I/O. Read by the router, written by discovery and health.
+Pure: no clock of its own, no I/O. The router reads it, discovery and health write it.
 
 Invariants: a (worker_id, dp_rank) has one number while it is registered; a number is handed
 out again only after its worker was removed.

@@ -21,7 +21,7 @@ class WatchedEngine:
         self.worker_id: int | None = None  # the id it is registered under
         self.alive: bool | None = None  # ready and connected, as outlier detection was told
         self.ejected = False
-        self.told: tuple[WorkerState, str, EngineFacts] | None = None  # what _publish saw last
+        self.published: tuple[WorkerState, str, EngineFacts] | None = None  # what _publish saw last
         self.probes = 0
         self.probing = False
         self.probed_at = -math.inf  # when the last probe began

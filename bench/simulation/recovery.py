@@ -15,8 +15,9 @@ from ...indexer.event_index import EventIndex
 from ...router.events import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 from ...router.kv_router import KvRouter
 from ...runtime.identity import WorkerWithDpRank
+from ...workers.event_stream import MIN_ANNOUNCE_INTERVAL_S
 from ...workers.mocker.virtual import VirtualFleet
-from ...workers.publisher import HEARTBEAT_S, MIN_HEAL_INTERVAL_S
+from ...workers.publisher import HEARTBEAT_S
 from ...workers.replay_log import MIN_REPLAY_INTERVAL_S
 from ...workers.resync_wire import ResyncRequest
 
@@ -103,7 +104,7 @@ class SimulatedRecovery:
     def _want_announcement(self, engine: WorkerWithDpRank, now: float) -> None:
         if engine not in self._announcing:
             self._announcing.add(engine)
-            time = self._no_sooner("announcement", engine, now, MIN_HEAL_INTERVAL_S)
+            time = self._no_sooner("announcement", engine, now, MIN_ANNOUNCE_INTERVAL_S)
             self._at(time, partial(self._announce, engine))
 
     def _announce(self, engine: WorkerWithDpRank, now: float) -> None:

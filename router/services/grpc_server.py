@@ -1,4 +1,4 @@
-"""The gRPC door: the server with its services, grpc.health.v1 and reflection. `serve` opens it."""
+"""The gRPC server with its services, grpc.health.v1 and reflection."""
 
 import asyncio
 from typing import Any, cast
@@ -63,7 +63,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         await self._health.set(ROUTER_SERVICE, _SERVING)
-        await self._say(False)
+        await self._report(False)
         await self._server.start()
 
     def set_serving(self, serving: bool) -> None:
@@ -83,9 +83,9 @@ class GrpcServer:
 
     async def _update(self) -> None:
         while self._serving != self._wanted:
-            await self._say(self._wanted)
+            await self._report(self._wanted)
 
-    async def _say(self, serving: bool) -> None:
+    async def _report(self, serving: bool) -> None:
         self._serving = serving
         for name in ("", TRTLLM_SERVICE):
             await self._health.set(name, _SERVING if serving else _NOT_SERVING)

@@ -1,4 +1,4 @@
-"""The fleet as one engine: trtllm.TrtllmService over gRPC. `serve` mounts it.
+"""The fleet as one engine: trtllm.TrtllmService over gRPC.
 
 Generate carries bytes from end to end. Everything else is rare, and typed.
 """

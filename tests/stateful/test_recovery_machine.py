@@ -20,14 +20,14 @@ from dynamo_router.router.events.recovery import REPLAY_TICK_S, TICK_S, EventRec
 from dynamo_router.router.events.resync import LIVELY_WAIT_S, PATIENCE_S
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.outbox import Outbox, StoredRun
-from dynamo_router.workers.publisher import MIN_HEAL_INTERVAL_S
+from dynamo_router.workers.publisher import MIN_ANNOUNCE_INTERVAL_S
 from dynamo_router.workers.replay_log import ReplayLog
 from dynamo_router.workers.resync_wire import ResyncRequest, decode_request, encode_request
 
 W = WorkerWithDpRank(5, 2)
 ROOTS = (1, 2, 3)  # block 10 * r hangs below block r
 # A request may wait that long, then an announcement; one gap after another may open on the way.
-HEALED_WITHIN_S = LIVELY_WAIT_S + MIN_HEAL_INTERVAL_S + PATIENCE_S + 4 * TICK_S
+HEALED_WITHIN_S = LIVELY_WAIT_S + MIN_ANNOUNCE_INTERVAL_S + PATIENCE_S + 4 * TICK_S
 
 
 class Worker:
@@ -68,7 +68,7 @@ class Worker:
 
     def write(self, now: float) -> bytes | None:
         """The next message, if there is anything to send."""
-        due = now >= self.last_announcement + MIN_HEAL_INTERVAL_S
+        due = now >= self.last_announcement + MIN_ANNOUNCE_INTERVAL_S
         if self.announce_wanted and due and not self.outbox.announcing:
             self.announce_wanted, self.last_announcement = False, now
             self.outbox.announce(

@@ -1,4 +1,4 @@
-"""LiveEngine: drives a MockEngine in real time on an event loop. Used by the mock server.
+"""LiveEngine: drives a MockEngine in real time on an event loop.
 
 One task per engine. It begins a step, waits until that step is over, hands its tokens out, and
 sleeps without a timer when there is nothing to do.

@@ -11,6 +11,7 @@ from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ConfigError
 from ...runtime.event_plane import EventPlane
 from ...runtime.identity import address_worker_id
+from ..event_stream import PublisherLimits
 from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
 from .config import MockerConfig, parse_speeds
@@ -98,6 +99,8 @@ class MockServer:
         else:
             self.worker_id = config.worker_id + self._index
         if self._plane is not None:
+            # Enough for the announcement of a full cache, and as much again.
+            replay_bytes = (1 << 20) + 2 * _BYTES_PER_BLOCK * config.engine.num_gpu_blocks
             self._publishers = [
                 KvEventPublisher(
                     self._plane,
@@ -109,10 +112,8 @@ class MockServer:
                     snapshot=partial(self._snapshot, rank),
                     clock=self._clock,
                     start_event_id=first_event_id,
-                    # Room for the announcement of a full cache, and as much again.
-                    max_replay_bytes=(1 << 20)
-                    + 2 * _BYTES_PER_BLOCK * config.engine.num_gpu_blocks,
                     heartbeat_s=config.heartbeat_s,
+                    limits=PublisherLimits(max_replay_bytes=replay_bytes),
                 )
                 for rank in range(config.engine.dp_size)
             ]

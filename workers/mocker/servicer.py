@@ -1,4 +1,4 @@
-"""TrtllmServicer: trtllm.TrtllmService as one mock engine answers it. Registered by the server."""
+"""TrtllmServicer: trtllm.TrtllmService as one mock engine answers it."""
 
 import itertools
 from typing import Any

@@ -24,6 +24,7 @@ from dynamo_router.runtime.event_plane import (
 )
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.runtime.local_plane import LocalPlane
+from dynamo_router.workers.event_stream import PublisherLimits
 from dynamo_router.workers.outbox import StoredRun
 from dynamo_router.workers.publisher import KvEventPublisher
 from dynamo_router.workers.resync_wire import ResyncRequest, encode_request
@@ -77,7 +78,14 @@ class Cache:
 class Scene:
     """A publisher, its cache and clock, and everything a router would hear."""
 
-    def __init__(self, plane: SwitchedPlane, **options: float) -> None:
+    def __init__(
+        self,
+        plane: SwitchedPlane,
+        *,
+        start_event_id: int = 1,
+        heartbeat_s: float = 0.0,
+        **limits: int,
+    ) -> None:
         self.plane = plane
         self.clock = ManualClock(100.0)
         self.cache = Cache()
@@ -92,7 +100,9 @@ class Scene:
             endpoint="generate",
             snapshot=self.cache.snapshot,
             clock=self.clock,
-            **{"heartbeat_s": 0.0, **options},
+            start_event_id=start_event_id,
+            heartbeat_s=heartbeat_s,
+            limits=PublisherLimits(**limits),
         )
 
     async def start(self) -> None:
