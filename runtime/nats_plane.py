@@ -69,7 +69,7 @@ class NatsPlane(PlaneBase):
     async def publish(self, subject: str, payload: bytes) -> None:
         check_subject(subject, wildcards=False)
         link = self._link
-        if link is not None and not self._buffer and self._has_room(link):
+        if link is not None and not self._buffer and self._can_send(link):
             try:
                 self._count(subject, await link.publish(subject, payload))
                 return
@@ -205,7 +205,7 @@ class NatsPlane(PlaneBase):
                 await link.flush()
 
     async def _send_buffered(self, link: NatsLink) -> None:
-        while self._buffer and self._has_room(link):
+        while self._buffer and self._can_send(link):
             subject, payload = self._buffer.pop()
             try:
                 self._count(subject, await link.publish(subject, payload))
@@ -213,7 +213,7 @@ class NatsPlane(PlaneBase):
                 self._buffer.put_back(subject, payload)
                 return
 
-    def _has_room(self, link: NatsLink) -> bool:
+    def _can_send(self, link: NatsLink) -> bool:
         return link.alive and link.unsent_bytes < MAX_UNSENT_BYTES
 
     def _count(self, subject: str, sent: bool) -> None:

@@ -13,9 +13,9 @@ from ...workers.resync_wire import ResyncRequest
 
 REPLAY_WAIT_S = 0.2
 """Between two requests for the same missing events."""
-PATIENCE_S = 1.0
+GAP_TIMEOUT_S = 1.0
 """How long a gap may stay as it is, and the index with it, before it is given up."""
-RESTORED_PATIENCE_S = 10.0
+RESTORED_GAP_TIMEOUT_S = 10.0
 """The same for a source read from a file: its engine may have to find the event plane again."""
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -65,8 +65,8 @@ class ReplayPlanner:
             if gap is None or gap.missing[:2] != missing[:2]:
                 gap = _Gap(missing, now)  # new, or closed in part
             is_doubt = missing.last is None and not source.restored
-            patience = RESTORED_PATIENCE_S if source.restored else PATIENCE_S
-            if not is_doubt and now - gap.since >= patience:
+            timeout_s = RESTORED_GAP_TIMEOUT_S if source.restored else GAP_TIMEOUT_S
+            if not is_doubt and now - gap.since >= timeout_s:
                 plan.give_up.append(source.worker)
                 continue
             self._gaps[source.worker] = gap

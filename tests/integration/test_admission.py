@@ -21,7 +21,7 @@ from dynamo_router.workers.trtllm_proto import pb
 Code = grpc.StatusCode
 
 
-class Gate:
+class LimitedAdmission:
     """An admission for `most` requests on the engines."""
 
     def __init__(self, most: int, limit: int = 100) -> None:
@@ -35,39 +35,39 @@ class Gate:
         return 0.0 if len(self.rig.router.booked) < self.most else math.inf
 
 
-async def waiting(gate: Gate, count: int) -> None:
-    await until(lambda: len(gate.queue) == count)
+async def waiting(limited: LimitedAdmission, count: int) -> None:
+    await until(lambda: len(limited.queue) == count)
 
 
 async def test_requests_go_one_after_the_other_as_room_appears() -> None:
-    gate = Gate(1)
-    async with Rig(FakeEngine(stall), admission=gate.admission) as rig:
-        gate.rig, (engine,) = rig, rig.engines
+    limited = LimitedAdmission(1)
+    async with Rig(FakeEngine(stall), admission=limited.admission) as rig:
+        limited.rig, (engine,) = rig, rig.engines
         running = rig.call(prompt("first"))
         await rig.running(engine)
         urgent = (("x-dynamo-priority", "1"),)
         calls = []
         for i, metadata in enumerate([(), urgent, (("x-dynamo-priority-jump", "60"),)]):
             calls.append(asyncio.create_task(rig.answers(prompt(f"r{i}"), metadata=metadata)))
-            await waiting(gate, i + 1)
+            await waiting(limited, i + 1)
         engine.go.set()
         assert len([m async for m in running]) == 2
         await asyncio.gather(*calls)
         assert [r.request_id for r in engine.requests] == ["first", "r1", "r2", "r0"]
         await rig.settled()
-        assert len(gate.queue) == 0 and gate.queue.queued == 3
+        assert len(limited.queue) == 0 and limited.queue.queued == 3
 
 
 async def test_who_hangs_up_while_waiting_leaves_nothing_behind() -> None:
-    gate = Gate(1)
-    async with Rig(FakeEngine(stall), admission=gate.admission) as rig:
-        gate.rig, (engine,) = rig, rig.engines
+    limited = LimitedAdmission(1)
+    async with Rig(FakeEngine(stall), admission=limited.admission) as rig:
+        limited.rig, (engine,) = rig, rig.engines
         running = rig.call(prompt("first"))
         await first(running)
         gone, stays = rig.call(prompt("gone")), rig.call(prompt("stays"))
-        await waiting(gate, 2)
+        await waiting(limited, 2)
         gone.cancel()
-        await waiting(gate, 1)
+        await waiting(limited, 1)
         engine.go.set()
         assert await first(stays) is not None
         assert [r.request_id for r in engine.requests] == ["first", "stays"]
@@ -75,35 +75,35 @@ async def test_who_hangs_up_while_waiting_leaves_nothing_behind() -> None:
 
 
 async def test_a_deadline_ends_the_waiting() -> None:
-    gate = Gate(0)
-    async with Rig(FakeEngine(), admission=gate.admission) as rig:
-        gate.rig = rig
+    limited = LimitedAdmission(0)
+    async with Rig(FakeEngine(), admission=limited.admission) as rig:
+        limited.rig = rig
         assert (await rig.refusal(prompt(), timeout=0.2))[0] is Code.DEADLINE_EXCEEDED
-        await waiting(gate, 0)
+        await waiting(limited, 0)
         await rig.settled()
 
 
 async def test_an_abort_ends_the_waiting() -> None:
-    gate = Gate(0)
-    async with Rig(FakeEngine(), admission=gate.admission) as rig:
-        gate.rig = rig
+    limited = LimitedAdmission(0)
+    async with Rig(FakeEngine(), admission=limited.admission) as rig:
+        limited.rig = rig
         refused = asyncio.create_task(rig.refusal(prompt("w")))
-        await waiting(gate, 1)
+        await waiting(limited, 1)
         answer = await rig.unary("Abort", pb.AbortRequest(request_id="w"), pb.AbortResponse)
         assert answer.success
         assert await refused == (Code.CANCELLED, "request w was aborted")
-        assert not rig.engines[0].requests and len(gate.queue) == 0
+        assert not rig.engines[0].requests and len(limited.queue) == 0
         await rig.settled()
 
 
 async def test_an_abort_between_its_turn_and_its_departure_ends_a_request() -> None:
-    gate = Gate(0)
-    async with Rig(FakeEngine(), admission=gate.admission) as rig:
-        gate.rig = rig
+    limited = LimitedAdmission(0)
+    async with Rig(FakeEngine(), admission=limited.admission) as rig:
+        limited.rig = rig
         refused = asyncio.create_task(rig.refusal(prompt("w")))
-        await waiting(gate, 1)
-        gate.most = 1
-        gate.admission.poll()  # it is its turn, but its task has not run yet
+        await waiting(limited, 1)
+        limited.most = 1
+        limited.admission.poll()  # it is its turn, but its task has not run yet
         assert await rig.dispatcher.abort("w") == (True, "not started yet")
         assert await refused == (Code.CANCELLED, "request w was aborted")
         assert not rig.engines[0].requests
@@ -112,16 +112,16 @@ async def test_an_abort_between_its_turn_and_its_departure_ends_a_request() -> N
 
 
 async def test_too_many_are_turned_away_at_once() -> None:
-    gate = Gate(0, limit=1)
-    async with Rig(FakeEngine(), admission=gate.admission) as rig:
-        gate.rig = rig
-        waiting_call = asyncio.create_task(rig.answers(prompt("patient")))
-        await waiting(gate, 1)
+    limited = LimitedAdmission(0, limit=1)
+    async with Rig(FakeEngine(), admission=limited.admission) as rig:
+        limited.rig = rig
+        early = asyncio.create_task(rig.answers(prompt("early")))
+        await waiting(limited, 1)
         code, details = await rig.refusal(prompt("late"))
         assert code is Code.RESOURCE_EXHAUSTED and "all workers are saturated" in details
-        gate.most = 1
-        gate.admission.poll()
-        assert len(await waiting_call) == 3
+        limited.most = 1
+        limited.admission.poll()
+        assert len(await early) == 3
         assert len(await rig.answers(prompt("later"))) == 3
         await rig.settled()
 

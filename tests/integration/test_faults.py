@@ -32,7 +32,7 @@ async def eventually(condition: Callable[[], Awaitable[object]], deadline_s: flo
 
 
 class House:
-    """A router before two engines, and the door to their faults."""
+    """A router before two engines, and the API that makes them fail."""
 
     router: Command
     mocker: Command

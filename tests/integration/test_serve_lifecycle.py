@@ -101,14 +101,14 @@ async def test_mock_engines_are_one_child_that_goes_with_it() -> None:
     await until(lambda: not own_tasks())
 
 
-@pytest.mark.parametrize("door", ["port", "http_port"])
-async def test_a_taken_port_is_named_and_nothing_is_left(door: str, taken_port: int) -> None:
-    ports = {"port": 0, "http_port": 0, door: taken_port}
+@pytest.mark.parametrize("setting", ["port", "http_port"])
+async def test_a_taken_port_is_named_and_nothing_is_left(setting: str, taken_port: int) -> None:
+    ports = {"port": 0, "http_port": 0, setting: taken_port}
     server = Server(ServeConfig(**ports, mockers=1, router=QUIET))
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{taken_port}") as caught:
         await server.start()
     await server.close()
-    assert caught.value.key == door
+    assert caught.value.key == setting
     assert own_children() == []
     await until(lambda: not own_tasks())
 

@@ -17,7 +17,7 @@ from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire.codec import EventWriter, decode_event_message, encode_heartbeat
 from dynamo_router.indexer.wire.events import Cleared, Removed, Stored
 from dynamo_router.router.events.recovery import REPLAY_TICK_S, TICK_S, EventRecovery
-from dynamo_router.router.events.resync import LIVELY_WAIT_S, PATIENCE_S
+from dynamo_router.router.events.resync import GAP_TIMEOUT_S, LIVELY_WAIT_S
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.outbox import Outbox, StoredRun
 from dynamo_router.workers.publisher import MIN_ANNOUNCE_INTERVAL_S
@@ -27,7 +27,7 @@ from dynamo_router.workers.resync_wire import ResyncRequest, decode_request, enc
 W = WorkerWithDpRank(5, 2)
 ROOTS = (1, 2, 3)  # block 10 * r hangs below block r
 # A request may wait that long, then an announcement; one gap after another may open on the way.
-HEALED_WITHIN_S = LIVELY_WAIT_S + MIN_ANNOUNCE_INTERVAL_S + PATIENCE_S + 4 * TICK_S
+HEALED_WITHIN_S = LIVELY_WAIT_S + MIN_ANNOUNCE_INTERVAL_S + GAP_TIMEOUT_S + 4 * TICK_S
 
 
 class Worker:
@@ -208,7 +208,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         head = hash(missing[0][:2])
         if self.gap_since is None or self.gap_since[0] != head:
             self.gap_since = head, self.now
-        assert self.now - self.gap_since[1] <= PATIENCE_S + 2 * REPLAY_TICK_S
+        assert self.now - self.gap_since[1] <= GAP_TIMEOUT_S + 2 * REPLAY_TICK_S
 
     # What must hold
 

@@ -21,7 +21,7 @@ from ._pool cimport (
     pool_evict,
     pool_find,
     pool_free,
-    pool_hold,
+    pool_acquire,
     pool_init,
     pool_release,
 )
@@ -88,14 +88,14 @@ cdef int kv_grow(
     if promoted and promote(kv, sequence, first - 1) < 0:
         return -1
     for id in range(first, depth):
-        pool_hold(pool, sequence.ids[id])
+        pool_acquire(pool, sequence.ids[id])
     if full > depth:
-        if make_room(kv, full - depth) < 0:
+        if free_blocks(kv, full - depth) < 0:
             return -1
         if store(kv, sequence, depth, full) < 0:
             return -1
     if opened:
-        if make_room(kv, 1) < 0:
+        if free_blocks(kv, 1) < 0:
             return -1
         pool.active += 1
         pool.version += 1
@@ -114,7 +114,7 @@ cdef int promote(KvManager* kv, Sequence* sequence, uint32_t index) noexcept nog
     sequence.partial = 0
     if id == NONE:
         return store(kv, sequence, index, index + 1)
-    pool_hold(&kv.pool, id)
+    pool_acquire(&kv.pool, id)
     sequence.ids[index] = id
     return 0
 
@@ -149,7 +149,7 @@ cdef int store(
     return 0
 
 
-cdef int make_room(KvManager* kv, uint32_t blocks) noexcept nogil:
+cdef int free_blocks(KvManager* kv, uint32_t blocks) noexcept nogil:
     """Evict until `blocks` more fit; the caller knows that they can."""
     cdef Pool* pool = &kv.pool
     cdef uint32_t wanted = pool.active + pool.inactive + blocks, i

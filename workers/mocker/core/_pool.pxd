@@ -80,7 +80,7 @@ cdef inline void pool_unlink(Pool* pool, uint32_t id) noexcept nogil:
     pool.inactive -= 1
 
 
-cdef inline void pool_hold(Pool* pool, uint32_t id) noexcept nogil:
+cdef inline void pool_acquire(Pool* pool, uint32_t id) noexcept nogil:
     """One holder more for a cached block."""
     if pool.blocks[id].holders == 0:
         pool_unlink(pool, id)

@@ -7,11 +7,11 @@ import pytest
 from dynamo_router.indexer.source import Missing, SourceState, SourceStatus
 from dynamo_router.router.events.resync import (
     ASKS_BEFORE_DEGRADED,
+    GAP_TIMEOUT_S,
     LIVELY_WAIT_S,
     LONGEST_WAIT_S,
-    PATIENCE_S,
     REPLAY_WAIT_S,
-    RESTORED_PATIENCE_S,
+    RESTORED_GAP_TIMEOUT_S,
     ReplayPlanner,
     ResyncPlanner,
 )
@@ -95,7 +95,7 @@ def test_a_gap_is_asked_for_at_once_and_again_until_it_is_given_up() -> None:
         if plan.give_up:
             break
         asked += [(now, request) for request in plan.ask]
-    assert plan.give_up == [B] and now == PATIENCE_S
+    assert plan.give_up == [B] and now == GAP_TIMEOUT_S
     assert {request for _, request in asked} == {ResyncRequest(2, 3, 9, 5, 7)}
     assert [at for at, _ in asked] == pytest.approx([k * REPLAY_WAIT_S for k in range(5)], abs=0.02)
     assert not planner.waiting
@@ -106,8 +106,8 @@ def test_progress_is_asked_on_at_once_and_buys_time(closer: SourceStatus) -> Non
     planner = ReplayPlanner()
     assert ask(planner, gap(5, 7), 0.0) and not ask(planner, gap(5, 7), 0.1)
     assert ask(planner, closer, 0.11)
-    assert not planner.plan([closer], 0.1 + PATIENCE_S).give_up
-    assert planner.plan([closer], 0.12 + PATIENCE_S).give_up == [B]
+    assert not planner.plan([closer], 0.1 + GAP_TIMEOUT_S).give_up
+    assert planner.plan([closer], 0.12 + GAP_TIMEOUT_S).give_up == [B]
 
 
 def test_a_gap_that_closed_is_forgotten() -> None:
@@ -133,5 +133,5 @@ def test_what_a_file_said_is_believed_longer_but_not_for_ever(last: int | None) 
     planner = ReplayPlanner()
     source = gap(5, last, restored=True)
     assert ask(planner, source, 0.0)
-    assert not planner.plan([source], RESTORED_PATIENCE_S - 0.01).give_up
-    assert planner.plan([source], RESTORED_PATIENCE_S).give_up == [B]
+    assert not planner.plan([source], RESTORED_GAP_TIMEOUT_S - 0.01).give_up
+    assert planner.plan([source], RESTORED_GAP_TIMEOUT_S).give_up == [B]

@@ -1,4 +1,4 @@
-"""Faults on demand: what each does to a mock engine, that it ends when lifted, and the door."""
+"""Faults on demand: what each does to a mock engine, that it ends when lifted, and their API."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,10 +33,10 @@ EVENTS = "namespace.dynamo.component.backend.endpoint.generate.kv-events"
 
 
 class House:
-    """Two engines, what they publish, and the door."""
+    """Two engines, what they publish, and the fault API."""
 
-    def __init__(self, fleet: MockFleet, door: FaultApi, session: aiohttp.ClientSession) -> None:
-        self.fleet, self._door, self._session = fleet, door, session
+    def __init__(self, fleet: MockFleet, api: FaultApi, session: aiohttp.ClientSession) -> None:
+        self.fleet, self._api, self._session = fleet, api, session
         self.event_ids: list[int] = []
 
     async def ask(self, number: int, tokens: Any, max_tokens: int = 3) -> list[int]:
@@ -49,13 +49,13 @@ class House:
             (whole,) = await messages_of(call)
             return list(whole.complete.output_token_ids)
 
-    async def door(self, method: str, path: str, body: str = "") -> tuple[int, Any]:
-        url = f"http://{self._door.address}{path}"
+    async def call(self, method: str, path: str, body: str = "") -> tuple[int, Any]:
+        url = f"http://{self._api.address}{path}"
         async with self._session.request(method, url, data=body) as answer:
             return answer.status, await answer.json(content_type=None)
 
     async def fault(self, number: object, body: str) -> Any:
-        status, said = await self.door("PUT", f"/engines/{number}/fault", body)
+        status, said = await self.call("PUT", f"/engines/{number}/fault", body)
         assert status == 200, said
         return said
 
@@ -65,9 +65,9 @@ async def house() -> AsyncIterator[House]:
     plane = LocalPlane()
     config = MockerConfig(port=0, workers=2, speedup_ratio=1e6, engine=ENGINE)
     async with MockFleet(config, plane=plane) as fleet, aiohttp.ClientSession() as session:
-        door = FaultApi(fleet.engines)
-        await door.start("127.0.0.1", 0)
-        made = House(fleet, door, session)
+        api = FaultApi(fleet.engines)
+        await api.start("127.0.0.1", 0)
+        made = House(fleet, api, session)
 
         def on_message(_: str, payload: bytes) -> None:
             events = decode_event_message(payload)
@@ -75,7 +75,7 @@ async def house() -> AsyncIterator[House]:
 
         await plane.subscribe(EVENTS, on_message)
         yield made
-        await door.close()
+        await api.close()
     await plane.close()
 
 
@@ -122,7 +122,7 @@ async def test_an_engine_that_hangs_answers_nothing_and_then_everything(house):
             await TrtllmServiceStub(channel).HealthCheck(pb.HealthCheckRequest(), timeout=0.05)
     assert len(await house.ask(1, range(8))) == 3, "the other engine is well"
     assert not asked.done()
-    status, _ = await house.door("DELETE", "/engines/0/fault")
+    status, _ = await house.call("DELETE", "/engines/0/fault")
     assert status == 200
     assert len(await asked) == 3
 
@@ -165,10 +165,10 @@ async def test_a_crashed_engine_whose_port_was_taken_says_so(house):
     await house.fault(0, '{"crash": true}')
     thief = MockFleet(MockerConfig(port=port, engine=ENGINE))
     await thief.start()
-    status, said = await house.door("DELETE", "/engines/0/fault")
+    status, said = await house.call("DELETE", "/engines/0/fault")
     assert status == 409 and f"127.0.0.1:{port}: is it in use?" in said["error"]
     await thief.stop()
-    status, _ = await house.door("DELETE", "/engines/0/fault")
+    status, _ = await house.call("DELETE", "/engines/0/fault")
     assert status == 200
     assert len(await house.ask(0, range(8))) == 3
 
@@ -178,7 +178,7 @@ async def test_a_restart_in_place_numbers_events_anew(house, body, first):
     for start in (0, 100, 200):
         await house.ask(0, range(start, start + 12))
     await until(lambda: house.event_ids and house.event_ids[-1] >= 3)
-    status, said = await house.door("POST", "/engines/0/restart", body)
+    status, said = await house.call("POST", "/engines/0/restart", body)
     assert status == 200 and said[0]["fault"] == said[0]["fault"] | {"crash": False}
     house.event_ids.clear()
     await house.ask(0, range(12))
@@ -246,26 +246,26 @@ async def test_a_message_kept_back_is_let_go_when_the_fault_is_lifted():
     ],
 )
 async def test_a_fault_that_is_none_changes_nothing_and_says_why(house, path, body, status, text):
-    answer, said = await house.door("PUT", path, body)
+    answer, said = await house.call("PUT", path, body)
     assert answer == status and text in said["error"]
     assert all(engine.fault == Fault() for engine in house.fleet.engines)
-    answer, said = await house.door("POST", "/engines/0/restart", '{"first_event_id": -1}')
+    answer, said = await house.call("POST", "/engines/0/restart", '{"first_event_id": -1}')
     assert answer == 400 and "$.first_event_id" in said["error"]
 
 
 async def test_the_door_shows_every_engine_and_what_is_wrong_with_it(house):
     said = await house.fault("all", '{"slow": 2, "drop": 0.1}')
     assert [row["engine"] for row in said] == [0, 1]
-    status, rows = await house.door("GET", "/engines")
+    status, rows = await house.call("GET", "/engines")
     assert status == 200
     assert [row["address"] for row in rows] == house.fleet.addresses
     assert {row["fault"]["slow"] for row in rows} == {2.0}
-    await house.door("DELETE", "/engines/all/fault")
-    _, rows = await house.door("GET", "/engines")
+    await house.call("DELETE", "/engines/all/fault")
+    _, rows = await house.call("GET", "/engines")
     assert {row["fault"]["slow"] for row in rows} == {1.0}
 
 
 async def test_a_door_whose_port_is_in_use_names_the_setting(house):
-    port = int(house._door.address.rpartition(":")[2])
+    port = int(house._api.address.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"fault_port: cannot listen on 127.0.0.1:{port}"):
         await FaultApi(house.fleet.engines).start("127.0.0.1", port)

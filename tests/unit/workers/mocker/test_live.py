@@ -16,16 +16,16 @@ CONFIG = EngineConfig(block_size=4, num_gpu_blocks=64)
 
 
 class Timers:
-    """A clock, and a sleep that moves it; the gate can hold sleepers back."""
+    """A clock, and a sleep that moves it; `may_end` cleared keeps sleepers back."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.slept: list[float] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     async def sleep(self, seconds: float) -> None:
-        await self.gate.wait()
+        await self.may_end.wait()
         self.slept.append(seconds)
         self.clock.advance(seconds)
         await asyncio.sleep(0)
@@ -64,13 +64,13 @@ async def test_it_takes_the_time_the_steps_say(speedup):
 
 async def test_a_token_is_not_handed_out_before_its_step_is_over():
     timers = Timers()
-    timers.gate.clear()
+    timers.may_end.clear()
     live = live_engine(timers)
     live.start()
     stream = live.submit(request("a", range(8), 2))
     await until(lambda: stream.sequence.generated == 1)
     assert stream.ready == 0
-    timers.gate.set()
+    timers.may_end.set()
     await drain(stream)
     assert stream.ready == 2 and not stream.aborted
     await live.stop()
@@ -78,7 +78,7 @@ async def test_a_token_is_not_handed_out_before_its_step_is_over():
 
 async def test_an_abort_while_the_last_step_runs_ends_the_stream_once():
     timers = Timers()
-    timers.gate.clear()
+    timers.may_end.clear()
     live = live_engine(timers)
     live.start()
     stream = live.submit(request("a", range(8), 1))
@@ -88,7 +88,7 @@ async def test_an_abort_while_the_last_step_runs_ends_the_stream_once():
     assert live.abort("a") and not live.abort("a")
     assert stream.done and stream.aborted and stream.ready == 0
     again = live.submit(request("a", range(8), 3))
-    timers.gate.set()
+    timers.may_end.set()
     await drain(again)
     assert again.ready == 3 and stream.ready == 0
     await live.stop()
@@ -131,7 +131,7 @@ async def test_an_idle_engine_sleeps_without_timers():
 
 async def test_stopping_ends_every_stream():
     timers = Timers()
-    timers.gate.clear()
+    timers.may_end.clear()
     live = live_engine(timers)
     live.start()
     stream = live.submit(request("a", range(8), 5))
