@@ -13,6 +13,7 @@ from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
 from ..workers.trtllm_client import ConnectionPolicy
 from .admission import AdmissionConfig
+from .mock_process import MockEnginesConfig
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
 from .request_limits import RequestLimits
 
@@ -274,12 +275,9 @@ class ServeConfig:
     workers: tuple[str, ...] = option(
         (), "An engine, grpc://HOST:PORT[?id=WORKER_ID]; may be repeated.", "--worker"
     )
-    mockers: int = option(0, "Start this many mock engines and route to them.")
-    mocker_port: int = option(0, "Port of the first of them; 0 takes free ones.")
-    speedup_ratio: float = option(1.0, "How much faster than real time the mock engines run.")
-    num_gpu_blocks: int = option(16384, "KV-cache blocks of each mock engine.")
-    max_num_seqs: int = option(256, "Most running requests of each mock engine.")
-    max_num_batched_tokens: int = option(8192, "Token budget of a mock engine's step.")
+    mock_engines: MockEnginesConfig = field(
+        default_factory=MockEnginesConfig, metadata={"inline": True}
+    )
     nats: str | None = option(
         None,
         f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
@@ -315,13 +313,9 @@ class ServeConfig:
     )
 
     def __post_init__(self) -> None:
-        for key in ("port", "http_port", "mocker_port"):
+        for key in ("port", "http_port"):
             if not 0 <= getattr(self, key) <= 65535:
                 raise bad_setting(key, "must be in 0..65535")
-        _require_at_least("mockers", self.mockers, 0)
-        _require_at_least("num_gpu_blocks", self.num_gpu_blocks, 1)
-        _require_at_least("max_num_seqs", self.max_num_seqs, 1)
-        _require_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _require_at_least("max_attempts", self.max_attempts, 1)
         _require_at_least("drain_timeout_s", self.drain_timeout_s, 0)
         _require_at_least("unknown_worker_ttl_s", self.unknown_worker_ttl_s, 0)
@@ -329,8 +323,6 @@ class ServeConfig:
             raise bad_setting("index_snapshot", "needs use_kv_events")
         if not self.index_snapshot_interval_s > 0:
             raise bad_setting("index_snapshot_interval_s", "must be greater than 0")
-        if not self.speedup_ratio > 0:
-            raise bad_setting("speedup_ratio", "must be greater than 0")
         if self.request_timeout_s is not None and not self.request_timeout_s > 0:
             raise bad_setting("request_timeout_s", "must be greater than 0")
 

@@ -2,12 +2,13 @@
 
 import re
 import sys
+from dataclasses import dataclass
 
 import structlog
 
 from ..runtime.child_process import ChildError, ChildProcess
 from ..runtime.errors import ConfigError
-from .config import ServeConfig
+from ..runtime.settings import bad_setting, option
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -16,13 +17,62 @@ _ENGINE = re.compile(r"engine \d+: (grpc://\S+) worker (\d+)")
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MockEnginesConfig:
+    """The mock engines of `serve`. Raises ConfigError, naming the key, on a bad value."""
+
+    mockers: int = option(0, "Start this many mock engines and route to them.")
+    mocker_port: int = option(0, "Port of the first of them; 0 takes free ones.")
+    speedup_ratio: float = option(1.0, "How much faster than real time the mock engines run.")
+    num_gpu_blocks: int = option(16384, "KV-cache blocks of each mock engine.")
+    max_num_seqs: int = option(256, "Most running requests of each mock engine.")
+    max_num_batched_tokens: int = option(8192, "Token budget of a mock engine's step.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mocker_port <= 65535:
+            raise bad_setting("mocker_port", "must be in 0..65535")
+        if self.mockers < 0:
+            raise bad_setting("mockers", f"{self.mockers} must be at least 0")
+        for key in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, key) < 1:
+                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+        if not self.speedup_ratio > 0:
+            raise bad_setting("speedup_ratio", "must be greater than 0")
+
+
 class MockProcess:
     """The child, in our process group, from `start` until `stop` and never longer than us."""
 
-    def __init__(self, config: ServeConfig, *, nats_url: str | None) -> None:
-        command = [sys.executable, "-m", "dynamo_router", "mocker", *_flags(config)]
-        if nats_url is not None:
-            command += ["--nats", nats_url]
+    def __init__(
+        self,
+        config: MockEnginesConfig,
+        *,
+        block_size: int,
+        namespace: str,
+        component: str,
+        endpoint: str,
+        model_id: str | None,
+        nats_url: str | None,
+    ) -> None:
+        flags = {
+            "--workers": config.mockers,
+            "--host": "127.0.0.1",  # they are ours alone
+            "--port": config.mocker_port,
+            "--namespace": namespace,
+            "--component": component,
+            "--endpoint": endpoint,
+            "--speedup-ratio": config.speedup_ratio,
+            "--block-size": block_size,
+            "--num-gpu-blocks": config.num_gpu_blocks,
+            "--max-num-seqs": config.max_num_seqs,
+            "--max-num-batched-tokens": config.max_num_batched_tokens,
+            "--model-id": model_id,
+            "--nats": nats_url,
+        }
+        command = [sys.executable, "-m", "dynamo_router", "mocker"]
+        for flag, value in flags.items():
+            if value is not None:
+                command += [flag, str(value)]
         self._child = ChildProcess(
             command,
             stop_timeout_s=STOP_TIMEOUT_S,
@@ -53,22 +103,3 @@ class MockProcess:
         if match := _ENGINE.match(line):
             self.urls.append(f"{match[1]}?id={match[2]}")
         return line == "ready"
-
-
-def _flags(config: ServeConfig) -> list[str]:
-    flags = {
-        "--workers": config.mockers,
-        "--host": "127.0.0.1",  # they are ours alone
-        "--port": config.mocker_port,
-        "--namespace": config.namespace,
-        "--component": config.component,
-        "--endpoint": config.endpoint,
-        "--speedup-ratio": config.speedup_ratio,
-        "--block-size": config.router.block_size,
-        "--num-gpu-blocks": config.num_gpu_blocks,
-        "--max-num-seqs": config.max_num_seqs,
-        "--max-num-batched-tokens": config.max_num_batched_tokens,
-    }
-    if config.model_id is not None:
-        flags["--model-id"] = config.model_id
-    return [part for flag, value in flags.items() for part in (flag, str(value))]

@@ -166,8 +166,16 @@ class Server:
         stack.push_async_callback(self._http.close)
         nats_url = await self._start_events()
         urls = list(config.workers)
-        if config.mockers:
-            mocks = MockProcess(config, nats_url=nats_url)
+        if config.mock_engines.mockers:
+            mocks = MockProcess(
+                config.mock_engines,
+                block_size=config.router.block_size,
+                namespace=config.namespace,
+                component=config.component,
+                endpoint=config.endpoint,
+                model_id=config.model_id,
+                nats_url=nats_url,
+            )
             stack.push_async_callback(mocks.stop)
             await mocks.start()
             urls += mocks.urls

@@ -3,7 +3,8 @@
 The command line builds its options from `options_of`; every command then calls `resolve`.
 A field may carry metadata: `help`, `flag` (its long name), `aliases` (more flags), `env` (more
 environment names), `choices`, `positional` (an argument, not an option). A field whose type is a
-dataclass is a section of its own.
+dataclass is a section of its own; an `inline` one groups fields that keep the names they would
+have without it.
 """
 
 import dataclasses
@@ -46,14 +47,15 @@ class OptionSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Resolved(Generic[T]):
-    """A settings object and the origin of each value: flag, environment, file or default."""
+    """A settings object, and by key each value and its origin: flag, environment, file, default."""
 
     config: T
+    values: Mapping[str, Any]
     origins: Mapping[str, str]
 
     def describe(self) -> list[tuple[str, Any, str]]:
         """(dotted key, value, origin) of every leaf, in declaration order."""
-        return [(key, _read(self.config, key), origin) for key, origin in self.origins.items()]
+        return [(key, self.values[key], origin) for key, origin in self.origins.items()]
 
 
 def option(default: Any, help: str, flag: str | None = None, *aliases: str, **more: Any) -> Any:
@@ -79,7 +81,8 @@ def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> lis
     for field in dataclasses.fields(cls):
         hint, key = hints[field.name], prefix + field.name
         if dataclasses.is_dataclass(hint):
-            specs += options_of(typing.cast(type, hint), key + ".", env_prefix)
+            inner = prefix if field.metadata.get("inline") else key + "."
+            specs += options_of(typing.cast(type, hint), inner, env_prefix)
             continue
         kind, optional, repeated = _shape(hint)
         meta = field.metadata
@@ -133,7 +136,7 @@ def resolve(
         values[key] = value if origin == "default" else _convert(spec, value, origin)
         origins[key] = origin
     _refuse_unknown_flags(flags, specs)
-    return Resolved(typing.cast(T, _build(cls, values, "")), origins)
+    return Resolved(typing.cast(T, _build(cls, values, "")), values, origins)
 
 
 def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
@@ -141,10 +144,11 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     arguments = {}
     for field in dataclasses.fields(cls):
         hint, key = hints[field.name], prefix + field.name
-        inner = dataclasses.is_dataclass(hint)
-        arguments[field.name] = (
-            _build(typing.cast(type, hint), values, key + ".") if inner else values[key]
-        )
+        if dataclasses.is_dataclass(hint):
+            inner = prefix if field.metadata.get("inline") else key + "."
+            arguments[field.name] = _build(typing.cast(type, hint), values, inner)
+        else:
+            arguments[field.name] = values[key]
     return cls(**arguments)
 
 
@@ -241,9 +245,3 @@ def _refuse_unknown_flags(flags: Mapping[str, Any], specs: Mapping[str, OptionSp
 def _nearest(key: str, specs: Mapping[str, OptionSpec]) -> str:
     close = difflib.get_close_matches(key, specs, n=1)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _read(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = getattr(config, part)
-    return config

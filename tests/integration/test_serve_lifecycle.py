@@ -17,6 +17,7 @@ from support.processes import own_children
 from support.serving import BLOCK, serving
 
 from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.mock_process import MockEnginesConfig
 from dynamo_router.router.serve import Server
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.workers.failures import Origin, judge
@@ -78,7 +79,9 @@ async def test_its_own_nats_server_is_started_again() -> None:
 
 
 async def test_mock_engines_are_one_child_that_goes_with_it() -> None:
-    server = Server(ServeConfig(port=0, http_port=0, mockers=2, router=QUIET))
+    server = Server(
+        ServeConfig(port=0, http_port=0, mock_engines=MockEnginesConfig(mockers=2), router=QUIET)
+    )
     try:
         await server.start()
         assert len(own_children()) == 1
@@ -104,7 +107,7 @@ async def test_mock_engines_are_one_child_that_goes_with_it() -> None:
 @pytest.mark.parametrize("setting", ["port", "http_port"])
 async def test_a_taken_port_is_named_and_nothing_is_left(setting: str, taken_port: int) -> None:
     ports = {"port": 0, "http_port": 0, setting: taken_port}
-    server = Server(ServeConfig(**ports, mockers=1, router=QUIET))
+    server = Server(ServeConfig(**ports, mock_engines=MockEnginesConfig(mockers=1), router=QUIET))
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{taken_port}") as caught:
         await server.start()
     await server.close()

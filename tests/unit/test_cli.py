@@ -7,6 +7,7 @@ import pytest
 
 from dynamo_router import cli
 from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.mock_process import MockEnginesConfig
 from dynamo_router.runtime.errors import ConfigError
 
 
@@ -131,8 +132,6 @@ def test_impossible_router_settings_are_refused(bad: dict[str, object], message:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"mockers": -1}, "mockers: -1 must be"),
-        ({"speedup_ratio": 0.0}, "speedup_ratio: must be greater than 0"),
         ({"request_timeout_s": 0.0}, "request_timeout_s: must be greater than 0"),
         ({"max_attempts": 0}, "max_attempts: 0 must be"),
         ({"index_snapshot_interval_s": 0.0}, "index_snapshot_interval_s: must be greater than 0"),
@@ -145,3 +144,17 @@ def test_impossible_router_settings_are_refused(bad: dict[str, object], message:
 def test_impossible_service_settings_are_refused(bad: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServeConfig(**bad)  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"mockers": -1}, "mockers: -1 must be"),
+        ({"mocker_port": 65536}, "mocker_port: must be in"),
+        ({"max_num_seqs": 0}, "max_num_seqs: 0 must be"),
+        ({"speedup_ratio": 0.0}, "speedup_ratio: must be greater than 0"),
+    ],
+)
+def test_impossible_mock_engines_are_refused(bad: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MockEnginesConfig(**bad)  # type: ignore[arg-type]  # that is the point

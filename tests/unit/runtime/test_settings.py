@@ -16,11 +16,17 @@ class Inner:
 
 
 @dataclass(frozen=True)
+class Group:
+    depth: int = 3
+
+
+@dataclass(frozen=True)
 class Outer:
     port: int = 1
     fast: bool = False
     workers: tuple[str, ...] = option((), "Where to.", "--worker", "--engine")
     inner: Inner = field(default_factory=Inner)
+    group: Group = field(default_factory=Group, metadata={"inline": True})
     mode: str = option("a", "How.", choices=("a", "b"), env=("OLD_MODE",))
 
 
@@ -48,9 +54,17 @@ def test_old_environment_name_and_lists_are_understood() -> None:
     assert config == Outer(mode="b", workers=("x:1", "y:2"), inner=Inner(name="n"))
 
 
+def test_an_inline_group_keeps_the_names_of_its_fields(tmp_path: Path) -> None:
+    file = write(tmp_path, "depth = 5\n")
+    assert resolve(Outer, {}, environ={}, file=file).config.group == Group(5)
+    resolved = resolve(Outer, {"depth": 7}, environ={"DYNAMO_ROUTER_DEPTH": "6"})
+    assert resolved.config.group == Group(7)
+    assert ("depth", 7, "flag --depth") in resolved.describe()
+
+
 def test_options_carry_every_name() -> None:
     specs = {spec.key: spec for spec in options_of(Outer)}
-    assert list(specs) == ["port", "fast", "workers", "inner.ratio", "inner.name", "mode"]
+    assert list(specs) == ["port", "fast", "workers", "inner.ratio", "inner.name", "depth", "mode"]
     assert specs["workers"].flags == ("--worker", "--engine") and specs["workers"].repeated
     assert specs["mode"].flags == ("--mode",) and specs["mode"].help == "How."
     assert specs["inner.name"].optional and specs["inner.name"].kind is str
