@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from .event_plane import Handler, PlaneState, check_subject, subject_matches
-from .plane_base import PlaneBase
+from .event_plane import Handler, PlaneBase, PlaneState, check_subject, subject_matches
 
 
 class LocalPlane(PlaneBase):

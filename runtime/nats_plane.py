@@ -9,11 +9,10 @@ from nats.errors import Error as NatsError
 from structlog import get_logger
 
 from .backoff import Backoff
-from .event_plane import Handler, PlaneState, check_subject
+from .event_plane import Handler, PlaneBase, PlaneState, check_subject
 from .nats_link import MAX_UNSENT_BYTES, NatsLink
 from .nats_url import DEFAULT_NATS_URL, split_nats_url
 from .outgoing_buffer import OutgoingBuffer
-from .plane_base import PlaneBase
 
 log = get_logger(__name__)
 

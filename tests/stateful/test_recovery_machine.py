@@ -19,8 +19,8 @@ from dynamo_router.indexer.wire.events import Cleared, Removed, Stored
 from dynamo_router.router.events.recovery import REPLAY_TICK_S, TICK_S, EventRecovery
 from dynamo_router.router.events.resync import GAP_TIMEOUT_S, LIVELY_WAIT_S
 from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.workers.event_stream import MIN_ANNOUNCE_INTERVAL_S
 from dynamo_router.workers.outbox import Outbox, StoredRun
-from dynamo_router.workers.publisher import MIN_ANNOUNCE_INTERVAL_S
 from dynamo_router.workers.replay_log import ReplayLog
 from dynamo_router.workers.resync_wire import ResyncRequest, decode_request, encode_request
 

@@ -87,19 +87,15 @@ TO_MEND: dict[str, list[str]] = {
     "arena": [
         "tests/instruments",
     ],
-    "door": [
-        "router",
-        "router/services",
-        "tests/integration",
-        "tests/unit/workers/mocker",
-        "workers/mocker",
-    ],
     "ext": [
         "tests/unit/indexer/wire",
     ],
     "gate": [
         "tests/integration",
         "tests/unit/workers/mocker",
+        "bench/index",
+        "indexer/event_index",
+        "tests/threads",
     ],
     "hold": [
         "workers/mocker/core",
@@ -109,24 +105,35 @@ TO_MEND: dict[str, list[str]] = {
     ],
     "names": [
         "workers/mocker/core",
+        "indexer/event_index",
+        "slots",
+    ],
+    "names": [
+        "indexer/event_index",
+        "indexer/tree",
     ],
     "pace": [
         "tests/stateful",
     ],
     "patience": [
         "router/dispatch",
-        "router/events",
-        "tests/stateful",
         "tests/unit/router/dispatch",
-        "tests/unit/router/events",
     ],
     "patient": [
+        "examples",
+        "indexer/event_index",
         "tests/support",
     ],
     "room": [
         "runtime",
         "tests/oracles",
         "workers/mocker/core",
+        "bench/index",
+        "indexer",
+        "indexer/event_index",
+        "indexer/tree",
+        "tests/oracles",
+        "tests/unit/indexer/tree",
     ],
     "scene": [
         "bench/index",
@@ -142,6 +149,11 @@ TO_MEND: dict[str, list[str]] = {
         "router",
         "runtime",
         "tests/unit/runtime",
+    "section": [
+        "indexer/event_index",
+    ],
+    "tidy": [
+        "indexer/tree",
     ],
 }
 
