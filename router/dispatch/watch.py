@@ -113,12 +113,15 @@ class FlightWatch:
     def _look(self, now: float) -> None:
         active: dict[int, float] = {}  # worker -> when it last did something, if it owes us
         oldest: dict[int, float] = {}  # worker -> since when a stream has no message
+        unanswered: set[int] = set()
         for flight in list(self._flights.values()):
             self._check(flight, now)
             if flight.call is None or flight.decision is None:
                 continue
             worker_id = flight.decision.worker.worker_id
             active[worker_id] = max(active.get(worker_id, 0.0), flight.since)
+            if not flight.messages:
+                unanswered.add(worker_id)
             if not flight.messages and flight.facts.streaming:
                 oldest[worker_id] = min(oldest.get(worker_id, math.inf), flight.sent_at)
         for worker_id, last in active.items():
@@ -127,6 +130,7 @@ class FlightWatch:
         for worker_id, since in oldest.items():
             if now - since >= self._stuck:
                 self._monitor.reports.stuck(worker_id, since)
+        for worker_id in unanswered:
             if not self._monitor.is_ready(worker_id):
                 self.move(worker_id)  # those for which there was no budget before
 
