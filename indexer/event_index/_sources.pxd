@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove, memset
 
-from ...runtime.native._vector cimport vector_reserve
+from ...runtime.native._memory cimport vector_reserve
 from ..wire._events cimport EVENT_STORED, Event
 from ._cursor cimport SOURCE_EXACT, SOURCE_SILENT, EventCursor, cursor_has_gap
 

@@ -148,6 +148,15 @@ cdef inline uint64_t external_hash_of(
     return tree.blocks.external_hash[block]
 
 
+cdef inline bint worker_calls_block(
+    const Tree* tree, uint32_t worker, uint32_t block, uint64_t external_hash
+) noexcept nogil:
+    """Whether that is what a worker that covers the block calls it."""
+    if tree.workers[worker].aliases == 0:
+        return tree.blocks.external_hash[block] == external_hash
+    return external_hash_of(tree, worker, block) == external_hash
+
+
 cdef inline uint32_t find_held(
     const Tree* tree, uint32_t worker, uint64_t external_hash
 ) noexcept nogil:

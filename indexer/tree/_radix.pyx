@@ -45,7 +45,7 @@ from ._ops cimport (
 import numpy as np
 
 from ...runtime.identity import WorkerWithDpRank
-from ..wire import describe_decode_error
+from ..wire import describe_decode_error, encode_router_event
 
 
 cdef uint32_t require_worker(Tree* tree, const WorkerKey* key) except? 0xFFFFFFFF:
@@ -352,7 +352,6 @@ cdef class RadixTree:
     def dump_tree_as_events(self):
         """JSON router events that rebuild the tree; see dump.py."""
         from .dump import dump_events
-        from ..wire.codec import encode_router_event
 
         return [encode_router_event(event).decode() for event in dump_events(self)]
 

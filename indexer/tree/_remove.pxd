@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from ...runtime.native._table cimport NONE
 from ...runtime.native._yield_points cimport yield_after, yield_limit
 from ._edge cimport edge_cover, edge_coverage
-from ._external_hashes cimport alias_drop, external_hash_of, find_held, forget_alias
+from ._external_hashes cimport alias_drop, find_held, forget_alias, worker_calls_block
 from ._shape cimport settle_edge, split_edge
 from ._tree cimport TREE_BLOCK_NOT_FOUND, TREE_NO_MEMORY, TREE_OK, Edge, Tree
 
@@ -54,13 +54,13 @@ cdef inline bint uncover_blocks(
         if (
             i < n
             and first > begin
-            and external_hash_of(tree, worker, first - 1) == external_hashes[i]
+            and worker_calls_block(tree, worker, first - 1, external_hashes[i])
         ):
             while (
                 i < n
                 and first > begin
                 and last - first < most
-                and external_hash_of(tree, worker, first - 1) == external_hashes[i]
+                and worker_calls_block(tree, worker, first - 1, external_hashes[i])
             ):
                 first -= 1
                 i += 1
@@ -69,7 +69,7 @@ cdef inline bint uncover_blocks(
                 i < n
                 and last + 1 < end
                 and last - first < most
-                and external_hash_of(tree, worker, last + 1) == external_hashes[i]
+                and worker_calls_block(tree, worker, last + 1, external_hashes[i])
             ):
                 last += 1
                 i += 1

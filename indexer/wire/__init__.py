@@ -10,6 +10,7 @@ from .codec import (
     describe_decode_error,
     encode_event_message,
     encode_heartbeat,
+    encode_router_event,
 )
 from .events import TIERS, EventData, Removed, RouterEvent, StorageTier, Stored, StoredBlock
 
@@ -27,4 +28,5 @@ __all__ = [
     "describe_decode_error",
     "encode_event_message",
     "encode_heartbeat",
+    "encode_router_event",
 ]

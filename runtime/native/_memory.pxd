@@ -1,11 +1,11 @@
-"""Allocation of the kernels' large arrays: counted, and able to fail on purpose.
+"""Arrays of the kernels. Those that may get large are counted, and able to fail on purpose.
 
 Large arrays are mapped: growing one moves its pages, not its bytes, and what it does not use any
 more goes back to the system. They are in huge pages where the kernel has them: an index is read
 and written at random, and with small pages finding the page costs more than the access. But not
 as long as the unused end of the last huge page would be a good part of the whole.
 """
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
@@ -50,6 +50,9 @@ cdef extern from * nogil:
     void* map_pages "dr_map" (size_t size, size_t huge_from)
     void* remap_pages "dr_remap" (void* old, size_t old_size, size_t size)
     void unmap_pages "dr_unmap" (void* old, size_t size)
+
+cdef enum:
+    LEAST_ITEMS = 16   # that a plain array is made for
 
 cdef struct Memory:
     size_t bytes               # held now
@@ -206,4 +209,36 @@ cdef inline bint array_trim(
         return False
     memcpy(array, &at, sizeof(at))
     capacity[0] = wanted
+    return True
+
+
+# Plain arrays, grown by doubling: for what is small, or short-lived, and counted by nobody.
+
+cdef inline uint64_t grown_capacity(uint64_t capacity, uint64_t needed) noexcept nogil:
+    """A capacity for `needed` items, at least doubled so that growing takes linear time."""
+    return max(capacity * 2, needed, <uint64_t>LEAST_ITEMS)
+
+
+cdef inline bint vector_resize(void* array, size_t size) noexcept nogil:
+    """Give an array, by the address of the pointer to it, `size` bytes; false leaves it as it was."""
+    cdef void* at
+    memcpy(&at, array, sizeof(at))
+    at = realloc(at, size)
+    if at == NULL:
+        return False
+    memcpy(array, &at, sizeof(at))
+    return True
+
+
+cdef inline bint vector_reserve(
+    void* array, size_t* capacity, uint64_t needed, size_t item
+) noexcept nogil:
+    """Make the capacity `needed` items at least; false, and nothing changed, without memory."""
+    cdef uint64_t grown
+    if needed <= capacity[0]:
+        return True
+    grown = grown_capacity(capacity[0], needed)
+    if not vector_resize(array, grown * item):
+        return False
+    capacity[0] = grown
     return True
