@@ -51,7 +51,7 @@ class ConcurrentBenchConfig:
                 raise bad_setting(key, "must be numbers of at least 1")
 
 
-class Scene(NamedTuple):
+class Workload(NamedTuple):
     """What readers ask for, and what is written meanwhile."""
 
     hashes: NDArray[np.uint64]  # local hashes of all prompts
@@ -61,7 +61,7 @@ class Scene(NamedTuple):
     blocks: int  # in those
 
 
-def make_scene(workers: int, blocks: int, message_blocks: int) -> Scene:
+def make_workload(workers: int, blocks: int, message_blocks: int) -> Workload:
     """Prompts in families on some of the workers; chains that every worker stores and removes."""
     rng = np.random.default_rng(1)
     shared = rng.integers(1, 2**63, (FAMILIES, SHARED_BLOCKS), np.uint64)
@@ -97,7 +97,7 @@ def make_scene(workers: int, blocks: int, message_blocks: int) -> Scene:
         else:
             traffic.append(message(worker, "removed", own[::-1].copy()))
     starts = np.arange(0, PROMPTS * PROMPT_BLOCKS + 1, PROMPT_BLOCKS, dtype=np.uint32)
-    return Scene(np.concatenate(prompts), starts, before, traffic, count * message_blocks)
+    return Workload(np.concatenate(prompts), starts, before, traffic, count * message_blocks)
 
 
 class Round(NamedTuple):
@@ -108,26 +108,26 @@ class Round(NamedTuple):
     reads_per_s: float  # of all readers together, back to back, with nothing written
 
 
-def measure_round(scene: Scene, workers: int, readers: int, mean_gap_us: int) -> Round:
+def measure_round(workload: Workload, workers: int, readers: int, mean_gap_us: int) -> Round:
     """Read beside a writer, then alone."""
-    index = EventIndex(max_messages=len(scene.traffic) + 1, max_bytes=1 << 40)
+    index = EventIndex(max_messages=len(workload.traffic) + 1, max_bytes=1 << 40)
     try:
         for worker in range(workers):
             index.bind(WorkerWithDpRank(worker), worker)
-        for message in scene.before:
+        for message in workload.before:
             index.apply(message)
 
         def write() -> float:
             began = perf_counter()
-            for message in scene.traffic:
+            for message in workload.traffic:
                 if not index.post(message):
                     raise RouterError("the mailbox is full")
             index.flush()
-            return scene.blocks / (perf_counter() - began)
+            return workload.blocks / (perf_counter() - began)
 
-        each, blocks_per_s = _read(index, scene, workers, readers, mean_gap_us, MAX_READS, write)
+        each, blocks_per_s = _read(index, workload, workers, readers, mean_gap_us, MAX_READS, write)
         began = perf_counter()
-        idle, _ = _read(index, scene, workers, readers, 0, IDLE_READS, None)
+        idle, _ = _read(index, workload, workers, readers, 0, IDLE_READS, None)
         reads_per_s = len(idle) / (perf_counter() - began)
         unknown = index.tier_counters()["device"]["unknown"]
         if index.counters()["invalid"] or unknown or not len(each):
@@ -139,7 +139,7 @@ def measure_round(scene: Scene, workers: int, readers: int, mean_gap_us: int) ->
 
 def _read(
     index: EventIndex,
-    scene: Scene,
+    workload: Workload,
     workers: int,
     readers: int,
     mean_gap_us: int,
@@ -154,8 +154,8 @@ def _read(
     def read(i: int) -> None:
         counts[i] = read_prompts(
             index.native,
-            scene.hashes,
-            scene.starts,
+            workload.hashes,
+            workload.starts,
             workers,
             seed=i + 1,
             mean_gap_us=mean_gap_us,
@@ -182,12 +182,12 @@ def measure_concurrent(config: ConcurrentBenchConfig) -> list[dict[str, Any]]:
     """One result per message size and number of readers."""
     results = []
     for size in config.message_blocks:
-        scene = make_scene(config.workers, config.blocks, size)
+        workload = make_workload(config.workers, config.blocks, size)
         rounds: dict[int, list[Round]] = defaultdict(list)
         for turn in range(config.rounds):
             first = turn % len(config.readers)
             for readers in (*config.readers[first:], *config.readers[:first]):
-                one = measure_round(scene, config.workers, readers, config.mean_gap_us)
+                one = measure_round(workload, config.workers, readers, config.mean_gap_us)
                 rounds[readers].append(one)
         results += [
             {"message_blocks": size, "readers": readers} | _digest(rounds[readers])

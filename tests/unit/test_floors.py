@@ -36,10 +36,12 @@ SHORT_NOUNS = {
     "runtime.backoff": "the delays of a retry loop",
     "runtime.clock": "monotonic time, real and of a test",
     "runtime.envelope": "the message around an event: a wire format is a file of its own",
+    "runtime.native._mix": "hashes of table keys, and numbers that look random",
     "runtime.native._yield_points": "where a writer lets readers in, under both kinds of kernel",
     "runtime.limit_hits": "how often each limit was hit",
     "runtime.nats_url": "the address of a NATS server",
     "indexer.wire._events": "the decoded event: the struct between decoders and index",
+    "runtime.open_files": "the limit on open files",
     "workers.watched_engine": "one engine that the health monitor watches",
     "workers.trtllm_proto": "the engine's generated stubs, whose import warns",
 }
@@ -78,6 +80,9 @@ TO_MEND: dict[str, list[str]] = {
         "bench.traces._tokens has fewer than 40 lines",
         "runtime.native._mix has fewer than 40 lines",
         "runtime.native._vector has fewer than 40 lines",
+        "workers/mocker/engine.py imports workers.mocker.core._single_engine",
+        "workers/mocker/timing.py imports workers.mocker.core._timing",
+        "workers/mocker/virtual.py imports workers.mocker.core._virtual",
     ],
 }
 

@@ -38,6 +38,7 @@ HOUSE = ("tests/support/house_rules", "tests/support/import_graph", "tests/unit/
 OF_EVENTS = (
     "indexer/event_index/", "indexer/source", "router/events/", "tests/stateful/", "tests/oracles/"
 )  # fmt: skip
+OF_TREE = ("indexer/tree/", "tests/instruments/")
 QUEUE = ("router/admission/", "router/dispatch/", "tests/integration/test_admission")
 WORDS = {
     # hashes
@@ -46,8 +47,8 @@ WORDS = {
     "names": Replaced("local_hashes, sequence_hashes or external_hashes",
                       within=("indexer/", "slots/", "workers/mocker/core/")),
     # one meaning each
-    "arena": Replaced("Experiment, for policies side by side", ("indexer/tree/",)),
-    "arenas": Replaced("Experiment, for policies side by side", ("indexer/tree/",)),
+    "arena": Replaced("Experiment, for policies side by side", OF_TREE),
+    "arenas": Replaced("Experiment, for policies side by side", OF_TREE),
     "cursor": Replaced("TreePosition in a tree, ByteReader in bytes", OF_EVENTS),
     "hold": Replaced("acquire for a reference, buffer for an event behind a gap",
                      within=("indexer/", "slots/", "workers/")),
@@ -86,6 +87,12 @@ WORDS = {
 TO_MEND: dict[str, list[str]] = {
     "arena": [
         "tests/instruments",
+    "door": [
+        "router",
+        "router/services",
+        "tests/integration",
+        "tests/unit/workers/mocker",
+        "workers/mocker",
     ],
     "ext": [
         "tests/unit/indexer/wire",
@@ -98,6 +105,9 @@ TO_MEND: dict[str, list[str]] = {
         "tests/threads",
     ],
     "hold": [
+    ],
+    "hold": [
+        "slots",
         "workers/mocker/core",
     ],
     "keeper": [
@@ -122,6 +132,7 @@ TO_MEND: dict[str, list[str]] = {
     "patient": [
         "examples",
         "indexer/event_index",
+        "tests/integration",
         "tests/support",
     ],
     "room": [
@@ -139,6 +150,9 @@ TO_MEND: dict[str, list[str]] = {
         "bench/index",
         "tests/unit/bench/index",
     ],
+        "tests/oracles",
+        "workers/mocker/core",
+    ],
     "tether": [
         "runtime",
     ],
@@ -151,9 +165,6 @@ TO_MEND: dict[str, list[str]] = {
         "tests/unit/runtime",
     "section": [
         "indexer/event_index",
-    ],
-    "tidy": [
-        "indexer/tree",
     ],
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dynamo_router.bench.index._read_write import read_prompts
-from dynamo_router.bench.index.read_write import ConcurrentBenchConfig, make_scene, run
+from dynamo_router.bench.index.read_write import ConcurrentBenchConfig, make_workload, run
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.runtime.errors import ConfigError
 
@@ -29,18 +29,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_traffic_leaves_the_prompts_as_they_were() -> None:
-    scene = make_scene(workers=8, blocks=2_000, message_blocks=100)
+    workload = make_workload(workers=8, blocks=2_000, message_blocks=100)
     index = EventIndex()
     try:
-        for message in (*scene.before, *scene.traffic):
+        for message in (*workload.before, *workload.traffic):
             assert index.post(message)
         index.flush()
         counters = index.counters() | index.tier_counters()["device"]
         assert counters["unknown"] == counters["invalid"] == counters["undecodable"] == 0
-        assert counters["removed"] == scene.blocks // 2
-        assert counters["stored"] == scene.blocks // 2 + len(scene.before) * 64
+        assert counters["removed"] == workload.blocks // 2
+        assert counters["stored"] == workload.blocks // 2 + len(workload.before) * 64
         for i in (0, 1, 255):
-            prompt = scene.hashes[scene.starts[i] : scene.starts[i + 1]]
+            prompt = workload.hashes[workload.starts[i] : workload.starts[i + 1]]
             scores = index.scores(prompt)
             assert sorted(w.worker_id for w, n in scores.items() if n == 64) == [i % 4, i % 4 + 4]
     finally:
@@ -48,21 +48,27 @@ def test_the_traffic_leaves_the_prompts_as_they_were() -> None:
 
 
 def test_a_reader_stops_when_told_or_when_its_array_is_full() -> None:
-    scene = make_scene(workers=8, blocks=200, message_blocks=100)
+    workload = make_workload(workers=8, blocks=200, message_blocks=100)
     index = EventIndex()
     each = np.zeros(50, np.uint32)
     try:
         how: dict[str, Any] = {"seed": 1, "mean_gap_us": 0, "each_ns": each}
         stop = np.zeros(1, np.uint32)
-        assert read_prompts(index.native, scene.hashes, scene.starts, 8, stop=stop, **how) == 50
+        assert (
+            read_prompts(index.native, workload.hashes, workload.starts, 8, stop=stop, **how) == 50
+        )
         assert each.all()
         stop[0] = 1
-        assert read_prompts(index.native, scene.hashes, scene.starts, 8, stop=stop, **how) == 0
+        assert (
+            read_prompts(index.native, workload.hashes, workload.starts, 8, stop=stop, **how) == 0
+        )
         for numbers in (0, 4097):
             with pytest.raises(ValueError, match="too many workers"):
-                read_prompts(index.native, scene.hashes, scene.starts, numbers, stop=stop, **how)
+                read_prompts(
+                    index.native, workload.hashes, workload.starts, numbers, stop=stop, **how
+                )
         with pytest.raises(ValueError, match="prompts beyond the hashes"):
-            read_prompts(index.native, scene.hashes[:5], scene.starts, 8, stop=stop, **how)
+            read_prompts(index.native, workload.hashes[:5], workload.starts, 8, stop=stop, **how)
     finally:
         index.close()
 
