@@ -114,7 +114,7 @@ async def _measure(config: ProxyBenchConfig) -> dict[str, Way]:
     bodies = _bodies(config)
     async with contextlib.AsyncExitStack() as stack:
         ways = await _start(config, stack)
-        calls = {}
+        calls: dict[str, Any] = {}
         for name, way in ways.items():
             channel = aio.insecure_channel(way.address, options=CHANNEL_OPTIONS)
             stack.push_async_callback(channel.close, None)

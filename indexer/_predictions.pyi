@@ -1,8 +1,11 @@
+from typing import final
+
 import numpy as np
 import numpy.typing as npt
 
 from .tree._radix import RadixTree
 
+@final
 class PredictionTree:
     tree: RadixTree
     def __init__(self) -> None: ...

@@ -38,6 +38,7 @@ class PrefixIndex(Protocol):
     @property
     def lower_tiers(self) -> bool:
         """Whether asking for the lower tiers' overlaps can find any."""
+        ...
 
     def match(
         self,
@@ -50,14 +51,17 @@ class PrefixIndex(Protocol):
         `lower`, of LOWER_ROWS rows as long as `overlaps`, gets what host memory adds to that, what
         disk and external storage add, and the sum of all tiers: see TierOverlap.
         """
+        ...
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
         """Overlap in blocks of every worker that holds any on its device, bound or not."""
+        ...
 
     def tier_scores(
         self, local_hashes: npt.NDArray[np.uint64]
     ) -> dict[WorkerWithDpRank, TierOverlap]:
         """The same by tier, of every worker that holds a prefix in its tiers together."""
+        ...
 
     def bind(self, worker: WorkerWithDpRank, number: int) -> None:
         """Give a worker the number its overlap is written under."""
@@ -79,6 +83,7 @@ class PrefixIndex(Protocol):
 
     def sources(self) -> Sequence[SourceStatus]:
         """The state of every worker that is bound or was heard of."""
+        ...
 
     def close(self) -> None:
         """Stop the threads. Idempotent."""

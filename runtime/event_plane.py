@@ -81,12 +81,15 @@ class EventPlane(Protocol):
         `*` stands for one segment, a last `>` for one or more. A handler's exception is counted
         and logged. ValueError if the subject is malformed, RuntimeError if the plane is closed.
         """
+        ...
 
     def on_state(self, callback: StateCallback) -> Callable[[], None]:
         """Call `callback` on each change of state; the result takes it off again."""
+        ...
 
     async def flush(self) -> bool:
         """Wait until what was published has reached the carrier; False if it is not reachable."""
+        ...
 
     async def close(self) -> None:
         """Send what is buffered if the carrier is there, then let go of everything. Idempotent."""

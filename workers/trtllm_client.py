@@ -167,9 +167,11 @@ class TrtllmClient:
         options = (connection or ConnectionPolicy()).channel_options()
         self._channel = aio.insecure_channel(address, options=options)
         # No (de)serializers: bytes go through as they are.
-        self._generate = self._channel.unary_stream(f"/{SERVICE}/Generate", None, None)
-        self._embed = self._channel.unary_unary(f"/{SERVICE}/Embed", None, None)
-        self._get_tokenizer = self._channel.unary_stream(f"/{SERVICE}/GetTokenizer", None, None)
+        self._generate: Any = self._channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        self._embed: Any = self._channel.unary_unary(f"/{SERVICE}/Embed", None, None)
+        self._get_tokenizer: Any = self._channel.unary_stream(
+            f"/{SERVICE}/GetTokenizer", None, None
+        )
         self._health_check = self._unary("HealthCheck", pb.HealthCheckResponse)
         self._abort = self._unary("Abort", pb.AbortResponse)
         self._get_model_info = self._unary("GetModelInfo", pb.GetModelInfoResponse)

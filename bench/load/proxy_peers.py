@@ -24,7 +24,7 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
 GENERATE = f"/{SERVICE}/Generate"
 
 
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in stubs only
+class _Methods(grpc.GenericRpcHandler):
     def __init__(self, methods: dict[str, Any]) -> None:
         self._methods = methods
 
@@ -57,7 +57,8 @@ def engine() -> dict[str, Any]:
 def bare_proxy(targets: str) -> dict[str, Any]:
     """Bytes in, bytes out, engines in turn: the least that a proxy on grpc.aio can do."""
     channels = [aio.insecure_channel(target, options=OPTIONS) for target in targets.split(",")]
-    turns = itertools.cycle([channel.unary_stream(GENERATE, None, None) for channel in channels])
+    calls: list[Any] = [channel.unary_stream(GENERATE, None, None) for channel in channels]
+    turns = itertools.cycle(calls)
 
     async def generate(request: bytes, context: Any) -> None:
         async for message in next(turns)(request):

@@ -1,3 +1,5 @@
+from typing import Self
+
 import numpy as np
 import numpy.typing as npt
 
@@ -5,14 +7,14 @@ from ...runtime.identity import WorkerWithDpRank
 from ..tree import RadixTree
 
 class IndexActor:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         max_messages: int = 16384,
         max_bytes: int = ...,
         max_workers: int = 65536,
         max_blocks: int | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def close(self) -> None: ...
     def post(self, message: bytes) -> bool: ...
     def apply(self, message: bytes) -> int: ...

@@ -1,6 +1,7 @@
 from typing import final
 
 from ..hashing import Integers
+from .events import TIERS as TIERS
 from .events import StorageTier
 
 @final

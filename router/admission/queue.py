@@ -72,7 +72,7 @@ class AdmissionQueue:
         limit: int = 10_000,
     ) -> None:
         self._seconds_until_free = seconds_until_free
-        self.policy = policy
+        self.policy: QueuePolicy = policy
         self._limit = limit
         self._waiting: dict[str, Ticket] = {}
         self._lanes: dict[Lane, list[_Entry]] = {}

@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-class Weights(Protocol):
+class _Weights(Protocol):
     """What the kernel reads off its parameters: see cost.CostParams."""
 
     @property
@@ -24,7 +24,7 @@ class Weights(Protocol):
     def track_prefill_tokens(self) -> bool: ...
 
 def evaluate(
-    params: Weights,
+    params: _Weights,
     isl: int,
     block_size: int,
     overlaps: npt.NDArray[np.uint32] | None,

@@ -1,11 +1,11 @@
 """Types of the `_forecast` kernel; forecast.py says what the calls mean."""
 
-from typing import Protocol
+from typing import Protocol, Self, final
 
 import numpy as np
 import numpy.typing as npt
 
-class Params(Protocol):
+class _Params(Protocol):
     """What the kernel reads off its parameters: see forecast.ForecastParams."""
 
     @property
@@ -23,8 +23,9 @@ class Params(Protocol):
     @property
     def output_tokens(self) -> float: ...
 
+@final
 class Forecast:
-    def __init__(self, params: Params) -> None: ...
+    def __new__(cls, params: _Params) -> Self: ...
     @property
     def size(self) -> int: ...
     def add_worker(self, number: int, budget: int | None, blocks: int | None) -> None: ...

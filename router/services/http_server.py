@@ -9,6 +9,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from ...indexer.prefix_index import TierOverlap
 from ...indexer.wire import TIERS
 from ...runtime.errors import RouterError
 from ...runtime.http_site import HttpSite, json_response
@@ -97,17 +98,14 @@ class HttpServer:
             return json_response({"error": f"bad body: {error}"}, 400)
         overlaps = self._router.tier_overlaps if body.by_tier else self._router.overlaps
         try:
-            found: Mapping[WorkerWithDpRank, Any] = overlaps(
+            found: Mapping[WorkerWithDpRank, TierOverlap | int] = overlaps(
                 body.token_ids,
                 lora_name=body.lora_name or None,
                 cache_namespace=body.cache_namespace or None,
             )
         except RouterError as error:
             return json_response({"error": str(error)}, 400)
-        blocks = (
-            {worker: each._asdict() for worker, each in found.items()} if body.by_tier else found
-        )
-        return json_response({_name(worker): each for worker, each in sorted(blocks.items())})
+        return json_response({_name(worker): _blocks(found[worker]) for worker in sorted(found)})
 
     async def _on_thresholds(self, request: web.Request) -> web.Response:
         config = self._router.limits.config
@@ -157,6 +155,10 @@ def _worker(view: WorkerView) -> dict[str, Any]:
         "event_source_state": view.event_source_state,
         "lower_tier_blocks": dict(zip(TIERS[1:], view.lower_tier_blocks, strict=True)),
     }
+
+
+def _blocks(overlap: TierOverlap | int) -> dict[str, int] | int:
+    return overlap if isinstance(overlap, int) else overlap._asdict()
 
 
 def _name(worker: WorkerWithDpRank) -> str:

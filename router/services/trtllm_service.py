@@ -43,7 +43,7 @@ Context = aio.ServicerContext[Any, Any]
 log = structlog.get_logger(__name__)
 
 
-class TrtllmService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in stubs only
+class TrtllmService(grpc.GenericRpcHandler):
     """Serves the fleet behind a dispatcher. `model_id` replaces the name the engines give."""
 
     def __init__(

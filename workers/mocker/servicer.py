@@ -37,7 +37,7 @@ class TrtllmServicer:
         )
         self._unnamed = itertools.count()
 
-    def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
+    def handlers(self) -> grpc.GenericRpcHandler:
         """All methods of the service. Streams of many messages carry bytes: see ResponseWriter."""
         return grpc.method_handlers_generic_handler(
             SERVICE,

@@ -1,4 +1,4 @@
-from typing import final
+from typing import Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 from ..config import EngineConfig
 from ._timing import StepTiming
 
-Token = tuple[int, bool, int, int]
+_Token = tuple[int, bool, int, int]
 """request, whether it was the last one, cached prompt tokens, preemptions so far"""
-Change = tuple[int, int, int] | list[int]
+_Change = tuple[int, int, int] | list[int]
 """blocks stored: (request, its first block, how many); or the sequence hashes of blocks removed"""
 
 @final
@@ -19,7 +19,7 @@ class SingleEngine:
     waiting: int
     active_blocks: int
     inactive_blocks: int
-    def __init__(self, config: EngineConfig, timing: StepTiming) -> None: ...
+    def __new__(cls, config: EngineConfig, timing: StepTiming) -> Self: ...
     def submit(
         self,
         request: int,
@@ -31,7 +31,7 @@ class SingleEngine:
         """Queue a request; ValueError if the columns are too short for it."""
 
     def abort(self, request: int) -> bool: ...
-    def step(self) -> tuple[float, list[Token], list[Change], int, int]:
+    def step(self) -> tuple[float, list[_Token], list[_Change], int, int]:
         """(seconds, tokens, changes of the cache, prompt tokens computed, preempted)."""
 
     def cache(self) -> list[tuple[int, int | None, int, int]]:

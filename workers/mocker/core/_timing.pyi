@@ -1,4 +1,4 @@
-from typing import final
+from typing import Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 class StepTiming:
     """How long a step takes, in milliseconds; see timing.py."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         total_tokens: float,
         decode_speedup: float,
         arrays: tuple[NDArray[np.float64], ...] | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def prefill_ms(self, tokens: int) -> float:
         """To compute `tokens` prompt tokens of one step, all requests together."""
 

@@ -1,4 +1,4 @@
-from typing import final
+from typing import Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,8 @@ class Fleet:
 
     size: int  # engines: ranks of workers
     lost: int  # messages so far
-    def __init__(
-        self,
+    def __new__(
+        cls,
         config: EngineConfig,
         timing: StepTiming,
         workers: int,
@@ -22,7 +22,7 @@ class Fleet:
         record_events: bool,
         loss: float,
         seed: int,
-    ) -> None: ...
+    ) -> Self: ...
     def submit(
         self,
         engine: int,
