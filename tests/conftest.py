@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import logging
 from collections.abc import Iterator
 from os import environ
 
@@ -35,3 +36,26 @@ def no_collection_in_state_machines(request: pytest.FixtureRequest) -> Iterator[
     gc.disable()
     yield
     gc.enable()
+
+
+class _Complaints(logging.Handler):
+    """Collects what asyncio only logs: tasks destroyed or failed unseen, calls from other threads.
+
+    That a callback was slow is a warning and says how busy the machine is: it is left alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(self.format(record))
+
+
+@pytest.fixture(autouse=True)
+def asyncio_does_not_complain() -> Iterator[None]:
+    complaints = _Complaints()
+    logging.getLogger("asyncio").addHandler(complaints)
+    yield
+    logging.getLogger("asyncio").removeHandler(complaints)
+    assert complaints.messages == []
