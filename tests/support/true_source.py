@@ -15,7 +15,7 @@ from dynamo_router.indexer.wire.events import (
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
 Cache = frozenset[int]
-ROOTS = (1, 2, 3)  # block 10 * r hangs below block r
+ROOTS = (1, 2)  # block 10 * r hangs below block r
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,16 @@ def test_every_recorded_case() -> None:
         assert compute_seq_hash_for_block(local) == case["sequence_hashes"], case["name"]
 
 
+def test_every_recorded_error() -> None:
+    recorded = json.loads((VECTORS / "block_hashes.json").read_text())["error_cases"]
+    bads = {"bs0": ([1], 0), "negative": ([-1], 1), "too_big": ([2**32], 1)}
+    assert set(recorded) == set(bads)
+    for name, (tokens, block_size) in bads.items():
+        with pytest.raises((ValueError, OverflowError)) as raised:
+            compute_block_hash_for_seq(tokens, block_size)
+        assert raised.type.__name__ == recorded[name].split(":")[0]
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_agrees_with_the_oracle(data: st.DataObject) -> None:

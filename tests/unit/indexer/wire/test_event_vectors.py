@@ -66,6 +66,7 @@ def said(sample: dict[str, Any]) -> list[RouterEvent]:
 @pytest.mark.parametrize("sample", samples())
 def test_every_captured_message(sample: dict[str, Any]) -> None:
     message = b64decode(sample["payload_b64"])
+    assert (len(message) < sample["len"]) == sample.get("truncated", False)
     topic = sample.get("envelope", {}).get("topic")
     if topic == "kv-events":
         events = decode_event_message(message)
@@ -74,15 +75,15 @@ def test_every_captured_message(sample: dict[str, Any]) -> None:
         assert message == encode_event_message(
             events, envelope["publisher_id"], envelope["sequence"], envelope["published_at"]
         )
-    elif len(message) < sample["len"]:
-        check_cut_capture(message, sample["len"])
+    elif sample.get("truncated"):
+        check_truncated_capture(message, sample["len"])
     else:
         # Another topic, a call of the request plane, or its empty acknowledgement.
         assert topic != "kv-events"
         assert decode_event_message(message) == []
 
 
-def check_cut_capture(message: bytes, length: int) -> None:
+def check_truncated_capture(message: bytes, length: int) -> None:
     """The recording kept the first 4500 bytes of its two largest messages: no more of them exists.
 
     What is cut is refused as a whole: half an event must not count as one. That we can read such
@@ -121,3 +122,8 @@ def kept_blocks(message: bytes) -> Iterator[tuple[int, int]]:
         block = msgspec.msgpack.decode(message[start : start + 57])
         yield block["block_hash"], block["tokens_hash"]
         start = message.find(b"\x83\xaablock_hash", start + 57)
+
+
+def test_two_messages_were_truncated_by_the_recorder() -> None:
+    recorded = json.loads((VECTORS / "nats_messages.json").read_text())["samples"]
+    assert sum(each.get("truncated", False) for each in recorded) == 2
