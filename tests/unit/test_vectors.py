@@ -1,4 +1,4 @@
-"""The recorded vectors are the project's own: each is described and tested, and no test is skipped."""
+"""The recorded vectors are the project's own: each is described and tested."""
 
 import ast
 from pathlib import Path
