@@ -74,15 +74,9 @@ TO_MEND: dict[str, list[str]] = {
         "bench/simulation/simulated_run.py imports workers.mocker.config",
         "bench/simulation/simulation.py imports workers.mocker.config",
         "bench/simulation/simulation.py imports workers.mocker.virtual",
-        "indexer/tree/_radix.pyx imports indexer.wire.codec",
     ],
     "a file is a noun": [
         "bench.traces._tokens has fewer than 40 lines",
-        "runtime.native._mix has fewer than 40 lines",
-        "runtime.native._vector has fewer than 40 lines",
-        "workers/mocker/engine.py imports workers.mocker.core._single_engine",
-        "workers/mocker/timing.py imports workers.mocker.core._timing",
-        "workers/mocker/virtual.py imports workers.mocker.core._virtual",
     ],
 }
 

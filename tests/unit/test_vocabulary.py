@@ -85,42 +85,8 @@ WORDS = {
 
 # Where replaced words still stand, by folder. What was renamed must leave the list.
 TO_MEND: dict[str, list[str]] = {
-    "arena": [
-        "tests/instruments",
-    "door": [
-        "router",
-        "router/services",
-        "tests/integration",
-        "tests/unit/workers/mocker",
-        "workers/mocker",
-    ],
     "ext": [
         "tests/unit/indexer/wire",
-    ],
-    "gate": [
-        "tests/integration",
-        "tests/unit/workers/mocker",
-        "bench/index",
-        "indexer/event_index",
-        "tests/threads",
-    ],
-    "hold": [
-    ],
-    "hold": [
-        "slots",
-        "workers/mocker/core",
-    ],
-    "keeper": [
-        "router",
-    ],
-    "names": [
-        "workers/mocker/core",
-        "indexer/event_index",
-        "slots",
-    ],
-    "names": [
-        "indexer/event_index",
-        "indexer/tree",
     ],
     "pace": [
         "tests/stateful",
@@ -130,41 +96,10 @@ TO_MEND: dict[str, list[str]] = {
         "tests/unit/router/dispatch",
     ],
     "patient": [
-        "examples",
-        "indexer/event_index",
-        "tests/integration",
         "tests/support",
     ],
     "room": [
-        "runtime",
         "tests/oracles",
-        "workers/mocker/core",
-        "bench/index",
-        "indexer",
-        "indexer/event_index",
-        "indexer/tree",
-        "tests/oracles",
-        "tests/unit/indexer/tree",
-    ],
-    "scene": [
-        "bench/index",
-        "tests/unit/bench/index",
-    ],
-        "tests/oracles",
-        "workers/mocker/core",
-    ],
-    "tether": [
-        "runtime",
-    ],
-    "tethered": [
-        "bench",
-        "bench/index",
-        "bench/load",
-        "router",
-        "runtime",
-        "tests/unit/runtime",
-    "section": [
-        "indexer/event_index",
     ],
 }
 
