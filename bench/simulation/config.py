@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 from ...router.config import KvRouterConfig, ServeConfig
 from ...runtime.settings import bad_setting, option, resolve
-from ...workers.mocker.config import (
+from ...workers.mocker import (
     ENGINE_TYPES,
     PREEMPTION_MODES,
     EngineConfig,

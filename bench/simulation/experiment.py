@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ...router.config import KvRouterConfig
-from ...workers.mocker.config import parse_speeds
+from ...workers.mocker import parse_speeds
 from ..traces import read_turns
 from .bounds import hit_rate_bounds
 from .config import DEFAULT_COMPARE, DEFAULT_WORKERS, Load, SimulationConfig

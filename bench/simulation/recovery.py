@@ -16,7 +16,7 @@ from ...router.events import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActio
 from ...router.kv_router import KvRouter
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.event_stream import MIN_ANNOUNCE_INTERVAL_S
-from ...workers.mocker.virtual import VirtualFleet
+from ...workers.mocker import VirtualFleet
 from ...workers.publisher import HEARTBEAT_S
 from ...workers.replay_log import MIN_REPLAY_INTERVAL_S
 from ...workers.resync_wire import ResyncRequest

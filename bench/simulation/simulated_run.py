@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...workers.mocker.config import parse_speeds
+from ...workers.mocker import parse_speeds
 from ..results import Run, Summary, summarise, summarise_weighted
 from .bounds import HitRateBounds
 from .config import SimulationConfig

@@ -17,8 +17,7 @@ from ...router.admission import Ticket
 from ...router.dispatch import queue_of
 from ...router.kv_router import KvRouter
 from ...runtime.errors import InvalidRequestError, NoWorkersError
-from ...workers.mocker.config import EVEN_SPEEDS, EngineConfig
-from ...workers.mocker.virtual import VirtualFleet
+from ...workers.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
 from .prepared_trace import SimulatedTrace
 from .recovery import SimulatedRecovery
 from .request_log import FAILED, REJECTED, RequestLog

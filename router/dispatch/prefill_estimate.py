@@ -4,8 +4,8 @@ KNOWN_BY = 0.1  # weight of the newest first token
 STEP_S = 0.02  # before anything was observed: of a step,
 TOKEN_S = 5e-5  # and of each prompt token in it
 TINY_TOKENS = 64
-PATIENCE = 8.0  # times the estimate, and
-PATIENCE_S = 10.0  # so much more
+RELEASE_FACTOR = 8.0  # times the estimate, and
+RELEASE_AFTER_S = 10.0  # so much more
 
 
 class PrefillEstimate:
@@ -48,9 +48,9 @@ class PrefillEstimate:
         """Drop the workers that are through."""
         self._ends = {worker: end for worker, end in self._ends.items() if end > now}
 
-    def patience(self, tokens: int) -> float:
+    def release_after_s(self, tokens: int) -> float:
         """How long the prompt of a stream without a first token counts as not computed yet.
 
         An engine that hangs is not to be waited for by everybody.
         """
-        return PATIENCE_S + PATIENCE * self.seconds(tokens)
+        return RELEASE_AFTER_S + RELEASE_FACTOR * self.seconds(tokens)

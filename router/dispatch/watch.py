@@ -152,7 +152,9 @@ class FlightWatch:
             waited = now - flight.sent_at
             if waited > self._attempt:
                 self._end(flight, TakenBack.ATTEMPT)
-            elif flight.counts_prefill and waited > self._estimate.patience(flight.uncached_tokens):
+            elif flight.counts_prefill and waited > self._estimate.release_after_s(
+                flight.uncached_tokens
+            ):
                 flight.counts_prefill = False
                 self._router.release_prefill(flight.request_id)
                 self._on_load_fell()

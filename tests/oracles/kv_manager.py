@@ -95,7 +95,7 @@ class KvManager:
             else:
                 missing.append(position)
         if missing:
-            self._make_room(len(missing))
+            self._free_blocks(len(missing))
             for position in missing:
                 holders[hashes[position]] = 1
             self._store(sequence, missing)
@@ -105,7 +105,7 @@ class KvManager:
         """A new partial block with one holder: its id. None if there is no room."""
         if len(self._holders) >= self.capacity:
             return None
-        self._make_room(1)
+        self._free_blocks(1)
         self._last_partial -= 1
         self._holders[self._last_partial] = 1
         return self._last_partial
@@ -155,7 +155,7 @@ class KvManager:
             assert block.parent_hash in seen, "a cached block's parent is not before it"
             seen.add(block.block_hash)
 
-    def _make_room(self, blocks: int) -> None:
+    def _free_blocks(self, blocks: int) -> None:
         """Evict until `blocks` more fit; the caller knows that they can."""
         excess = len(self._holders) + len(self._inactive) + blocks - self.capacity
         if excess > 0:

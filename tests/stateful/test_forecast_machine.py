@@ -99,13 +99,13 @@ class ForecastMachine(RuleBasedStateMachine):
             self.booked.pop(request_id, None)
             del self.requests[request_id]
 
-    @rule(tokens=st.integers(100, 3000), pace=st.sampled_from([1e-5, 1e-4]))
-    def learn_enough(self, tokens, pace):
+    @rule(tokens=st.integers(100, 3000), s_per_token=st.sampled_from([1e-5, 1e-4]))
+    def learn_enough(self, tokens, s_per_token):
         """A run of requests one after the other, so that the model can say how long to wait."""
         for turn in range(35 if self.workers else 0):
             name = f"lesson {turn}"
             self.book_both(name, min(self.workers), tokens + turn, tokens)
-            self.now += 0.01 + tokens * pace
+            self.now += 0.01 + tokens * s_per_token
             self.first_token(name)
             self.now += 0.1 * (turn % 3)
             self.end(name, 8)

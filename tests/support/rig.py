@@ -23,7 +23,7 @@ from dynamo_router.workers.trtllm_client import ConnectionPolicy
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 64
-PATIENT = HealthPolicy(probe_interval_s=60, retry_first_s=0.02, retry_most_s=0.1)
+RARE_PROBES = HealthPolicy(probe_interval_s=60, retry_first_s=0.02, retry_most_s=0.1)
 
 
 class Rig:
@@ -32,7 +32,7 @@ class Rig:
     def __init__(
         self,
         *engines: FakeEngine,
-        policy: HealthPolicy = PATIENT,
+        policy: HealthPolicy = RARE_PROBES,
         observer: DispatchObserver | None = None,
         outliers: OutlierPolicy | None = None,
         connection: ConnectionPolicy | None = None,

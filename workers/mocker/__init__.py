@@ -1,1 +1,17 @@
-"""Mock engines: paged prefix cache, scheduler and timing of an LLM engine, without the model."""
+"""Mock engines: paged prefix cache, scheduler and timing of an LLM engine, without the model.
+
+Entered by simulations through virtual engines; the command `mocker` and tests run live ones.
+"""
+
+from .config import ENGINE_TYPES, EVEN_SPEEDS, PREEMPTION_MODES, EngineConfig, parse_speeds
+from .virtual import EngineStats, VirtualFleet
+
+__all__ = [
+    "ENGINE_TYPES",
+    "EVEN_SPEEDS",
+    "PREEMPTION_MODES",
+    "EngineConfig",
+    "EngineStats",
+    "VirtualFleet",
+    "parse_speeds",
+]

@@ -85,7 +85,7 @@ def test_prefill_is_estimated_from_first_tokens() -> None:
         estimate.observe(10_000, 2.1)
     assert estimate.seconds(0) == pytest.approx(0.1, rel=0.05)
     assert estimate.seconds(10_000) == pytest.approx(2.1, rel=0.05)
-    assert estimate.patience(10_000) > 5 * estimate.seconds(10_000)
+    assert estimate.release_after_s(10_000) > 5 * estimate.seconds(10_000)
 
 
 def test_prefill_lasts_no_longer_than_the_whole_answer() -> None:
