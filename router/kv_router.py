@@ -60,6 +60,7 @@ class KvRouter:
         self._source = CandidateSource(self.registry, self.index, self._slots)
         self._choice = PolicyChoice(self.config, strategy)
         self._policy = self._choice.policy
+        self._learner = self._policy if self._policy.learns else None  # hears of requests
         self.limits = LoadLimits(self.config.admission, self._slots, self.registry, self._policy)
         self._dropped: list[str] = []
         self._lock = threading.RLock()
@@ -219,8 +220,8 @@ class KvRouter:
                     expected_output_tokens=expected_output_tokens,
                     track_prefill=config.router_track_prefill_tokens,
                 )
-                if booked:
-                    self._policy.on_booked(request_id, number, candidates)
+                if booked and self._learner is not None:
+                    self._learner.on_booked(request_id, number, candidates)
                 if policy.needs_overlaps and self.index.predicts:
                     local, sequence = prompt.local_hashes, prompt.sequence_hashes
                     self.index.record(decision.worker, local, sequence, now)
@@ -308,8 +309,8 @@ class KvRouter:
     def mark_prefill_complete(self, request_id: str) -> bool:
         """The first token is out. False if the request is not booked, which is no error."""
         with self._lock:
-            if self._policy.learns:
-                self._policy.on_first_token(request_id, self._clock.now())
+            if self._learner is not None:
+                self._learner.on_first_token(request_id, self._clock.now())
             return self._slots.mark_prefill_completed(request_id)
 
     def release_prefill(self, request_id: str) -> bool:
@@ -337,8 +338,8 @@ class KvRouter:
         `output_tokens`, where somebody has counted them, tells a policy how long a token takes.
         """
         with self._lock:
-            if self._policy.learns:
-                self._policy.on_end(request_id, self._clock.now(), output_tokens)
+            if self._learner is not None:
+                self._learner.on_end(request_id, self._clock.now(), output_tokens)
             return self._slots.free(request_id)
 
     # Inside
