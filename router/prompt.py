@@ -95,10 +95,12 @@ class Prompt:
         return self
 
     def _hash(self) -> Hashes:
-        content = self._content
+        token_ids, content = self._token_ids, self._content
+        if self._local_hashes is not None:  # by another thread, which then let go of the tokens
+            return self._local_hashes
         try:
             found = block_hashes(
-                self._token_ids,
+                token_ids,
                 self.block_size,
                 block_mm_infos=content.block_mm_infos,
                 lora_name=content.lora_name,
