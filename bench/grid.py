@@ -275,6 +275,7 @@ def draw_grid(path: str, results: Sequence[CellResult], policy: str) -> Path:
     """Ratios over fleet size, arrivals and caches; blue is the policy's gain. The path written."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     plain = [each for each in results if not each.cell.delay_ms and not each.cell.loss]
     sizes = sorted({each.cell.workers for each in plain})
@@ -294,9 +295,7 @@ def draw_grid(path: str, results: Sequence[CellResult], policy: str) -> Path:
                 ratio = getattr(each, key)
                 shade = min(1.0, max(0.0, 0.5 + (ratio - 1) / (2 * reach)))
                 colour = matplotlib.colormaps["RdBu_r"](shade)
-                axes.add_patch(
-                    matplotlib.patches.Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour)
-                )
+                axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour))
                 dark = abs(shade - 0.5) > 0.33
                 axes.text(
                     x,

@@ -34,6 +34,7 @@ class PrefixIndex(Protocol):
     @property
     def predicts(self) -> bool:
         """Whether `record` notes anything."""
+        ...
 
     @property
     def lower_tiers(self) -> bool:

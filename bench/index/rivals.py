@@ -27,6 +27,7 @@ class IndexAdapter(Protocol):
 
     def scores(self, matched: Any) -> dict[int, int]:
         """Worker to overlap, of what `match` returned; not timed, to compare the indexes."""
+        ...
 
 
 class Arrays:

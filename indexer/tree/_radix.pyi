@@ -29,7 +29,7 @@ class RadixTree:
         block_hashes: _Hashes,
         local_hashes: _Hashes,
     ) -> None: ...
-    def store_below(
+    def store_at(
         self,
         worker: _AnyWorker,
         upper: RadixTree,

@@ -147,7 +147,7 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
         # Nobody is there to be told.
         raise asyncio.CancelledError from error
     if isinstance(error, aio.AioRpcError):
-        trailing = tuple(cast(Any, error.trailing_metadata()) or ())
+        trailing = tuple(cast("Sequence[tuple[str, str | bytes]]", error.trailing_metadata() or ()))
         if sum(len(key) + len(value) for key, value in trailing) > MAX_TRAILING_BYTES:
             trailing = ()
     elif code is grpc.StatusCode.INTERNAL:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.true_source import ROOTS, Message, TrueSource
 
+from dynamo_router.indexer.event_index._status import list_sources
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.indexer.wire.events import Cleared
@@ -276,7 +277,7 @@ class CursorMachine(RuleBasedStateMachine):
         return status
 
     def believed(self) -> int:
-        ((_, cursor, *_),) = self.index._actor.sources()
+        ((_, cursor, *_),) = list_sources(self.index._actor, False)
         publisher: int = cursor["publisher_id"]
         return publisher
 
