@@ -132,13 +132,13 @@ def test_json_lines_have_level_time_event_and_values(
         raise ValueError("broken")
     except ValueError:
         log.exception("it failed")
-    logging.getLogger("library").error("from the %s", "library")
+    logging.getLogger("aiohttp").error("from the %s", "library")
     output.close()
     lost, failed, library = map(json.loads, read_lines(reading))
     assert (lost["level"], lost["event"], lost["worker_id"]) == ("warning", "worker lost", 7)
     assert lost["address"] == "127.0.0.1:1\n2" and lost["timestamp"].endswith("Z")
     assert "ValueError: broken" in failed["exception"]
-    assert (library["event"], library["logger"]) == ("from the library", "library")
+    assert (library["event"], library["logger"]) == ("from the library", "aiohttp")
     assert output.lost == 0
 
 
