@@ -16,6 +16,7 @@ import click
 
 from .runtime.errors import RouterError
 from .runtime.settings import ENV_PREFIX, OptionSpec, Resolved, options_of, resolve
+from .runtime.urls import redact_text
 
 
 @dataclass(frozen=True)
@@ -180,5 +181,5 @@ def main() -> None:
     try:
         _build_root().main(prog_name="dynamo-router")
     except RouterError as error:
-        click.echo(f"dynamo-router: {error}", err=True)
+        click.echo(f"dynamo-router: {redact_text(str(error))}", err=True)
         sys.exit(2)

@@ -76,5 +76,7 @@ class SourceStatus:
     """heartbeats: whether it speaks the recovery protocol"""
     missing: Missing | None = None
     """of a recovering source: what to ask it for"""
+    unannounced: int = 0
+    """events and heartbeats of publishers that its worker did not announce: ignored"""
     restored: bool = False
     """what is known was read from a file, and the source has not confirmed it"""

@@ -7,8 +7,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.nats_url import DEFAULT_NATS_URL
+from ..runtime.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..runtime.settings import bad_setting, option
+from ..runtime.urls import DEFAULT_NATS_URL
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
 from ..workers.trtllm_client import ConnectionPolicy
@@ -271,18 +272,37 @@ class ServeConfig:
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "gRPC port; 0 takes a free one.")
     http_port: int = option(8081, "HTTP port for /metrics, /health, /workers; 0 takes a free one.")
+    admin_host: str | None = option(
+        None, "Address of the admin routes, which change or reveal things. Not given: loopback."
+    )
+    admin_port: int | None = option(
+        None, "HTTP port of the admin routes; 0 takes a free one. Not given: the HTTP port."
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (), "Another name of this router in URLs (Host header); may be repeated.", "--allowed-host"
+    )
+    auth_tokens: str | None = option(
+        None, "File of the callers: tokens, names, roles. Not given: nobody needs a token."
+    )
+    tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
+    worker_tls: WorkerTlsConfig = field(default_factory=WorkerTlsConfig)
     router: KvRouterConfig = field(default_factory=KvRouterConfig)
     workers: tuple[str, ...] = option(
-        (), "An engine, grpc://HOST:PORT[?id=WORKER_ID]; may be repeated.", "--worker"
+        (),
+        "An engine, grpc://HOST:PORT[?id=WORKER_ID], or grpcs:// for TLS; may be repeated.",
+        "--worker",
+        url=True,
     )
     mock_engines: MockEnginesConfig = field(
         default_factory=MockEnginesConfig, metadata={"inline": True}
     )
     nats: str | None = option(
         None,
-        f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
+        url=True,
+        help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
         "else one is started.",
     )
+    nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
     namespace: str = option("dynamo", "Namespace of the engines' event subjects.")
     component: str = option("backend", "Component of the engines' event subjects.")
     endpoint: str = option("generate", "Endpoint of the engines' event subjects.")
@@ -316,6 +336,9 @@ class ServeConfig:
         for key in ("port", "http_port"):
             if not 0 <= getattr(self, key) <= 65535:
                 raise bad_setting(key, "must be in 0..65535")
+        if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
+            raise bad_setting("admin_port", "must be in 0..65535")
+        self.nats_auth.check_has_server(self.nats)
         _require_at_least("max_attempts", self.max_attempts, 1)
         _require_at_least("drain_timeout_s", self.drain_timeout_s, 0)
         _require_at_least("unknown_worker_ttl_s", self.unknown_worker_ttl_s, 0)

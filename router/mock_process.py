@@ -2,12 +2,13 @@
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import structlog
 
 from ..runtime.child_process import ChildError, ChildProcess
 from ..runtime.errors import ConfigError
+from ..runtime.security import NatsAuthConfig
 from ..runtime.settings import bad_setting, option
 
 START_TIMEOUT_S = 60.0
@@ -53,6 +54,7 @@ class MockProcess:
         endpoint: str,
         model_id: str | None,
         nats_url: str | None,
+        nats_auth: NatsAuthConfig,
     ) -> None:
         flags = {
             "--workers": config.mockers,
@@ -67,14 +69,18 @@ class MockProcess:
             "--max-num-seqs": config.max_num_seqs,
             "--max-num-batched-tokens": config.max_num_batched_tokens,
             "--model-id": model_id,
-            "--nats": nats_url,
         }
         command = [sys.executable, "-m", "dynamo_router", "mocker"]
         for flag, value in flags.items():
             if value is not None:
                 command += [flag, str(value)]
+        env = {}
+        if nats_url is not None:
+            env["DYNAMO_ROUTER_MOCKER_NATS"] = nats_url  # flags can be read in the process list
+            command += _nats_flags(nats_auth)
         self._child = ChildProcess(
             command,
+            env=env,
             stop_timeout_s=STOP_TIMEOUT_S,
             join_stderr=False,
             on_unexpected_end=lambda code: log.error("the mock engines ended", exit_code=code),
@@ -103,3 +109,8 @@ class MockProcess:
         if match := _ENGINE.match(line):
             self.urls.append(f"{match[1]}?id={match[2]}")
         return line == "ready"
+
+
+def _nats_flags(auth: NatsAuthConfig) -> list[str]:
+    named = ((f"--nats-{field.name}", getattr(auth, field.name)) for field in fields(auth))
+    return [word for flag, path in named if path for word in (flag.replace("_", "-"), path)]

@@ -15,8 +15,10 @@ from ..indexer.event_index import EventIndex
 from ..runtime.clock import SystemClock
 from ..runtime.errors import ConfigError
 from ..runtime.process import StopSignals, allow_open_files, run_until
+from ..runtime.urls import redact_text
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
+from .access import Security
 from .config import ServeConfig
 from .dispatch import Dispatcher, DispatchObserver, OutputTracking, admission_of
 from .events import EventIntake
@@ -30,6 +32,7 @@ from .metrics import (
     plane_metrics,
     queue_metrics,
     registry_of,
+    security_metrics,
     snapshot_metrics,
     worker_metrics,
 )
@@ -54,7 +57,7 @@ def run(config: ServeConfig) -> int:
     try:
         uvloop.run(run_server(config))
     except ConfigError as error:
-        print(f"dynamo-router: {error}", file=sys.stderr)
+        print(f"dynamo-router: {redact_text(str(error))}", file=sys.stderr)
         return 1
     return 0
 
@@ -92,6 +95,7 @@ class Server:
         self._events: EventIntake | None = None
         self._draining = False
 
+        self.security = Security(config, self._clock)
         self.router = KvRouter(config.router, clock=self._clock)
         self.monitor = HealthMonitor(
             self.router.registry,
@@ -101,6 +105,7 @@ class Server:
             outliers=config.outliers,
             connection=config.connection,
             mixed_models=config.mixed_models,
+            tls=self.security.worker_tls,
         )
         metrics = RequestMetrics(lambda: self.dispatcher.in_flight)
         observer: DispatchObserver = metrics
@@ -124,7 +129,10 @@ class Server:
         )
         if self._admission is not None:
             self._gauges.add(queue_metrics(self._admission.queue))
-        self._http = HttpServer(self.router, registry_of(metrics, self._gauges), self._health)
+        self._gauges.add(security_metrics(self.security))
+        self._http = HttpServer(
+            self.router, registry_of(metrics, self._gauges), self._health, security=self.security
+        )
         self._grpc = GrpcServer(
             TrtllmService(
                 self.dispatcher,
@@ -134,6 +142,8 @@ class Server:
                 policy=config.router.policy_name,
             ),
             RouterService(self.router),
+            access=self.security.access,
+            tls=self.security.server_tls,
         )
         self.monitor.listeners.append(self._on_workers)
 
@@ -147,8 +157,12 @@ class Server:
 
     @property
     def ready_line(self) -> str:
+        admin = self._http.admin
+        listeners = f"grpc {self.grpc_address} http {self.http_address} "
+        if admin is not None:
+            listeners += f"admin {admin.host}:{admin.port} "
         return (
-            f"dynamo-router ready: grpc {self.grpc_address} http {self.http_address} "
+            f"dynamo-router ready: {listeners}"
             f"mode {self._config.router.mode} workers {len(self.router.registry)} "
             f"events {self._events.description if self._events else 'off'}"
         )
@@ -164,6 +178,10 @@ class Server:
         self._grpc.bind(config.host, config.port)
         await self._http.start(config.host, config.http_port)
         stack.push_async_callback(self._http.close)
+        for line in self.security.exposed(self._grpc.port, self._http.port, self._http.admin):
+            log.warning(line)
+        self.security.watch.start()
+        stack.push_async_callback(self.security.watch.close)
         nats_url = await self._start_events()
         urls = list(config.workers)
         if config.mock_engines.mockers:
@@ -175,6 +193,7 @@ class Server:
                 endpoint=config.endpoint,
                 model_id=config.model_id,
                 nats_url=nats_url,
+                nats_auth=config.nats_auth,
             )
             stack.push_async_callback(mocks.stop)
             await mocks.start()
@@ -206,7 +225,14 @@ class Server:
         index = self.router.index
         if not isinstance(index, EventIndex):
             return None
-        events = self._events = EventIntake(self._config, index, self.router.registry, self._clock)
+        events = self._events = EventIntake(
+            self._config,
+            index,
+            self.router.registry,
+            self._clock,
+            auth=self.security.nats,
+            on_unannounced=self.monitor.suspect,
+        )
         self._stack.push_async_callback(events.close)
         await events.start()
         self._gauges.add(event_metrics(index))

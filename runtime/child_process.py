@@ -7,7 +7,7 @@ import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .errors import RouterError
 
@@ -62,16 +62,18 @@ class ChildProcess:
         stop_timeout_s: float,
         join_stderr: bool = True,
         own_session: bool = False,
+        env: Mapping[str, str] | None = None,
         on_unexpected_end: Callable[[int], None] | None = None,
     ) -> None:
         """`own_session`: a Ctrl-C in our terminal does not reach it, and `stop` also kills what it
-        leaves behind of its process group. `on_unexpected_end` is called with the exit code if it
-        ends after it was ready and before `stop`.
+        leaves behind of its process group. `env` is added to our environment. `on_unexpected_end`
+        is called with the exit code if it ends after it was ready and before `stop`.
         """
         self._command = command
         self._stop_timeout_s = stop_timeout_s
         self._stderr = STDOUT if join_stderr else None
         self._own_session = own_session
+        self._env = env or {}
         self._on_unexpected_end = on_unexpected_end
         self._output: deque[str] = deque(maxlen=KEPT_LINES)
         self._process: Process | None = None
@@ -105,6 +107,7 @@ class ChildProcess:
             stdout=PIPE,
             stderr=self._stderr,
             start_new_session=self._own_session,
+            env={**os.environ, **self._env},
         )
         ready = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read(self._process, is_ready, ready))

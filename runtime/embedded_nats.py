@@ -13,8 +13,8 @@ from structlog import get_logger
 
 from .child_process import ChildError, ChildProcess
 from .errors import ConfigError
-from .nats_url import DEFAULT_NATS_URL, split_nats_url
 from .supervised import stopped, supervise
+from .urls import DEFAULT_NATS_URL, split_nats_url
 
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 3.0

@@ -1,5 +1,6 @@
 """An HTTP server on a port of ours: how every HTTP API of this package listens."""
 
+import ssl
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,19 +21,31 @@ class HttpSite:
         self._app.add_routes(routes)
         self._runner: web.AppRunner | None = None
         self.port = 0
+        """of the first address"""
 
-    async def start(self, host: str, port: int, *, key: str) -> None:
-        """Listen; port 0 takes a free one. ConfigError, naming the setting `key`, if it cannot."""
-        self._runner = web.AppRunner(self._app, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+    async def start(
+        self, host: str, port: int, *, key: str, tls: ssl.SSLContext | None = None
+    ) -> int:
+        """Listen, on one more address if called again; the port taken, a free one for port 0.
+
+        ConfigError, naming the setting `key`, if it cannot; then no address is listened on.
+        """
+        first = self._runner is None
+        if self._runner is None:
+            self._runner = web.AppRunner(self._app, access_log=None, shutdown_timeout=1.0)
+            await self._runner.setup()
+        before = len(self._runner.addresses)
+        site = web.TCPSite(self._runner, host, port, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:
             await self.close()
             reason = error.strerror or error
             raise bad_setting(key, f"cannot listen on {host}:{port}: {reason}") from None
-        self.port = self._runner.addresses[0][1]
+        taken = int(self._runner.addresses[before][1])
+        if first:
+            self.port = taken
+        return taken
 
     async def close(self) -> None:
         """Stop listening and drop what is open. Idempotent."""

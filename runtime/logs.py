@@ -15,6 +15,7 @@ from typing import Any, Literal
 import structlog
 
 from .clock import Clock, SystemClock
+from .urls import redact_text
 
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: tuple[str, ...] = ("text", "json")
@@ -48,8 +49,8 @@ class LineWriter:
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Queue a line, given without its newline."""
-        data = line.encode("utf-8", "backslashreplace")
+        """Queue a line, given without its newline. Credentials of URLs in it are hidden."""
+        data = redact_text(line).encode("utf-8", "backslashreplace")
         data = data[:MAX_LINE_BYTES] + _CUT if len(data) > MAX_LINE_BYTES else data + b"\n"
         with self._wake:
             if self._closing or len(self._lines) >= self._max_lines:

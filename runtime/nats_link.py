@@ -16,6 +16,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import MaxPayloadError, SlowConsumerError
 
+from .security import NatsAuth
+from .urls import user_of
+
 CONNECT_TIMEOUT_S = 2
 FLUSH_TIMEOUT_S = 5
 MAX_UNSENT_BYTES = 1 << 20
@@ -23,12 +26,26 @@ _NEVER_S = 10**6
 _NO_LIMIT = 1 << 62
 
 
+class _Client(Client):
+    """nats-py's client, which would send its credentials in the clear if a server at a tls://
+    address, or somebody in between, says that it has no TLS."""
+
+    secret = False
+
+    def _connect_command(self) -> bytes:
+        writer = getattr(self._transport, "_io_writer", None)
+        if self.secret and (writer is None or writer.get_extra_info("ssl_object") is None):
+            raise ConnectionError("the server offers no TLS, which its address asks for")
+        command: bytes = super()._connect_command()
+        return command
+
+
 class NatsLink:
     """A connection. All but `close` may raise nats.errors.Error or OSError once it is lost."""
 
     def __init__(self, on_lost: Callable[[], None], on_slow: Callable[[], None]) -> None:
         """`on_lost` is called when the connection is over, `on_slow` for each message dropped."""
-        self._client = Client()
+        self._client = _Client()
         self._on_lost = on_lost
         self._on_slow = on_slow
         self._opened = False
@@ -47,8 +64,12 @@ class NatsLink:
         """Bytes that the socket has not taken yet. Stay below MAX_UNSENT_BYTES."""
         return self._client.pending_data_size
 
-    async def open(self, url: str) -> None:
+    async def open(self, url: str, auth: NatsAuth | None = None) -> None:
         """Connect, or raise. Call once."""
+        options = {} if auth is None else auth.options()
+        if "password" in options:
+            options["user"] = user_of(url)
+        self._client.secret = url.startswith("tls://")
         await self._client.connect(
             url,
             name="dynamo-router",
@@ -59,6 +80,7 @@ class NatsLink:
             ping_interval=_NEVER_S,  # flush() is our heartbeat, and it knows what to do on loss
             pending_size=_NO_LIMIT,  # the bound is ours: nats-py's would block the publisher
             skip_subject_validation=True,  # the plane has checked it
+            **options,
         )
         self._opened = True
 
@@ -124,6 +146,10 @@ class NatsLink:
         for subscription in self._subscriptions:
             _stop(subscription)
         self._subscriptions.clear()
+        if not self._opened:
+            # What a failed handshake leaves behind is never told that it is closed, and nats-py
+            # would wait for that.
+            self._client._transport = None
         # A task of its own: nats-py's close may raise, for its backlog has lost its socket, or end
         # cancelled, because it shares the future that it waits for with a task that it cancels.
         closing = asyncio.create_task(self._client.close())

@@ -11,8 +11,9 @@ from structlog import get_logger
 from .backoff import Backoff
 from .event_plane import Handler, PlaneBase, PlaneState, check_subject
 from .nats_link import MAX_UNSENT_BYTES, NatsLink
-from .nats_url import DEFAULT_NATS_URL, split_nats_url
 from .outgoing_buffer import OutgoingBuffer
+from .security import NatsAuth
+from .urls import DEFAULT_NATS_URL, redact_url, split_nats_url
 
 log = get_logger(__name__)
 
@@ -33,6 +34,7 @@ class NatsPlane(PlaneBase):
         self,
         url: str = DEFAULT_NATS_URL,
         *,
+        auth: NatsAuth | None = None,
         buffer_messages: int = 16384,
         buffer_bytes: int = 64 << 20,
         pending_messages: int = 65536,
@@ -46,10 +48,14 @@ class NatsPlane(PlaneBase):
         turn.
         """
         super().__init__(PlaneState.CONNECTING)
-        self.url = url
+        self.url = redact_url(url)
+        """for people: without credentials"""
         self._urls = [part.strip() for part in url.split(",")]
         for part in self._urls:
             split_nats_url(part)
+        if auth is not None:
+            auth.check_url(url)
+        self._auth = auth
         self._pending = (pending_messages, pending_bytes)
         self._heartbeat_s = heartbeat_s
         self._backoff = backoff or Backoff()
@@ -59,7 +65,7 @@ class NatsPlane(PlaneBase):
         self._wake = asyncio.Event()
         self._closing = False
         self._dropping_link = False
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"plane {url}")
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"plane {self.url}")
 
     @property
     def buffered_messages(self) -> int:
@@ -137,12 +143,12 @@ class NatsPlane(PlaneBase):
             since = loop.time()
             error: BaseException | None
             try:
-                await link.open(url)
+                await link.open(url, self._auth)
                 await self._attach_all(link)
                 if me.cancelling():
                     break
                 since = loop.time()
-                log.info("the event plane is connected", url=url)
+                log.info("the event plane is connected", url=redact_url(url))
                 reported = False
                 self._set_state(PlaneState.CONNECTED)
                 await self._serve(link)
@@ -164,7 +170,7 @@ class NatsPlane(PlaneBase):
                 reported = True
                 log.warning(
                     "the event plane is not reachable, will keep trying",
-                    url=url,
+                    url=redact_url(url),
                     error=str(error) or type(error).__name__,
                 )
             self._set_state(PlaneState.CONNECTING)

@@ -2,9 +2,9 @@
 
 The command line builds its options from `options_of`; every command then calls `resolve`.
 A field may carry metadata: `help`, `flag` (its long name), `aliases` (more flags), `env` (more
-environment names), `choices`, `positional` (an argument, not an option). A field whose type is a
-dataclass is a section of its own; an `inline` one groups fields that keep the names they would
-have without it.
+environment names), `choices`, `positional` (an argument, not an option), `url` (credentials in it
+are not shown). A field whose type is a dataclass is a section of its own; an `inline` one groups
+fields that keep the names they would have without it.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from .errors import ConfigError
+from .urls import redact_text, redact_url
 
 ENV_PREFIX = "DYNAMO_ROUTER_"
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class OptionSpec:
     help: str
     choices: tuple[str, ...] | None
     positional: bool
+    url: bool  # its value may hold credentials, which are not shown
 
     @property
     def name(self) -> str:
@@ -54,8 +56,12 @@ class Resolved(Generic[T]):
     origins: Mapping[str, str]
 
     def describe(self) -> list[tuple[str, Any, str]]:
-        """(dotted key, value, origin) of every leaf, in declaration order."""
-        return [(key, self.values[key], origin) for key, origin in self.origins.items()]
+        """(dotted key, value, origin) of every leaf, in declaration order, without secrets."""
+        urls = {spec.key for spec in options_of(type(self.config)) if spec.url}
+        return [
+            (key, _redacted(self.values[key]) if key in urls else self.values[key], origin)
+            for key, origin in self.origins.items()
+        ]
 
 
 def option(default: Any, help: str, flag: str | None = None, *aliases: str, **more: Any) -> Any:
@@ -71,7 +77,7 @@ def option(default: Any, help: str, flag: str | None = None, *aliases: str, **mo
 
 def bad_setting(key: str, text: str) -> ConfigError:
     """The error for one setting, its key leading the message."""
-    return ConfigError(f"{key}: {text}", key=key)
+    return ConfigError(redact_text(f"{key}: {text}"), key=key)
 
 
 def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> list[OptionSpec]:
@@ -99,6 +105,7 @@ def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> lis
                 help=meta.get("help", ""),
                 choices=meta.get("choices"),
                 positional=meta.get("positional", False),
+                url=meta.get("url", False),
             )
         )
     return specs
@@ -245,3 +252,9 @@ def _refuse_unknown_flags(flags: Mapping[str, Any], specs: Mapping[str, OptionSp
 def _nearest(key: str, specs: Mapping[str, OptionSpec]) -> str:
     close = difflib.get_close_matches(key, specs, n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(redact_url, value))
+    return redact_url(value) if isinstance(value, str) else value

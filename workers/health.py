@@ -16,6 +16,7 @@ import structlog
 
 from ..runtime.clock import Clock
 from ..runtime.errors import ConfigError, WorkerError
+from ..runtime.security import ClientTls, WorkerTlsConfig
 from ..runtime.supervised import supervise
 from .engine_facts import EngineFacts, merge_facts
 from .failures import Origin, shortened
@@ -67,7 +68,9 @@ class HealthMonitor:
         outliers: OutlierPolicy | None = None,
         connection: ConnectionPolicy | None = None,
         mixed_models: bool = False,
+        tls: ClientTls | None = None,
     ) -> None:
+        """`tls` is for engines at grpcs:// addresses; None: the system's authorities."""
         self._registry = registry
         self._clock = clock
         self._block_size = block_size
@@ -79,6 +82,7 @@ class HealthMonitor:
         self._facts: EngineFacts | None = None
         self._limits: PromptLimits | None = None
         self._first_probes = asyncio.Semaphore(FIRST_PROBES_AT_ONCE)
+        self._tls = tls
         self.reports = RequestReports(
             clock, outliers, on_changed=self._on_reported, on_lost=self._on_lost
         )
@@ -91,7 +95,11 @@ class HealthMonitor:
         if parsed.address in self._engines:
             raise ConfigError(f"worker {parsed.address} is given twice", key="workers")
         tracker = HealthTracker(self._policy, self._clock.now())
-        engine = WatchedEngine(parsed, tracker, TrtllmClient(parsed.address, self._connection))
+        if parsed.tls and self._tls is None:
+            self._tls = ClientTls(WorkerTlsConfig())
+        tls = self._tls if parsed.tls else None
+        client = TrtllmClient(parsed.address, self._connection, tls)
+        engine = WatchedEngine(parsed, tracker, client)
         self._engines[parsed.address] = engine
         self._claim(engine, EngineIdentity(), WorkerState.CONNECTING)
         engine.task = supervise(f"health-{parsed.address}", partial(self._watch, engine))
@@ -148,8 +156,9 @@ class HealthMonitor:
         usable = [(w, e) for w, e in ready if self._inhibited_until(w, e) <= now]
         return [(w, engine.client) for w, engine in usable or ready]
 
-    def suspect(self, worker_id: int, silent_s: float) -> None:
-        """A worker owes answers and has said nothing for so long: probe it, now and then."""
+    def suspect(self, worker_id: int, silent_s: float = 0.0) -> None:
+        """A worker owes answers and has said nothing for so long, or may not be who it was: probe
+        it, now and then."""
         engine, now = self._holders.get(worker_id), self._clock.now()
         if engine is None:
             return
@@ -252,10 +261,7 @@ class HealthMonitor:
     def _has_changed(self, engine: WatchedEngine, identity: EngineIdentity) -> bool:
         """Whether an engine says that it is another one than we know, or has other ranks."""
         entry = None if engine.worker_id is None else self._registry.entry(engine.worker_id)
-        dp_size = None if entry is None else entry.dp_size
-        return identity.worker_id not in (None, engine.worker_id) or (
-            identity.dp_size not in (None, dp_size)
-        )
+        return entry is None or not identity.fits(entry)
 
     def _admit(self, engine: WatchedEngine, identity: EngineIdentity, facts: EngineFacts) -> None:
         """An engine answered: take it in, or refuse it."""
@@ -264,6 +270,12 @@ class HealthMonitor:
         their_size = facts.settings.get("kv_block_size", self._block_size)
         if their_size != self._block_size:
             reason = f"its KV block size is {their_size}, the router's is {self._block_size}"
+            engine.tracker.on_refused(now, reason)
+            return
+        dp_size = engine.url.dp_size if identity.dp_size is None else identity.dp_size
+        if len(identity.publisher_ids or ()) not in (0, dp_size):
+            count = len(identity.publisher_ids or ())
+            reason = f"it announces {count} publishers of KV events for {dp_size} ranks"
             engine.tracker.on_refused(now, reason)
             return
         model = self._usual_model(engine)
@@ -312,6 +324,7 @@ class HealthMonitor:
             address=engine.url.address,
             total_kv_blocks=engine.facts.settings.get("total_kv_blocks"),
             max_num_batched_tokens=engine.facts.settings.get("max_num_batched_tokens"),
+            publisher_ids=identity.publisher_ids or (),
             state=state,
         )
         return engine

@@ -35,7 +35,8 @@ class WorkerEntry:
     """One engine: its ranks dp_start .. dp_start+dp_size-1 and what is known of it.
 
     `total_kv_blocks` and `max_num_batched_tokens` are per rank; None where unknown.
-    `inhibited_until` is a monotonic time before which it gets no request.
+    `inhibited_until` is a monotonic time before which it gets no request. `publisher_ids`, one for
+    each rank, are those under which it said that it publishes its KV events; empty: it did not say.
     """
 
     worker_id: int
@@ -47,6 +48,7 @@ class WorkerEntry:
     inhibited_until: float = float("-inf")
     total_kv_blocks: int | None = None
     max_num_batched_tokens: int | None = None
+    publisher_ids: tuple[int, ...] = ()
     numbers: tuple[int, ...] = field(default=(), compare=False)
 
     @property
@@ -83,15 +85,18 @@ class WorkerRegistry:
         address: str | None = None,
         total_kv_blocks: int | None = None,
         max_num_batched_tokens: int | None = None,
+        publisher_ids: tuple[int, ...] = (),
         state: WorkerState = WorkerState.READY,
     ) -> WorkerEntry:
         """Register a worker, or renew what is known of one.
 
         A renewal with other ranks removes and adds the ranks that differ. Raises ValueError on
-        an id or rank out of range.
+        an id or rank out of range, or publishers that are not one for each rank.
         """
         if not 1 <= dp_size <= MAX_RANKS:
             raise ValueError(f"dp_size {dp_size} is not in 1..{MAX_RANKS}")
+        if len(publisher_ids) not in (0, dp_size):
+            raise ValueError(f"{len(publisher_ids)} publishers for {dp_size} ranks")
         entry = WorkerEntry(
             worker_id=worker_id,
             dp_start=dp_start,
@@ -100,6 +105,7 @@ class WorkerRegistry:
             state=state,
             total_kv_blocks=total_kv_blocks,
             max_num_batched_tokens=max_num_batched_tokens,
+            publisher_ids=publisher_ids,
         )
         wanted = [as_worker(worker) for worker in entry.ranks]
         known = self._entries.get(worker_id)

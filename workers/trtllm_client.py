@@ -15,10 +15,12 @@ from grpc import aio
 
 from ..runtime.errors import ConfigError, WorkerError
 from ..runtime.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
+from ..runtime.security import ClientTls
 from ..runtime.settings import bad_setting, option
+from ..runtime.urls import redact_url
 from .engine_facts import EngineFacts, facts_of
 from .failures import Origin, origin_of
-from .registry import MAX_RANKS
+from .registry import MAX_RANKS, WorkerEntry
 from .trtllm_proto import SERVICE, pb
 
 MAX_MESSAGE_BYTES = 32 << 20
@@ -26,6 +28,11 @@ WINDOW_BYTES = 256 << 10
 """How much of a stream may be under way unread."""
 WORKER_ID_KEY = "x-dynamo-worker-id"
 DP_SIZE_KEY = "x-dynamo-dp-size"
+PUBLISHER_ID_KEY = "x-dynamo-publisher-id"
+"""Under which ids the engine publishes its KV events, with commas: one for each rank."""
+
+RENEWAL_GRACE_S = 3600.0
+"""How long calls may go on over a channel whose credentials were renewed."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -95,6 +102,7 @@ class WorkerUrl:
     worker_id: int | None = None
     dp_size: int = 1
     dp_start: int = 0
+    tls: bool = False
 
     @property
     def default_id(self) -> int:
@@ -104,23 +112,31 @@ class WorkerUrl:
 
 def parse_worker_url(url: str) -> WorkerUrl:
     """Read grpc://HOST:PORT[?id=WORKER_ID&dp_size=RANKS&dp_start=FIRST_RANK], "HOST:PORT" alone
-    will do. ConfigError if it is something else.
+    will do; grpcs:// is over TLS. ConfigError if it is something else.
     """
-    parts = urlsplit(url if "://" in url else f"grpc://{url}")
+    shown = redact_url(url)
     try:
+        parts = urlsplit(url if "://" in url else f"grpc://{url}")
         port = parts.port
+        fits = parts.scheme in ("grpc", "grpcs") and "@" not in parts.netloc
     except ValueError:
-        port = None
-    if parts.scheme != "grpc" or not parts.hostname or not port or parts.path not in ("", "/"):
-        raise ConfigError(f"worker {url!r} is not grpc://HOST:PORT", key="workers")
+        fits = False
+    if not fits or not parts.hostname or not port or parts.path not in ("", "/"):
+        raise ConfigError(
+            f"worker {shown!r} is not grpc://HOST:PORT or grpcs://HOST:PORT", key="workers"
+        )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    claims = _read_claims(url, parts.query)
+    claims = _read_claims(shown, parts.query)
     return WorkerUrl(
-        f"{host}:{port}", claims.get("id"), claims.get("dp_size", 1), claims.get("dp_start", 0)
+        f"{host}:{port}",
+        claims.get("id"),
+        claims.get("dp_size", 1),
+        claims.get("dp_start", 0),
+        parts.scheme == "grpcs",
     )
 
 
-def _read_claims(url: str, query: str) -> dict[str, int]:
+def _read_claims(shown: str, query: str) -> dict[str, int]:
     """The numbers after the question mark of a worker's URL."""
     limits = {
         "id": (0, MAX_WORKER_ID),
@@ -131,11 +147,12 @@ def _read_claims(url: str, query: str) -> dict[str, int]:
     for key, values in parse_qs(query, keep_blank_values=True).items():
         if key not in limits or len(values) > 1:
             raise ConfigError(
-                f"worker {url!r}: only one each of {', '.join(limits)} may follow", key="workers"
+                f"worker {shown!r}: only one each of {', '.join(limits)} may follow",
+                key="workers",
             )
         least, most = limits[key]
         if not (values[0].isdecimal() and least <= int(values[0]) <= most):
-            raise ConfigError(f"worker {url!r}: {key} is not in {least}..{most}", key="workers")
+            raise ConfigError(f"worker {shown!r}: {key} is not in {least}..{most}", key="workers")
         claims[key] = int(values[0])
     return claims
 
@@ -146,12 +163,22 @@ class EngineIdentity:
 
     worker_id: int | None = None
     dp_size: int | None = None
+    publisher_ids: tuple[int, ...] | None = None
+
+    def fits(self, entry: WorkerEntry) -> bool:
+        """Whether nothing of what it says differs from what is known of a worker."""
+        return (
+            self.worker_id in (None, entry.worker_id)
+            and self.dp_size in (None, entry.dp_size)
+            and self.publisher_ids in (None, entry.publisher_ids)
+        )
 
     def or_else(self, other: "EngineIdentity") -> "EngineIdentity":
         """This, and what another answer of the engine says where this one is silent."""
         return EngineIdentity(
             other.worker_id if self.worker_id is None else self.worker_id,
             other.dp_size if self.dp_size is None else self.dp_size,
+            other.publisher_ids if self.publisher_ids is None else self.publisher_ids,
         )
 
 
@@ -159,13 +186,36 @@ class TrtllmClient:
     """One channel to one engine. Methods raise grpc.aio.AioRpcError when the engine does.
 
     `timeout` is in seconds everywhere; a call without an answer by then fails with
-    DEADLINE_EXCEEDED.
+    DEADLINE_EXCEEDED. With `tls` the engine is believed, and shown who we are, as that says.
     """
 
-    def __init__(self, address: str, connection: ConnectionPolicy | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        connection: ConnectionPolicy | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
         self.address = address
-        options = (connection or ConnectionPolicy()).channel_options()
-        self._channel = aio.insecure_channel(address, options=options)
+        self._options = (connection or ConnectionPolicy()).channel_options()
+        self._tls = tls
+        self._old: set[asyncio.Task[None]] = set()
+        if tls is not None:
+            tls.files.listeners.append(self._renew)
+        self._open()
+
+    def _renew(self, _: object) -> None:
+        """Open a new channel, with the credentials of now; calls on the old one go on there."""
+        task = asyncio.create_task(self._channel.close(RENEWAL_GRACE_S), name="old channel")
+        self._old.add(task)
+        task.add_done_callback(self._old.discard)
+        self._open()
+
+    def _open(self) -> None:
+        if self._tls is None:
+            self._channel = aio.insecure_channel(self.address, options=self._options)
+        else:
+            options = (*self._options, *self._tls.channel_options)
+            self._channel = aio.secure_channel(self.address, self._tls.credentials, options=options)
         # No (de)serializers: bytes go through as they are.
         self._generate: Any = self._channel.unary_stream(f"/{SERVICE}/Generate", None, None)
         self._embed: Any = self._channel.unary_unary(f"/{SERVICE}/Embed", None, None)
@@ -231,6 +281,12 @@ class TrtllmClient:
 
     async def close(self) -> None:
         """Close the channel; what still runs over it is cancelled. Idempotent."""
+        if self._tls is not None and self._renew in self._tls.files.listeners:
+            self._tls.files.listeners.remove(self._renew)
+        for task in self._old:
+            task.cancel()
+        if self._old:
+            await asyncio.wait(self._old)
         await self._channel.close(None)
 
     def _unary(self, method: str, response: Any) -> Any:
@@ -257,11 +313,21 @@ async def _answer_or_none(call: Any) -> tuple[EngineIdentity, Any]:
 
 def _identity_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> EngineIdentity:
     said = {}
+    publishers: tuple[int, ...] | None = None
     for key, value in metadata or ():
+        if key == PUBLISHER_ID_KEY:
+            publishers = _read_publishers(value)
         if key in (WORKER_ID_KEY, DP_SIZE_KEY):
             if not (isinstance(value, str) and value.isdecimal() and int(value) <= MAX_WORKER_ID):
                 raise WorkerError(f"engine sends {key}: {value!r}, which is no number")
             said[key] = int(value)
             if key == DP_SIZE_KEY and not 1 <= said[key] <= MAX_RANKS:
                 raise WorkerError(f"engine sends {key}: {value!r}, which is not in 1..{MAX_RANKS}")
-    return EngineIdentity(said.get(WORKER_ID_KEY), said.get(DP_SIZE_KEY))
+    return EngineIdentity(said.get(WORKER_ID_KEY), said.get(DP_SIZE_KEY), publishers)
+
+
+def _read_publishers(value: str | bytes) -> tuple[int, ...]:
+    words = str(value).split(",")
+    if len(words) > MAX_RANKS or not all(w.isdecimal() and int(w) < 2**64 for w in words):
+        raise WorkerError(f"engine sends {PUBLISHER_ID_KEY}: {value!r}, which are no publisher ids")
+    return tuple(map(int, words))

@@ -14,6 +14,8 @@ from ..wire._events cimport EVENT_CLEARED, Event, EventBatch
 from ..wire._wire cimport TOPIC_HEARTBEAT, TOPIC_KV_EVENTS
 from ._cursor cimport (
     SOURCE_EXACT,
+    SOURCE_REBUILDING,
+    SOURCE_SILENT,
     VERDICT_APPLY,
     VERDICT_GIVE_UP,
     VERDICT_PARK,
@@ -23,6 +25,7 @@ from ._cursor cimport (
     cursor_give_up,
     cursor_heartbeat,
     cursor_orphan,
+    cursor_restart,
 )
 from ._sources cimport (
     REORDER_FULL,
@@ -48,6 +51,7 @@ cdef struct Counters:
     uint64_t out_of_memory # events applied in part, or sources not entered, without memory
     uint64_t held          # events that had to wait behind a gap
     uint64_t overflows     # gaps given up because too much waited
+    uint64_t unannounced   # events and heartbeats of a publisher that the worker did not announce
 
 
 cdef struct Ingest:
@@ -134,10 +138,37 @@ cdef inline Source* find_source(
     return source
 
 
+cdef inline bint is_believed(Ingest* ingest, Source* source) noexcept nogil:
+    """Whether the message at hand is of the publisher that the source's worker announced, if any."""
+    if not source.announced or source.publisher_id == ingest.batch.publisher_id:
+        return True
+    source.unannounced += 1
+    ingest.counters.unannounced += 1
+    return False
+
+
 cdef inline void reset_source(Ingest* ingest, uint32_t worker, Source* source) noexcept nogil:
     """Forget all that a source said; its cursor stays."""
     tiers_clear(&ingest.tiers, worker)
     reorder_drop(&source.parked, &ingest.sources.budget, source.parked.count)
+
+
+cdef inline void believe_publisher(
+    Ingest* ingest, uint32_t worker, Source* source, uint64_t publisher_id
+) noexcept nogil:
+    """Believe this publisher alone from now on; what another one said is forgotten."""
+    cdef bint heard_another = (
+        source.cursor.state != SOURCE_SILENT and source.cursor.publisher_id != publisher_id
+    )
+    cdef bint another_before = source.announced and source.publisher_id != publisher_id
+    source.announced = True
+    source.publisher_id = publisher_id
+    if heard_another or another_before:
+        reset_source(ingest, worker, source)
+        cursor_restart(&source.cursor, publisher_id, 0)
+        # What it said until now was not believed, an event 0 perhaps: it has to say it all again.
+        source.cursor.state = SOURCE_REBUILDING
+        atomic_add(&ingest.alarms, 1)
 
 
 cdef inline void end_turn(
@@ -159,7 +190,7 @@ cdef inline void take_event(Ingest* ingest, const Event* event) noexcept nogil:
     cdef bint was_well, in_line
     cdef bint is_clear = event.kind == EVENT_CLEARED and event.tier == DEVICE
     cdef Source* source = find_source(ingest, event.worker_id, event.dp_rank, &worker)
-    if source == NULL:
+    if source == NULL or not is_believed(ingest, source):
         return
     was_well = source_is_well(source)
     in_line = event.event_id == source.cursor.last_event_id + 1
@@ -198,7 +229,7 @@ cdef inline void take_heartbeat(Ingest* ingest, const Event* event) noexcept nog
     cdef int verdict
     cdef bint was_well
     cdef Source* source = find_source(ingest, event.worker_id, event.dp_rank, &worker)
-    if source == NULL:
+    if source == NULL or not is_believed(ingest, source):
         return
     was_well = source_is_well(source)
     verdict = cursor_heartbeat(

@@ -1,5 +1,5 @@
 """The sources of events, by the tree's worker numbers, and what waits behind a gap of each."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove, memset
 
@@ -108,6 +108,9 @@ cdef inline uint32_t reorder_last_run(const ReorderBuffer* buffer) noexcept nogi
 cdef struct Source:
     EventCursor cursor     # zero: it was never heard of
     ReorderBuffer parked   # empty unless the cursor is exact and has a gap
+    uint64_t publisher_id  # the one that its worker announced over its own connection
+    uint64_t unannounced   # events and heartbeats of others, which were ignored
+    uint8_t announced      # whether it announced one
 
 
 cdef struct Sources:

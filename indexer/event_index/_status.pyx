@@ -9,6 +9,7 @@ from ..tree._ops cimport (
     TreeTotals,
     WorkerInfo,
     WorkerKey,
+    tree_intern_worker,
     tree_totals,
     tree_worker_count,
     tree_worker_info,
@@ -23,11 +24,11 @@ from ._cursor cimport (
     EventCursor,
     cursor_has_gap,
 )
-from ._ingest cimport Counters, Ingest, give_up_gap
+from ._ingest cimport Counters, Ingest, believe_publisher, give_up_gap
 from ._mailbox cimport mailbox_length, mailbox_refused
 from ._rwlock cimport rwlock_read_begin, rwlock_read_end
 from ._shared_state cimport SharedState, start_changing, stop_changing
-from ._sources cimport Source, Sources, source_is_well
+from ._sources cimport Source, Sources, source_is_well, source_of
 from ._threads cimport atomic_add, atomic_load
 from ._tiers cimport DEVICE, TIERS, TierCounters, Tiers, tier_worker
 
@@ -40,6 +41,7 @@ cdef struct SourceRow:
     EventCursor cursor     # of its source; zero if nothing was heard of that
     uint32_t parked        # events that wait behind a gap
     uint64_t first_parked  # the id of the first of them
+    uint64_t unannounced   # events and heartbeats of publishers that the worker did not announce
 
 
 cdef bint is_recovering(const Source* source) noexcept nogil:
@@ -81,6 +83,7 @@ cdef SourceRow* read_rows(
         if source != NULL:
             row.cursor = source.cursor
             row.parked = source.parked.count
+            row.unannounced = source.unannounced
             if source.parked.count:
                 row.first_parked = source.parked.events[0].event.event_id
     return rows
@@ -90,7 +93,7 @@ def list_sources(IndexActor actor not None, bint recovering):
     """Every worker that is known, or those alone that are exact but for a gap or a doubt.
 
     (worker, EventCursor as a dict, id of the first event that waits or None, blocks by tier, blocks
-    that the index had to drop).
+    that the index had to drop, messages of publishers that the worker did not announce).
     """
     cdef SharedState* state = <SharedState*>actor.state
     cdef SourceRow* rows
@@ -109,6 +112,7 @@ def list_sources(IndexActor actor not None, bint recovering):
                 rows[i].first_parked if rows[i].parked else None,
                 tuple([rows[i].blocks[tier] for tier in range(TIERS)]),
                 rows[i].missing,
+                rows[i].unannounced,
             )
             for i in range(count)
         ]
@@ -188,6 +192,30 @@ def give_up(IndexActor actor not None, worker):
         ):
             give_up_gap(ingest, <uint32_t>(source - ingest.sources.all), source)
         stop_changing(state)
+
+
+def announce_publisher(IndexActor actor not None, worker, publisher_id):
+    """Believe this publisher of a worker's events alone; None: whoever publishes."""
+    cdef SharedState* state = <SharedState*>actor.state
+    cdef Ingest* ingest = &state.ingest
+    cdef Source* source = NULL
+    cdef WorkerKey key
+    cdef uint32_t known
+    cdef bint announced = publisher_id is not None
+    cdef uint64_t believed = publisher_id if announced else 0
+    read_worker(&key, worker)
+    with nogil:
+        start_changing(state, NULL)
+        known = tree_intern_worker(ingest.tiers.trees[DEVICE], key.worker_id, key.dp_rank)
+        if known != UINT32_MAX:
+            source = source_of(&ingest.sources, known)
+        if source != NULL and announced:
+            believe_publisher(ingest, known, source, believed)
+        elif source != NULL:
+            source.announced = False
+        stop_changing(state)
+    if source == NULL:
+        raise MemoryError
 
 
 def mark_degraded(IndexActor actor not None, worker):

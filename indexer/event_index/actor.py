@@ -145,6 +145,14 @@ class EventIndex:
         if self._predicted is not None:
             self._predicted.bind(worker, number)
 
+    def announce_publisher(self, worker: WorkerWithDpRank, publisher_id: int | None) -> None:
+        """Believe this publisher's events of a worker alone, and forget what another one said.
+
+        None: whoever publishes, as without this call. Events and heartbeats of others are counted
+        in `unannounced` and ignored.
+        """
+        _status.announce_publisher(self._actor, worker, publisher_id)
+
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker and its blocks: it left."""
         self._actor.drop_worker(worker)
@@ -243,11 +251,12 @@ def _source_status(
     waiting: int | None,
     by_tier: tuple[int, int, int, int],
     unindexed: int,
+    unannounced: int,
 ) -> SourceStatus:
     """`waiting`: the first event that waits behind a gap."""
     blocks, lower = by_tier[0], by_tier[1:]
     if not cursor:
-        return SourceStatus(worker, SourceState.SILENT, blocks)
+        return SourceStatus(worker, SourceState.SILENT, blocks, unannounced=unannounced)
     last, newest = cursor["last_event_id"], cursor["newest"]
     state, missing = _STATES[cursor["state"]], None
     if state is SourceState.EXACT and (newest > last or cursor["suspect"]):
@@ -263,6 +272,7 @@ def _source_status(
         lower_blocks=lower,
         missing=missing,
         unindexed=unindexed,
+        unannounced=unannounced,
         last_event_id=last,
         restored=cursor["suspect"] == _RESTORED,
         **{name: cursor[name] for name in _COUNTS},

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import math
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import cast
 
@@ -22,12 +22,13 @@ from ...runtime.limit_hits import LimitHits
 from ...workers.failures import Origin
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import Metadata
+from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
 from ..admission import NORMAL, Ticket, Urgency
 from ..kv_router import KvRouter
 from ..policy import Decision
 from ..request_limits import RequestLimits
 from .attempts import Attempts, RetryBudget
-from .generate_request import read_generate, with_request_id
+from .generate_request import Respond, read_generate, restore_id, with_request_id
 from .ledger import AttemptLedger
 from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
@@ -40,8 +41,6 @@ from .watch import FlightWatch
 DP_RANK_KEY = "x-dynamo-dp-rank"
 CLOCK_SLACK_S = 0.05
 """A call that ends by its deadline may do so that much before we think it should."""
-
-Respond = Callable[[bytes], Awaitable[None]]
 
 
 class Dispatcher:
@@ -108,6 +107,7 @@ class Dispatcher:
         metadata: Metadata = (),
         pinned: WorkerWithDpRank | None = None,
         urgency: Urgency = NORMAL,
+        caller: Caller = ANONYMOUS,
     ) -> WorkerWithDpRank:
         """Have a worker answer a serialized GenerateRequest; return which one it was.
 
@@ -115,13 +115,16 @@ class Dispatcher:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; the worker is told.
 
-        An id that is in flight already is refused: an abort or a release under it could hit the
-        wrong one of the two. A request without an id is given one, which the answers carry.
+        An id that the caller has in flight already is refused: an abort or a release under it could
+        hit the wrong one of the two. A request without an id is given one, which the answers carry.
         """
         flight = None
         code = grpc.StatusCode.OK
         try:
-            flight = self._admit(request, pinned, timeout)
+            flight = self._admit(request, pinned, timeout, caller)
+            own = own_id(flight.request_id, caller)
+            if own != flight.request_id:
+                respond = restore_id(respond, flight.request_id, own)
             flight.urgency = urgency
             decision = await self._serve(flight, respond, metadata)
             return decision.worker
@@ -145,19 +148,19 @@ class Dispatcher:
                     self._ledger.on_request_failed(flight, code)
             self._observer.on_end(flight, code)
 
-    async def abort(self, request_id: str) -> tuple[bool, str]:
-        """Stop a request in flight: (whether there was one, a word on it). Never raises."""
-        flight = self._flights.get(request_id)
+    async def abort(self, request_id: str, caller: Caller = ANONYMOUS) -> tuple[bool, str]:
+        """Stop a request that the caller has in flight: (whether there was one, a word on it)."""
+        flight = self._flights.get(generation_id(caller, request_id))
         if flight is None:
             return False, f"request {request_id} not found"
         flight.aborted = True
         if flight.client is None or flight.call is None:
             if self._admission is not None:
                 error = RequestAbortedError(f"request {request_id} was aborted")
-                self._admission.give_up(request_id, error)
+                self._admission.give_up(flight.request_id, error)
             return True, "not started yet"
         try:
-            return await flight.client.abort(request_id, timeout=ABORT_TIMEOUT_S)
+            return await flight.client.abort(flight.request_id, timeout=ABORT_TIMEOUT_S)
         except grpc.RpcError as error:
             # The worker does not answer: at least let go of it.
             if flight.call is not None:
@@ -173,17 +176,24 @@ class Dispatcher:
         await self._watch.close()
         await self.aborts.close()
 
-    def _admit(self, body: bytes, pinned: WorkerWithDpRank | None, timeout: float | None) -> Flight:
+    def _admit(
+        self,
+        body: bytes,
+        pinned: WorkerWithDpRank | None,
+        timeout: float | None,
+        caller: Caller,
+    ) -> Flight:
         facts = read_generate(body, self._router.block_size)
         unfit, refusal = self._monitor.limits.check(facts.prompt.isl, facts.largest_token)
         if refusal is not None:
             raise InvalidRequestError(refusal)
-        request_id = facts.request_id
-        if not request_id:
-            request_id = next(self._ids)
+        check_id(facts.request_id)
+        request_id = generation_id(caller, facts.request_id or next(self._ids))
+        if request_id in self._flights:
+            text = f"request id {facts.request_id!r} is in use"
+            raise InvalidRequestError(text, field="request_id")
+        if request_id != facts.request_id:
             body = with_request_id(body, request_id)
-        elif request_id in self._flights:
-            raise InvalidRequestError(f"request id {request_id!r} is in use", field="request_id")
         now = self._now()
         flight = self._flights[request_id] = Flight(
             request_id,

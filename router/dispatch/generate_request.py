@@ -1,5 +1,6 @@
 """What routing needs to know of a trtllm.GenerateRequest, which itself travels on as bytes."""
 
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -10,8 +11,9 @@ from ...workers.trtllm_proto import pb
 from ..prompt import Content, Prompt
 from ._generate_request import parse_generate
 
-# Field 1, length-delimited: request_id.
+# Field 1, length-delimited, of requests and of answers: request_id.
 _REQUEST_ID_TAG = b"\x0a"
+Respond = Callable[[bytes], Awaitable[None]]
 _NO_REQUEST = "the request is no trtllm.GenerateRequest"
 
 
@@ -62,8 +64,25 @@ def with_request_id(body: bytes, request_id: str) -> bytes:
 
     Of a field that comes twice the last one counts, so the rest stays as it is.
     """
+    return body + _id_field(request_id)
+
+
+def restore_id(respond: Respond, known_as: str, request_id: str) -> Respond:
+    """`respond` for an engine that knows the request as something else than its caller does."""
+    theirs, ours = _id_field(known_as), _id_field(request_id)
+
+    async def renamed(message: bytes) -> None:
+        if message.startswith(theirs):
+            await respond(ours + message[len(theirs) :])
+        else:  # fields need not be in order; of one that comes twice the last one counts
+            await respond(message + ours)
+
+    return renamed
+
+
+def _id_field(request_id: str) -> bytes:
     encoded = request_id.encode()
-    return b"".join((body, _REQUEST_ID_TAG, _varint(len(encoded)), encoded))
+    return b"".join((_REQUEST_ID_TAG, _varint(len(encoded)), encoded))
 
 
 def _media_namespace(body: bytes, salt: str | None) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from ...indexer.event_index import EventIndex
+from ...indexer.source import SourceStatus
 from ...runtime.clock import Clock
 from ...runtime.event_plane import (
     KV_EVENTS,
@@ -23,7 +24,7 @@ from ...runtime.event_plane import (
 )
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.supervised import stopped, supervise
-from ...workers.registry import WorkerRegistry
+from ...workers.registry import WorkerEntry, WorkerRegistry
 from ...workers.resync_wire import encode_request
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 
@@ -49,7 +50,10 @@ class EventFeed:
         component: str,
         endpoint: str,
         unknown_worker_ttl_s: float = 300.0,
+        on_unannounced: Callable[[int], None] | None = None,
     ) -> None:
+        """`on_unannounced` hears of a registered worker (its id) in whose name somebody else
+        publishes than it announced: perhaps because it was started anew."""
         self._plane = plane
         self._index = index
         self._registry = registry
@@ -61,6 +65,8 @@ class EventFeed:
         self._recovery = EventRecovery(index)
         self._next_upkeep = float("-inf")
         self._wake = asyncio.Event()
+        self._on_unannounced = on_unannounced
+        self._unannounced: dict[WorkerWithDpRank, int] = {}
         self._first_seen: dict[WorkerWithDpRank, float] = {}
         self._subscriptions: list[Subscription] = []
         self._ticker: asyncio.Task[None] | None = None
@@ -76,6 +82,9 @@ class EventFeed:
     async def start(self) -> None:
         self._unwatch = self._plane.on_state(self._on_plane_state)
         self._index.await_replays()
+        self._registry.on_update.append(self._on_worker)
+        for entry in self._registry.entries():
+            self._on_worker(entry)
         for subject in (self._events, self._heartbeats):
             self._subscriptions.append(await self._plane.subscribe(subject, self._on_message))
         self._ticker = supervise("event feed", self._run)
@@ -83,6 +92,7 @@ class EventFeed:
     async def close(self) -> None:
         if self._unwatch is not None:
             self._unwatch()
+            self._registry.on_update.remove(self._on_worker)
         await stopped(self._ticker)
         for subscription in self._subscriptions:
             await subscription.close()
@@ -102,6 +112,7 @@ class EventFeed:
         sources = self._index.sources()
         registered = {worker for _, worker in self._registry.numbered()}
         self._forget_strangers({source.worker for source in sources} - registered, now)
+        self._notice_unannounced(sources, registered)
         if not self.connected:
             return
         await self._carry_out(self._recovery.keep_up(sources, registered, now))
@@ -117,6 +128,23 @@ class EventFeed:
             else:
                 self.replays_asked += 1
             await self._plane.publish(self._resync, encode_request(request))
+
+    def _on_worker(self, entry: WorkerEntry) -> None:
+        """Whoever a worker announced over its own connection is believed, and nobody else."""
+        announced = entry.publisher_ids or (None,) * entry.dp_size
+        for worker, publisher_id in zip(entry.ranks, announced, strict=True):
+            self._index.announce_publisher(worker, publisher_id)
+
+    def _notice_unannounced(
+        self, sources: list[SourceStatus], registered: set[WorkerWithDpRank]
+    ) -> None:
+        """Tell of workers in whose name others publish, if there was more of that."""
+        seen, self._unannounced = self._unannounced, {}
+        for source in sources:
+            if source.unannounced and source.worker in registered:
+                self._unannounced[source.worker] = source.unannounced
+                if source.unannounced > seen.get(source.worker, 0) and self._on_unannounced:
+                    self._on_unannounced(source.worker.worker_id)
 
     def _forget_strangers(self, strangers: set[WorkerWithDpRank], now: float) -> None:
         for worker in self._first_seen.keys() - strangers:

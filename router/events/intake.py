@@ -1,5 +1,6 @@
 """The way of KV events into the index as `serve` sets it up: NATS server, plane, snapshot, feed."""
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -8,7 +9,8 @@ from ...runtime.clock import Clock
 from ...runtime.embedded_nats import EmbeddedNats, probe
 from ...runtime.event_plane import KV_EVENTS, PlaneState, endpoint_subject
 from ...runtime.nats_plane import NatsPlane
-from ...runtime.nats_url import DEFAULT_NATS_URL
+from ...runtime.security import NatsAuth
+from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from ...workers.registry import WorkerRegistry
 from ..config import ServeConfig
 from .feed import EventFeed
@@ -26,20 +28,29 @@ class EventIntake:
     feed: EventFeed
 
     def __init__(
-        self, config: ServeConfig, index: EventIndex, registry: WorkerRegistry, clock: Clock
+        self,
+        config: ServeConfig,
+        index: EventIndex,
+        registry: WorkerRegistry,
+        clock: Clock,
+        *,
+        auth: NatsAuth | None = None,
+        on_unannounced: Callable[[int], None] | None = None,
     ) -> None:
+        """`auth` is for the NATS server, `on_unannounced` for the feed."""
         self._config, self._index, self._registry, self._clock = config, index, registry, clock
+        self._auth, self._on_unannounced = auth, on_unannounced
         self._stack = AsyncExitStack()
         self.nats_url = ""
         self.description = ""
-        """the server's URL and where we have it from, for people"""
+        """the server's URL without credentials, and where we have it from, for people"""
         self.snapshot: SnapshotTask | None = None
 
     async def start(self) -> None:
         """Listen to events, the last snapshot loaded. ConfigError if there can be no server."""
         config, stack = self._config, self._stack
         self.nats_url, origin = await self._find_nats()
-        self.description = f"{self.nats_url}{origin}"
+        self.description = f"{redact_url(self.nats_url)}{origin}"
         if config.index_snapshot is not None:
             subject = endpoint_subject(
                 config.namespace, config.component, config.endpoint, KV_EVENTS
@@ -53,7 +64,7 @@ class EventIntake:
             # Before the feed, which verifies what was loaded.
             await self.snapshot.start()
             stack.push_async_callback(self.snapshot.close)
-        self.plane = NatsPlane(self.nats_url)
+        self.plane = NatsPlane(self.nats_url, auth=self._auth)
         stack.push_async_callback(self.plane.close)
         self.feed = EventFeed(
             self.plane,
@@ -64,6 +75,7 @@ class EventIntake:
             component=config.component,
             endpoint=config.endpoint,
             unknown_worker_ttl_s=config.unknown_worker_ttl_s,
+            on_unannounced=self._on_unannounced,
         )
         await self.feed.start()
         stack.push_async_callback(self.feed.close)

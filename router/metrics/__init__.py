@@ -13,6 +13,7 @@ from .collectors import (
     worker_metrics,
 )
 from .requests import Gauges, RequestMetrics, registry_of
+from .security import security_metrics
 
 __all__ = [
     "Gauges",
@@ -23,6 +24,7 @@ __all__ = [
     "plane_metrics",
     "queue_metrics",
     "registry_of",
+    "security_metrics",
     "snapshot_metrics",
     "worker_metrics",
 ]

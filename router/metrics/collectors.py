@@ -28,6 +28,7 @@ _EVENT_FAULTS = {
     "refused": "Events refused because there are too many workers.",
     "out_of_memory": "Events lost for want of memory.",
     "held": "Events that had to wait behind a gap.",
+    "unannounced": "Events and heartbeats of publishers that their worker did not announce.",
     "overflows": "Gaps given up because too many events waited.",
 }
 

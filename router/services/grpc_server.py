@@ -5,11 +5,13 @@ from typing import Any, cast
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from ...runtime.errors import ConfigError
+from ...runtime.security import ServerTls
 from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
+from ..access import Access, GuardedServer
 from ..proto import router_pb2_grpc
 from .router_service import SERVICE as ROUTER_SERVICE
 from .router_service import RouterService
@@ -37,7 +39,15 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class GrpcServer:
     """Listens from `bind`, answers from `start` until `stop`."""
 
-    def __init__(self, generate: TrtllmService, select: RouterService) -> None:
+    def __init__(
+        self,
+        generate: TrtllmService,
+        select: RouterService,
+        *,
+        access: Access | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
+        self._tls = tls
         self._server = aio.server(options=_OPTIONS)
         self._health = cast(Any, health).aio.HealthServicer()  # its stubs know no asyncio
         self._serving: bool | None = None
@@ -45,17 +55,22 @@ class GrpcServer:
         self._updates: set[asyncio.Task[None]] = set()
         self.port = 0
         # The first handlers are asked first.
-        self._server.add_generic_rpc_handlers((generate,))
-        router_pb2_grpc.add_RouterServiceServicer_to_server(select, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        server: Any = GuardedServer(self._server, access or Access())
+        server.add_generic_rpc_handlers((generate,))
+        router_pb2_grpc.add_RouterServiceServicer_to_server(select, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (TRTLLM_SERVICE, ROUTER_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        reflected = cast(Any, reflection).aio.ReflectionServicer(names)
+        cast(Any, reflection_pb2_grpc).add_ServerReflectionServicer_to_server(reflected, server)
 
     def bind(self, host: str, port: int) -> None:
         """Take the port; 0 takes a free one. ConfigError if it cannot be had."""
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(where)
+            if self._tls is None:
+                self.port = self._server.add_insecure_port(where)
+            else:
+                self.port = self._server.add_secure_port(where, self._tls.grpc_credentials())
         except RuntimeError:
             self.port = 0
         if not self.port:

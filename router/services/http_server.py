@@ -14,6 +14,7 @@ from ...indexer.wire import TIERS
 from ...runtime.errors import RouterError
 from ...runtime.http_site import HttpSite, json_response
 from ...runtime.identity import WorkerWithDpRank
+from ..access import Listener, Security
 from ..kv_router import KvRouter
 from ..views import WorkerView
 
@@ -44,11 +45,22 @@ class _BusyThresholds(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
 class HttpServer:
     """Answers over HTTP, in JSON but for /metrics, from `start` until `close`."""
 
-    def __init__(self, router: KvRouter, metrics: CollectorRegistry, health: Health) -> None:
+    def __init__(
+        self,
+        router: KvRouter,
+        metrics: CollectorRegistry,
+        health: Health,
+        *,
+        security: Security,
+    ) -> None:
+        self._security = security
         self._router = router
         self._metrics = metrics
         self._health = health
         self._decoder = msgspec.json.Decoder(_OverlapsBody)
+        self._guard = security.http_guard()
+        self.admin: Listener | None = None
+        """where admin routes are served, if that is another address"""
         self._site = HttpSite(
             [
                 web.get("/metrics", self._on_metrics),
@@ -60,7 +72,7 @@ class HttpServer:
                 web.post("/busy_threshold", self._on_new_thresholds),
             ],
             max_body_bytes=MAX_BODY_BYTES,
-            middlewares=[_errors_as_json],
+            middlewares=[_errors_as_json, self._guard.middleware],
         )
 
     @property
@@ -68,8 +80,15 @@ class HttpServer:
         return self._site.port
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one. ConfigError if it cannot be had."""
-        await self._site.start(host, port, key="http_port")
+        """Listen; port 0 takes a free one. ConfigError if it, or the admin port, cannot be had."""
+        tls = self._security.server_tls
+        context = None if tls is None else tls.ssl_context()
+        await self._site.start(host, port, key="http_port", tls=context)
+        guard = self._guard
+        guard.admin, apart = self._security.admin_listener(self.port)
+        if apart:
+            taken = await self._site.start(*guard.admin, key="admin_port", tls=context)
+            guard.admin = self.admin = Listener(guard.admin.host, taken)
 
     async def close(self) -> None:
         """Stop listening and drop what is open. Idempotent."""
@@ -132,8 +151,9 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         if error.status < 400:
             raise
         answer = json_response({"error": error.text or error.reason}, error.status)
-        if "Allow" in error.headers:
-            answer.headers["Allow"] = error.headers["Allow"]
+        for name in ("Allow", "WWW-Authenticate"):
+            if name in error.headers:
+                answer.headers[name] = error.headers[name]
         return answer
     except Exception:
         log.exception("HTTP request failed", path=request.path)

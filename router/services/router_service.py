@@ -7,11 +7,12 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from grpc import aio
 
-from ...runtime.errors import RouterError
+from ...runtime.errors import InvalidRequestError, RouterError
 from ...runtime.identity import WorkerWithDpRank
+from ..access import current_caller, selection_id
 from ..dispatch import status_of
 from ..kv_router import KvRouter
-from ..policy import CandidateTerms
+from ..policy import CandidateTerms, Decision
 from ..prompt import Prompt
 from ..proto import router_pb2 as pb
 from ..proto import router_pb2_grpc
@@ -32,20 +33,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def SelectWorker(
         self, request: pb.SelectWorkerRequest, context: Context
     ) -> pb.SelectWorkerResponse:
-        decision = await _or_abort(
-            context,
-            lambda: self._router.decide(
-                self._prompt(request),
-                request.request_id or None,
-                allowed_workers=list(request.allowed_worker_ids) or None,
-                pinned_worker=_pinned(request),
-                expected_output_tokens=(
-                    request.expected_output_tokens
-                    if request.HasField("expected_output_tokens")
-                    else None
-                ),
-            ),
-        )
+        decision = await _or_abort(context, lambda: self._select(request))
         entry = self._router.registry.entry(decision.worker.worker_id)
         return pb.SelectWorkerResponse(
             worker=_worker(decision.worker),
@@ -57,6 +45,22 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             host_overlap_blocks=decision.host_overlap_blocks,
             disk_overlap_blocks=decision.disk_overlap_blocks,
         )
+
+    def _select(self, request: pb.SelectWorkerRequest) -> Decision:
+        tokens_out = request.HasField("expected_output_tokens")
+        try:
+            return self._router.decide(
+                self._prompt(request),
+                _booking(request.request_id) if request.request_id else None,
+                allowed_workers=list(request.allowed_worker_ids) or None,
+                pinned_worker=_pinned(request),
+                expected_output_tokens=request.expected_output_tokens if tokens_out else None,
+            )
+        except InvalidRequestError as error:
+            if error.field != "request_id":
+                raise
+            text = f"request id {request.request_id!r} is in use"  # as its caller knows it
+            raise InvalidRequestError(text, field="request_id") from None
 
     async def GetOverlapScores(
         self, request: pb.OverlapRequest, context: Context
@@ -100,10 +104,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def MarkPrefillComplete(
         self, request: pb.BookedRequest, context: Context
     ) -> pb.BookingResponse:
-        return pb.BookingResponse(known=self._router.mark_prefill_complete(request.request_id))
+        return pb.BookingResponse(
+            known=self._router.mark_prefill_complete(_booking(request.request_id))
+        )
 
     async def Free(self, request: pb.BookedRequest, context: Context) -> pb.BookingResponse:
-        return pb.BookingResponse(known=self._router.free(request.request_id))
+        return pb.BookingResponse(known=self._router.free(_booking(request.request_id)))
 
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: Context
@@ -147,6 +153,11 @@ async def _abort(context: Context, error: RouterError) -> NoReturn:
     code, details = status_of(error)
     await context.abort(code, details)
     raise AssertionError("context.abort returned")
+
+
+def _booking(request_id: str) -> str:
+    """What a booking of this call's caller is called in the router."""
+    return selection_id(current_caller(), request_id)
 
 
 def _pinned(request: pb.SelectWorkerRequest) -> WorkerWithDpRank | None:

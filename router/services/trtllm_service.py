@@ -19,6 +19,7 @@ from ...runtime.identity import WorkerWithDpRank, as_worker
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
+from ..access import current_caller
 from ..admission import NORMAL, Urgency
 from ..dispatch import DP_RANK_KEY, ClientGoneError, Dispatcher, status_of
 
@@ -74,6 +75,7 @@ class TrtllmService(grpc.GenericRpcHandler):
                 metadata=forwarded,
                 pinned=pinned,
                 urgency=urgency,
+                caller=current_caller(),
             )
         except Exception as error:
             await abort_with(context, error)
@@ -87,7 +89,7 @@ class TrtllmService(grpc.GenericRpcHandler):
         return pb.HealthCheckResponse(status="OK" if ready else "no workers ready")
 
     async def _abort(self, request: Any, context: Context) -> Any:
-        success, message = await self._dispatcher.abort(request.request_id)
+        success, message = await self._dispatcher.abort(request.request_id, current_caller())
         return pb.AbortResponse(success=success, message=message)
 
     async def _get_model_info(self, request: Any, context: Context) -> Any:

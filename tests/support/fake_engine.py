@@ -71,6 +71,7 @@ class FakeEngine:
         self.script = script
         self.worker_id = worker_id
         self.dp_size: int | None = None
+        self.publisher_ids: str | None = None
         self.status = "OK"
         self.model = pb.GetModelInfoResponse(model_id="fake", vocab_size=1000, max_input_len=100)
         self.server_info = pb.GetServerInfoResponse(version="1", world_size=1)
@@ -153,7 +154,11 @@ class FakeEngine:
         return self.server_info
 
     async def _introduce(self, context: Any) -> None:
-        said = {"x-dynamo-worker-id": self.worker_id, "x-dynamo-dp-size": self.dp_size}
+        said = {
+            "x-dynamo-worker-id": self.worker_id,
+            "x-dynamo-dp-size": self.dp_size,
+            "x-dynamo-publisher-id": self.publisher_ids,
+        }
         pairs = tuple((key, str(value)) for key, value in said.items() if value is not None)
         if pairs:
             await context.send_initial_metadata(pairs)

@@ -34,7 +34,8 @@ class Command:
         def lines() -> list[str]:
             return [line for line in self.text.splitlines() if word in line]
 
-        await until(lambda: lines() or self._process.returncode is not None)
+        # Starting a process takes long on a machine that is busy.
+        await until(lambda: lines() or self._process.returncode is not None, 60.0)
         assert lines(), f"never said {word!r}, but:\n{self.text}"
         return lines()[0]
 

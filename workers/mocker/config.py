@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ...runtime.nats_url import DEFAULT_NATS_URL
+from ...runtime.security import NatsAuthConfig, ServerTlsConfig
 from ...runtime.settings import bad_setting, option
+from ...runtime.urls import DEFAULT_NATS_URL
 from .timing import StepTiming, load_timing
 
 MAX_TOKEN_ID = 2**32
@@ -155,9 +156,12 @@ class MockerConfig:
     )
     nats: str | None = option(
         None,
-        f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
+        url=True,
+        help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
         "else no events are published.",
     )
+    nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
+    tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
     namespace: str = option("dynamo", "Namespace of the event subject.")
     component: str = option("backend", "Component of the event subject.")
     endpoint: str = option("generate", "Endpoint of the event subject.")
@@ -183,6 +187,7 @@ class MockerConfig:
         _require("workers", self.workers >= 1, "must be at least 1")
         last_port = self.port + (self.workers - 1 if self.port else 0)
         _require("port", self.port >= 0 and last_port <= 65535, "a port is outside 0..65535")
+        self.nats_auth.check_has_server(self.nats)
         if self.fault_port is not None:
             _require("fault_port", 0 <= self.fault_port <= 65535, "must be in 0..65535")
         if self.worker_id is not None:

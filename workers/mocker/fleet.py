@@ -6,14 +6,15 @@ from typing import Self
 
 import uvloop
 
-from ...runtime.clock import Clock
+from ...runtime.clock import Clock, SystemClock
 from ...runtime.embedded_nats import probe
 from ...runtime.errors import ConfigError
 from ...runtime.event_plane import EventPlane
 from ...runtime.nats_plane import NatsPlane
-from ...runtime.nats_url import DEFAULT_NATS_URL
 from ...runtime.process import StopSignals, allow_open_files, run_until
+from ...runtime.security import FileWatch, NatsAuth, ServerTls
 from ...runtime.shared_plane import SharedPlane
+from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from .config import MockerConfig
 from .fault_api import FaultApi
 from .server import MockServer
@@ -32,11 +33,12 @@ class MockFleet:
         *configs: MockerConfig,
         plane: EventPlane | None = None,
         clock: Clock | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         # All engines listen for the same requests, each for its own.
         shared = SharedPlane(plane) if plane is not None else None
         self.engines = [
-            MockServer(config, index, plane=shared, clock=clock)
+            MockServer(config, index, plane=shared, clock=clock, tls=tls)
             for config in configs
             for index in range(config.workers)
         ]
@@ -94,14 +96,19 @@ async def run_mocker(config: MockerConfig) -> None:
     Prints a line for each engine and then `ready`. ConfigError if a port is in use.
     """
     _allow_connections(config.workers)
+    tls = ServerTls(config.tls) if config.tls.on else None
+    watch = FileWatch(SystemClock())
+    if tls is not None:
+        watch.files.append(tls.files)
     plane = await _event_plane(config)
-    fleet = MockFleet(config, plane=plane)
+    fleet = MockFleet(config, plane=plane, tls=tls)
     fault_api = FaultApi(fleet.engines)
     with StopSignals() as signals:
         try:
             await fleet.start()
+            watch.start()
             for index, engine in enumerate(fleet.engines):
-                _say(f"engine {index}: grpc://{engine.address} worker {engine.worker_id}")
+                _say(f"engine {index}: {engine.url} worker {engine.worker_id}")
             if config.fault_port is not None:
                 await fault_api.start(config.host, config.fault_port)
                 _say(f"faults: http://{fault_api.address}")
@@ -111,6 +118,7 @@ async def run_mocker(config: MockerConfig) -> None:
             draining = asyncio.create_task(fleet.stop(config.drain_timeout_s))
             await run_until(draining, signals.end)
         finally:
+            await watch.close()
             await fault_api.close()
             await fleet.stop()
             if plane is not None:
@@ -137,8 +145,8 @@ async def _event_plane(config: MockerConfig) -> EventPlane | None:
             _say(f"events: none published, no NATS server answers on {DEFAULT_NATS_URL}")
             return None
         url = DEFAULT_NATS_URL
-    _say(f"events: {url}")
-    return NatsPlane(url)
+    _say(f"events: {redact_url(url)}")
+    return NatsPlane(url, auth=NatsAuth(config.nats_auth))
 
 
 def _say(line: str) -> None:

@@ -11,6 +11,7 @@ from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ConfigError
 from ...runtime.event_plane import EventPlane
 from ...runtime.identity import address_worker_id
+from ...runtime.security import ServerTls
 from ..event_stream import PublisherLimits
 from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
@@ -44,7 +45,9 @@ class MockServer:
         *,
         plane: EventPlane | None = None,
         clock: Clock | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
+        self._tls = tls
         self.worker_id = -1  # until it listens, if it depends on the address
         self.address = ""
         self.fault = HEALTHY
@@ -76,6 +79,11 @@ class MockServer:
         return self.ranks.engines[0]
 
     @property
+    def url(self) -> str:
+        """Where it listens: grpc:// or, with TLS, grpcs://."""
+        return f"{'grpc' if self._tls is None else 'grpcs'}://{self.address}"
+
+    @property
     def busy(self) -> bool:
         """Whether requests are here that have not been answered."""
         return self.ranks.busy
@@ -85,7 +93,11 @@ class MockServer:
         config = self._config
         server = aio.server(options=_OPTIONS)
         try:
-            port = server.add_insecure_port(f"{config.host}:{self._port}")
+            where = f"{config.host}:{self._port}"
+            if self._tls is None:
+                port = server.add_insecure_port(where)
+            else:
+                port = server.add_secure_port(where, self._tls.grpc_credentials())
         except RuntimeError:
             port = 0
         if not port:
@@ -119,7 +131,8 @@ class MockServer:
             ]
             for publisher in self._publishers:
                 await publisher.start()
-        servicer = TrtllmServicer(self.ranks, self._feed, config, self.worker_id)
+        publishers = [publisher.publisher_id for publisher in self._publishers]
+        servicer = TrtllmServicer(self.ranks, self._feed, config, self.worker_id, publishers)
         server.add_generic_rpc_handlers((servicer.handlers(),))
         self.ranks.start()
         await server.start()

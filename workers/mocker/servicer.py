@@ -1,6 +1,7 @@
 """TrtllmServicer: trtllm.TrtllmService as one mock engine answers it."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -17,6 +18,10 @@ VERSION = "mock-1"
 DP_RANK_KEY = "x-dynamo-dp-rank"
 """Metadata that names the rank of a request: the protocol has no field for it."""
 
+PUBLISHER_ID_KEY = "x-dynamo-publisher-id"
+"""Metadata of answers: under which ids the ranks publish their KV events, with commas."""
+
+_MOST_ANNOUNCED = 4096  # characters: metadata has a limit, and more ranks go unannounced
 _EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
 _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
@@ -26,15 +31,23 @@ class TrtllmServicer:
     """The handlers of one engine."""
 
     def __init__(
-        self, ranked: DataParallelEngine, feed: KvEventFeed, config: MockerConfig, worker_id: int
+        self,
+        ranked: DataParallelEngine,
+        feed: KvEventFeed,
+        config: MockerConfig,
+        worker_id: int,
+        publisher_ids: Sequence[int] = (),
     ) -> None:
         self._engine = ranked
         self._feed = feed
         self._config = config
-        self._identity = (
+        self._identity: tuple[tuple[str, str], ...] = (
             ("x-dynamo-worker-id", str(worker_id)),
             ("x-dynamo-dp-size", str(config.engine.dp_size)),
         )
+        announced = ",".join(map(str, publisher_ids))
+        if announced and len(announced) <= _MOST_ANNOUNCED:
+            self._identity += ((PUBLISHER_ID_KEY, announced),)
         self._unnamed = itertools.count()
 
     def handlers(self) -> grpc.GenericRpcHandler:

@@ -1,0 +1,40 @@
+"""Access: who calls, what each may do, and whose request an id means."""
+
+from .access import Access
+from .callers import (
+    ANONYMOUS,
+    AccessError,
+    Caller,
+    check_id,
+    current_caller,
+    generation_id,
+    own_id,
+    selection_id,
+)
+from .exposure import open_to_others
+from .grpc_guard import GuardedServer
+from .http_guard import HttpGuard, Listener, is_loopback
+from .roles import RULES, Role, Rule, rule_of
+from .setup import Security
+
+__all__ = [
+    "ANONYMOUS",
+    "RULES",
+    "Access",
+    "AccessError",
+    "Caller",
+    "GuardedServer",
+    "HttpGuard",
+    "Listener",
+    "Role",
+    "Rule",
+    "Security",
+    "check_id",
+    "current_caller",
+    "generation_id",
+    "is_loopback",
+    "open_to_others",
+    "own_id",
+    "rule_of",
+    "selection_id",
+]

@@ -1,0 +1,49 @@
+"""What a configuration leaves open to whoever reaches it, said at the start."""
+
+from collections.abc import Sequence
+
+from .http_guard import is_loopback
+
+
+def open_to_others(
+    *,
+    host: str,
+    port: int,
+    http_port: int,
+    admin: tuple[str, int],
+    tls: bool,
+    identified: bool,
+    plain_workers: Sequence[str] = (),
+) -> list[str]:
+    """What is open, one line for each. Empty where only this machine can reach the listeners.
+
+    `identified`: callers need a token or a certificate. `plain_workers` are addresses that go
+    without TLS although it was asked for.
+    """
+    said = []
+    grpc, http, admin_at = f"{host}:{port}", f"{host}:{http_port}", f"{admin[0]}:{admin[1]}"
+    if not is_loopback(host):
+        if not identified:
+            said.append(
+                f"grpc {grpc} is open: whoever reaches it may generate, select workers and read the"
+                " state of the fleet (--auth-tokens or --tls-client-ca)"
+            )
+            said.append(
+                f"http {http} is open: whoever reaches it may read metrics, workers and overlaps"
+                " (--auth-tokens or --tls-client-ca)"
+            )
+        if not tls:
+            what = "requests, answers and tokens" if identified else "requests and answers"
+            said.append(f"{what} travel readable to and from {grpc} and {http} (--tls-cert)")
+    if not is_loopback(admin[0]):
+        if not identified:
+            said.append(
+                f"admin {admin_at} is open: whoever reaches it may change how the router works"
+                " (--auth-tokens, or --admin-host 127.0.0.1)"
+            )
+        if not tls and admin[0] != host:
+            said.append(f"admin calls travel readable to {admin_at} (--tls-cert)")
+    if plain_workers:
+        them = ", ".join(plain_workers)
+        said.append(f"workers at grpc://, not grpcs://, are reached without TLS: {them}")
+    return said

@@ -1,0 +1,80 @@
+"""Which call needs which role: one table for gRPC and HTTP.
+
+A call that is not in the table needs the role admin, and over HTTP the admin listener: what is
+forgotten here stays closed.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Role(StrEnum):
+    """What a caller may do; it may have several."""
+
+    CLIENT = "client"
+    """have requests answered by the fleet"""
+    SELECTOR = "selector"
+    """choose workers, and book its own requests on them"""
+    ADMIN = "admin"
+    """see everything, change how the router works"""
+    METRICS = "metrics"
+    """read metrics and the state of workers"""
+
+
+ALL_ROLES = frozenset(Role)
+
+
+class Rule(NamedTuple):
+    """Who may make a call: everybody, or whoever has one of the roles."""
+
+    roles: frozenset[Role]
+    open: bool = False
+    """nobody is asked who they are"""
+    admin_listener: bool = False
+    """over HTTP, only where admin routes are served"""
+
+
+def _any_of(*roles: Role) -> Rule:
+    return Rule(frozenset(roles))
+
+
+_CLIENT, _SELECTOR = Role.CLIENT, Role.SELECTOR
+_ADMIN, _METRICS = Role.ADMIN, Role.METRICS
+_OPEN = Rule(frozenset(), open=True)
+_CLOSED = Rule(frozenset((_ADMIN,)), admin_listener=True)
+
+_TRTLLM, _ROUTER = "/trtllm.TrtllmService", "/dynamo_router.v1.RouterService"
+
+RULES = {
+    f"{_TRTLLM}/Generate": _any_of(_CLIENT),
+    f"{_TRTLLM}/Abort": _any_of(_CLIENT),
+    f"{_TRTLLM}/Embed": _any_of(_CLIENT),
+    f"{_TRTLLM}/GetTokenizer": _any_of(_CLIENT),
+    f"{_TRTLLM}/SubscribeKvEvents": _any_of(_CLIENT),
+    f"{_TRTLLM}/GetModelInfo": Rule(ALL_ROLES),
+    f"{_TRTLLM}/GetServerInfo": Rule(ALL_ROLES),
+    f"{_TRTLLM}/HealthCheck": _OPEN,
+    f"{_ROUTER}/SelectWorker": _any_of(_SELECTOR),
+    f"{_ROUTER}/MarkPrefillComplete": _any_of(_SELECTOR),
+    f"{_ROUTER}/Free": _any_of(_SELECTOR),
+    f"{_ROUTER}/GetOverlapScores": _any_of(_SELECTOR, _ADMIN),
+    f"{_ROUTER}/GetPotentialLoads": _any_of(_SELECTOR, _ADMIN),
+    f"{_ROUTER}/Explain": _any_of(_SELECTOR, _ADMIN),
+    f"{_ROUTER}/ListWorkers": _any_of(_SELECTOR, _ADMIN, _METRICS),
+    "/grpc.health.v1.Health/Check": _OPEN,
+    "/grpc.health.v1.Health/Watch": _OPEN,
+    "/grpc.health.v1.Health/List": _OPEN,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(ALL_ROLES),
+    "GET /live": _OPEN,
+    "GET /health": _OPEN,
+    "GET /metrics": _any_of(_METRICS, _ADMIN),
+    "GET /workers": _any_of(_SELECTOR, _ADMIN, _METRICS),
+    "POST /overlaps": _any_of(_SELECTOR, _ADMIN),
+    "GET /busy_threshold": _any_of(_METRICS, _ADMIN),
+    "POST /busy_threshold": _CLOSED,
+}
+
+
+def rule_of(call: str) -> Rule:
+    """The rule of a gRPC method ("/package.Service/Method") or a route ("GET /path")."""
+    return RULES.get(call, _CLOSED)

@@ -1,0 +1,23 @@
+"""Secrecy: TLS of listeners and of connections, secrets in files, both read again on change."""
+
+from .client_tls import ClientTls
+from .config import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
+from .nats_auth import NatsAuth
+from .secret_files import read_file, read_secret, shared_mode, warn_if_shared
+from .server_tls import ServerTls
+from .watched_files import FileWatch, WatchedFiles
+
+__all__ = [
+    "ClientTls",
+    "FileWatch",
+    "NatsAuth",
+    "NatsAuthConfig",
+    "ServerTls",
+    "ServerTlsConfig",
+    "WatchedFiles",
+    "WorkerTlsConfig",
+    "read_file",
+    "read_secret",
+    "shared_mode",
+    "warn_if_shared",
+]

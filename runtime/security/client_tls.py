@@ -1,0 +1,46 @@
+"""TLS of connections that we open to engines, read again when its files change."""
+
+import ssl
+from typing import Any
+
+import grpc
+
+from .certificates import load_key_pair, load_roots
+from .config import WorkerTlsConfig
+from .watched_files import WatchedFiles
+
+
+class ClientTls:
+    """How engines are believed, and what they are shown. ConfigError if the files are no good.
+
+    gRPC holds a channel's credentials for its life, so after a change channels are made anew:
+    `files.listeners` hear of it.
+    """
+
+    def __init__(self, config: WorkerTlsConfig) -> None:
+        paths = [path for path in (config.ca, config.cert, config.key) if path is not None]
+        self._config = config
+        self.files = WatchedFiles("TLS files for engines", paths, self._read)
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials:
+        return self.files.value
+
+    @property
+    def channel_options(self) -> tuple[tuple[str, Any], ...]:
+        """What a channel needs beside the credentials."""
+        name = self._config.name
+        return () if name is None else (("grpc.ssl_target_name_override", name),)
+
+    def _read(self) -> grpc.ChannelCredentials:
+        config = self._config
+        roots, pair = None, None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # only to check what gRPC will take
+        if config.ca is not None:
+            roots = load_roots(context, config.ca, "worker_tls.ca")
+        if config.cert is not None and config.key is not None:
+            pair = load_key_pair(context, config.cert, config.key, "worker_tls")
+        credentials: grpc.ChannelCredentials = grpc.ssl_channel_credentials(
+            roots, pair.key if pair else None, pair.cert if pair else None
+        )
+        return credentials

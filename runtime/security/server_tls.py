@@ -1,0 +1,83 @@
+"""TLS of what listens: one certificate for gRPC and HTTP, read again when its files change."""
+
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from .certificates import KeyPair, load_key_pair, load_roots
+from .config import ServerTlsConfig
+from .watched_files import WatchedFiles
+
+
+@dataclass(frozen=True)
+class _Material:
+    pair: KeyPair
+    context: ssl.SSLContext
+    grpc_config: Any  # grpc's, opaque
+
+
+class ServerTls:
+    """What listeners of a process show, and whom they let in. ConfigError if the files are no good.
+
+    New connections see a new certificate, or another list of authorities, as soon as `files` was
+    polled after the change; those that are open go on.
+    """
+
+    def __init__(self, config: ServerTlsConfig) -> None:
+        paths = [path for path in (config.cert, config.key, config.client_ca) if path is not None]
+        self._config = config
+        self.files = WatchedFiles("TLS certificate", paths, self._read)
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients must show a certificate."""
+        return self._config.client_ca is not None
+
+    @property
+    def not_after(self) -> float:
+        """When the certificate ends, in Unix time."""
+        return self.files.value.pair.not_after
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """For add_secure_port of any gRPC server. It asks for what to show in each handshake."""
+        credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
+            self.files.value.grpc_config,
+            lambda: self.files.value.grpc_config,  # on a thread of grpc: a look, nothing else
+            self.asks_clients,
+        )
+        return credentials
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """For asyncio servers; each connection is held by the context of the moment it began."""
+        return _LiveContext.of(self.files)
+
+    def _read(self) -> _Material:
+        config = self._config
+        assert config.cert is not None and config.key is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        pair = load_key_pair(context, config.cert, config.key, "tls")
+        roots = None
+        if config.client_ca is not None:
+            roots = load_roots(context, config.client_ca, "tls.client_ca")
+            context.verify_mode = ssl.CERT_REQUIRED
+        grpc_config = grpc.ssl_server_certificate_configuration([(pair.key, pair.cert)], roots)
+        return _Material(pair, context, grpc_config)
+
+
+class _LiveContext(ssl.SSLContext):
+    """A context that is another one at each connection. Loading new files into a context that is in
+    use would add authorities to the old ones, and never take one away."""
+
+    _files: WatchedFiles[_Material]
+
+    @classmethod
+    def of(cls, files: WatchedFiles[_Material]) -> "_LiveContext":
+        context = cls(ssl.PROTOCOL_TLS_SERVER)
+        context._files = files
+        return context
+
+    def wrap_bio(self, *args: Any, **more: Any) -> ssl.SSLObject:
+        return self._files.value.context.wrap_bio(*args, **more)

@@ -1,0 +1,318 @@
+"""Who may what, on every method and route of a running router; ids that callers share."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from support.fake_engine import FakeEngine, prompt, stall
+from support.polling import until
+from support.processes import command
+from support.serving import BLOCK, Doors, serving
+
+from dynamo_router.router.access.roles import RULES, Role
+from dynamo_router.router.proto import router_pb2 as rpb
+from dynamo_router.workers.trtllm_proto import SERVICE, pb
+
+TOKENS = {role: f"{role}-token-0123456789" for role in Role}
+PROMPT = list(range(1, 1 + 4 * BLOCK))
+Headers = tuple[tuple[str, str], ...]
+
+
+def bearer(token: str) -> Headers:
+    return (("authorization", f"Bearer {token}"),)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> str:
+    """A file with a caller of each role, and two ordinary ones."""
+    rows = [(str(role), token, [str(role)]) for role, token in TOKENS.items()]
+    rows += [(name, f"{name}-0123456789abcdef", ["client", "selector"]) for name in ("ann", "bob")]
+    path = tmp_path / "tokens.toml"
+    entries = (
+        f'[[caller]]\nname = "{name}"\ntoken = "{token}"\nroles = {roles}\n'
+        for name, token, roles in rows
+    )
+    path.write_text("".join(entries))
+    path.chmod(0o600)
+    return str(path)
+
+
+ANN, BOB = bearer("ann-0123456789abcdef"), bearer("bob-0123456789abcdef")
+
+
+async def code_of(doors: Doors, method: str, metadata: Headers) -> tuple[grpc.StatusCode, str]:
+    """How a call with an empty request ends, or that it began to answer."""
+    call = doors.channel.unary_stream(method, None, None)(b"", metadata=metadata)
+    try:
+        if await call.read() is aio.EOF:
+            return await call.code(), await call.details()
+    except aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    call.cancel()
+    return grpc.StatusCode.OK, ""
+
+
+async def test_every_rpc_asks_for_its_role(tokens: str) -> None:
+    async with serving(FakeEngine(), auth_tokens=tokens) as doors:
+        for method, rule in RULES.items():
+            if not method.startswith("/"):
+                continue
+            for metadata, said in (
+                ((), "a bearer token is needed"),
+                (bearer("nobody-0123456789"), "the bearer token is not known"),
+                (ANN + BOB, "not of the form: Bearer TOKEN"),
+            ):
+                code, text = await code_of(doors, method, metadata)
+                refused = code is grpc.StatusCode.UNAUTHENTICATED and said in text
+                assert refused is not rule.open, (method, code, text)
+            for role, token in TOKENS.items():
+                code, text = await code_of(doors, method, bearer(token))
+                refused = code is grpc.StatusCode.PERMISSION_DENIED
+                assert refused is not (rule.open or role in rule.roles), (method, role, code, text)
+                assert code is not grpc.StatusCode.UNAUTHENTICATED
+                assert not refused or f"{role} may not do this: it needs the role" in text
+        code, _ = await code_of(doors, f"/{SERVICE}/Nonsense", ())
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_every_route_asks_for_its_role(tokens: str) -> None:
+    async with serving(FakeEngine(), auth_tokens=tokens) as doors:
+        for call, rule in RULES.items():
+            if call.startswith("/"):
+                continue
+            method, path = call.split()
+            body = {"json": {"token_ids": PROMPT}} if path == "/overlaps" else {}
+            if call == "POST /busy_threshold":
+                body = {"json": {"active_prefill_tokens_threshold": 9}}
+            status, answer = await doors.http(method, path, **body)
+            assert (status, rule.open) in ((200, True), (401, False)), (call, answer)
+            for role, token in TOKENS.items():
+                status, answer = await doors.http(method, path, headers=dict(bearer(token)), **body)
+                allowed = rule.open or role in rule.roles
+                assert status == (200 if allowed else 403), (call, role, answer)
+                assert allowed or "it needs the role" in answer["error"]
+        for header in ("Basic abc", "Bearer", "Bearer nobody-0123456789"):
+            status, _ = await doors.http("GET", "/workers", headers={"authorization": header})
+            assert status == 401
+        metrics = await doors.http("GET", "/metrics", headers=dict(bearer(TOKENS[Role.METRICS])))
+        assert 'dynamo_router_access_refused_total{reason="role"}' in metrics[1]
+
+
+async def test_a_token_file_that_changed_counts_at_once(tokens: str) -> None:
+    async with serving(FakeEngine(), auth_tokens=tokens) as doors:
+        new = bearer("late-0123456789abcdef")
+        assert (await code_of(doors, f"/{SERVICE}/GetModelInfo", new))[0].name == "UNAUTHENTICATED"
+        with Path(tokens).open("a") as file:
+            file.write('[[caller]]\nname = "late"\ntoken = "late-0123456789abcdef"\n')
+            file.write('roles = ["client"]\n')
+        async with asyncio.timeout(15):
+            while (await code_of(doors, f"/{SERVICE}/GetModelInfo", new))[0].name != "OK":
+                await asyncio.sleep(0.01)
+
+
+# Ids
+
+
+async def begin(doors: Doors, request_id: str, metadata: Headers) -> Any:
+    """A streamed request that has its first token."""
+    call = doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+    running = call(prompt(request_id, 2 * BLOCK).SerializeToString(), metadata=metadata)
+    first = pb.GenerateResponse.FromString(await running.read())
+    assert first.request_id == request_id
+    return running
+
+
+async def rest_of(call: Any) -> list[Any]:
+    rest = []
+    while (message := await call.read()) is not aio.EOF:
+        rest.append(pb.GenerateResponse.FromString(message))
+    return rest
+
+
+async def loads(doors: Doors) -> int:
+    return sum(view.active_requests for view in doors.server.router.workers())
+
+
+async def test_two_callers_may_use_one_id_and_end_only_their_own(tokens: str) -> None:
+    engine = FakeEngine(stall)
+    async with serving(engine, auth_tokens=tokens) as doors:
+        anns, bobs = await begin(doors, "x", ANN), await begin(doors, "x", BOB)
+        assert [request.request_id for request in engine.requests] == ["ann/x", "bob/x"]
+        with pytest.raises(aio.AioRpcError, match="request id 'x' is in use"):
+            await rest_of(await begin(doors, "x", ANN))
+        abort = doors.channel.unary_unary(f"/{SERVICE}/Abort", None, pb.AbortResponse.FromString)
+        body = pb.AbortRequest(request_id="ann/x").SerializeToString()
+        assert not (await abort(body, metadata=BOB)).success
+        body = pb.AbortRequest(request_id="x").SerializeToString()
+        assert (await abort(body, metadata=BOB)).success
+        assert engine.aborted == ["bob/x"]
+        assert await loads(doors) == 2
+        engine.go.set()
+        for call in (anns, bobs):
+            (last,) = await rest_of(call)
+            assert last.request_id == "x" and last.HasField("complete")
+        await until(lambda: doors.server.dispatcher.in_flight == 0)
+
+
+async def test_a_request_without_an_id_is_its_callers_too(tokens: str) -> None:
+    engine = FakeEngine(stall)
+    async with serving(engine, auth_tokens=tokens) as doors:
+        call = doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        running = call(prompt("").SerializeToString(), metadata=ANN)
+        given = pb.GenerateResponse.FromString(await running.read()).request_id
+        assert engine.requests[0].request_id == f"ann/{given}"
+        abort = doors.channel.unary_unary(f"/{SERVICE}/Abort", None, pb.AbortResponse.FromString)
+        body = pb.AbortRequest(request_id=given).SerializeToString()
+        assert not (await abort(body, metadata=BOB)).success
+        assert (await abort(body, metadata=ANN)).success
+        running.cancel()
+
+
+async def test_bookings_are_freed_by_whoever_made_them(tokens: str) -> None:
+    async with serving(FakeEngine(), auth_tokens=tokens) as doors:
+        select, mine = doors.select, rpb.BookedRequest(request_id="x")
+        request = rpb.SelectWorkerRequest(token_ids=PROMPT, request_id="x")
+        for caller in (ANN, BOB):
+            assert (await select.SelectWorker(request, metadata=caller)).booked
+            with pytest.raises(aio.AioRpcError, match="request id 'x' is in use"):
+                await select.SelectWorker(request, metadata=caller)
+        assert (await select.Free(mine, metadata=BOB)).known
+        assert not (await select.Free(mine, metadata=BOB)).known
+        assert not (await select.MarkPrefillComplete(mine, metadata=BOB)).known
+        assert await loads(doors) == 1
+        assert (await select.MarkPrefillComplete(mine, metadata=ANN)).known
+        assert (await select.Free(mine, metadata=ANN)).known
+
+
+async def test_a_selection_and_a_request_of_one_id_have_nothing_to_do_with_each_other() -> None:
+    engine = FakeEngine(stall)
+    async with serving(engine) as doors:
+        running = await begin(doors, "x", ())
+        assert engine.requests[0].request_id == "x"  # nobody is named, so ids go on as they are
+        mine = rpb.BookedRequest(request_id="x")
+        assert not (await doors.select.Free(mine)).known
+        request = rpb.SelectWorkerRequest(token_ids=PROMPT, request_id="x")
+        assert (await doors.select.SelectWorker(request)).booked
+        assert await loads(doors) == 2
+        assert (await doors.select.Free(mine)).known
+        assert await loads(doors) == 1
+        assert (await doors.select.SelectWorker(request)).booked
+        engine.go.set()
+        await rest_of(running)
+        assert await loads(doors) == 1
+        assert (await doors.select.Free(mine)).known
+
+
+async def test_an_id_that_could_be_a_selections_is_refused() -> None:
+    async with serving(FakeEngine()) as doors:
+        with pytest.raises(aio.AioRpcError, match="begins with a control character") as caught:
+            await doors.answers(prompt("\x1fselect//x"))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        abort = doors.channel.unary_unary(f"/{SERVICE}/Abort", None, pb.AbortResponse.FromString)
+        body = pb.AbortRequest(request_id="\x1fselect//x").SerializeToString()
+        assert not (await abort(body)).success
+
+
+# The admin listener
+
+THRESHOLD = b'{"active_prefill_tokens_threshold": 9}'
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "said"),
+    [
+        ({}, 415, "the Content-Type must be application/json"),
+        ({"Content-Type": "text/plain"}, 415, "must be application/json"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415, "must be application/json"),
+        ({**JSON, "Origin": "http://evil.example"}, 403, "a web page of another origin"),
+        ({**JSON, "Origin": "null"}, 403, "a web page of another origin"),
+        ({**JSON, "Origin": "http://evil.example", "Host": "evil.example"}, 403, "see --allowed"),
+        ({**JSON, "Host": "evil.example"}, 403, "the Host is no address or name of this router"),
+        ({**JSON, "Host": "evil.example", "Origin": "null"}, 403, "a web page of another origin"),
+        (JSON, 200, None),
+        ({**JSON, "Host": "localhost:8081"}, 200, None),
+        ({**JSON, "Host": "router.example"}, 200, None),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200, None),
+    ],
+)
+async def test_a_web_page_cannot_change_a_router_on_loopback(
+    headers: dict[str, str], status: int, said: str | None
+) -> None:
+    async with serving(allowed_hosts=("router.example",)) as doors:
+        told = await doors.http(
+            "POST",
+            "/busy_threshold",
+            data=THRESHOLD,
+            headers=headers,
+            skip_auto_headers=["Content-Type"],
+        )
+        assert told[0] == status, told
+        changed = doors.server.router.limits.config.active_prefill_tokens_threshold
+        assert changed == (9 if status == 200 else None)
+        if said is not None:
+            assert said in told[1]["error"]
+
+
+async def test_a_web_page_cannot_read_a_router_on_loopback() -> None:
+    async with serving() as doors:
+        for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+            for method, path in (("GET", "/workers"), ("POST", "/overlaps")):
+                assert (await doors.http(method, path, headers=headers))[0] == 403
+        named = {"Host": "router.svc.cluster.local"}
+        for path, status in (("/live", 200), ("/health", 503), ("/metrics", 200)):
+            assert (await doors.http("GET", path, headers=named))[0] == status
+
+
+async def test_an_admin_listener_of_its_own_has_the_admin_routes_alone_to_itself() -> None:
+    async with serving(admin_port=0) as doors:
+        admin = doors.server._http.admin
+        assert admin is not None and f" admin 127.0.0.1:{admin.port} " in doors.server.ready_line
+        status, told = await doors.http("POST", "/busy_threshold", data=THRESHOLD, headers=JSON)
+        assert status == 403
+        assert f"on the admin listener alone: 127.0.0.1:{admin.port}" in told["error"]
+        url = f"http://127.0.0.1:{admin.port}/busy_threshold"
+        async with doors._session.post(url, data=THRESHOLD, headers=JSON) as answer:
+            assert answer.status == 200
+        async with doors._session.get(f"http://127.0.0.1:{admin.port}/live") as answer:
+            assert answer.status == 200
+        assert (await doors.http("GET", "/busy_threshold"))[0] == 200
+
+
+async def test_what_is_open_is_said_at_the_start(tmp_path: Path) -> None:
+    words = ("serve", "--no-kv-events", "--port", "0", "--http-port", "0")
+    async with command(tmp_path, *words, "--host", "0.0.0.0") as router:
+        await router.says("dynamo-router ready")
+        assert "is open: whoever reaches it may generate" in await router.says("grpc 0.0.0.0:")
+        assert "is open: whoever reaches it may read" in await router.says("http 0.0.0.0:")
+        await router.says("--tls-cert")
+        assert "admin 0.0.0.0" not in router.text  # on loopback, as ever
+    async with command(tmp_path, *words) as router:
+        await router.says("dynamo-router ready")
+        assert "is open" not in router.text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--auth-tokens", "nowhere"), "auth_tokens: cannot read nowhere: No such file"),
+        (("--admin-port", "70000"), "admin_port: must be in 0..65535"),
+        (("--admin-host", "192.0.2.1", "--admin-port", "9"), "cannot listen on 192.0.2.1:9"),
+        (("--tls-cert", "nowhere"), "tls.cert: needs tls.key"),
+        (("--tls-cert", "no", "--tls-key", "no"), "tls.cert: cannot read no: No such file"),
+        (("--worker-tls-ca", "nowhere"), "worker_tls.ca: cannot read nowhere: No such file"),
+        (("--nats-creds", "nowhere"), "nats_auth.creds: needs nats, the server's address"),
+        (("--worker", "grpc://u:S3cret@h:1"), "worker 'grpc://u:***@h:1' is not grpc://HOST:PORT"),
+    ],
+)
+async def test_a_setting_that_cannot_be_had_is_one_line(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    more = ("serve", "--no-kv-events", "--port", "0", "--http-port", "0")
+    async with command(tmp_path, *more, *words) as router:
+        assert await router.ended() in (1, 2)
+        assert said in router.text and "Traceback" not in router.text
+        assert "S3cret" not in router.text
