@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..runtime.logs import LOG_FORMATS, LogFormat
 from ..runtime.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..runtime.settings import bad_setting, option
 from ..runtime.urls import DEFAULT_NATS_URL
@@ -330,6 +331,9 @@ class ServeConfig:
     drain_timeout_s: float = option(10.0, "How long running requests may finish at shutdown.")
     log_level: str = option(
         "info", "Least severe log line to print.", choices=("debug", "info", "warning", "error")
+    )
+    log_format: LogFormat = option(
+        "text", "How log lines are written: text, or JSON objects.", choices=LOG_FORMATS
     )
 
     def __post_init__(self) -> None:

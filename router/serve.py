@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import os
 import sys
 from contextlib import AsyncExitStack
@@ -14,6 +13,7 @@ import uvloop
 from ..indexer.event_index import EventIndex
 from ..runtime.clock import SystemClock
 from ..runtime.errors import ConfigError
+from ..runtime.logs import log_to_stderr
 from ..runtime.process import StopSignals, allow_open_files, run_until
 from ..runtime.urls import redact_text
 from ..workers.health import HealthMonitor
@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 
 def run(config: ServeConfig) -> int:
     """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start."""
-    _log_to_stderr(config.log_level)
+    output = log_to_stderr(config.log_level, config.log_format)
     allow_open_files(OPEN_FILES)  # a connection for each worker and each client
     # gRPC's core logs each fork and each peer that goes; we say what matters of that ourselves.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -59,6 +59,8 @@ def run(config: ServeConfig) -> int:
     except ConfigError as error:
         print(f"dynamo-router: {redact_text(str(error))}", file=sys.stderr)
         return 1
+    finally:
+        output.close()
     return 0
 
 
@@ -282,20 +284,3 @@ class Server:
             "in_flight": self.dispatcher.in_flight,
         }
         return bool(states.get("ready")) and not self._draining, more
-
-
-def _log_to_stderr(level: str) -> None:
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[level.upper()]
-        ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    logging.basicConfig(level=level.upper(), stream=sys.stderr)
