@@ -99,7 +99,8 @@ class BuildPy(build_py):
 
     def find_package_modules(self, package, package_dir):
         found = super().find_package_modules(package, package_dir)
-        return [module for module in found if module[1] != "setup"]
+        top = package == "dynamo_router"
+        return [module for module in found if not (top and module[1] == "setup")]
 
 
 drop_stale_sources()

@@ -15,7 +15,7 @@ from .exposure import open_to_others
 from .grpc_guard import GuardedServer
 from .http_guard import HttpGuard, Listener, is_loopback
 from .roles import RULES, Role, Rule, rule_of
-from .setup import Security
+from .security import Security
 
 __all__ = [
     "ANONYMOUS",

@@ -1,4 +1,4 @@
-"""The dispatcher: takes a request to a worker and its answer back. Called by the gRPC service.
+"""The dispatcher: takes a request to a worker and its answer back.
 
 Invariants: a request is booked once per attempt and freed exactly once after it, whatever
 happens. A message is passed on once and in order. Once one was passed on, the request stays

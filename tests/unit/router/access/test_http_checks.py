@@ -9,7 +9,7 @@ from dynamo_router.router.access.http_guard import (
     is_loopback,
     is_own_origin,
 )
-from dynamo_router.router.access.setup import admin_listener
+from dynamo_router.router.access.security import admin_listener
 
 
 @pytest.mark.parametrize(
