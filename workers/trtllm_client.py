@@ -1,4 +1,4 @@
-"""The client of one engine that serves trtllm.TrtllmService. Used by health and dispatch.
+"""The client of one engine that serves trtllm.TrtllmService.
 
 Generate carries bytes both ways: the router does not decode what it only passes on.
 """

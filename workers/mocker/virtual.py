@@ -1,4 +1,4 @@
-"""VirtualFleet: many engines in virtual time, as one native machine. Driven by the simulator.
+"""VirtualFleet: many engines in virtual time, as one native machine.
 
 The engines are those that a MockEngine drives in real time; tokens have no content here, only
 hashes. What the event plane does to the engines' events is
