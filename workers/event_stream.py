@@ -13,7 +13,7 @@ import msgspec
 from structlog import get_logger
 
 from ..indexer.wire import EventWriter, StorageTier, encode_heartbeat
-from ..runtime.event_plane import KV_EVENTS, KV_HEARTBEAT
+from ..runtime.event_planes import KV_EVENTS, KV_HEARTBEAT
 from ..runtime.identity import WorkerWithDpRank
 from .outbox import Hashes, Outbox, StoredRun
 from .replay_log import ReplayLog

@@ -15,7 +15,7 @@ from secrets import randbits
 
 from ..indexer.wire import StorageTier
 from ..runtime.clock import Clock
-from ..runtime.event_plane import (
+from ..runtime.event_planes import (
     KV_EVENTS,
     KV_HEARTBEAT,
     KV_RESYNC,

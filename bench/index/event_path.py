@@ -20,10 +20,8 @@ from ...indexer.wire import Stored, decode_event_message
 from ...router.events import EventFeed
 from ...runtime.child_process import ChildError, run_to_end
 from ...runtime.clock import SystemClock
-from ...runtime.embedded_nats import EmbeddedNats
 from ...runtime.errors import RouterError
-from ...runtime.event_plane import PlaneState
-from ...runtime.nats_plane import NatsPlane
+from ...runtime.event_planes import EmbeddedNats, NatsPlane, PlaneState
 from ...workers.registry import WorkerRegistry
 from ..results import percentiles, spread
 from .config import IndexBenchConfig

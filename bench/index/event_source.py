@@ -15,8 +15,7 @@ import structlog
 import uvloop
 
 from ...runtime.clock import SystemClock
-from ...runtime.event_plane import PlaneState
-from ...runtime.nats_plane import NatsPlane
+from ...runtime.event_planes import NatsPlane, PlaneState
 from ...workers.outbox import StoredRun
 from ...workers.publisher import KvEventPublisher
 

@@ -13,7 +13,7 @@ import structlog
 from ...indexer.event_index import EventIndex
 from ...indexer.source import SourceStatus
 from ...runtime.clock import Clock
-from ...runtime.event_plane import (
+from ...runtime.event_planes import (
     KV_EVENTS,
     KV_HEARTBEAT,
     KV_RESYNC,

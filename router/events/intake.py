@@ -6,9 +6,14 @@ from pathlib import Path
 
 from ...indexer.event_index import EventIndex, SnapshotHead
 from ...runtime.clock import Clock
-from ...runtime.embedded_nats import EmbeddedNats, probe
-from ...runtime.event_plane import KV_EVENTS, PlaneState, endpoint_subject
-from ...runtime.nats_plane import NatsPlane
+from ...runtime.event_planes import (
+    KV_EVENTS,
+    EmbeddedNats,
+    NatsPlane,
+    PlaneState,
+    endpoint_subject,
+    probe,
+)
 from ...runtime.security import NatsAuth
 from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from ...workers.registry import WorkerRegistry

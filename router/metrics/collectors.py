@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from ...indexer.event_index import EventIndex
 from ...indexer.wire import TIERS
 from ...runtime import supervised
-from ...runtime.event_plane import EventPlane, PlaneState
+from ...runtime.event_planes import EventPlane, PlaneState
 from ...workers.registry import WorkerState
 from ...workers.request_reports import RequestReports
 from ..admission import AdmissionQueue

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.places import ROOT
 from support.processes import command
 
-from dynamo_router.runtime.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 
 
 async def test_the_example_finds_the_worker_that_has_the_prefix(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from support.security.secured_nats import secured_nats
 
 from dynamo_router.runtime.backoff import Backoff
 from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.event_plane import PlaneState
-from dynamo_router.runtime.nats_plane import NatsPlane
+from dynamo_router.runtime.event_planes.event_plane import PlaneState
+from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
 from dynamo_router.runtime.security import NatsAuth, NatsAuthConfig
 
 PASSWORD = "S3cret/pw"

@@ -14,7 +14,7 @@ from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, command, http_json
 
-from dynamo_router.runtime.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 16

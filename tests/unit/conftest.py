@@ -10,7 +10,7 @@ import uvloop
 from support.free_port import free_port
 from support.polling import until
 
-from dynamo_router.runtime.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 
 
 @pytest.fixture

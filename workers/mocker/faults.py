@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from ...runtime.event_plane import (
+from ...runtime.event_planes import (
     EventPlane,
     Handler,
     PlaneState,

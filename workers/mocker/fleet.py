@@ -7,13 +7,10 @@ from typing import Self
 import uvloop
 
 from ...runtime.clock import Clock, SystemClock
-from ...runtime.embedded_nats import probe
 from ...runtime.errors import ConfigError
-from ...runtime.event_plane import EventPlane
-from ...runtime.nats_plane import NatsPlane
+from ...runtime.event_planes import EventPlane, NatsPlane, SharedPlane, probe
 from ...runtime.process import StopSignals, allow_open_files, run_until
 from ...runtime.security import FileWatch, NatsAuth, ServerTls
-from ...runtime.shared_plane import SharedPlane
 from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from .config import MockerConfig
 from .fault_api import FaultApi

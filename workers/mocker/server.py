@@ -9,7 +9,7 @@ from grpc import aio
 
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ConfigError
-from ...runtime.event_plane import EventPlane
+from ...runtime.event_planes import EventPlane
 from ...runtime.identity import address_worker_id
 from ...runtime.security import ServerTls
 from ..event_stream import PublisherLimits

@@ -10,7 +10,7 @@ from typing import Any
 
 from support.free_port import free_port
 
-from dynamo_router.runtime.embedded_nats import find_nats_server, probe
+from dynamo_router.runtime.event_planes.embedded_nats import find_nats_server, probe
 
 
 class SecuredNats:

@@ -7,7 +7,7 @@ import pytest
 from dynamo_router.indexer.wire.codec import decode_event_message
 from dynamo_router.indexer.wire.events import Cleared, Removed
 from dynamo_router.runtime.envelope import decode_envelope
-from dynamo_router.runtime.event_plane import KV_EVENTS, KV_HEARTBEAT
+from dynamo_router.runtime.event_planes.event_plane import KV_EVENTS, KV_HEARTBEAT
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.event_stream import EventStream, Outgoing, PublisherLimits
 from dynamo_router.workers.outbox import StoredRun

@@ -14,7 +14,7 @@ from dynamo_router.indexer.wire.codec import decode_event_message
 from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.envelope import decode_envelope
-from dynamo_router.runtime.event_plane import (
+from dynamo_router.runtime.event_planes.event_plane import (
     KV_EVENTS,
     KV_HEARTBEAT,
     KV_RESYNC,
@@ -22,8 +22,8 @@ from dynamo_router.runtime.event_plane import (
     StateCallback,
     endpoint_subject,
 )
+from dynamo_router.runtime.event_planes.local_plane import LocalPlane
 from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.runtime.local_plane import LocalPlane
 from dynamo_router.workers.event_stream import PublisherLimits
 from dynamo_router.workers.outbox import StoredRun
 from dynamo_router.workers.publisher import KvEventPublisher

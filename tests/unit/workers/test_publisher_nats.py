@@ -12,9 +12,14 @@ from dynamo_router.indexer.wire.codec import decode_event_message
 from dynamo_router.indexer.wire.events import Cleared, Removed, Stored
 from dynamo_router.runtime.backoff import Backoff
 from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.embedded_nats import EmbeddedNats
-from dynamo_router.runtime.event_plane import KV_EVENTS, KV_RESYNC, PlaneState, endpoint_subject
-from dynamo_router.runtime.nats_plane import NatsPlane
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.event_planes.event_plane import (
+    KV_EVENTS,
+    KV_RESYNC,
+    PlaneState,
+    endpoint_subject,
+)
+from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
 from dynamo_router.workers.outbox import StoredRun
 from dynamo_router.workers.publisher import KvEventPublisher
 from dynamo_router.workers.resync_wire import ResyncRequest

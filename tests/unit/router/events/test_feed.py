@@ -10,14 +10,14 @@ from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.router.events.feed import EventFeed
 from dynamo_router.runtime.clock import SystemClock
-from dynamo_router.runtime.event_plane import (
+from dynamo_router.runtime.event_planes.event_plane import (
     KV_EVENTS,
     KV_HEARTBEAT,
     KV_RESYNC,
     endpoint_subject,
 )
+from dynamo_router.runtime.event_planes.local_plane import LocalPlane
 from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.runtime.local_plane import LocalPlane
 from dynamo_router.workers.outbox import StoredRun
 from dynamo_router.workers.publisher import KvEventPublisher
 from dynamo_router.workers.registry import WorkerRegistry

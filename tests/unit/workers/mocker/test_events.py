@@ -19,10 +19,10 @@ from support.polling import until
 
 from dynamo_router.indexer.wire.codec import decode_event_message
 from dynamo_router.indexer.wire.events import Cleared, Removed, Stored
-from dynamo_router.runtime.embedded_nats import EmbeddedNats
-from dynamo_router.runtime.event_plane import EventPlane
-from dynamo_router.runtime.local_plane import LocalPlane
-from dynamo_router.runtime.nats_plane import NatsPlane
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.event_planes.event_plane import EventPlane
+from dynamo_router.runtime.event_planes.local_plane import LocalPlane
+from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.mocker.server import MockServer

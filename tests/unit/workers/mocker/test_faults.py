@@ -17,7 +17,7 @@ from support.polling import until
 from dynamo_router.indexer.wire.codec import decode_event_message
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.local_plane import LocalPlane
+from dynamo_router.runtime.event_planes.local_plane import LocalPlane
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.engine import MockEngine
 from dynamo_router.workers.mocker.fault_api import FaultApi

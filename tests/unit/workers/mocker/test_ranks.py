@@ -20,7 +20,7 @@ from dynamo_router.indexer.wire.codec import decode_event_message
 from dynamo_router.indexer.wire.events import Stored
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.errors import WorkerError
-from dynamo_router.runtime.local_plane import LocalPlane
+from dynamo_router.runtime.event_planes.local_plane import LocalPlane
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.dp_engine import DataParallelEngine
 from dynamo_router.workers.mocker.fleet import MockFleet

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_router.runtime.event_plane import (
+from dynamo_router.runtime.event_planes.event_plane import (
     KV_EVENTS,
     KV_METRICS,
     KV_RESYNC,

@@ -13,13 +13,13 @@ import uvloop
 from support.free_port import free_port
 from support.polling import until
 
-from dynamo_router.runtime import nats_link
 from dynamo_router.runtime.backoff import Backoff
-from dynamo_router.runtime.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.event_plane import PlaneState, PlaneStats
-from dynamo_router.runtime.nats_plane import NatsPlane
-from dynamo_router.runtime.outgoing_buffer import OutgoingBuffer
+from dynamo_router.runtime.event_planes import nats_link
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.event_planes.event_plane import PlaneState, PlaneStats
+from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
+from dynamo_router.runtime.event_planes.outgoing_buffer import OutgoingBuffer
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

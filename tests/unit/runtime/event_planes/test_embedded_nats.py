@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support.polling import until
 
-from dynamo_router.runtime import embedded_nats
-from dynamo_router.runtime.embedded_nats import EmbeddedNats, find_nats_server, probe
 from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.event_planes import embedded_nats
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats, find_nats_server, probe
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -134,7 +134,7 @@ async def test_probing_what_does_not_speak_nats() -> None:
 
 PARENT = """
 import asyncio, sys
-from dynamo_router.runtime.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 
 async def main():
     server = EmbeddedNats()

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 from support.polling import until
 
-from dynamo_router.runtime.embedded_nats import EmbeddedNats
-from dynamo_router.runtime.event_plane import EventPlane, PlaneState
-from dynamo_router.runtime.local_plane import LocalPlane
-from dynamo_router.runtime.nats_plane import NatsPlane
-from dynamo_router.runtime.shared_plane import SharedPlane
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.event_planes.event_plane import EventPlane, PlaneState
+from dynamo_router.runtime.event_planes.local_plane import LocalPlane
+from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
+from dynamo_router.runtime.event_planes.shared_plane import SharedPlane
 
 Message = tuple[str, bytes]
 

@@ -16,8 +16,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import MaxPayloadError, SlowConsumerError
 
-from .security import NatsAuth
-from .urls import user_of
+from ..security import NatsAuth
+from ..urls import user_of
 
 CONNECT_TIMEOUT_S = 2
 FLUSH_TIMEOUT_S = 5

@@ -8,12 +8,12 @@ from functools import partial
 from nats.errors import Error as NatsError
 from structlog import get_logger
 
-from .backoff import Backoff
+from ..backoff import Backoff
+from ..security import NatsAuth
+from ..urls import DEFAULT_NATS_URL, redact_url, split_nats_url
 from .event_plane import Handler, PlaneBase, PlaneState, check_subject
 from .nats_link import MAX_UNSENT_BYTES, NatsLink
 from .outgoing_buffer import OutgoingBuffer
-from .security import NatsAuth
-from .urls import DEFAULT_NATS_URL, redact_url, split_nats_url
 
 log = get_logger(__name__)
 

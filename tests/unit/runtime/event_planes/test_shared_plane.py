@@ -5,9 +5,9 @@ from typing import Any
 
 from support.polling import until
 
-from dynamo_router.runtime.event_plane import Handler, Subscription
-from dynamo_router.runtime.local_plane import LocalPlane
-from dynamo_router.runtime.shared_plane import SharedPlane
+from dynamo_router.runtime.event_planes.event_plane import Handler, Subscription
+from dynamo_router.runtime.event_planes.local_plane import LocalPlane
+from dynamo_router.runtime.event_planes.shared_plane import SharedPlane
 
 
 class CountingPlane(LocalPlane):

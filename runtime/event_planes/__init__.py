@@ -1,0 +1,39 @@
+"""How processes hear each other: publish and subscribe by subject, in this process or over NATS."""
+
+from .embedded_nats import EmbeddedNats, find_nats_server, probe
+from .event_plane import (
+    KV_EVENTS,
+    KV_HEARTBEAT,
+    KV_METRICS,
+    KV_RESYNC,
+    EventPlane,
+    Handler,
+    PlaneState,
+    PlaneStats,
+    StateCallback,
+    Subscription,
+    endpoint_subject,
+)
+from .local_plane import LocalPlane
+from .nats_plane import NatsPlane
+from .shared_plane import SharedPlane
+
+__all__ = [
+    "KV_EVENTS",
+    "KV_HEARTBEAT",
+    "KV_METRICS",
+    "KV_RESYNC",
+    "EmbeddedNats",
+    "EventPlane",
+    "Handler",
+    "LocalPlane",
+    "NatsPlane",
+    "PlaneState",
+    "PlaneStats",
+    "SharedPlane",
+    "StateCallback",
+    "Subscription",
+    "endpoint_subject",
+    "find_nats_server",
+    "probe",
+]
