@@ -7,22 +7,26 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
 from secrets import token_hex
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from ..runtime.settings import bad_setting, option, options_of
+from ..runtime.settings import bad_setting, option, options_of, values_of
 from . import simulate
 from .load import LoadClient, LoadStats, OnStart, encode_generate, progress_bar
-from .results import Output, Run, runs_content, runs_table
-from .simulation import Load, SimulationConfig
+from .results import Goodput, ObjectiveConfig, Output, Run, runs_content, runs_table
+from .simulation import Load, SimulationConfig, idle_engine_ms
 from .traces import TraceRequest, read_trace, token_ids
 
 DEFAULT_VOCAB_SIZE = 32_000
 LIVE_ONLY = (
     *("concurrency", "streaming", "vocab_size", "timeout_s", "connect_timeout_s"),
     *("max_in_flight", "policy"),
+)
+# Of the simulation's settings, those by which a live run is judged as well.
+JUDGED_BY = (
+    *(each.name for each in fields(ObjectiveConfig)),
+    *("planner_profile_data", "max_num_batched_tokens", "attention_us_per_ktoken2"),
 )
 
 
@@ -34,7 +38,7 @@ class ReplayConfig:
     target: str | None = option(
         None,
         "Router or engine to send to, HOST:PORT. Not given: the same as `simulate`; the flags from"
-        " --compare on are for that.",
+        " --compare on are for that, but for the objectives of a good answer.",
     )
     requests: int | None = option(None, "Send only the trace's first N requests.")
     arrival_speedup: float = option(1.0, "Send at the trace's times divided by this.")
@@ -79,8 +83,18 @@ class ReplayConfig:
         if self.vocab_size is not None and not 2 <= self.vocab_size <= 2**32:
             raise bad_setting("vocab_size", f"{self.vocab_size} must be from 2 to 2**32")
         Load.of(self)  # which checks the rest
-        specs = options_of(ReplayConfig)
-        check_given(self, [s.key for s in specs if attrgetter(s.key)(self) != s.default])
+        values = values_of(self)
+        check_given(self, [s.key for s in options_of(ReplayConfig) if values[s.key] != s.default])
+
+    def goodput(
+        self, requests: int, ttft_ms: list[float], itl_ms: list[float], prompt_tokens: list[int]
+    ) -> Goodput:
+        """How many of a live run's requests met the objectives; engines are as the settings say."""
+        simulation = self.simulation
+        cold_ms = idle_engine_ms(simulation.engine_config(), prompt_tokens)
+        return simulation.objectives.goodput(
+            requests, ttft_ms=ttft_ms, itl_ms=itl_ms, cold_ms=cold_ms
+        )
 
 
 def check_given(config: ReplayConfig, given: Iterable[str]) -> None:
@@ -94,7 +108,7 @@ def check_given(config: ReplayConfig, given: Iterable[str]) -> None:
         if config.target is None and key in LIVE_ONLY:
             raise bad_setting(key, f"{flags[key]} needs a --target: a simulation has no use for it")
         section, _, name = key.rpartition(".")
-        if config.target is not None and section == "simulation":
+        if config.target is not None and section == "simulation" and name not in JUDGED_BY:
             raise bad_setting(name, f"{flags[key]} is for simulations: --target is a live one")
 
 
@@ -149,6 +163,7 @@ async def replay(config: ReplayConfig, on_start: OnStart | None = None) -> Run:
                 "arrival_speedup": None if config.concurrency else config.arrival_speedup,
                 "concurrency": config.concurrency,
             },
+            judge=config.goodput,
         )
 
 

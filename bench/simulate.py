@@ -111,26 +111,29 @@ _COLUMNS = (
     _Column("p99", lambda run: run.ttft_ms.p99, 0),
     _Column("ITL ms", lambda run: run.itl_ms.mean, 2),
     _Column("e2e ms", lambda run: run.e2e_ms.mean, 0),
-    _Column("goodput", lambda run: run.goodput_share, 3),
+    _Column("goodput", lambda run: run.goodput.absolute, 3),
+    _Column("relative", lambda run: run.goodput.relative, 3),
     _Column("max/mean", lambda run: run.balance_max_over_mean, 2),
     _Column("waiting", lambda run: run.waiting_mean, 2),
     _Column("queued", lambda run: float(run.queued), 0),
     _Column("rejected", lambda run: float(run.rejected), 0),
     _Column("errors", lambda run: float(run.errors), 0),
 )
+_SEARCHED = (_Column("capacity/s", lambda run: run.capacity, 2),)
 
 
 def comparison_table(runs: Sequence[SimulatedRun], title: str | None = None) -> Table:
     """A row per policy; over several seeds the mean, and how far half the range reaches from it."""
     table = new_table(title=title)
     table.add_column("policy", no_wrap=True)
-    for column in _COLUMNS:
+    columns = [*_COLUMNS, *(_SEARCHED if any(run.capacity is not None for run in runs) else ())]
+    for column in columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     policies: dict[str, list[SimulatedRun]] = {}
     for run in runs:
         policies.setdefault(run.policy, []).append(run)
     for policy, group in policies.items():
-        table.add_row(policy, *(_cell([c.value(run) for run in group], c.digits) for c in _COLUMNS))
+        table.add_row(policy, *(_cell([c.value(run) for run in group], c.digits) for c in columns))
     return table
 
 
@@ -144,10 +147,13 @@ def _cell(values: Sequence[float | None], digits: int) -> str:
 
 
 def _legend(config: SimulationConfig, run: SimulatedRun) -> str:
+    slo = config.objectives
     return (
         f"hit rate of one cache for all: {run.hit_rate_pooled_lru:.3f}, without end"
-        f" {run.hit_rate_infinite:.3f}. goodput: TTFT within {config.slo_ttft_ms:g} ms and mean"
-        f" ITL within {config.slo_itl_ms:g} ms. alone: the mean TTFT on idle engines, with the same"
-        " hits. max/mean: prompt tokens per engine. waiting: requests not admitted, per engine."
-        " queued: requests that waited in the router."
+        f" {run.hit_rate_infinite:.3f}. goodput: TTFT within {slo.slo_ttft_ms:g} ms and mean"
+        f" ITL within {slo.slo_itl_ms:g} ms. relative: TTFT within {slo.slo_relative_base_ms:g} ms"
+        f" and {slo.slo_relative_factor:g} times the prompt's time on an idle engine with an empty"
+        f" cache, mean ITL within {slo.slo_relative_itl_ms:g} ms. alone: the mean TTFT on idle"
+        " engines, with the same hits. max/mean: prompt tokens per engine. waiting: requests not"
+        " admitted, per engine. queued: requests that waited in the router."
     )

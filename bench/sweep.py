@@ -31,7 +31,9 @@ OBJECTIVES: Mapping[str, Callable[[SimulatedRun], float | None]] = {
     "ttft-p99": lambda run: run.ttft_ms.p99,
     "itl": lambda run: run.itl_ms.mean,
     "e2e": lambda run: run.e2e_ms.mean,
-    "badput": lambda run: 1 - run.goodput_share,
+    "badput": lambda run: 1 - (run.goodput.absolute or 0.0),
+    "goodput": lambda run: 1 - (run.goodput.relative or 0.0),
+    "capacity": lambda run: 1 / max(run.capacity or 0.0, 1e-9),
 }
 BOTH = "ttft+e2e"
 DEFAULT_KNOBS = (
@@ -55,7 +57,12 @@ class SweepConfig:
         f" Not given: {' '.join(DEFAULT_KNOBS)}.",
         "--knob",
     )
-    objective: str = option(BOTH, "What to make small.", choices=(BOTH, *OBJECTIVES))
+    objective: str = option(
+        BOTH,
+        "What to make small: latencies, the share of requests that miss the absolute (badput) or"
+        " the relative objective (goodput), or the engines needed for a rate (capacity).",
+        choices=(BOTH, *OBJECTIVES),
+    )
     rounds: int = option(3, "Go through the knobs at most so many times.")
     holdout_seeds: int = option(2, "Check what was found with so many further seeds.")
     output: str | None = option(None, "Write the configuration, TOML for serve, to this file.")
@@ -136,7 +143,10 @@ class Sweep:
 
     def __init__(self, config: SweepConfig) -> None:
         self.config = config
-        self._experiment = Experiment(config.simulation, Load.of(config), config.workers)
+        simulation = config.simulation
+        if config.objective == "capacity":
+            simulation = replace(simulation, search=replace(simulation.search, capacity=True))
+        self._experiment = Experiment(simulation, Load.of(config), config.workers)
         self._base = replace(
             config.simulation.router(),
             block_size=config.simulation.block_size,
@@ -230,7 +240,7 @@ def run(config: SweepConfig) -> int:
         return 130
     on_unseen = sweep.score(checks[1], checks[0]) if unseen else None
     table = new_table(title=f"{config.trace}: {config.objective}, {config.workers} engines")
-    for title in ("score", "TTFT ms", "p99", "ITL ms", "e2e ms", "goodput", "lost"):
+    for title in ("score", "TTFT ms", "p99", "ITL ms", "e2e ms", "goodput", "relative", "lost"):
         table.add_column(title, justify="right")
     table.add_column("settings")
     ranked = sorted(sweep.trials.values(), key=lambda trial: (trial.lost, trial.score))
@@ -265,6 +275,10 @@ def run(config: SweepConfig) -> int:
                 "lost": trial.lost,
                 "ttft_ms": _mean(OBJECTIVES["ttft"], trial.runs),
                 "e2e_ms": _mean(OBJECTIVES["e2e"], trial.runs),
+                "goodput": {
+                    "absolute": 1 - _mean(OBJECTIVES["badput"], trial.runs),
+                    "relative": 1 - _mean(OBJECTIVES["goodput"], trial.runs),
+                },
             }
             for trial in ranked
         ],
@@ -274,8 +288,8 @@ def run(config: SweepConfig) -> int:
 
 
 def _cells(trial: Trial) -> list[str]:
-    names = ("ttft", "ttft-p99", "itl", "e2e", "badput")
-    ttft, p99, itl, e2e, badput = (_mean(OBJECTIVES[name], trial.runs) for name in names)
+    names = ("ttft", "ttft-p99", "itl", "e2e", "badput", "goodput")
+    ttft, p99, itl, e2e, badput, missed = (_mean(OBJECTIVES[name], trial.runs) for name in names)
     return [
         f"{trial.score:.4f}",
         format_number(ttft, 1),
@@ -283,6 +297,7 @@ def _cells(trial: Trial) -> list[str]:
         format_number(itl, 2),
         format_number(e2e, 0),
         format_number(1 - badput, 3),
+        format_number(1 - missed, 3),
         str(trial.lost),
     ]
 

@@ -111,6 +111,18 @@ def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> lis
     return specs
 
 
+def values_of(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The value of every leaf of a settings object, by the keys that `options_of` gives them."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value, key = getattr(config, field.name), prefix + field.name
+        if dataclasses.is_dataclass(value):
+            values |= values_of(value, prefix if field.metadata.get("inline") else key + ".")
+        else:
+            values[key] = value
+    return values
+
+
 def resolve(
     cls: type[T],
     flags: Mapping[str, Any],

@@ -1,15 +1,18 @@
 """What the requests of one replay came to, added up as their answers end."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..results import Run, summarise
+from ..results import Goodput, Run, summarise
 from .client import Outcome
+
+Judge = Callable[[int, list[float], list[float], list[int]], Goodput]
+"""Goodput by requests sent, and of those served: TTFTs and own mean ITLs in ms, prompt lengths."""
 
 
 class LoadStats:
@@ -27,6 +30,7 @@ class LoadStats:
         self._e2e: list[float] = []
         self._itl: list[NDArray[np.float32]] = []
         self._worker_input: Counter[str] = Counter()
+        self._served: list[tuple[float, float, int]] = []  # TTFT, own mean ITL, prompt tokens
 
     @property
     def failed(self) -> int:
@@ -47,6 +51,9 @@ class LoadStats:
         self._e2e.append(outcome.e2e_ms)
         if outcome.ttft_ms is not None:
             self._ttft.append(outcome.ttft_ms)
+            between = max(1, outcome.output_tokens - 1)
+            own_itl = (outcome.e2e_ms - outcome.ttft_ms) / between
+            self._served.append((outcome.ttft_ms, own_itl, outcome.input_tokens))
         self._itl.append(np.array(outcome.itl_ms, np.float32))
         if outcome.worker is not None:
             self._worker_input[outcome.worker] += outcome.input_tokens
@@ -60,8 +67,11 @@ class LoadStats:
         workers: int | None = None,
         seed: int | None = None,
         details: Mapping[str, Any] | None = None,
+        judge: Judge | None = None,
     ) -> Run:
         """The result. A worker that got nothing counts in the balance if `workers` is given."""
+        ttft, own_itl = ([row[i] for row in self._served] for i in range(2))
+        prompt = [row[2] for row in self._served]
         shares = list(self._worker_input.values())
         count = max(workers or 0, len(shares))
         balance = max(shares) * count / sum(shares) if shares else None
@@ -80,6 +90,7 @@ class LoadStats:
             output_tokens_per_s=self._output / wall_s if wall_s > 0 else None,
             balance_max_over_mean=balance,
             wall_s=wall_s,
+            goodput=judge(self.done, ttft, own_itl, prompt) if judge else Goodput(),
             details={
                 **(details or {}),
                 "errors_by_code": dict(self.codes),

@@ -4,12 +4,15 @@ Entered by every command and room of bench; knows none of them.
 """
 
 from .environment import describe_environment, pin_to_core, unpin
+from .objectives import Goodput, ObjectiveConfig
 from .output import Output, format_number, new_table, write_json
 from .pictures import prepare_plots, require_matplotlib, save_figure
 from .report import Run, runs_content, runs_table
 from .summary import Summary, percentiles, spread, summarise, summarise_weighted
 
 __all__ = [
+    "Goodput",
+    "ObjectiveConfig",
     "Output",
     "Run",
     "Summary",

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+from .objectives import Goodput
 from .output import format_number, new_table
 from .summary import Summary
 
@@ -17,7 +18,8 @@ class Run:
     `rejected` counts refusals for overload, `errors` every other failure; `cached_token_share` is
     cached over all prompt tokens; `balance_max_over_mean` compares the workers' prompt tokens (1 is
     even; None where the workers are not known); `wall_s` reaches from the first arrival to the last
-    answer. What scripts need not rely on is in `details`.
+    answer; `goodput` are the shares of requests that met the objectives. What scripts need not rely
+    on is in `details`.
     """
 
     mode: str
@@ -34,6 +36,7 @@ class Run:
     output_tokens_per_s: float | None
     balance_max_over_mean: float | None
     wall_s: float
+    goodput: Goodput = Goodput()
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -65,6 +68,9 @@ def _rows(runs: Sequence[Run]) -> Iterable[tuple[str, list[str]]]:
     ):
         yield f"{name} mean ms", [format_number(summary.mean, 1) for summary in summaries]
         yield f"{name} p50 / p90 / p99 ms", [_percentiles_cell(summary) for summary in summaries]
+    goodput = [run.goodput for run in runs]
+    yield "goodput, absolute", [format_number(each.absolute, 3) for each in goodput]
+    yield "goodput, relative", [format_number(each.relative, 3) for each in goodput]
     yield "output tokens/s", [format_number(run.output_tokens_per_s, 0) for run in runs]
     yield "input max/mean per worker", [format_number(run.balance_max_over_mean, 2) for run in runs]
     yield "wall s", [format_number(run.wall_s, 1) for run in runs]

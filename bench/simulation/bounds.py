@@ -1,9 +1,13 @@
-"""What routing can reach at best: the hit rate of one cache for the whole fleet."""
+"""What routing can reach at best: the hit rate of one cache for all, the TTFT of an idle engine."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...workers.mocker import EngineConfig
 from ..traces import TRACE_BLOCK_SIZE, TraceRequest
 
 
@@ -75,3 +79,26 @@ def pooled_hit_rate(
             held -= cache.popitem(last=False)[1]
     total = sum(request.input_length for request in requests)
     return hit_tokens / total
+
+
+def idle_engine_ms(
+    engine: EngineConfig, prompt_tokens: ArrayLike, cached_tokens: ArrayLike = 0
+) -> NDArray[np.float64]:
+    """Milliseconds from a prompt's arrival at an idle engine of speed 1 to its first token.
+
+    It computes what is not cached, one token at least, in as few steps as it can.
+    """
+    prompt, cached = np.asarray(prompt_tokens, np.int64), np.asarray(cached_tokens, np.int64)
+    tokens = np.maximum(prompt - cached, 1)
+    step, prefill_ms = engine.max_num_batched_tokens, engine.timing.prefill_ms
+    full, rest = np.divmod(tokens, step)
+    attention = [
+        engine.timing.attention_ms(new, before)
+        for new, before in zip(
+            tokens.ravel().tolist(), (prompt - tokens).ravel().tolist(), strict=True
+        )
+    ]
+    rests = np.array([prefill_ms(each) for each in rest.ravel().tolist()], np.float64)
+    once: NDArray[np.float64] = full * prefill_ms(step) + rests.reshape(rest.shape)
+    found: NDArray[np.float64] = once + np.array(attention, np.float64).reshape(rest.shape)
+    return found

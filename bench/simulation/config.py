@@ -1,6 +1,6 @@
 """What a simulation is made of: the load, and the settings of engines, events and router."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 
 from ...router.config import KvRouterConfig, ServeConfig
 from ...runtime.settings import bad_setting, option, resolve
@@ -10,7 +10,9 @@ from ...workers.mocker import (
     EngineConfig,
     parse_speeds,
 )
+from ..results import ObjectiveConfig
 from ..traces import TRACE_BLOCK_SIZE, check_trace_block_size
+from .capacity import CapacityConfig
 
 DEFAULT_COMPARE = "kv,round-robin"
 DEFAULT_WORKERS = 8
@@ -81,13 +83,26 @@ class SimulationConfig:
     planner_profile_data: str | None = option(
         None, "NPZ file of measured step times; not given: polynomials."
     )
-    event_delay_ms: float = option(0.0, "How long a KV event is under way.")
+    attention_us_per_ktoken2: float = option(
+        0.0,
+        "Microseconds that a step takes longer for each thousand prompt tokens and thousand tokens"
+        " of context that they attend to; about 500 for a dense 8B model.",
+    )
+    kv_events: bool = option(
+        True, "Engines tell of their caches. Off: the router predicts them from its decisions."
+    )
+    engine_facts: bool = option(
+        True, "The router is told how many blocks and tokens a step an engine has."
+    )
+    event_delay_ms: float = option(
+        0.0, "How long a KV event is under way.", "--event-delay-ms", "--event-delay"
+    )
     event_loss: float = option(0.0, "Share of KV event messages that get lost.")
     router_config: str | None = option(
         None, "Settings of the router, a file as for serve --config; its [router] table counts."
     )
-    slo_ttft_ms: float = option(1000.0, "TTFT that a good answer stays within.")
-    slo_itl_ms: float = option(50.0, "Mean ITL that a good answer stays within.")
+    objectives: ObjectiveConfig = field(default_factory=ObjectiveConfig, metadata={"inline": True})
+    search: CapacityConfig = field(default_factory=CapacityConfig, metadata={"inline": True})
     plot: str | None = option(None, "Write plots into this folder.")
 
     def __post_init__(self) -> None:
@@ -97,18 +112,16 @@ class SimulationConfig:
             raise bad_setting("event_delay_ms", f"{self.event_delay_ms} must be finite, at least 0")
         if not 0 <= self.event_loss <= 1:
             raise bad_setting("event_loss", f"{self.event_loss} must be from 0 to 1")
-        for key in ("slo_ttft_ms", "slo_itl_ms"):
-            if not getattr(self, key) > 0:
-                raise bad_setting(key, f"{getattr(self, key)} must be greater than 0")
         parse_speeds(self.worker_speeds)
         self.engine_config()  # which checks the rest
         self.router()
 
     def router(self) -> KvRouterConfig:
         """The settings of the router under test, but for what a policy's name says."""
-        if self.router_config is None:
-            return KvRouterConfig()
-        return resolve(ServeConfig, {}, environ={}, file=self.router_config).config.router
+        config = KvRouterConfig()
+        if self.router_config is not None:
+            config = resolve(ServeConfig, {}, environ={}, file=self.router_config).config.router
+        return config if self.kv_events else replace(config, use_kv_events=False)
 
     def engine_config(self) -> EngineConfig:
         """The settings of each engine."""
@@ -118,6 +131,7 @@ class SimulationConfig:
             dp_size=self.dp_size,
             startup_time_s=self.startup_time_s,
             planner_profile_data=self.planner_profile_data,
+            attention_us_per_ktoken2=self.attention_us_per_ktoken2,
             block_size=self.block_size,
             num_gpu_blocks=self.num_gpu_blocks,
             max_num_seqs=self.max_num_seqs,

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from ...router.config import KvRouterConfig
 from ...workers.mocker import parse_speeds
 from ..traces import read_turns
 from .bounds import hit_rate_bounds
+from .capacity import highest_rate
 from .config import DEFAULT_COMPARE, DEFAULT_WORKERS, Load, SimulationConfig
 from .policies import PolicyVariant, parse_policies
 from .prepared_trace import SimulatedTrace
@@ -58,15 +60,53 @@ class Experiment:
         return self._trace[1]
 
     def run(self, variant: PolicyVariant, seed: int) -> Result:
-        """One policy with one seed. The same arguments give the same run."""
+        """One policy with one seed, and its capacity if the settings ask for that.
+
+        The same arguments give the same run.
+        """
+        started = time.process_time()
+        search, load = self.config.search, self.load
+        found = self._run(variant, seed, load.arrival_speedup)
+        run = found.run
+        if search.capacity:
+            tried = {load.arrival_speedup: run.goodput.relative or 0.0}
+
+            def share_at(speedup: float) -> float:
+                if speedup not in tried:
+                    goodput = self._run(variant, seed, speedup).run.goodput
+                    tried[speedup] = goodput.relative or 0.0
+                return tried[speedup]
+
+            speedup = highest_rate(
+                share_at,
+                start=load.arrival_speedup,
+                share=search.capacity_share,
+                precision=search.capacity_precision,
+            )
+            run = replace(
+                run,
+                capacity=speedup * self._usual_rate(),
+                details={**run.details, "capacity_speedup": speedup},
+            )
+        return found._replace(run=run, cpu_s=time.process_time() - started)
+
+    def _usual_rate(self) -> float:
+        """Requests a second of the trace at its own speed."""
+        times = [turn.request.timestamp_ms for turn in self._turns]
+        return len(times) / max((max(times) - min(times)) / 1e3, 1e-9)
+
+    def _run(self, variant: PolicyVariant, seed: int, arrival_speedup: float) -> Result:
         config, load, trace = self.config, self.load, self.trace(seed)
         started = time.process_time()
+        if arrival_speedup != load.arrival_speedup:
+            trace = trace.sped_up(arrival_speedup)
         fleet = FleetSpec(
             workers=self.workers,
             engine=config.engine_config(),
             speeds=parse_speeds(config.worker_speeds),
             event_delay_s=config.event_delay_ms / 1e3,
             event_loss=config.event_loss,
+            told=config.engine_facts,
         )
         log = Simulation(
             trace, fleet, lambda clock: variant.new_router(clock, seed), seed=seed
@@ -83,7 +123,7 @@ class Experiment:
             details={
                 "trace": load.trace,
                 "target": None,
-                "arrival_speedup": load.arrival_speedup,
+                "arrival_speedup": arrival_speedup,
                 "engine": config.engine,
                 "block_size": config.block_size,
                 "num_gpu_blocks": config.num_gpu_blocks,
@@ -94,10 +134,12 @@ class Experiment:
                 "dp_size": config.dp_size,
                 "startup_time_s": config.startup_time_s,
                 "planner_profile_data": config.planner_profile_data,
+                "attention_us_per_ktoken2": config.attention_us_per_ktoken2,
+                "kv_events": config.kv_events,
+                "engine_facts": config.engine_facts,
                 "event_delay_ms": config.event_delay_ms,
                 "event_loss": config.event_loss,
-                "slo_ttft_ms": config.slo_ttft_ms,
-                "slo_itl_ms": config.slo_itl_ms,
+                **asdict(config.objectives),
             },
         )
         return Result(run, log, trace, time.process_time() - started)

@@ -2,6 +2,8 @@
 
 kv                     the default policy of mode kv
 dynamo:SCALE           mode kv with Dynamo's cost at that prefill_load_scale
+dynamo:SCALE+queue     the same with its queue: threshold 0, the shortest prompt first (wspt)
+lmetric, llm-d, preble what others have published: see published.py
 forecast, or the name of a policy that an installed package offers
 round-robin, random, least-loaded, power-of-two
 prefix-hash:BLOCKS     by the hash of the prompt's first blocks (of the trace: 512 tokens)
@@ -9,7 +11,7 @@ chwbl:FACTOR[:BLOCKS]  consistent hashing with bounded loads; 2 blocks if not gi
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ...router.config import DYNAMO, KvRouterConfig
@@ -19,9 +21,16 @@ from ...router.policy import Policy
 from ...runtime.clock import Clock
 from ...runtime.errors import ConfigError
 from .baselines import BoundedConsistentHash, PrefixHash
+from .published import LlmD, LMetric, Preble
 
 LOAD_MODES = ("round-robin", "random", "least-loaded", "power-of-two")
 CHWBL_BLOCKS = 2
+WITH_QUEUE = "+queue"
+PUBLISHED: Mapping[str, Callable[[], Policy]] = {
+    "lmetric": LMetric,
+    "llm-d": LlmD,
+    "preble": Preble,
+}
 
 
 @dataclass(frozen=True)
@@ -65,15 +74,23 @@ def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> PolicyVari
         if name == "kv":
             config = replace(base, mode="kv")
             return PolicyVariant("kv", config.policy_name, config)
+        if name in PUBLISHED:
+            return PolicyVariant(name, name, base, PUBLISHED[name])
         if kind == DYNAMO and len(values) == 1:
+            queued = values[0].endswith(WITH_QUEUE)
             config = replace(
                 base,
                 mode="kv",
                 policy=DYNAMO,
-                prefill_load_scale=float(values[0]),
+                prefill_load_scale=float(values[0].removesuffix(WITH_QUEUE)),
                 overlap_score_weight=None,
             )
-            return PolicyVariant("kv", config.policy_name, config)
+            policy = config.policy_name
+            if queued:
+                policy += WITH_QUEUE
+                admission = replace(config.admission, queue_threshold=0.0, queue_policy="wspt")
+                config = replace(config, admission=admission)
+            return PolicyVariant("kv", policy, config)
         if kind == "prefix-hash" and len(values) == 1:
             trace_blocks = int(values[0])
             blocks = _router_blocks(trace_blocks, trace_block_size, base.block_size)
@@ -95,7 +112,7 @@ def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> PolicyVari
         return PolicyVariant("kv", config.policy_name, config)
     raise ConfigError(
         f"compare: {name!r} is none of kv, {', '.join(known_policies())}, {', '.join(LOAD_MODES)}, "
-        "prefix-hash:BLOCKS, chwbl:FACTOR",
+        f"{DYNAMO}:SCALE{WITH_QUEUE}, {', '.join(PUBLISHED)}, prefix-hash:BLOCKS, chwbl:FACTOR",
         key="compare",
     )
 

@@ -1,6 +1,8 @@
 """A trace made ready for simulation: arrivals, prompts, and the hashes engines would compute."""
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +41,26 @@ class SimulatedTrace:
         self.requests = [turn.request for turn in turns]
         self.block_size = block_size
         self.trace_block_size = trace_block_size
+        self._turns = turns
         self._seed = seed
         self._max_output = max_output
+        self._hashes: list[tuple[Hashes, Hashes] | None] = [None] * len(requests)
+        self._set_times(arrival_speedup)
+
+    def _set_times(self, arrival_speedup: float) -> None:
         times = np.array([request.timestamp_ms for request in self.requests], np.float64)
         self.arrivals_s = (times - times[0]) / 1e3 / arrival_speedup
         self.followers: dict[int, tuple[int, float]] = {}  # who comes when one is done: s after it
-        for place, turn in enumerate(turns):
+        for place, turn in enumerate(self._turns):
             if turn.previous is not None:
                 self.arrivals_s[place] = np.nan
                 self.followers[turn.previous] = (place, turn.delay_ms / 1e3 / arrival_speedup)
-        self._hashes: list[tuple[Hashes, Hashes] | None] = [None] * len(requests)
+
+    def sped_up(self, arrival_speedup: float) -> Self:
+        """The same requests at the trace's times divided by this. Hashes are shared."""
+        other = copy(self)
+        other._set_times(arrival_speedup)
+        return other
 
     def __len__(self) -> int:
         return len(self.requests)

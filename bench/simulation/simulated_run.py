@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...workers.mocker import parse_speeds
 from ..results import Run, Summary, summarise, summarise_weighted
-from .bounds import HitRateBounds
+from .bounds import HitRateBounds, idle_engine_ms
 from .config import SimulationConfig
 from .prepared_trace import SimulatedTrace
 from .request_log import FAILED, REJECTED, RequestLog
@@ -19,11 +18,13 @@ from .request_log import FAILED, REJECTED, RequestLog
 class SimulatedRun(Run):
     """A Run, with what only a simulation can know. Times are virtual.
 
-    Goodput counts the requests whose TTFT and whose own mean ITL stay within the targets, of all
-    that were sent. `alone_ms` is the mean TTFT if every prompt had its engine for itself, idle,
-    with the blocks in its cache that it found there. Requests waiting are those an engine has not
-    admitted: per engine, their mean over the whole run and the most at any time. Queued are those
-    that waited in the router before that, how long they did, and the most at a time.
+    `goodput_share` is the absolute one of `goodput`, `goodput_rps` the requests behind it a second;
+    `engine_s_per_1000_good` are seconds of all engines for a thousand requests that are good by the
+    relative objective. `capacity` is the highest rate, in requests a second, at which enough are,
+    if it was looked for. `alone_ms` is the mean TTFT if every prompt had its engine for itself,
+    idle, with the blocks in its cache that it found there. Requests waiting are those an engine has
+    not admitted: per engine, their mean over the whole run and the most at any time. Queued are
+    those that waited in the router before that, how long they did, and the most at a time.
     """
 
     hit_rate_pooled_lru: float = 0.0
@@ -33,6 +34,8 @@ class SimulatedRun(Run):
     alone_ms: float | None = None
     goodput_share: float = 0.0
     goodput_rps: float = 0.0
+    engine_s_per_1000_good: float | None = None
+    capacity: float | None = None
     waiting_mean: float = 0.0
     waiting_max: int = 0
     queued: int = 0
@@ -61,7 +64,14 @@ def summarise_run(
     e2e = (log.last_s - log.arrival_s)[served] * 1e3
     between = np.maximum(1, output[served] - 1)
     own_itl = (log.last_s - log.first_s)[served] * 1e3 / between
-    good = int(((ttft <= config.slo_ttft_ms) & (own_itl <= config.slo_itl_ms)).sum())
+    engine = config.engine_config()
+    goodput = config.objectives.goodput(
+        len(trace), ttft_ms=ttft, itl_ms=own_itl, cold_ms=idle_engine_ms(engine, prompt[served])
+    )
+    absolute, relative = goodput.absolute or 0.0, goodput.relative or 0.0
+    speeds = np.array(parse_speeds(config.worker_speeds))
+    alone = idle_engine_ms(engine, prompt[served], log.cached_tokens[served])
+    alone /= speeds[log.worker[served] % len(speeds)]
     by_worker = np.bincount(log.worker[served], prompt[served], minlength=workers)
     share = _ratio(log.cached_tokens[served].sum(), prompt[served].sum())
     gaps, counts = log.gaps
@@ -85,11 +95,11 @@ def summarise_run(
         hit_rate_infinite=bounds.infinite,
         hit_rate_vs_pooled_lru=None if share is None else _ratio(share, bounds.pooled_lru),
         hit_rate_vs_infinite=None if share is None else _ratio(share, bounds.infinite),
-        alone_ms=_alone_ms(prompt - log.cached_tokens, log.worker, config)[served].mean()
-        if served.any()
-        else None,
-        goodput_share=good / len(trace),
-        goodput_rps=_ratio(good, log.end_s) or 0.0,
+        alone_ms=float(alone.mean()) if served.any() else None,
+        goodput=goodput,
+        goodput_share=absolute,
+        goodput_rps=_ratio(absolute * len(trace), log.end_s) or 0.0,
+        engine_s_per_1000_good=_ratio(1000 * engine_seconds, relative * len(trace)),
         waiting_mean=_ratio(sum(e.waited_s for e in log.engines), engine_seconds) or 0.0,
         waiting_max=max(each.most_waiting for each in log.engines),
         queued=int((log.queued_s > 0).sum()),
@@ -109,19 +119,6 @@ def summarise_run(
             "cache_announcements": log.announcements,
         },
     )
-
-
-def _alone_ms(
-    tokens: NDArray[np.int64], worker: NDArray[np.int32], config: SimulationConfig
-) -> NDArray[np.float64]:
-    """How long an idle engine takes for these uncached tokens, in as few steps as it can."""
-    engine = config.engine_config()
-    step, prefill_ms = engine.max_num_batched_tokens, engine.timing.prefill_ms
-    full, rest = np.divmod(np.maximum(tokens, 1), step)
-    speeds = np.array(parse_speeds(config.worker_speeds))
-    rests = np.array([prefill_ms(each) for each in rest.tolist()], np.float64)
-    alone: NDArray[np.float64] = (full * prefill_ms(step) + rests) / speeds[worker % len(speeds)]
-    return alone
 
 
 def _milliseconds(seconds: Summary) -> Summary:

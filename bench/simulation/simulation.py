@@ -32,6 +32,7 @@ class FleetSpec:
     speeds: tuple[float, ...] = EVEN_SPEEDS  # over and over if there are more workers
     event_delay_s: float = 0.0
     event_loss: float = 0.0
+    told: bool = True  # the router knows the engines' blocks and budgets
 
 
 class _Clock:
@@ -76,8 +77,8 @@ class Simulation:
             self.router.add_worker(
                 worker,
                 dp_size=fleet.engine.dp_size,
-                total_kv_blocks=fleet.engine.num_gpu_blocks,
-                max_num_batched_tokens=fleet.engine.max_num_batched_tokens,
+                total_kv_blocks=fleet.engine.num_gpu_blocks if fleet.told else None,
+                max_num_batched_tokens=fleet.engine.max_num_batched_tokens if fleet.told else None,
             )
         lossy = self._event_driven and fleet.event_loss > 0
         self._recovery = None

@@ -59,6 +59,7 @@ class OracleMockEngine:
         plan = self.scheduler.schedule()
         timing = self.config.timing
         milliseconds = timing.prefill_ms(plan.prefill_tokens)
+        milliseconds += self.config.attention_us_per_ktoken2 * 1e-9 * plan.twice_attended / 2
         milliseconds += timing.decode_ms(plan.decode_tokens, len(plan.decodes))
         outputs = [job for job in self.scheduler.running if job.computed == job.known]
         for job in outputs:

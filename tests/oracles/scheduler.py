@@ -61,12 +61,18 @@ class Schedule:
     prefill: dict[Job, int] = field(default_factory=dict)  # prompt tokens
     decodes: list[Job] = field(default_factory=list)
     preempted: list[Job] = field(default_factory=list)
+    attended: dict[Job, int] = field(default_factory=dict)  # by `prefill`: twice the contexts
+    attended_spent: int = 0  # by `spent`
     spent: int = 0  # on prompts of requests that were preempted after that
     budget: int = 0  # tokens that are left
 
     @property
     def prefill_tokens(self) -> int:
         return sum(self.prefill.values()) + self.spent
+
+    @property
+    def twice_attended(self) -> int:
+        return sum(self.attended.values()) + self.attended_spent
 
     @property
     def decode_tokens(self) -> int:
@@ -115,6 +121,7 @@ class Scheduler:
                 plan.decodes.append(job)
             else:
                 plan.prefill[job] = wanted
+                plan.attended[job] = twice_contexts(job.computed, wanted)
             plan.budget -= wanted
 
     def _admit(self, plan: Schedule) -> None:
@@ -138,6 +145,7 @@ class Scheduler:
             if job.cached_tokens is None:
                 job.cached_tokens = cached
             plan.prefill[job] = wanted
+            plan.attended[job] = twice_contexts(job.computed, wanted)
             plan.budget -= wanted
 
     # classic
@@ -181,6 +189,7 @@ class Scheduler:
             part = min(job.known - job.computed, plan.budget)
             job.computed += part
             plan.spent += part
+            plan.attended_spent += twice_contexts(job.computed, part)
             plan.budget -= part
             if job.computed < job.known:
                 return
@@ -205,6 +214,7 @@ class Scheduler:
                 plan.decodes.remove(victim)
                 plan.budget += 1
             plan.budget += plan.prefill.pop(victim, 0)
+            plan.attended.pop(victim, None)
             self.running.remove(victim)
             self.release(victim)
             victim.computed = 0
@@ -267,3 +277,8 @@ class Scheduler:
             job.partial = None
         self._kv.deref(job, job.held)
         job.held = 0
+
+
+def twice_contexts(computed: int, tokens: int) -> int:
+    """Twice the contexts of the last `tokens` of `computed` ones, each with half of itself."""
+    return sum(2 * position + 1 for position in range(computed - tokens, computed))

@@ -61,6 +61,11 @@ class EngineConfig:
     planner_profile_data: str | None = option(
         None, "NPZ file of measured step times; not given: polynomials."
     )
+    attention_us_per_ktoken2: float = option(
+        0.0,
+        "Microseconds that a step takes longer for each thousand prompt tokens and thousand tokens"
+        " of context that they attend to; about 500 for a dense 8B model.",
+    )
     max_model_len: int | None = option(
         None, "Longest prompt and output together, in tokens; not given: what the cache holds."
     )
@@ -85,6 +90,8 @@ class EngineConfig:
         _require("vocab_size", 2 <= self.vocab_size <= MAX_TOKEN_ID, "must be in 2..2**32")
         _require("eos_token_id", self.eos_token_id >= 0, "must not be negative")
         _require_positive("decode_speedup_ratio", self.decode_speedup_ratio)
+        attention = self.attention_us_per_ktoken2
+        _require("attention_us_per_ktoken2", 0 <= attention < math.inf, "must be 0 or more")
         if self.max_model_len is not None:
             _require("max_model_len", self.max_model_len >= 2, "must be at least 2")
         _require("num_gpu_blocks", self.max_seq_len >= 2, "the cache must hold 2 tokens")
@@ -94,7 +101,10 @@ class EngineConfig:
     def timing(self) -> StepTiming:
         """The model of step times: the profile's, or the built-in polynomials."""
         return load_timing(
-            self.planner_profile_data, self.capacity_tokens, self.decode_speedup_ratio
+            self.planner_profile_data,
+            self.capacity_tokens,
+            self.decode_speedup_ratio,
+            self.attention_us_per_ktoken2,
         )
 
     @property

@@ -29,13 +29,21 @@ _ITL_NAMES = ("decode_itl_ms", "decode_itl")
 __all__ = ["StepTiming", "load_timing"]
 
 
-def load_timing(profile: str | None, total_tokens: int, decode_speedup: float) -> StepTiming:
+def load_timing(
+    profile: str | None,
+    total_tokens: int,
+    decode_speedup: float,
+    attention_us_per_ktoken2: float = 0.0,
+) -> StepTiming:
     """The polynomials over a cache of `total_tokens`, or what `profile` has measured.
+
+    The cost of attention comes on top: for each prompt token and token of its context.
 
     Raises ConfigError, which says what is wrong with the file, for `planner_profile_data`.
     """
     arrays = None if profile is None else _read_profile(Path(profile))
-    return StepTiming(total_tokens, decode_speedup, arrays)
+    attention_ms = attention_us_per_ktoken2 * 1e-9
+    return StepTiming(total_tokens, decode_speedup, arrays, attention_ms)
 
 
 def _read_profile(path: Path) -> tuple[NDArray[np.float64], ...]:

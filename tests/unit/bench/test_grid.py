@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from dynamo_router.bench.grid import Cell, GridConfig, cells, judge, read_kept, run, run_grid
+from dynamo_router.bench.grid import GridConfig, cells, run, run_grid
+from dynamo_router.bench.simulation.cells import Cell, read_kept
+from dynamo_router.bench.simulation.verdict import judge
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.runtime.errors import ConfigError
 
@@ -24,6 +26,8 @@ def config(tmp_path: Path, **more: Any) -> GridConfig:
         "delays_ms": "0",
         "losses": "0.5",
         "scales": "1,4",
+        "baselines": "",
+        "model_errors": "none",
         "seeds": 1,
     }
     return GridConfig(**{**small, **more})
@@ -55,8 +59,56 @@ def test_a_grid_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sorted(Path(grid.out).read_text().splitlines()) == sorted(first)
     assert not list(run_grid(grid, read_kept(grid.out)))
     document = json.loads((tmp_path / "cells.json").read_text())
-    assert [each["cell"]["workers"] for each in document["cells"]] == [2, 8]
+    assert sorted(each["cell"]["workers"] for each in document["cells"]) == [2, 8]
     assert document["cells"][0]["seeds"] == 1 and document["cells"][0]["failed"] == 0
+
+
+def test_baselines_and_model_errors_are_cells_and_contestants_too(tmp_path: Path) -> None:
+    grid = config(
+        tmp_path, losses="0", baselines="lmetric,dynamo:1+queue", model_errors="no-events,attention"
+    )
+    base = Cell(8, 1.0, 1.0, 0.0, 0.0)
+    assert cells(grid)[1:] == [base, *(base._replace(error=e) for e in ("no-events", "attention"))]
+    assert str(cells(grid)[-1]).endswith("cache 1, attention")
+    rows = [row for row in run_grid(grid, {}) if row[0].error]
+    names = ["forecast", "dynamo:1", "dynamo:4", "lmetric", "dynamo:1+queue"]
+    assert [row[1] for row in rows] == 2 * names
+    plain = {row[1]: row[3] for row in run_grid(config(tmp_path, workers="8", losses="0"), {})}
+    assert all(
+        row[3]["ttft"] > plain["forecast"]["ttft"] for row in rows if row[0].error == "attention"
+    )
+
+
+def test_runs_of_which_less_was_kept_are_run_again(tmp_path: Path) -> None:
+    grid = config(tmp_path, losses="0", scales="4", workers="8")
+    kept = {(c, p, s): f for c, p, s, f in run_grid(grid, {})}
+    first = next(iter(kept))
+    assert 0 < kept[first]["goodput_relative"] <= 1
+    del kept[first]["goodput_relative"]
+    assert [row[:3] for row in run_grid(grid, kept)] == [first]
+    searched = config(tmp_path, losses="0", scales="4", workers="8", requests=10, capacity=True)
+    assert all(row[3]["capacity"] > 0 for row in run_grid(searched, {}))
+
+
+def test_the_worst_cell_is_first_and_goodput_is_judged_where_all_have_it() -> None:
+    cells = [BASE, BASE._replace(rate=2.0), BASE._replace(error="attention")]
+    good = [0.99, 0.8, None]
+    kept = {
+        (cell, name, 0): figures(1.0, **({} if share is None else shares(share * part)))
+        for cell, share in zip(cells, good, strict=True)
+        for name, part in (("forecast", 1.0 if share == 0.99 else 0.9), ("lmetric", 1.0))
+    }
+    found = judge(kept, "forecast")
+    assert [each.cell for each in found][0] == cells[1]
+    by_cell = {each.cell: each for each in found}
+    assert by_cell[cells[1]].goodput_ratio == pytest.approx(0.9)
+    assert by_cell[cells[1]].badness == pytest.approx(1 / 0.9)
+    assert by_cell[cells[2]].goodput == {"absolute": None, "relative": None}
+    assert by_cell[cells[2]].goodput_ratio is None and by_cell[cells[2]].capacity is None
+
+
+def shares(relative: float) -> dict[str, float]:
+    return {"goodput_relative": relative, "goodput_absolute": 1.0, "engine_s_per_1000_good": 1.0}
 
 
 def figures(ttft: float, **more: float) -> dict[str, float]:
@@ -93,6 +145,7 @@ def test_every_figure_is_held_against_the_scale_that_is_best_at_it() -> None:
         ("rates", "-1", "none may be negative"),
         ("caches", "nan", "none may be negative"),
         ("losses", "", "are no numbers"),
+        ("model_errors", "attention,x", "'x' is none of"),
     ],
 )
 def test_a_bad_setting_is_refused_by_its_name(

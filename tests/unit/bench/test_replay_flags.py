@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from dynamo_router import cli
-from dynamo_router.bench.replay import LIVE_ONLY, ReplayConfig
+from dynamo_router.bench.replay import JUDGED_BY, LIVE_ONLY, ReplayConfig
 from dynamo_router.bench.simulate import SimulateConfig
 from dynamo_router.bench.simulation.config import DEFAULT_WORKERS, SimulationConfig
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.settings import options_of
+from dynamo_router.runtime.settings import options_of, resolve
 
 TRACE = str(SAMPLE_TRACE)
 LIVE: list[tuple[str, str, Any]] = [
@@ -27,12 +27,17 @@ LIVE: list[tuple[str, str, Any]] = [
     ("max_in_flight", "--max-in-flight", 4096),
     ("policy", "--policy", "dynamo:16"),
 ]
-VALUES = {int: 7, float: 0.5, str: "1"}
+VALUES: dict[type, Any] = {int: 7, float: 0.5, str: "1"}
+SWITCHES = {True: "--no-", False: "--"}  # the flag that changes a default
 SIMULATED: list[tuple[str, str, Any]] = [
-    (spec.key, spec.flags[0], spec.choices[-1] if spec.choices else VALUES[spec.kind])
+    (
+        (spec.key, SWITCHES[spec.default] + spec.flags[0].removeprefix("--"), not spec.default)
+        if spec.kind is bool
+        else (spec.key, spec.flags[0], spec.choices[-1] if spec.choices else VALUES[spec.kind])
+    )
     for spec in options_of(SimulationConfig)
     # Files are read, and refused as such, before anybody asks whether they are of use.
-    if spec.key not in ("router_config", "planner_profile_data")
+    if spec.key not in ("router_config", *JUDGED_BY)
 ]
 
 
@@ -75,9 +80,11 @@ def test_flags_of_live_replays_are_refused_without_a_target(
 def test_flags_of_simulations_are_refused_with_a_target(
     call: Callable[..., tuple[int, str]], key: str, flag: str, value: Any
 ) -> None:
-    code, err = call("replay", TRACE, "--target", "127.0.0.1:1", flag, value)
+    words = [flag] if isinstance(value, bool) else [flag, value]
+    code, err = call("replay", TRACE, "--target", "127.0.0.1:1", *words)
+    flag = flag.replace("--no-", "--")
     assert code == 2 and f"{key}: {flag} is for simulations" in err
-    simulation = SimulationConfig(**{key: value})
+    simulation = resolve(SimulationConfig, {key: value}, environ={}).config
     if simulation != SimulationConfig():
         with pytest.raises(ConfigError, match=f"{flag} is for simulations") as caught:
             ReplayConfig(trace=TRACE, target="127.0.0.1:1", simulation=simulation)

@@ -9,14 +9,20 @@ import pytest
 from rich.console import Console
 
 from dynamo_router.bench.simulate import SimulateConfig, comparison_table, run
+from dynamo_router.bench.simulation.capacity import CapacityConfig
 from dynamo_router.bench.simulation.config import Load, SimulationConfig
-from dynamo_router.bench.simulation.experiment import compare_policies
-from dynamo_router.bench.simulation.policies import parse_policies
+from dynamo_router.bench.simulation.experiment import Experiment, compare_policies
+from dynamo_router.bench.simulation.policies import PolicyVariant, parse_policies
+from dynamo_router.bench.simulation.published import LMetric
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceError
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.settings import resolve
+from dynamo_router.workers.registry import WorkerEntry
 
 ALL = "kv,round-robin,dynamo:1,dynamo:16,random,least-loaded,power-of-two,prefix-hash:2,chwbl:1.25"
+ALL += ",dynamo:16+queue,lmetric,llm-d,preble"
 SUMMARY = {"mean", "p50", "p90", "p99"}
 
 
@@ -59,6 +65,10 @@ def test_each_policy_has_its_names_and_all_the_fields_scripts_rely_on(tmp_path: 
             ("power-of-two", "power-of-two"),
             ("prefix-hash", "prefix-hash:2"),
             ("chwbl", "chwbl:1.25"),
+            ("kv", "dynamo:16+queue"),
+            ("lmetric", "lmetric"),
+            ("llm-d", "llm-d"),
+            ("preble", "preble"),
         ]
         for seed in (7, 8)
     ]
@@ -72,6 +82,14 @@ def test_each_policy_has_its_names_and_all_the_fields_scripts_rely_on(tmp_path: 
             each["cached_token_share"] / each["hit_rate_pooled_lru"], rel=1e-4
         )
         assert 0 < each["goodput_share"] <= 1
+        assert each["goodput"]["absolute"] == each["goodput_share"]
+        good = each["goodput"]["relative"] * 60
+        assert 0 <= good < 60
+        assert (each["engine_s_per_1000_good"] is None) == (good == 0)
+        if good:
+            seconds = 3 * each["wall_s"] / good * 1000
+            assert each["engine_s_per_1000_good"] == pytest.approx(seconds, rel=1e-4)
+        assert each["capacity"] is None, "nobody asked for it"
         assert each["balance_max_over_mean"] >= 1
         assert {"output_tokens_per_s", "wall_s", "waiting_mean", "waiting_max"} <= each.keys()
     assert {"machine", "versions", "commit"} <= result["environment"].keys()
@@ -113,13 +131,16 @@ def test_a_prompt_on_an_idle_engine_takes_as_long_as_it_does_alone(tmp_path: Pat
     (slow,) = simulate(tmp_path, **how, worker_speeds="0.5")["runs"]
     assert slow["ttft_ms"]["mean"] == pytest.approx(slow["alone_ms"], rel=1e-3)
     assert slow["alone_ms"] == pytest.approx(2 * run["alone_ms"], rel=1e-3)
+    (dense,) = simulate(tmp_path, **how, attention_us_per_ktoken2=500.0)["runs"]
+    assert dense["ttft_ms"]["mean"] == pytest.approx(dense["alone_ms"], rel=1e-3)
+    assert dense["alone_ms"] - run["alone_ms"] == pytest.approx(0.5 * 20**2 / 2, rel=1e-3)
 
 
 def test_the_table_has_a_row_for_each_policy_and_the_spread_over_seeds() -> None:
     load = Load(trace=str(SAMPLE_TRACE), requests=60)
     config = SimulationConfig(seeds=3, num_gpu_blocks=500)
     runs = compare_policies(config, load, workers=3, names="round-robin,random")
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=220)
     console.print(comparison_table(runs, title="title"))
     assert isinstance(console.file, io.StringIO)
     rows = [line for line in console.file.getvalue().splitlines() if "r" in line]
@@ -165,6 +186,9 @@ def test_a_run_that_served_nobody_fails(tmp_path: Path) -> None:
         "chwbl:nan",
         "chwbl:1.25:0",
         "direct",
+        "dynamo:+queue",
+        "dynamo:4+wait",
+        "lmetric:2",
     ],
 )
 def test_a_name_of_no_policy_is_refused(name: str) -> None:
@@ -182,6 +206,10 @@ def test_a_name_of_no_policy_is_refused(name: str) -> None:
         ("event_delay_ms", float("inf")),
         ("slo_ttft_ms", 0.0),
         ("slo_itl_ms", float("nan")),
+        ("slo_relative_factor", -1.0),
+        ("capacity_share", 0.0),
+        ("capacity_precision", 1.0),
+        ("attention_us_per_ktoken2", float("nan")),
         ("block_size", 0),
         ("num_gpu_blocks", -5),
         ("max_num_seqs", 0),
@@ -198,7 +226,7 @@ def test_a_name_of_no_policy_is_refused(name: str) -> None:
 )
 def test_a_bad_setting_is_refused_by_its_name(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=key):
-        SimulationConfig(**{key: value})
+        resolve(SimulationConfig, {key: value}, environ={})
 
 
 def test_a_mode_and_a_comparison_exclude_each_other() -> None:
@@ -232,3 +260,47 @@ def test_a_bad_trace_or_name_is_refused_before_anything_runs(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="compare"):
         simulate(tmp_path, compare="kv,nonsense")
     assert not (tmp_path / "out.json").exists()
+
+
+def test_capacity_is_a_rate_at_which_enough_answers_are_good(tmp_path: Path) -> None:
+    searched = CapacityConfig(capacity=True, capacity_share=0.9, capacity_precision=0.1)
+    trace = tmp_path / "even.jsonl"
+    row = {"input_length": 2048, "output_length": 20}
+    trace.write_text(
+        "".join(
+            json.dumps({**row, "timestamp": 1000 * n, "hash_ids": [4 * n + i for i in range(4)]})
+            + "\n"
+            for n in range(40)
+        )
+    )
+    how: dict[str, Any] = {"trace": str(trace), "compare": "round-robin", "requests": 40}
+    (run,) = simulate(tmp_path, **how, search=searched)["runs"]
+    speedup = run["details"]["capacity_speedup"]
+    assert run["capacity"] > 0 and run["details"]["arrival_speedup"] == 1.0
+    (there,) = simulate(tmp_path, **how, arrival_speedup=speedup)["runs"]
+    (beyond,) = simulate(tmp_path, **how, arrival_speedup=1.1 * speedup)["runs"]
+    assert there["goodput"]["relative"] >= 0.9 > beyond["goodput"]["relative"]
+
+
+def test_without_events_the_router_predicts_what_is_cached(tmp_path: Path) -> None:
+    told, predicted = (
+        simulate(tmp_path, mode="dynamo:4", kv_events=events, event_loss=1.0)["runs"][0]
+        for events in (True, False)
+    )
+    assert predicted["cached_token_share"] > told["cached_token_share"]
+    assert predicted["details"]["lost_event_messages"] == 0
+
+
+def test_a_router_need_not_be_told_what_its_engines_have() -> None:
+    seen: list[tuple[int | None, int | None]] = []
+
+    class Curious(LMetric):
+        def on_worker(self, number: int, entry: WorkerEntry) -> None:
+            seen.append((entry.total_kv_blocks, entry.max_num_batched_tokens))
+
+    load = Load(trace=str(SAMPLE_TRACE), requests=3)
+    for told in (True, False):
+        config = SimulationConfig(engine_facts=told, num_gpu_blocks=500)
+        variant = PolicyVariant("curious", "curious", KvRouterConfig(), Curious)
+        Experiment(config, load, 1).run(variant, 0)
+    assert set(seen) == {(500, 8192), (None, None)}

@@ -5,7 +5,7 @@ from libc.stdlib cimport free, realloc
 
 from ._kv_manager cimport kv_free, kv_init, kv_release
 from ._scheduler cimport plan_step, queues_add, queues_free, sequence_free
-from ._timing cimport timing_decode_ms, timing_prefill_ms
+from ._timing cimport timing_attention_ms, timing_decode_ms, timing_prefill_ms
 
 
 cdef int engine_init(
@@ -109,6 +109,7 @@ cdef int engine_begin_step(
         return -1
     seconds = (
         timing_prefill_ms(timing, step.prefill)
+        + timing_attention_ms(timing, step.attended)
         + timing_decode_ms(timing, step.decode_tokens, step.decodes)
     ) / 1000 / engine.speed
     engine.clock += seconds

@@ -31,6 +31,7 @@ cdef struct Limits:
 
 cdef struct Step:
     uint64_t prefill       # tokens
+    uint64_t attended      # by them: twice the sum of the contexts of each token
     uint64_t decode_tokens # how long the decodes are together
     uint32_t decodes
     uint32_t preempted

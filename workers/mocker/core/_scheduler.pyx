@@ -102,7 +102,7 @@ cdef bint queues_remove(Queues* queues, KvManager* kv, uint32_t request) noexcep
 cdef int plan_step(
     Queues* queues, KvManager* kv, const Limits* limits, Step* step
 ) noexcept nogil:
-    step.prefill = step.decode_tokens = 0
+    step.prefill = step.decode_tokens = step.attended = 0
     step.decodes = step.preempted = 0
     step.budget = limits.budget
     if not reserve(queues, limits.max_num_seqs):
@@ -164,10 +164,21 @@ cdef int run_running(
         else:
             sequence.planned = wanted
             sequence.decoding = 0
-            step.prefill += wanted
+            add_prefill(step, sequence, wanted)
         step.budget -= wanted
         position += 1
     return 0
+
+
+cdef inline void add_prefill(Step* step, const Sequence* sequence, uint64_t tokens) noexcept nogil:
+    """Count prompt tokens that a request computes in this step, after it was moved on by them."""
+    step.prefill += tokens
+    step.attended += attended(sequence.computed, tokens)
+
+
+cdef inline uint64_t attended(uint64_t computed, uint64_t tokens) noexcept nogil:
+    """Twice the sum of the contexts of the last `tokens` of `computed` ones."""
+    return tokens * (2 * computed - tokens)
 
 
 cdef int admit(Queues* queues, KvManager* kv, const Limits* limits, Step* step) noexcept nogil:
@@ -206,7 +217,7 @@ cdef int admit(Queues* queues, KvManager* kv, const Limits* limits, Step* step) 
         start_running(queues)
         if sequence.cached < 0:
             sequence.cached = <int>cached
-        step.prefill += wanted
+        add_prefill(step, sequence, wanted)
         step.budget -= wanted
     return 0
 
@@ -265,7 +276,7 @@ cdef int compute_prompts(
         if wanted > step.budget:
             wanted = step.budget
         sequence.computed += wanted
-        step.prefill += wanted
+        add_prefill(step, sequence, wanted)
         step.budget -= wanted
         if sequence.computed < sequence.known:
             return 0
@@ -320,6 +331,7 @@ cdef int grow_or_preempt(
         victim = queues.running[at]
         if at < position[0]:  # it has its part in this step already
             step.prefill -= victim.planned
+            step.attended -= attended(victim.computed, victim.planned)
             step.budget += victim.planned + victim.decoding
             if victim.decoding:
                 step.decodes -= 1

@@ -4,6 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 cdef struct Timing:
     double total_tokens      # what the whole cache holds
     double decode_speedup
+    double attention_ms      # for a prompt token and a token of its context
     uint32_t n_prefill       # measured prompt lengths; 0: the polynomials hold
     uint32_t n_tokens        # measured sums of lengths
     uint32_t n_contexts      # measured mean lengths
@@ -15,6 +16,8 @@ cdef struct Timing:
 
 # Milliseconds to compute `tokens` prompt tokens of one step, all requests together.
 cdef double timing_prefill_ms(const Timing* timing, uint64_t tokens) noexcept nogil
+# Milliseconds more for what they attend to: twice the sum of their contexts.
+cdef double timing_attention_ms(const Timing* timing, uint64_t attended) noexcept nogil
 # Milliseconds to compute a token for each of `requests`, which are `tokens` long together.
 cdef double timing_decode_ms(
     const Timing* timing, uint64_t tokens, uint32_t requests

@@ -19,6 +19,10 @@ cdef double timing_prefill_ms(const Timing* timing, uint64_t tokens) noexcept no
     return bounded(between(timing.prefill_ttft_ms[at], timing.prefill_ttft_ms[at + 1], share))
 
 
+cdef double timing_attention_ms(const Timing* timing, uint64_t attended) noexcept nogil:
+    return timing.attention_ms * <double>attended / 2
+
+
 cdef double timing_decode_ms(
     const Timing* timing, uint64_t tokens, uint32_t requests
 ) noexcept nogil:
@@ -74,12 +78,15 @@ cdef inline double bounded(double milliseconds) noexcept nogil:
 cdef class StepTiming:
     """See timing.py."""
 
-    def __cinit__(self, double total_tokens, double decode_speedup, arrays=None):
+    def __cinit__(
+        self, double total_tokens, double decode_speedup, arrays=None, double attention_ms=0.0
+    ):
         """`arrays`: the five of a profile, checked, as timing.py loads them."""
         cdef const double[::1] isl, ttft, tokens, contexts
         cdef const double[:, ::1] itl
         self.timing.total_tokens = total_tokens
         self.timing.decode_speedup = decode_speedup
+        self.timing.attention_ms = attention_ms
         if arrays is None:
             return
         isl, ttft, tokens, contexts, itl = arrays
@@ -101,6 +108,9 @@ cdef class StepTiming:
 
     def prefill_ms(self, uint64_t tokens):
         return timing_prefill_ms(&self.timing, tokens)
+
+    def attention_ms(self, uint64_t tokens, uint64_t context):
+        return timing_attention_ms(&self.timing, tokens * (2 * context + tokens))
 
     def decode_ms(self, uint64_t tokens, uint32_t requests):
         return timing_decode_ms(&self.timing, tokens, requests)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from dynamo_router.bench.results.objectives import Goodput
 from dynamo_router.bench.results.output import Output, write_json
 from dynamo_router.bench.results.report import Run, runs_content, runs_table
 from dynamo_router.bench.results.summary import Summary, summarise, summarise_weighted
@@ -31,6 +32,7 @@ RUN = Run(
     output_tokens_per_s=1234.5,
     balance_max_over_mean=None,
     wall_s=2.5,
+    goodput=Goodput(0.5),
     details={"errors_by_code": {"INTERNAL": 2}},
 )
 
@@ -71,10 +73,11 @@ def test_a_run_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
     assert set(run) == {
         *("mode", "policy", "workers", "seed", "requests", "errors", "rejected"),
         *("cached_token_share", "ttft_ms", "itl_ms", "e2e_ms", "output_tokens_per_s"),
-        *("balance_max_over_mean", "wall_s", "details"),
+        *("balance_max_over_mean", "wall_s", "goodput", "details"),
     }
     assert run["ttft_ms"] == {"mean": 1.0, "p50": 2.0, "p90": 3.0, "p99": 4.0}
     assert run["itl_ms"] == {"mean": None, "p50": None, "p90": None, "p99": None}
+    assert run["goodput"] == {"absolute": 0.5, "relative": None}
     assert run["cached_token_share"] == 0.123457 and run["requests"] == 10
     assert set(content["environment"]) == {"date", "machine", "python", "versions", "commit"}
     assert content["environment"]["versions"]["numpy"]

@@ -63,6 +63,7 @@ class EngineMachine(RuleBasedStateMachine):
             preemption_mode=preemption_mode,
             enable_chunked_prefill=chunked,
             max_num_batched_tokens=10 if chunked else 40,
+            attention_us_per_ktoken2=5e6,
         )
         self.engine = MockEngine(self.config)
         self.plain = OracleMockEngine(self.config)

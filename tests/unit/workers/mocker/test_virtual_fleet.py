@@ -92,6 +92,7 @@ configs = st.builds(
     preemption_mode=st.sampled_from([None, *PREEMPTION_MODES]),
     startup_time_s=st.sampled_from([0.0, 0.0, 0.2]),
     decode_speedup_ratio=st.sampled_from([1.0, 1.5]),
+    attention_us_per_ktoken2=st.sampled_from([0.0, 5e6]),
 )
 
 
