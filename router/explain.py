@@ -19,19 +19,22 @@ def explain(
     config: KvRouterConfig,
     now: float,
     busy: Mask | None,
+    spent: Mask | None = None,
 ) -> Explanation:
     """What `choose` would compare for this prompt now, and what Dynamo's cost is made of.
 
-    `busy` are the workers that have all they can take, None for none. Books nothing.
+    `busy` are the workers that have all they can take, `spent` those that have had the share of
+    their weight; None for none. Books nothing.
     """
     known = source.candidates(prompt, config, now, with_caches=True)
     seen = known  # by the policy
     if not policy.needs_overlaps:
         seen = source.candidates(prompt, config, now, with_caches=False)
     reasons = _reasons(source)
-    if busy is not None:
-        reasons.update(dict.fromkeys(np.flatnonzero(seen.eligible & busy).tolist(), "busy"))
-        known.eligible = seen.eligible = seen.eligible & ~busy
+    for mask, reason in ((busy, "busy"), (spent, "has had the share of its weight")):
+        if mask is not None:
+            reasons.update(dict.fromkeys(np.flatnonzero(seen.eligible & mask).tolist(), reason))
+            known.eligible = seen.eligible = seen.eligible & ~mask
     costs = _costs(source, policy, seen)
     own = policy.explain(seen)
     numbered = source.registry.numbered()

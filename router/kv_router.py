@@ -62,7 +62,7 @@ class KvRouter:
         self._policy = self._choice.policy
         self._learner = self._policy if self._policy.learns else None  # hears of requests
         self.limits = LoadLimits(self.config.admission, self._slots, self.registry, self._policy)
-        self._dropped: list[str] = []
+        self._dropped: list[str] | None = None  # bookings of a worker that is being removed
         self._lock = threading.RLock()
         self.registry.on_add.append(self._on_add)
         self.registry.on_remove.append(self._on_remove)
@@ -109,8 +109,12 @@ class KvRouter:
         address: str | None = None,
         total_kv_blocks: int | None = None,
         max_num_batched_tokens: int | None = None,
+        weight: float = 1.0,
     ) -> WorkerEntry:
-        """Register a worker, ready for requests, or renew what is known of one."""
+        """Register a worker, ready for requests, or renew what is known of one.
+
+        `weight`, above 0 and at most 1, is its share of the requests: see docs/operations.md.
+        """
         with self._lock:
             return self.registry.add(
                 worker_id,
@@ -119,14 +123,21 @@ class KvRouter:
                 address=address,
                 total_kv_blocks=total_kv_blocks,
                 max_num_batched_tokens=max_num_batched_tokens,
+                weight=weight,
             )
 
     def remove_worker(self, worker_id: int) -> list[str]:
         """Forget a worker, its blocks and its bookings; the ids of the requests it had."""
         with self._lock:
-            self._dropped = []
+            dropped = self._dropped = []
             self.registry.remove(worker_id)
-            return self._dropped
+            self._dropped = None
+            return dropped
+
+    def requests_of(self, worker_id: int) -> int:
+        """Requests booked on all ranks of a worker; 0 if it is not registered."""
+        with self._lock:
+            return int(self._slots.active_requests()[self._source.mask([worker_id])].sum())
 
     def workers(self) -> list[WorkerView]:
         """Every registered rank, then those that only publish events."""
@@ -196,6 +207,7 @@ class KvRouter:
                     f"request id {request_id!r} is in use", field="request_id"
                 )
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
+            takers = candidates.eligible
             if excluded_workers:
                 candidates.eligible = candidates.eligible & ~source.mask(excluded_workers)
             number = choose(
@@ -205,6 +217,7 @@ class KvRouter:
                 allowed=None if allowed_workers is None else source.mask(allowed_workers),
                 pinned=source.pin(pinned_worker),
                 busy=self.limits.busy() if self.limits.any_busy else None,
+                spared=self.limits.spared(takers),
                 temperature=temperature,
             )
             decision = decision_of(candidates, number, self.registry.worker(number), request_id)
@@ -220,6 +233,7 @@ class KvRouter:
                     expected_output_tokens=expected_output_tokens,
                     track_prefill=config.router_track_prefill_tokens,
                 )
+                self.limits.shares.on_given(number, takers)
                 if booked and self._learner is not None:
                     self._learner.on_booked(request_id, number, candidates)
                 if policy.needs_overlaps and self.index.predicts:
@@ -243,7 +257,8 @@ class KvRouter:
         with self._lock:
             now = self._expire()
             busy = self.limits.busy() if self.limits.any_busy else None
-            return explain(self._source, policy, prompt, config, now, busy)
+            spent = self.limits.shares.spent(self.registry.eligible(now))
+            return explain(self._source, policy, prompt, config, now, busy, spent)
 
     def overlaps(
         self, token_ids: Tokens, **content: Unpack[ContentFields]
@@ -364,11 +379,14 @@ class KvRouter:
     def _on_add(self, worker: WorkerWithDpRank, number: int) -> None:
         with self._lock:
             self._slots.add_worker(number)
+            self.limits.shares.on_worker(number)
             self.index.bind(worker, number)
 
     def _on_remove(self, worker: WorkerWithDpRank, number: int) -> None:
         with self._lock:
-            self._dropped += self._slots.remove_worker(number)
+            dropped = self._slots.remove_worker(number)
+            if self._dropped is not None:
+                self._dropped += dropped
             self.index.unbind(worker)
             self._policy.on_worker_gone(number)
 

@@ -35,6 +35,7 @@ class WorkerEntry:
     """One engine: its ranks dp_start .. dp_start+dp_size-1 and what is known of it.
 
     `total_kv_blocks` and `max_num_batched_tokens` are per rank; None where unknown.
+    `weight`, above 0 and at most 1, is how many of the requests of a worker of weight 1 it may get.
     `inhibited_until` is a monotonic time before which it gets no request. `publisher_ids`, one for
     each rank, are those under which it said that it publishes its KV events; empty: it did not say.
     """
@@ -49,12 +50,20 @@ class WorkerEntry:
     total_kv_blocks: int | None = None
     max_num_batched_tokens: int | None = None
     publisher_ids: tuple[int, ...] = ()
+    weight: float = 1.0
     numbers: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def ranks(self) -> list[WorkerWithDpRank]:
         last = self.dp_start + self.dp_size
         return [WorkerWithDpRank(self.worker_id, rank) for rank in range(self.dp_start, last)]
+
+
+def check_weight(weight: float) -> float:
+    """A weight that a worker can have; ValueError if it is none."""
+    if not 0 < weight <= 1:
+        raise ValueError(f"weight {weight!r} is not above 0 and at most 1")
+    return weight
 
 
 class WorkerRegistry:
@@ -71,7 +80,9 @@ class WorkerRegistry:
         self._ready = np.zeros(0, dtype=np.bool_)
         self._kv_blocks = np.zeros(0, dtype=np.int64)
         self._batch_tokens = np.zeros(0, dtype=np.int64)
+        self._weights = np.ones(0, dtype=np.float64)
         self._inhibited: set[int] = set()
+        self._weighted: set[int] = set()  # those of a weight below 1
         self.on_add: list[Callable[[WorkerWithDpRank, int], None]] = []
         self.on_remove: list[Callable[[WorkerWithDpRank, int], None]] = []
         self.on_update: list[Callable[[WorkerEntry], None]] = []
@@ -86,12 +97,13 @@ class WorkerRegistry:
         total_kv_blocks: int | None = None,
         max_num_batched_tokens: int | None = None,
         publisher_ids: tuple[int, ...] = (),
+        weight: float = 1.0,
         state: WorkerState = WorkerState.READY,
     ) -> WorkerEntry:
         """Register a worker, or renew what is known of one.
 
         A renewal with other ranks removes and adds the ranks that differ. Raises ValueError on
-        an id or rank out of range, or publishers that are not one for each rank.
+        an id, rank or weight out of range, or publishers that are not one for each rank.
         """
         if not 1 <= dp_size <= MAX_RANKS:
             raise ValueError(f"dp_size {dp_size} is not in 1..{MAX_RANKS}")
@@ -106,6 +118,7 @@ class WorkerRegistry:
             total_kv_blocks=total_kv_blocks,
             max_num_batched_tokens=max_num_batched_tokens,
             publisher_ids=publisher_ids,
+            weight=check_weight(weight),
         )
         wanted = [as_worker(worker) for worker in entry.ranks]
         known = self._entries.get(worker_id)
@@ -127,6 +140,7 @@ class WorkerRegistry:
         if entry is None:
             return False
         self._inhibited.discard(worker_id)
+        self._weighted.discard(worker_id)
         for worker in entry.ranks:
             self._release(worker)
         return True
@@ -141,6 +155,12 @@ class WorkerRegistry:
         if worker_id in self._entries:
             self._inhibited.add(worker_id)
             self._store(replace(self._entries[worker_id], inhibited_until=until))
+
+    def set_weight(self, worker_id: int, weight: float) -> None:
+        """Give a worker another weight; ValueError if it is none. Unknown ids are ignored."""
+        check_weight(weight)
+        if worker_id in self._entries:
+            self._store(replace(self._entries[worker_id], weight=weight))
 
     def entry(self, worker_id: int) -> WorkerEntry | None:
         return self._entries.get(worker_id)
@@ -181,6 +201,16 @@ class WorkerRegistry:
         """Token budget of a step of each number's rank; 0 where unknown. Treat it as read-only."""
         return self._batch_tokens
 
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """The weight of each number's worker. Treat it as read-only."""
+        return self._weights
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether any worker has a weight below 1."""
+        return bool(self._weighted)
+
     def eligible(self, now: float) -> npt.NDArray[np.bool_]:
         """Which numbers may be given a request at monotonic time `now`. Treat it as read-only."""
         if self._inhibited:
@@ -203,6 +233,8 @@ class WorkerRegistry:
         self._ready[numbers] = usable
         self._kv_blocks[numbers] = entry.total_kv_blocks or 0
         self._batch_tokens[numbers] = entry.max_num_batched_tokens or 0
+        self._weights[numbers] = entry.weight
+        (self._weighted.add if entry.weight < 1 else self._weighted.discard)(entry.worker_id)
 
     def _assign(self, worker: WorkerWithDpRank) -> None:
         if self._free:
@@ -214,6 +246,7 @@ class WorkerRegistry:
             self._ready = np.append(self._ready, False)
             self._kv_blocks = np.append(self._kv_blocks, 0)
             self._batch_tokens = np.append(self._batch_tokens, 0)
+            self._weights = np.append(self._weights, 1.0)
         self._numbers[worker] = number
         for listener in self.on_add:
             listener(worker, number)

@@ -8,16 +8,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import grpc
 from grpc import aio
 
-from ..runtime.errors import ConfigError, WorkerError
-from ..runtime.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
+from ..runtime.errors import WorkerError
+from ..runtime.identity import MAX_WORKER_ID
 from ..runtime.security import ClientTls
 from ..runtime.settings import bad_setting, option
-from ..runtime.urls import redact_url
 from .engine_facts import EngineFacts, facts_of
 from .failures import Origin, origin_of
 from .registry import MAX_RANKS, WorkerEntry
@@ -89,72 +87,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     # Two clients of one address are two connections: closing one leaves the other alone.
     ("grpc.use_local_subchannel_pool", 1),
 )
-
-
-@dataclass(frozen=True)
-class WorkerUrl:
-    """Where an engine listens, and what its URL claims: an id, and data-parallel ranks.
-
-    What the engine announces itself goes before that.
-    """
-
-    address: str
-    worker_id: int | None = None
-    dp_size: int = 1
-    dp_start: int = 0
-    tls: bool = False
-
-    @property
-    def default_id(self) -> int:
-        """The id of an engine that announces none itself."""
-        return address_worker_id(self.address) if self.worker_id is None else self.worker_id
-
-
-def parse_worker_url(url: str) -> WorkerUrl:
-    """Read grpc://HOST:PORT[?id=WORKER_ID&dp_size=RANKS&dp_start=FIRST_RANK], "HOST:PORT" alone
-    will do; grpcs:// is over TLS. ConfigError if it is something else.
-    """
-    shown = redact_url(url)
-    try:
-        parts = urlsplit(url if "://" in url else f"grpc://{url}")
-        port = parts.port
-        fits = parts.scheme in ("grpc", "grpcs") and "@" not in parts.netloc
-    except ValueError:
-        fits = False
-    if not fits or not parts.hostname or not port or parts.path not in ("", "/"):
-        raise ConfigError(
-            f"worker {shown!r} is not grpc://HOST:PORT or grpcs://HOST:PORT", key="workers"
-        )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    claims = _read_claims(shown, parts.query)
-    return WorkerUrl(
-        f"{host}:{port}",
-        claims.get("id"),
-        claims.get("dp_size", 1),
-        claims.get("dp_start", 0),
-        parts.scheme == "grpcs",
-    )
-
-
-def _read_claims(shown: str, query: str) -> dict[str, int]:
-    """The numbers after the question mark of a worker's URL."""
-    limits = {
-        "id": (0, MAX_WORKER_ID),
-        "dp_size": (1, MAX_RANKS),
-        "dp_start": (0, MAX_DP_RANK + 1 - MAX_RANKS),
-    }
-    claims = {}
-    for key, values in parse_qs(query, keep_blank_values=True).items():
-        if key not in limits or len(values) > 1:
-            raise ConfigError(
-                f"worker {shown!r}: only one each of {', '.join(limits)} may follow",
-                key="workers",
-            )
-        least, most = limits[key]
-        if not (values[0].isdecimal() and least <= int(values[0]) <= most):
-            raise ConfigError(f"worker {shown!r}: {key} is not in {least}..{most}", key="workers")
-        claims[key] = int(values[0])
-    return claims
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from ..runtime.supervised import stopped
 from .engine_facts import EngineFacts
 from .health_tracker import HealthTracker
 from .registry import WorkerState
-from .trtllm_client import TrtllmClient, WorkerUrl
+from .trtllm_client import TrtllmClient
+from .worker_url import WorkerUrl
 
 
 class WatchedEngine:
@@ -21,7 +22,10 @@ class WatchedEngine:
         self.worker_id: int | None = None  # the id it is registered under
         self.alive: bool | None = None  # ready and connected, as outlier detection was told
         self.ejected = False
-        self.published: tuple[WorkerState, str, EngineFacts] | None = None  # what _publish saw last
+        self.draining = False  # it gets no new requests, whatever its health
+        self.weight = url.weight
+        self.was_ready = False  # what _publish saw last
+        self.published: tuple[WorkerState, str, EngineFacts] | None = None
         self.probes = 0
         self.probing = False
         self.probed_at = -math.inf  # when the last probe began
@@ -30,7 +34,17 @@ class WatchedEngine:
 
     @property
     def is_ready(self) -> bool:
+        """Whether it answers its probes and is not ejected."""
         return self.tracker.state is WorkerState.READY and not self.ejected
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.is_ready and not self.draining
+
+    @property
+    def state(self) -> WorkerState:
+        """What it is registered as, ejections apart."""
+        return WorkerState.DRAINING if self.draining else self.tracker.state
 
     async def close(self) -> None:
         await stopped(self.task)

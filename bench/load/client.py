@@ -18,8 +18,9 @@ from ...router.proto.router_pb2 import ListWorkersResponse
 from ...router.services import MODE_KEY, POLICY_KEY
 from ...runtime.errors import ConfigError
 from ...runtime.settings import bad_setting
-from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WORKER_ID_KEY, parse_worker_url
+from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
+from ...workers.worker_url import parse_worker_url
 
 # What a router sends with its answers, beside the worker's id.
 DP_RANK_KEY = "x-dynamo-dp-rank"

@@ -15,6 +15,7 @@ from ...runtime.settings import bad_setting, option
 from ...slots.table import SlotTable
 from ...workers.registry import WorkerRegistry
 from ..policy import Mask, Policy
+from .weights import WeightedShares
 
 QueuePolicy = Literal["fcfs", "lcfs", "wspt"]
 QUEUE_POLICIES: tuple[str, ...] = ("fcfs", "lcfs", "wspt")
@@ -108,6 +109,7 @@ class LoadLimits:
         self.config = config
         self._slots = slots
         self._registry = registry
+        self.shares = WeightedShares(registry)
         holds = policy is not None and policy.holds and config.hold
         self._policy = policy if holds and config.queue_threshold is None else None
 
@@ -145,6 +147,10 @@ class LoadLimits:
                     numbers = list(entry.numbers)
                     mask[numbers] = mask[numbers].all()
         return mask
+
+    def spared(self, eligible: Mask) -> Mask | None:
+        """Which of these had better get no more, if there are others; None: none of them."""
+        return self.shares.spent(eligible)
 
     @property
     def any_wait(self) -> bool:
@@ -185,6 +191,8 @@ class LoadLimits:
         """
         if self.any_busy:
             eligible = eligible & ~self.busy()
+        if (spared := self.spared(eligible)) is not None:
+            eligible = eligible & ~spared
         if self._policy is not None:
             wait = self._policy.hold(eligible, self._slots.active_blocks(), now)
             # Nobody waits for a fleet that has nothing to do, whatever a policy thinks.

@@ -45,7 +45,6 @@ SHORT_NOUNS = {
     "runtime.native._mix": "hashes of table keys, and numbers that look random",
     "runtime.native._yield_points": "where a writer lets readers in, under both kinds of kernel",
     "runtime.limit_hits": "how often each limit was hit",
-    "workers.watched_engine": "one engine that the health monitor watches",
     "workers.trtllm_proto": "the engine's generated stubs, whose import warns",
 }
 

@@ -4,7 +4,7 @@ import pytest
 
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.identity import address_worker_id
-from dynamo_router.workers.trtllm_client import WorkerUrl, parse_worker_url
+from dynamo_router.workers.worker_url import WorkerUrl, parse_worker_url
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ from dynamo_router.workers.trtllm_client import WorkerUrl, parse_worker_url
         ("grpc://host:8001?id=18446744073709551615", WorkerUrl("host:8001", 2**64 - 1)),
         ("grpc://[::1]:8001", WorkerUrl("[::1]:8001")),
         ("grpc://host:8001?dp_size=4", WorkerUrl("host:8001", None, 4)),
+        ("grpc://host:8001?weight=0.25", WorkerUrl("host:8001", weight=0.25)),
         ("grpc://host:8001?dp_start=4&id=1&dp_size=4096", WorkerUrl("host:8001", 1, 4096, 4)),
     ],
 )
@@ -47,6 +48,12 @@ def test_good_urls(text: str, url: WorkerUrl) -> None:
         "grpc://host:8001?dp_size=2&dp_size=2",
         "grpc://host:8001?dp_start=-1",
         "grpc://host:8001?dp_start=4294967295",
+        "grpc://host:8001?weight=0",
+        "grpc://host:8001?weight=1.01",
+        "grpc://host:8001?weight=nan",
+        "grpc://host:8001?weight=",
+        "grpc://host:8001?weight=1&weight=1",
+        f"grpc://host:8001?id={'9' * 5000}",
     ],
 )
 def test_bad_urls_name_the_key(text: str) -> None:
