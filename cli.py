@@ -27,6 +27,7 @@ class Entry:
     config: str  # "module:Dataclass"
     run: str | None  # "module:function", called with the dataclass, returns the exit code
     check: str | None = None  # called before it with the dataclass and the keys of flags given
+    env: str | None = None  # prefix of its environment names, if not its own name
 
 
 COMMANDS: Mapping[str, Entry] = {
@@ -67,6 +68,21 @@ BENCHES: Mapping[str, Entry] = {
     "grid": Entry("A policy in many fleets.", "bench.grid:GridConfig", "bench.grid:run"),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
 }
+WORKERS: Mapping[str, Entry] = {
+    name: Entry(
+        summary,
+        f"router.worker_commands:{name.capitalize()}Config",
+        f"router.worker_commands:{run}",
+        env=f"{ENV_PREFIX}WORKERS_",
+    )
+    for name, run, summary in (
+        ("list", "list_workers", "Show them, their states and loads."),
+        ("add", "add", "Add one, or take one that drains back."),
+        ("drain", "drain", "Send one no new requests."),
+        ("weight", "weight", "Give one another share of the requests."),
+        ("remove", "remove", "Forget one."),
+    )
+}
 
 
 class LazyGroup(click.Group):
@@ -96,7 +112,7 @@ def build_command(name: str, entry: Entry) -> click.Command:
     cls = _load(entry.config)
     # The router's own settings have the short names; other commands carry theirs.
     serving = name in ("serve", "config")
-    env_prefix = ENV_PREFIX if serving else f"{ENV_PREFIX}{name.upper()}_"
+    env_prefix = entry.env or (ENV_PREFIX if serving else f"{ENV_PREFIX}{name.upper()}_")
     specs = options_of(cls, env_prefix=env_prefix)
     params: list[click.Parameter] = [_parameter(spec) for spec in specs]
     params.append(
@@ -170,6 +186,7 @@ def _load(path: str) -> Any:
 def _build_root() -> click.Group:
     root = LazyGroup(COMMANDS, help="A KV-cache-aware router for LLM inference fleets.")
     root.add_command(LazyGroup(BENCHES, name="bench", help="Measure a part, beside its rivals."))
+    root.add_command(LazyGroup(WORKERS, name="workers", help="Workers of a running router."))
     click.version_option(package_name="dynamo-router", prog_name="dynamo-router")(root)
     return root
 

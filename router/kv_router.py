@@ -217,7 +217,7 @@ class KvRouter:
                 allowed=None if allowed_workers is None else source.mask(allowed_workers),
                 pinned=source.pin(pinned_worker),
                 busy=self.limits.busy() if self.limits.any_busy else None,
-                spared=self.limits.spared(takers),
+                avoided=self.limits.avoided(takers),
                 temperature=temperature,
             )
             decision = decision_of(candidates, number, self.registry.worker(number), request_id)

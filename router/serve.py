@@ -19,6 +19,7 @@ from ..runtime.urls import redact_text
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
 from .access import Security
+from .admin import WorkerAdmin, WorkerRoutes
 from .config import ServeConfig
 from .dispatch import Dispatcher, DispatchObserver, OutputTracking, admission_of
 from .events import EventIntake
@@ -124,6 +125,12 @@ class Server:
             observer=observer,
             admission=self._admission,
         )
+        self.admin = WorkerAdmin(
+            self.monitor,
+            self._clock,
+            booked=self.router.requests_of,
+            unbooked=self.dispatcher.plain.requests_of,
+        )
         self._gauges = Gauges(
             worker_metrics(self.router),
             dispatch_metrics(self.dispatcher),
@@ -133,7 +140,11 @@ class Server:
             self._gauges.add(queue_metrics(self._admission.queue))
         self._gauges.add(security_metrics(self.security))
         self._http = HttpServer(
-            self.router, registry_of(metrics, self._gauges), self._health, security=self.security
+            self.router,
+            registry_of(metrics, self._gauges),
+            self._health,
+            security=self.security,
+            admin_routes=WorkerRoutes(self.admin).routes,
         )
         self._grpc = GrpcServer(
             TrtllmService(
@@ -143,7 +154,7 @@ class Server:
                 mode=config.router.mode,
                 policy=config.router.policy_name,
             ),
-            RouterService(self.router),
+            RouterService(self.router, self.admin),
             access=self.security.access,
             tls=self.security.server_tls,
         )
@@ -202,6 +213,7 @@ class Server:
             urls += mocks.urls
         # Closed before the engines stop: it would only report that they did.
         stack.push_async_callback(self.monitor.close)
+        stack.push_async_callback(self.admin.close)
         for url in urls:
             self.monitor.add(url)
         self.dispatcher.start()

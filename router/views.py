@@ -24,6 +24,7 @@ class WorkerView:
     event_source_state: str  # see indexer/source.py: SourceState
     lower_tier_blocks: tuple[int, int, int] = (0, 0, 0)  # in host memory, on disk, external
     unindexed_blocks: int = 0  # more on its device, for which the index had no room
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ def worker_views(
                 event_source_state=(source.state if source else SourceState.SILENT).value,
                 lower_tier_blocks=source.lower_blocks if source else (0, 0, 0),
                 unindexed_blocks=source.unindexed if source else 0,
+                weight=entry.weight,
             )
         )
     for worker, source in heard.items():

@@ -131,6 +131,7 @@ class TrtllmClient:
         self._options = (connection or ConnectionPolicy()).channel_options()
         self._tls = tls
         self._old: set[asyncio.Task[None]] = set()
+        self._closed = False
         if tls is not None:
             tls.files.listeners.append(self._renew)
         self._open()
@@ -208,11 +209,14 @@ class TrtllmClient:
 
     async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]:
         """Stop a request: (whether it ran there, the engine's words). Unknown ids are no error."""
+        if self._closed:
+            return False, "its channel was closed, and the request with it"
         answer = await self._abort(pb.AbortRequest(request_id=request_id), timeout=timeout)
         return answer.success, answer.message
 
     async def close(self) -> None:
         """Close the channel; what still runs over it is cancelled. Idempotent."""
+        self._closed = True
         if self._tls is not None and self._renew in self._tls.files.listeners:
             self._tls.files.listeners.remove(self._renew)
         for task in self._old:

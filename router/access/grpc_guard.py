@@ -4,12 +4,14 @@ all services of the gRPC server."""
 import inspect
 from collections.abc import Iterable
 from typing import Any, cast
+from urllib.parse import unquote
 
 import grpc
 from grpc import aio
 
 from .access import Access
 from .callers import AccessError, Caller, set_caller
+from .http_guard import is_loopback
 from .roles import Rule, rule_of
 
 Context = aio.ServicerContext[Any, Any]
@@ -22,14 +24,40 @@ class GuardedServer:
         self._server, self._access = server, access
 
     def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
-        if self._access.open:
-            self._server.add_generic_rpc_handlers(tuple(handlers))
-        else:
-            guarded = tuple(GuardedHandlers(inner, self._access) for inner in handlers)
-            self._server.add_generic_rpc_handlers(guarded)
+        kind: Any = OpenHandlers if self._access.open else GuardedHandlers
+        guarded = tuple(kind(inner, self._access) for inner in handlers)
+        self._server.add_generic_rpc_handlers(guarded)
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         """Nothing: generated code calls this too, for a server without asyncio."""
+
+
+class OpenHandlers(grpc.GenericRpcHandler):
+    """The methods of one service where nobody is asked who they are: those of admins are for
+    callers on this machine, others get PERMISSION_DENIED.
+    """
+
+    def __init__(self, inner: Any, access: Access) -> None:
+        self._inner, self._access = inner, access
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = self._inner.service(handler_call_details)
+        if handler is None or not rule_of(str(handler_call_details.method)).admin_listener:
+            return handler
+
+        async def admit(context: Context) -> None:
+            if not _is_local(str(cast(Any, context).peer())):
+                self._access.refused["listener"] += 1
+                text = "without --auth-tokens this may be called over loopback alone"
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+
+        return _before(handler, admit)
+
+
+def _is_local(peer: str) -> bool:
+    """Whether a peer, as gRPC names it, is on this machine: ipv4:HOST:PORT, ipv6:[HOST]:PORT."""
+    scheme, _, address = peer.partition(":")
+    return scheme == "unix" or is_loopback(unquote(address).rpartition(":")[0])
 
 
 class GuardedHandlers(grpc.GenericRpcHandler):

@@ -31,7 +31,7 @@ class Rule(NamedTuple):
     open: bool = False
     """nobody is asked who they are"""
     admin_listener: bool = False
-    """over HTTP, only where admin routes are served"""
+    """over HTTP, only where admin routes are served; over gRPC, without tokens, only on loopback"""
 
 
 def _any_of(*roles: Role) -> Rule:
@@ -61,6 +61,10 @@ RULES = {
     f"{_ROUTER}/GetPotentialLoads": _any_of(_SELECTOR, _ADMIN),
     f"{_ROUTER}/Explain": _any_of(_SELECTOR, _ADMIN),
     f"{_ROUTER}/ListWorkers": _any_of(_SELECTOR, _ADMIN, _METRICS),
+    f"{_ROUTER}/AddWorker": _CLOSED,
+    f"{_ROUTER}/DrainWorker": _CLOSED,
+    f"{_ROUTER}/RemoveWorker": _CLOSED,
+    f"{_ROUTER}/SetWorkerWeight": _CLOSED,
     "/grpc.health.v1.Health/Check": _OPEN,
     "/grpc.health.v1.Health/Watch": _OPEN,
     "/grpc.health.v1.Health/List": _OPEN,
@@ -72,6 +76,10 @@ RULES = {
     "POST /overlaps": _any_of(_SELECTOR, _ADMIN),
     "GET /busy_threshold": _any_of(_METRICS, _ADMIN),
     "POST /busy_threshold": _CLOSED,
+    "POST /workers": _CLOSED,
+    "POST /workers/{id}/drain": _CLOSED,
+    "PATCH /workers/{id}": _CLOSED,
+    "DELETE /workers/{id}": _CLOSED,
 }
 
 

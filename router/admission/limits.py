@@ -148,7 +148,7 @@ class LoadLimits:
                     mask[numbers] = mask[numbers].all()
         return mask
 
-    def spared(self, eligible: Mask) -> Mask | None:
+    def avoided(self, eligible: Mask) -> Mask | None:
         """Which of these had better get no more, if there are others; None: none of them."""
         return self.shares.spent(eligible)
 
@@ -191,8 +191,8 @@ class LoadLimits:
         """
         if self.any_busy:
             eligible = eligible & ~self.busy()
-        if (spared := self.spared(eligible)) is not None:
-            eligible = eligible & ~spared
+        if (avoided := self.avoided(eligible)) is not None:
+            eligible = eligible & ~avoided
         if self._policy is not None:
             wait = self._policy.hold(eligible, self._slots.active_blocks(), now)
             # Nobody waits for a fleet that has nothing to do, whatever a policy thinks.

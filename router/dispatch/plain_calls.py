@@ -1,6 +1,7 @@
 """Calls that any worker can answer and that book nothing: Embed and GetTokenizer."""
 
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -38,6 +39,7 @@ class PlainCalls:
         self._max_attempts = max_attempts
         self._turn = itertools.count()
         self.in_flight = 0
+        self._running: Counter[int] = Counter()  # by worker
 
     async def embed(self, request: bytes, timeout: float | None) -> bytes:
         """The answer to an EmbedRequest. Raises as Dispatcher.generate does."""
@@ -64,6 +66,10 @@ class PlainCalls:
                 stream.cancel()  # nothing, if it has ended
 
         await self._serve(call, respond, timeout)
+
+    def requests_of(self, worker_id: int) -> int:
+        """How many run on a worker now."""
+        return self._running[worker_id]
 
     async def _serve(self, call: Call, respond: Respond, timeout: float | None) -> None:
         code = grpc.StatusCode.OK
@@ -92,6 +98,7 @@ class PlainCalls:
             worker_id, client = ready[next(self._turn) % len(ready)]
             sent = self._now()
             left = None if timeout is None else began + timeout - sent
+            self._running[worker_id] += 1
             try:
                 await call(client, left, count)
                 return
@@ -106,3 +113,7 @@ class PlainCalls:
                 others = {w for w, _ in self._monitor.ready_workers()} - attempts.worker_ids
                 if not attempts.may_go_on or not others:
                     raise
+            finally:
+                self._running[worker_id] -= 1
+                if not self._running[worker_id]:
+                    del self._running[worker_id]

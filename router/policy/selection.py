@@ -15,13 +15,13 @@ def choose(
     allowed: Mask | None = None,
     pinned: int | None = None,
     busy: Mask | None = None,
-    spared: Mask | None = None,
+    avoided: Mask | None = None,
     temperature: float | None = None,
 ) -> int:
     """The number of the worker that a request goes to.
 
     `allowed` are the workers the request accepts, None for all; `busy` are those that have all
-    they can take; `spared` are left alone if there are others. A `pinned` worker is not compared
+    they can take; `avoided` are left alone if there are others. A `pinned` worker is not compared
     with others, only checked. A `temperature` takes the place of the policy's own pick. Raises
     NoWorkersError if no worker may take the request now, and InvalidRequestError if it pins a
     worker that it does not allow.
@@ -37,7 +37,7 @@ def choose(
         eligible = candidates.eligible = eligible & ~busy
         if not eligible.any():
             raise NoWorkersError("every worker is busy", overloaded=True)
-    if spared is not None and (others := eligible & ~spared).any():
+    if avoided is not None and (others := eligible & ~avoided).any():
         eligible = candidates.eligible = others
     if temperature is None:
         number = policy.choose(candidates, rng)

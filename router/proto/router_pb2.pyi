@@ -489,6 +489,7 @@ class WorkerStatus(_message.Message):
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     DISK_BLOCKS_FIELD_NUMBER: _builtins.int
     EXTERNAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """"host:port"; empty if the worker is known by its KV events only."""
     state: _builtins.str
@@ -511,6 +512,8 @@ class WorkerStatus(_message.Message):
     """Blocks of its other storage tiers that the index knows."""
     disk_blocks: _builtins.int
     external_blocks: _builtins.int
+    weight: _builtins.float
+    """Above 0 and at most 1."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     def __init__(
@@ -528,6 +531,7 @@ class WorkerStatus(_message.Message):
         host_blocks: _builtins.int = ...,
         disk_blocks: _builtins.int = ...,
         external_blocks: _builtins.int = ...,
+        weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -554,6 +558,8 @@ class WorkerStatus(_message.Message):
         b"reason",
         "state",
         b"state",
+        "weight",
+        b"weight",
         "worker",
         b"worker",
     ]  # noqa: Y015
@@ -561,6 +567,173 @@ class WorkerStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
+
+@_typing.final
+class AddWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """As --worker of `serve`: grpc://HOST:PORT[?id=WORKER_ID...], or grpcs:// for TLS."""
+    weight: _builtins.float
+    """Above 0 and at most 1; not given: the URL's, else 1."""
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        weight: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "weight", b"weight"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "_weight", b"_weight", "url", b"url", "weight", b"weight"
+    ]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(
+        self, oneof_group: _WhichOneofArgType__weight
+    ) -> _WhichOneofReturnType__weight | None: ...
+
+Global___AddWorkerRequest: _TypeAlias = AddWorkerRequest  # noqa: Y015
+
+@_typing.final
+class DrainWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.int
+    deadline_s: _builtins.float
+    """Wait for its last request, at most so many seconds; not given: answer at once. What still runs
+    then goes on.
+    """
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.int = ...,
+        deadline_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal[
+        "_deadline_s", b"_deadline_s", "deadline_s", b"deadline_s"
+    ]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "_deadline_s", b"_deadline_s", "deadline_s", b"deadline_s", "worker_id", b"worker_id"
+    ]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_s: _TypeAlias = _typing.Literal["deadline_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_s: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s"]  # noqa: Y015
+    def WhichOneof(
+        self, oneof_group: _WhichOneofArgType__deadline_s
+    ) -> _WhichOneofReturnType__deadline_s | None: ...
+
+Global___DrainWorkerRequest: _TypeAlias = DrainWorkerRequest  # noqa: Y015
+
+@_typing.final
+class RemoveWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.int
+    force: _builtins.bool
+    """Though it has requests: those without a token go to another worker, the others end."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.int = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveWorkerRequest: _TypeAlias = RemoveWorkerRequest  # noqa: Y015
+
+@_typing.final
+class SetWorkerWeightRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.int
+    weight: _builtins.float
+    """Above 0 and at most 1."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.int = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["weight", b"weight", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetWorkerWeightRequest: _TypeAlias = SetWorkerWeightRequest  # noqa: Y015
+
+@_typing.final
+class WorkerChange(_message.Message):
+    """The worker that a call concerned, after it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.int
+    address: _builtins.str
+    state: _builtins.str
+    """As in WorkerStatus, or "removed"."""
+    weight: _builtins.float
+    in_flight: _builtins.int
+    """Requests that it has, booked selections among them."""
+    reason: _builtins.str
+    """Why it is in its state, where there is something to say."""
+    warning: _builtins.str
+    """Such as that no worker is left that takes requests."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.int = ...,
+        address: _builtins.str = ...,
+        state: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        in_flight: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        warning: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "address",
+        b"address",
+        "in_flight",
+        b"in_flight",
+        "reason",
+        b"reason",
+        "state",
+        b"state",
+        "warning",
+        b"warning",
+        "weight",
+        b"weight",
+        "worker_id",
+        b"worker_id",
+    ]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerChange: _TypeAlias = WorkerChange  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):

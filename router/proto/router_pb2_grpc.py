@@ -69,6 +69,26 @@ class RouterServiceStub:
                 request_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.AddWorker = channel.unary_unary(
+                '/dynamo_router.v1.RouterService/AddWorker',
+                request_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.AddWorkerRequest.SerializeToString,
+                response_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/dynamo_router.v1.RouterService/DrainWorker',
+                request_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.FromString,
+                _registered_method=True)
+        self.RemoveWorker = channel.unary_unary(
+                '/dynamo_router.v1.RouterService/RemoveWorker',
+                request_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.RemoveWorkerRequest.SerializeToString,
+                response_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.FromString,
+                _registered_method=True)
+        self.SetWorkerWeight = channel.unary_unary(
+                '/dynamo_router.v1.RouterService/SetWorkerWeight',
+                request_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.SetWorkerWeightRequest.SerializeToString,
+                response_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -124,6 +144,38 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddWorker(self, request, context):
+        """What changes workers needs the role admin or, where callers need no token, a connection over
+        loopback. Errors: INVALID_ARGUMENT, NOT_FOUND (no such worker), ALREADY_EXISTS,
+        FAILED_PRECONDITION (it has requests).
+
+        Add a worker, or take one that drains back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Send a worker no new requests; those that it has go on. It stays until it is removed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveWorker(self, request, context):
+        """Forget a worker that has no requests or, by force, whatever it has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetWorkerWeight(self, request, context):
+        """How many requests a worker gets, beside those of the highest weight.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +213,26 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainRequest.FromString,
                     response_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainResponse.SerializeToString,
+            ),
+            'AddWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddWorker,
+                    request_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.AddWorkerRequest.FromString,
+                    response_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.SerializeToString,
+            ),
+            'RemoveWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveWorker,
+                    request_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.RemoveWorkerRequest.FromString,
+                    response_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.SerializeToString,
+            ),
+            'SetWorkerWeight': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetWorkerWeight,
+                    request_deserializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.SetWorkerWeightRequest.FromString,
+                    response_serializer=dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,6 +424,114 @@ class RouterService:
             '/dynamo_router.v1.RouterService/Explain',
             dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainRequest.SerializeToString,
             dynamo__router_dot_router_dot_proto_dot_router__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dynamo_router.v1.RouterService/AddWorker',
+            dynamo__router_dot_router_dot_proto_dot_router__pb2.AddWorkerRequest.SerializeToString,
+            dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dynamo_router.v1.RouterService/DrainWorker',
+            dynamo__router_dot_router_dot_proto_dot_router__pb2.DrainWorkerRequest.SerializeToString,
+            dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dynamo_router.v1.RouterService/RemoveWorker',
+            dynamo__router_dot_router_dot_proto_dot_router__pb2.RemoveWorkerRequest.SerializeToString,
+            dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetWorkerWeight(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dynamo_router.v1.RouterService/SetWorkerWeight',
+            dynamo__router_dot_router_dot_proto_dot_router__pb2.SetWorkerWeightRequest.SerializeToString,
+            dynamo__router_dot_router_dot_proto_dot_router__pb2.WorkerChange.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,6 +67,25 @@ class RouterServiceStub:
     """Every worker with its state and load, one entry per data-parallel rank."""
     Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
     """Every candidate's cost for a prompt and what it is made of, whatever the mode. Books nothing."""
+    AddWorker: _grpc.UnaryUnaryMultiCallable[_router_pb2.AddWorkerRequest, _router_pb2.WorkerChange]
+    """What changes workers needs the role admin or, where callers need no token, a connection over
+    loopback. Errors: INVALID_ARGUMENT, NOT_FOUND (no such worker), ALREADY_EXISTS,
+    FAILED_PRECONDITION (it has requests).
+
+    Add a worker, or take one that drains back.
+    """
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[
+        _router_pb2.DrainWorkerRequest, _router_pb2.WorkerChange
+    ]
+    """Send a worker no new requests; those that it has go on. It stays until it is removed."""
+    RemoveWorker: _grpc.UnaryUnaryMultiCallable[
+        _router_pb2.RemoveWorkerRequest, _router_pb2.WorkerChange
+    ]
+    """Forget a worker that has no requests or, by force, whatever it has."""
+    SetWorkerWeight: _grpc.UnaryUnaryMultiCallable[
+        _router_pb2.SetWorkerWeightRequest, _router_pb2.WorkerChange
+    ]
+    """How many requests a worker gets, beside those of the highest weight."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -97,6 +116,25 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """Every worker with its state and load, one entry per data-parallel rank."""
     Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
     """Every candidate's cost for a prompt and what it is made of, whatever the mode. Books nothing."""
+    AddWorker: _aio.UnaryUnaryMultiCallable[_router_pb2.AddWorkerRequest, _router_pb2.WorkerChange]  # type: ignore[assignment]
+    """What changes workers needs the role admin or, where callers need no token, a connection over
+    loopback. Errors: INVALID_ARGUMENT, NOT_FOUND (no such worker), ALREADY_EXISTS,
+    FAILED_PRECONDITION (it has requests).
+
+    Add a worker, or take one that drains back.
+    """
+    DrainWorker: _aio.UnaryUnaryMultiCallable[
+        _router_pb2.DrainWorkerRequest, _router_pb2.WorkerChange
+    ]  # type: ignore[assignment]
+    """Send a worker no new requests; those that it has go on. It stays until it is removed."""
+    RemoveWorker: _aio.UnaryUnaryMultiCallable[
+        _router_pb2.RemoveWorkerRequest, _router_pb2.WorkerChange
+    ]  # type: ignore[assignment]
+    """Forget a worker that has no requests or, by force, whatever it has."""
+    SetWorkerWeight: _aio.UnaryUnaryMultiCallable[
+        _router_pb2.SetWorkerWeightRequest, _router_pb2.WorkerChange
+    ]  # type: ignore[assignment]
+    """How many requests a worker gets, beside those of the highest weight."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -162,6 +200,43 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ExplainResponse, _abc.Awaitable[_router_pb2.ExplainResponse]]:
         """Every candidate's cost for a prompt and what it is made of, whatever the mode. Books nothing."""
+
+    @_abc_1.abstractmethod
+    def AddWorker(
+        self,
+        request: _router_pb2.AddWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.WorkerChange, _abc.Awaitable[_router_pb2.WorkerChange]]:
+        """What changes workers needs the role admin or, where callers need no token, a connection over
+        loopback. Errors: INVALID_ARGUMENT, NOT_FOUND (no such worker), ALREADY_EXISTS,
+        FAILED_PRECONDITION (it has requests).
+
+        Add a worker, or take one that drains back.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _router_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.WorkerChange, _abc.Awaitable[_router_pb2.WorkerChange]]:
+        """Send a worker no new requests; those that it has go on. It stays until it is removed."""
+
+    @_abc_1.abstractmethod
+    def RemoveWorker(
+        self,
+        request: _router_pb2.RemoveWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.WorkerChange, _abc.Awaitable[_router_pb2.WorkerChange]]:
+        """Forget a worker that has no requests or, by force, whatever it has."""
+
+    @_abc_1.abstractmethod
+    def SetWorkerWeight(
+        self,
+        request: _router_pb2.SetWorkerWeightRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.WorkerChange, _abc.Awaitable[_router_pb2.WorkerChange]]:
+        """How many requests a worker gets, beside those of the highest weight."""
 
 def add_RouterServiceServicer_to_server(
     servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]

@@ -1,6 +1,6 @@
-"""The HTTP server: /metrics, /health, /live, /workers, /overlaps and /busy_threshold."""
+"""The HTTP server: /metrics, /health, /live, /workers, /overlaps, /busy_threshold, admin routes."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -52,6 +52,7 @@ class HttpServer:
         health: Health,
         *,
         security: Security,
+        admin_routes: Sequence[web.RouteDef] = (),
     ) -> None:
         self._security = security
         self._router = router
@@ -70,6 +71,7 @@ class HttpServer:
                 web.post("/overlaps", self._on_overlaps),
                 web.get("/busy_threshold", self._on_thresholds),
                 web.post("/busy_threshold", self._on_new_thresholds),
+                *admin_routes,
             ],
             max_body_bytes=MAX_BODY_BYTES,
             middlewares=[_errors_as_json, self._guard.middleware],
@@ -167,6 +169,7 @@ def _worker(view: WorkerView) -> dict[str, Any]:
         "address": view.address,
         "state": view.state,
         "reason": view.reason,
+        "weight": view.weight,
         "indexed_blocks": view.indexed_blocks,
         "unindexed_blocks": view.unindexed_blocks,
         "active_blocks": view.active_blocks,

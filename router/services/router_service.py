@@ -10,12 +10,12 @@ from grpc import aio
 from ...runtime.errors import InvalidRequestError, RouterError
 from ...runtime.identity import WorkerWithDpRank
 from ..access import current_caller, selection_id
+from ..admin import WorkerAdmin, WorkerRpcs
 from ..dispatch import status_of
 from ..kv_router import KvRouter
 from ..policy import CandidateTerms, Decision
 from ..prompt import Prompt
 from ..proto import router_pb2 as pb
-from ..proto import router_pb2_grpc
 from ..views import WorkerView
 
 SERVICE = "dynamo_router.v1.RouterService"
@@ -24,10 +24,11 @@ Context = aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
 
-class RouterService(router_pb2_grpc.RouterServiceServicer):
-    """Answers from one KvRouter, on the event loop: no method waits for anything."""
+class RouterService(WorkerRpcs):
+    """Answers from one KvRouter, on the event loop: no method here waits for anything."""
 
-    def __init__(self, router: KvRouter) -> None:
+    def __init__(self, router: KvRouter, admin: WorkerAdmin | None = None) -> None:
+        super().__init__(admin)
         self._router = router
 
     async def SelectWorker(
@@ -185,6 +186,7 @@ def _status(view: WorkerView) -> pb.WorkerStatus:
         host_blocks=host,
         disk_blocks=disk,
         external_blocks=external,
+        weight=view.weight,
     )
 
 

@@ -78,21 +78,30 @@ async def test_every_rpc_asks_for_its_role(tokens: str) -> None:
         assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
+BODIES = {
+    "POST /overlaps": {"json": {"token_ids": PROMPT}},
+    "POST /busy_threshold": {"json": {"active_prefill_tokens_threshold": 9}},
+    "PATCH /workers/{id}": {"json": {"weight": 1}},
+}
+
+
 async def test_every_route_asks_for_its_role(tokens: str) -> None:
     async with serving(FakeEngine(), auth_tokens=tokens) as doors:
         for call, rule in RULES.items():
             if call.startswith("/"):
                 continue
             method, path = call.split()
-            body = {"json": {"token_ids": PROMPT}} if path == "/overlaps" else {}
-            if call == "POST /busy_threshold":
-                body = {"json": {"active_prefill_tokens_threshold": 9}}
+            body = BODIES.get(call, {"json": {}} if method in ("POST", "PATCH") else {})
+            path = path.replace("{id}", "7")  # which there is not
             status, answer = await doors.http(method, path, **body)
             assert (status, rule.open) in ((200, True), (401, False)), (call, answer)
             for role, token in TOKENS.items():
                 status, answer = await doors.http(method, path, headers=dict(bearer(token)), **body)
                 allowed = rule.open or role in rule.roles
-                assert status == (200 if allowed else 403), (call, role, answer)
+                done = {"/workers/7": 404, "/workers/7/drain": 404}.get(path, 200)
+                if call == "POST /workers":
+                    done = 400
+                assert status == (done if allowed else 403), (call, role, answer)
                 assert allowed or "it needs the role" in answer["error"]
         for header in ("Basic abc", "Bearer", "Bearer nobody-0123456789"):
             status, _ = await doors.http("GET", "/workers", headers={"authorization": header})
