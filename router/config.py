@@ -16,6 +16,7 @@ from ..workers.outliers import OutlierPolicy
 from ..workers.trtllm_client import ConnectionPolicy
 from .admission import AdmissionConfig
 from .mock_process import MockEnginesConfig
+from .peer_limits import PeerLimits
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
 from .request_limits import RequestLimits
 
@@ -322,6 +323,7 @@ class ServeConfig:
         "not streamed; none: as long as its connection lives.",
     )
     limits: RequestLimits = field(default_factory=RequestLimits)
+    peers: PeerLimits = field(default_factory=PeerLimits)
     health: HealthPolicy = field(default_factory=HealthPolicy)
     outliers: OutlierPolicy = field(default_factory=OutlierPolicy)
     connection: ConnectionPolicy = field(default_factory=ConnectionPolicy)

@@ -13,6 +13,7 @@ import uvloop
 from ..indexer.event_index import EventIndex
 from ..runtime.clock import SystemClock
 from ..runtime.errors import ConfigError
+from ..runtime.limit_hits import LimitHits
 from ..runtime.logs import log_to_stderr
 from ..runtime.process import StopSignals, allow_open_files, run_until
 from ..runtime.urls import redact_text
@@ -38,7 +39,7 @@ from .metrics import (
     worker_metrics,
 )
 from .mock_process import MockProcess
-from .services import GrpcServer, HttpServer, RouterService, TrtllmService
+from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
 
 FIRST_PROBES_S = 2.0
 """How long the ready line waits for the first answers of all workers."""
@@ -115,6 +116,7 @@ class Server:
         if config.router.router_track_output_blocks:
             observer = OutputTracking(self.router, metrics)
         self._admission = admission_of(self.router)
+        hits = LimitHits()
         self.dispatcher = Dispatcher(
             self.router,
             self.monitor,
@@ -124,6 +126,7 @@ class Server:
             limits=config.limits,
             observer=observer,
             admission=self._admission,
+            hits=hits,
         )
         self.admin = WorkerAdmin(
             self.monitor,
@@ -156,6 +159,7 @@ class Server:
             ),
             RouterService(self.router, self.admin),
             access=self.security.access,
+            calls=CallLimits(config.peers, hits, metrics.on_refused),
             tls=self.security.server_tls,
         )
         self.monitor.listeners.append(self._on_workers)

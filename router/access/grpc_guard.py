@@ -81,7 +81,7 @@ class GuardedHandlers(grpc.GenericRpcHandler):
         try:
             return _served_for(handler, self._access.admit(rule, token))
         except AccessError as error:
-            return _refused(handler, error)
+            return _refused(error)
 
 
 def _authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
@@ -119,13 +119,15 @@ def _guarded(handler: Any, access: Access, rule: Rule) -> Any:
     return _before(handler, admit)
 
 
-def _refused(handler: Any, error: AccessError) -> Any:
-    """A handler that refuses every call; requests are not decoded."""
+def _refused(error: AccessError) -> Any:
+    """A handler that refuses every call. One of streams: of a method with a single message gRPC
+    would read that first.
+    """
 
-    async def admit(context: Context) -> None:
+    async def refuse(_: Any, context: Context) -> None:
         await _abort(context, error)
 
-    return _before(handler._replace(request_deserializer=None), admit)
+    return grpc.stream_stream_rpc_method_handler(cast(Any, refuse))
 
 
 async def _abort(context: Context, error: AccessError) -> None:

@@ -5,6 +5,7 @@ Entered by KvRouter (limits) and by the dispatcher (queue); the queue is pure, i
 
 from .limits import AdmissionConfig, LoadLimits
 from .queue import NORMAL, AdmissionQueue, Lane, Ticket, Urgency
+from .shared_bound import SharedBound
 
 __all__ = [
     "AdmissionConfig",
@@ -12,6 +13,7 @@ __all__ = [
     "Lane",
     "LoadLimits",
     "NORMAL",
+    "SharedBound",
     "Ticket",
     "Urgency",
 ]

@@ -139,6 +139,10 @@ class RequestMetrics(Collector):
         if flight.messages and flight.facts.sequences == 1:
             self._keep(flight.last_message)
 
+    def on_refused(self) -> None:
+        """A request found no room, before anybody looked at it."""
+        self._ended[grpc.StatusCode.RESOURCE_EXHAUSTED] += 1
+
     # What Prometheus is told
 
     def collect(self) -> Iterable[Metric]:

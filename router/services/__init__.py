@@ -3,12 +3,14 @@
 Entered by `serve` alone.
 """
 
+from .call_limits import CallLimits
 from .grpc_server import GrpcServer
 from .http_server import HttpServer
 from .router_service import RouterService
 from .trtllm_service import MODE_KEY, POLICY_KEY, TrtllmService
 
 __all__ = [
+    "CallLimits",
     "GrpcServer",
     "HttpServer",
     "MODE_KEY",

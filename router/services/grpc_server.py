@@ -8,11 +8,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from ...runtime.errors import ConfigError
+from ...runtime.limit_hits import LimitHits
 from ...runtime.security import ServerTls
 from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from ..access import Access, GuardedServer
+from ..peer_limits import PeerLimits
 from ..proto import router_pb2_grpc
+from .call_limits import CallLimits, LimitedServer
 from .router_service import SERVICE as ROUTER_SERVICE
 from .router_service import RouterService
 from .trtllm_service import TrtllmService
@@ -32,6 +35,10 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
+PENDING_CALLS = 4
+"""As many times our limit on calls may wait for our loop to see them before gRPC drops some, which
+it does with CANCELLED and without a count. They hold no message yet."""
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -45,17 +52,20 @@ class GrpcServer:
         select: RouterService,
         *,
         access: Access | None = None,
+        calls: CallLimits | None = None,
         tls: ServerTls | None = None,
     ) -> None:
         self._tls = tls
-        self._server = aio.server(options=_OPTIONS)
+        calls = calls or CallLimits(PeerLimits(), LimitHits())
+        self._server = aio.server(options=(*_OPTIONS, *_call_options(calls)))
         self._health = cast(Any, health).aio.HealthServicer()  # its stubs know no asyncio
         self._serving: bool | None = None
         self._wanted = False
         self._updates: set[asyncio.Task[None]] = set()
         self.port = 0
         # The first handlers are asked first.
-        server: Any = GuardedServer(self._server, access or Access())
+        # Callers are known by the time their calls are counted.
+        server: Any = LimitedServer(GuardedServer(self._server, access or Access()), calls)
         server.add_generic_rpc_handlers((generate,))
         router_pb2_grpc.add_RouterServiceServicer_to_server(select, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -104,3 +114,13 @@ class GrpcServer:
         self._serving = serving
         for name in ("", TRTLLM_SERVICE):
             await self._health.set(name, _SERVING if serving else _NOT_SERVING)
+
+
+def _call_options(calls: CallLimits) -> tuple[tuple[str, Any], ...]:
+    """What lets every call come as far as our own limits."""
+    most = calls.requests.most + calls.questions.most + calls.health.most
+    return (
+        ("grpc.server.max_pending_requests", PENDING_CALLS * most),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING_CALLS * most),
+        ("grpc.max_concurrent_streams", most),  # of one connection; further ones wait in clients
+    )

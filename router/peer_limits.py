@@ -1,0 +1,40 @@
+"""How much of the router its callers may use: all of them together, and each."""
+
+import math
+from dataclasses import dataclass, fields
+
+from ..runtime.settings import bad_setting, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerLimits:
+    """Bounds on what peers can make grow. Each is counted when it is hit, under its name.
+
+    A caller is who shows a token or a certificate; of the others, who comes from one address.
+    ConfigError, naming the key, on a bad value.
+    """
+
+    max_requests: int = option(
+        16_384,
+        "Most requests (Generate, Embed, GetTokenizer) in flight; more are RESOURCE_EXHAUSTED.",
+    )
+    max_questions: int = option(
+        2048, "Most other gRPC calls in flight: selections, health, reflection and the like."
+    )
+    max_share_per_caller: float = option(
+        0.5, "Largest share of each limit on calls, bytes and bookings that one caller may have."
+    )
+    max_request_bytes: int = option(
+        1 << 30, "Most bytes of requests in flight, as they came; more are RESOURCE_EXHAUSTED."
+    )
+    message_timeout_s: float = option(
+        60.0, "How long a client may take to send the message of its call.", "--message-timeout-s"
+    )
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value > 0):
+                raise bad_setting(field.name, f"{value!r} must be finite and greater than 0")
+        if self.max_share_per_caller > 1:
+            raise bad_setting("max_share_per_caller", "must be at most 1")

@@ -1,0 +1,109 @@
+"""Bounds on gRPC calls: bursts, shares of callers, calls without a message, long messages."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from grpc import aio
+from support.calls import messages_of
+from support.fake_engine import FakeEngine, prompt, stall
+from support.polling import until
+from support.serving import Doors, serving
+
+from dynamo_router.router.peer_limits import PeerLimits
+from dynamo_router.router.proto import router_pb2
+from dynamo_router.workers.trtllm_proto import SERVICE, pb
+
+HIT = 'dynamo_router_limits_hit_total{limit="%s"}'
+
+
+def generate(doors: Doors, body: bytes) -> Any:
+    return doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)(body)
+
+
+async def status(call: Any) -> str:
+    """How a streaming call ends, whatever it says before."""
+    try:
+        await messages_of(call)
+    except aio.AioRpcError as error:
+        return error.code().name
+    return "OK"
+
+
+async def test_a_burst_beyond_what_grpc_lets_wait_is_answered_or_counted() -> None:
+    calls, room = 3200, 50
+    limits = PeerLimits(max_requests=room, max_share_per_caller=1.0)
+    async with serving(engine := FakeEngine(stall), peers=limits) as doors:
+        bodies = [prompt(f"r{n}").SerializeToString() for n in range(calls)]
+        burst = [asyncio.create_task(status(generate(doors, body))) for body in bodies]
+        await until(lambda: sum(call.done() for call in burst) == calls - room, 60.0)
+        engine.go.set()
+        ended = Counter(await asyncio.gather(*burst))
+        assert ended == {"OK": room, "RESOURCE_EXHAUSTED": calls - room}
+        samples = await doors.metrics()
+        assert samples[HIT % "max_requests"] == calls - room
+        name = 'dynamo_component_router_requests_total{status="resource_exhausted"}'
+        assert samples[name] == calls - room
+
+
+async def test_one_caller_leaves_room_for_others_and_for_questions() -> None:
+    limits = PeerLimits(max_requests=4, max_questions=4, max_share_per_caller=0.5)
+    async with serving(engine := FakeEngine(stall), peers=limits) as doors:
+        bodies = [prompt(f"r{n}").SerializeToString() for n in range(3)]
+        running = [asyncio.create_task(status(generate(doors, body))) for body in bodies]
+        await until(lambda: len(engine.requests) == 2 and any(call.done() for call in running))
+        workers = await doors.select.ListWorkers(router_pb2.ListWorkersRequest())
+        assert len(workers.workers) == 1
+        answer = await doors.trtllm("HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse)
+        assert answer.status == "OK"
+        engine.go.set()
+        ended = Counter(await asyncio.gather(*running))
+        assert ended == {"OK": 2, "RESOURCE_EXHAUSTED": 1}
+        assert (await doors.metrics())[HIT % "max_requests_per_caller"] == 1
+        assert len(await doors.answers(prompt("later"))) == 2  # room is given back
+
+
+async def test_the_bytes_of_requests_are_bounded() -> None:
+    limits = PeerLimits(max_request_bytes=1000, max_share_per_caller=1.0)
+    async with serving(engine := FakeEngine(stall), peers=limits) as doors:
+        first = generate(doors, prompt("a", tokens=90).SerializeToString() + b"\x0a\x01a" * 200)
+        await until(lambda: engine.requests)
+        second = generate(doors, prompt("b", tokens=90).SerializeToString() + b"\x0a\x01b" * 200)
+        assert await status(second) == "RESOURCE_EXHAUSTED"
+        engine.go.set()
+        assert await status(first) == "OK"
+        assert (await doors.metrics())[HIT % "max_request_bytes"] == 1
+        assert len(await doors.answers(prompt("c"))) == 2
+
+
+async def test_a_call_whose_message_does_not_come_is_ended() -> None:
+    limits = PeerLimits(message_timeout_s=0.05)
+    async with serving(FakeEngine(), peers=limits) as doors:
+        for method in ("Generate", "HealthCheck"):
+            call = doors.channel.stream_stream(f"/{SERVICE}/{method}", None, None)()
+            assert await status(call) == "DEADLINE_EXCEEDED"
+            empty = doors.channel.stream_stream(f"/{SERVICE}/{method}", None, None)()
+            await empty.done_writing()
+            assert await status(empty) == "INVALID_ARGUMENT"
+        assert (await doors.metrics())[HIT % "message_timeout_s"] == 2
+
+
+async def test_a_method_that_decodes_takes_no_long_message_and_no_garbage() -> None:
+    async with serving(FakeEngine()) as doors:
+        for method, body in (("Abort", b"\x0a\x80\x80\x08" + b"x" * 131072), ("Abort", b"\xff")):
+            call = doors.channel.unary_stream(f"/{SERVICE}/{method}", None, None)(body)
+            assert await status(call) == "INVALID_ARGUMENT"
+        samples = await doors.metrics()
+        assert samples[HIT % "decoded_bytes"] == 1
+
+
+async def test_clients_that_leave_give_their_room_back() -> None:
+    limits = PeerLimits(max_requests=2, max_share_per_caller=1.0)
+    async with serving(FakeEngine(stall), peers=limits) as doors:
+        for n in range(6):
+            call = generate(doors, prompt(f"r{n}").SerializeToString())
+            assert await call.read() is not aio.EOF
+            call.cancel()
+            await until(lambda: not doors.server.dispatcher.in_flight)
+        samples = await doors.metrics()
+        assert HIT % "max_requests" not in samples
