@@ -1,4 +1,4 @@
-"""CallLimits: every gRPC call passes it before its message is read, and is counted while it lasts.
+"""CallLimits: every gRPC call is counted while it lasts, from before its message is read.
 
 gRPC itself bounds calls by dropping them without a count, so its own limits are set beyond ours.
 """

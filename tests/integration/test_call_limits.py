@@ -31,19 +31,19 @@ async def status(call: Any) -> str:
 
 
 async def test_a_burst_beyond_what_grpc_lets_wait_is_answered_or_counted() -> None:
-    calls, room = 3200, 50
-    limits = PeerLimits(max_requests=room, max_share_per_caller=1.0)
+    calls, most = 3200, 50
+    limits = PeerLimits(max_requests=most, max_share_per_caller=1.0)
     async with serving(engine := FakeEngine(stall), peers=limits) as doors:
         bodies = [prompt(f"r{n}").SerializeToString() for n in range(calls)]
         burst = [asyncio.create_task(status(generate(doors, body))) for body in bodies]
-        await until(lambda: sum(call.done() for call in burst) == calls - room, 60.0)
+        await until(lambda: sum(call.done() for call in burst) == calls - most, 60.0)
         engine.go.set()
         ended = Counter(await asyncio.gather(*burst))
-        assert ended == {"OK": room, "RESOURCE_EXHAUSTED": calls - room}
+        assert ended == {"OK": most, "RESOURCE_EXHAUSTED": calls - most}
         samples = await doors.metrics()
-        assert samples[HIT % "max_requests"] == calls - room
+        assert samples[HIT % "max_requests"] == calls - most
         name = 'dynamo_component_router_requests_total{status="resource_exhausted"}'
-        assert samples[name] == calls - room
+        assert samples[name] == calls - most
 
 
 async def test_one_caller_leaves_room_for_others_and_for_questions() -> None:
