@@ -85,7 +85,7 @@ async def _start(config: ProxyBenchConfig, stack: contextlib.AsyncExitStack) -> 
     bare, bare_address = await _child([*peers, "bare", ",".join(addresses)], stack)
     serve = [sys.executable, "-m", "dynamo_router", "serve", "--port", "0", "--http-port", "0"]
     serve += [part for address in addresses for part in ("--worker", f"grpc://{address}")]
-    router, ready = await _child([*serve, "--log-level", "error"], stack)
+    router, ready = await _child([*serve, "--log-level", "error", "--lame-duck-s", "0"], stack)
     match = READY.search(ready)
     if match is None:
         raise RouterError(f"serve did not say that it is ready, but: {ready}")

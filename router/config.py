@@ -331,6 +331,11 @@ class ServeConfig:
         False, "Admit engines of another model than most of them serve.", "--mixed-models"
     )
     drain_timeout_s: float = option(10.0, "How long running requests may finish at shutdown.")
+    lame_duck_s: float = option(
+        2.0,
+        "How long new requests are still served after SIGTERM, while health says that none should"
+        " come any more.",
+    )
     log_level: str = option(
         "info", "Least severe log line to print.", choices=("debug", "info", "warning", "error")
     )
@@ -347,6 +352,7 @@ class ServeConfig:
         self.nats_auth.check_has_server(self.nats)
         _require_at_least("max_attempts", self.max_attempts, 1)
         _require_at_least("drain_timeout_s", self.drain_timeout_s, 0)
+        _require_at_least("lame_duck_s", self.lame_duck_s, 0)
         _require_at_least("unknown_worker_ttl_s", self.unknown_worker_ttl_s, 0)
         if self.index_snapshot is not None and not self.router.use_kv_events:
             raise bad_setting("index_snapshot", "needs use_kv_events")

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import signal
 import sys
 from contextlib import AsyncExitStack
 from typing import Any
@@ -67,7 +68,8 @@ def run(config: ServeConfig) -> int:
 
 
 async def run_server(config: ServeConfig) -> None:
-    """Serve until SIGINT or SIGTERM, then drain; a second signal ends the drain.
+    """Serve until SIGINT or SIGTERM, then drain; a second signal ends that. After SIGTERM health
+    says for `lame_duck_s` that nobody should come any more, before anybody is turned away.
 
     Prints one line when it is ready. ConfigError if it cannot start.
     """
@@ -82,6 +84,12 @@ async def run_server(config: ServeConfig) -> None:
                 gc.set_threshold(*GC_THRESHOLDS)
                 print(server.ready_line, flush=True)
                 await signals.drain.wait()
+                # Ctrl-C is a person's, whom no load balancer has to hear of first.
+                lame_duck_s = config.lame_duck_s if signals.first is signal.SIGTERM else 0.0
+                if lame_duck_s:
+                    print(f"not serving in {lame_duck_s:g} s", flush=True)
+                    server.turn_away()
+                    await run_until(asyncio.create_task(asyncio.sleep(lame_duck_s)), signals.end)
                 print(f"draining for at most {config.drain_timeout_s:g} s", flush=True)
                 draining = asyncio.create_task(server.drain(config.drain_timeout_s))
                 await run_until(draining, signals.end)
@@ -226,10 +234,14 @@ class Server:
         await self._wait_for_workers()
         self._on_workers()
 
-    async def drain(self, grace_s: float) -> None:
-        """Take no more requests, and let those in flight end for at most `grace_s`."""
+    def turn_away(self) -> None:
+        """Say by health that nobody should send requests here any more, and go on serving them."""
         self._draining = True
         self._on_workers()
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more requests, and let those in flight end for at most `grace_s`."""
+        self.turn_away()
         await self._grpc.stop(grace_s)
 
     async def close(self) -> None:

@@ -29,13 +29,14 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
+        self.first: signal.Signals | None = None
         self.drain = asyncio.Event()
         self.end = asyncio.Event()
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
         return self
 
     def __exit__(
@@ -48,7 +49,8 @@ class StopSignals:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
+        self.first = self.first or number
         (self.end if self.drain.is_set() else self.drain).set()
 
 

@@ -17,6 +17,9 @@ READY = re.compile(r"dynamo-router ready: grpc (\S+) http (\S+)")
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.05
 
+UNANNOUNCED = ("--lame-duck-s", "0")
+"""Nobody balances load in front of it."""
+
 
 class ServeProcess:
     """The router and its mock engines, from `async with` to its end and never longer.
@@ -32,7 +35,7 @@ class ServeProcess:
         # -P: what lies in the current directory must not take a module's place.
         # A session of its own: Ctrl-C in our terminal is ours alone to hear and to pass on.
         self._child = ChildProcess(
-            [sys.executable, "-P", "-m", "dynamo_router", "serve", *arguments],
+            [sys.executable, "-P", "-m", "dynamo_router", "serve", *arguments, *UNANNOUNCED],
             stop_timeout_s=STOP_TIMEOUT_S,
             own_session=True,
         )

@@ -13,6 +13,9 @@ from typing import Any
 
 from support.polling import until
 
+NO_LAME_DUCK = {"DYNAMO_ROUTER_LAME_DUCK_S": "0"}
+"""Nobody balances load in front of a test's router, so it need not wait for that at its end."""
+
 
 class Command:
     """One running `dynamo-router ...`; its output, both streams, is in `text`."""
@@ -65,6 +68,7 @@ async def command(folder: Path, *words: str) -> AsyncIterator[Command]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "dynamo_router", *words,
             stdout=sink, stderr=sink, stdin=asyncio.subprocess.DEVNULL, cwd=folder,
+            env=NO_LAME_DUCK | os.environ,
         )  # fmt: skip
     running = Command(process, output)
     try:
