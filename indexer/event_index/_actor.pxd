@@ -5,6 +5,7 @@ from ._threads cimport pthread_t
 
 
 cdef class IndexActor:
+    cdef object __weakref__
     cdef void* state         # the SharedState (_shared_state.pxd); owned
     cdef tuple trees         # RadixTree by Event.tier: they own the trees that the state names
     cdef pthread_t thread    # that empties the mailbox

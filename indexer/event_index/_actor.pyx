@@ -3,6 +3,8 @@
 A native thread takes messages from a bounded mailbox, decodes them and applies them to the trees,
 never touching the interpreter. How it and the callers take turns: _shared_state.pxd.
 """
+cimport cython
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
@@ -38,15 +40,14 @@ from ._shared_state cimport (
     SharedState,
     apply_message,
     apply_unnumbered,
-    drain_mailbox,
     index_thread,
     start_changing,
-    start_writing,
+    start_writing_after_posted,
     stop_changing,
     stop_writing,
 )
 from ._sources cimport source_forget, sources_free
-from ._threads cimport pthread_create, pthread_join, pthread_mutex_destroy, pthread_mutex_init
+from ._threads cimport pthread_create, pthread_join
 from ._tiers cimport (
     DEVICE,
     ROWS,
@@ -57,6 +58,7 @@ from ._tiers cimport (
     tiers_match,
     tiers_match_all,
 )
+from ._turns cimport turns_destroy, turns_init
 
 from ...runtime.identity import WorkerWithDpRank
 from ..wire import describe_decode_error
@@ -89,6 +91,39 @@ cdef inline uint32_t match_tiers_bound(
     return longest
 
 
+cdef SharedState* open_state(
+    tuple trees, uint32_t max_messages, size_t max_bytes
+) except NULL:
+    """Everything but the thread, over trees that the caller owns."""
+    cdef SharedState* state = <SharedState*>calloc(1, sizeof(SharedState))
+    cdef Tree* tree
+    cdef int tier
+    if state == NULL:
+        raise MemoryError
+    turns_init(&state.turns)
+    rwlock_init(&state.lock)
+    batch_init(&state.ingest.batch)
+    for tier in range(TIERS):
+        tree = state.ingest.tiers.trees[tier] = (<RadixTree>trees[tier]).tree
+        tree_set_yield_points(
+            tree, YieldPoints(rwlock_yield_to_readers, &state.lock, STEP_BLOCKS, 0)
+        )
+    if not mailbox_open(&state.mailbox, max_messages, max_bytes):
+        close_state(state)
+        raise MemoryError
+    return state
+
+
+cdef void close_state(SharedState* state) noexcept:
+    mailbox_destroy(&state.mailbox)
+    batch_free(&state.ingest.batch)
+    sources_free(&state.ingest.sources)
+    rwlock_destroy(&state.lock)
+    turns_destroy(&state.turns)
+    free(state)
+
+
+@cython.no_gc_clear  # __dealloc__ needs the trees, which refer to nothing that refers to an actor
 cdef class IndexActor:
     """See actor.py."""
 
@@ -101,40 +136,24 @@ cdef class IndexActor:
         max_blocks=None,
     ):
         cdef SharedState* state
-        cdef Tree* tree
-        cdef int tier
-        if max_messages == 0 or max_workers == 0:
-            raise ValueError("max_messages and max_workers must be at least 1")
+        if max_messages == 0 or max_bytes == 0 or max_workers == 0:
+            raise ValueError("max_messages, max_bytes and max_workers must be at least 1")
         self.trees = tuple([RadixTree(max_blocks) for _ in range(TIERS)])
-        self.state = state = <SharedState*>calloc(1, sizeof(SharedState))
-        if state == NULL:
-            raise MemoryError
-        pthread_mutex_init(&state.owner, NULL)
-        rwlock_init(&state.lock)
-        batch_init(&state.ingest.batch)
-        for tier in range(TIERS):
-            tree = state.ingest.tiers.trees[tier] = (<RadixTree>self.trees[tier]).tree
-            tree_set_yield_points(
-                tree, YieldPoints(rwlock_yield_to_readers, &state.lock, STEP_BLOCKS, 0)
-            )
+        self.state = state = open_state(self.trees, max_messages, max_bytes)
         state.ingest.max_workers = max_workers
-        if not mailbox_open(&state.mailbox, max_messages, max_bytes):
-            raise MemoryError
         if pthread_create(&self.thread, NULL, index_thread, state) != 0:
             raise RuntimeError("cannot start the index thread")
         self.running = True
 
     def __dealloc__(self):
         cdef SharedState* state = <SharedState*>self.state
+        cdef int tier
         if state == NULL:
             return
         self.stop_thread()
-        mailbox_destroy(&state.mailbox)
-        batch_free(&state.ingest.batch)
-        sources_free(&state.ingest.sources)
-        rwlock_destroy(&state.lock)
-        pthread_mutex_destroy(&state.owner)
-        free(state)
+        for tier in range(TIERS):  # somebody may have the trees still, but not the lock
+            tree_set_yield_points(state.ingest.tiers.trees[tier], YieldPoints(NULL, NULL, 1, 0))
+        close_state(state)
 
     cdef void stop_thread(self) noexcept:
         if not self.running:
@@ -146,6 +165,21 @@ cdef class IndexActor:
 
     def close(self):
         self.stop_thread()
+
+    def leave_to_parent(self):
+        """In a child made by fork: be a closed index that knows nothing.
+
+        The thread is not here, and its locks and trees may have been in use at that moment: they
+        are neither used again nor given back.
+        """
+        cdef tuple trees
+        cdef SharedState* state
+        self.running = False
+        trees = tuple([RadixTree(None) for _ in range(TIERS)])
+        state = open_state(trees, 1, 1)
+        mailbox_close(&state.mailbox)
+        Py_INCREF(self.trees)
+        self.trees, self.state = trees, state
 
     # Writing -------------------------------------------------------------------------------------
 
@@ -159,8 +193,7 @@ cdef class IndexActor:
         cdef size_t size = len(message)
         cdef int code
         with nogil:
-            start_writing(state)
-            drain_mailbox(state, False)
+            start_writing_after_posted(state)
             code = apply_message(state, data, size)
             stop_writing(state)
         return code
@@ -174,8 +207,7 @@ cdef class IndexActor:
         cdef int code, status = TREE_OK
         read_worker(&key, worker)
         with nogil:
-            start_writing(state)
-            drain_mailbox(state, False)
+            start_writing_after_posted(state)
             code = apply_unnumbered(state, &key, any_rank, data, size, &status)
             stop_writing(state)
         if code != 0:
@@ -185,8 +217,7 @@ cdef class IndexActor:
     def flush(self):
         cdef SharedState* state = <SharedState*>self.state
         with nogil:
-            start_writing(state)
-            drain_mailbox(state, False)
+            start_writing_after_posted(state)
             stop_writing(state)
 
     def bind(self, worker, uint32_t number):
@@ -226,8 +257,8 @@ cdef class IndexActor:
 
     def match_bound(
         self,
-        const uint64_t[::1] local_hashes,
-        uint32_t[::1] out,
+        const uint64_t[::1] local_hashes not None,
+        uint32_t[::1] out not None,
         uint32_t[:, ::1] lower=None,
         const uint32_t[::1] at_least=None,
     ):
@@ -272,7 +303,7 @@ cdef class IndexActor:
         rwlock_read_end(&state.lock)
         return longest
 
-    def match_tiers(self, const uint64_t[::1] local_hashes, dict predicted not None):
+    def match_tiers(self, const uint64_t[::1] local_hashes not None, dict predicted not None):
         """{WorkerWithDpRank: [blocks by tier]} of every worker that holds a prefix of the chain.
 
         `predicted` are blocks that workers are believed to have on the device at least.
@@ -316,7 +347,7 @@ cdef class IndexActor:
             free(hits.workers)
             free(hits.table)
 
-    def scores(self, const uint64_t[::1] local_hashes):
+    def scores(self, const uint64_t[::1] local_hashes not None):
         cdef SharedState* state = <SharedState*>self.state
         cdef Tree* device = state.ingest.tiers.trees[DEVICE]
         cdef uint32_t n = <uint32_t>local_hashes.shape[0]

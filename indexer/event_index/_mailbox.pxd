@@ -31,8 +31,9 @@ cdef struct Mailbox:
     uint32_t length            # messages waiting
     size_t bytes               # in those
     size_t max_bytes           # a single message may be larger
+    uint64_t taken             # messages taken out, ever
     uint64_t refused           # messages not taken in
-    bint closed                # takes nothing in any more; what waits may be taken out
+    bint closed                # holds nothing, and takes nothing in any more
 
 
 cdef inline bint mailbox_open(Mailbox* box, uint32_t capacity, size_t max_bytes) noexcept nogil:
@@ -73,18 +74,34 @@ cdef inline bint mailbox_put(Mailbox* box, const uint8_t* data, size_t size) noe
     return accepted
 
 
-cdef inline bint mailbox_take(Mailbox* box, Message* message) noexcept nogil:
-    """The oldest message; false if there is none."""
+cdef inline bint mailbox_pop(Mailbox* box, Message* message) noexcept nogil:
+    """The oldest message; false if there is none. Under the lock."""
+    if box.length == 0:
+        return False
+    message[0] = box.ring[box.head]
+    box.head = (box.head + 1) % box.capacity
+    box.length -= 1
+    box.bytes -= message.size
+    return True
+
+
+cdef inline bint mailbox_take(Mailbox* box, uint64_t end, Message* message) noexcept nogil:
+    """The oldest message, if fewer than `end` were taken before it; false if there is none."""
     cdef bint found
     pthread_mutex_lock(&box.lock)
-    found = box.length > 0
-    if found:
-        message[0] = box.ring[box.head]
-        box.head = (box.head + 1) % box.capacity
-        box.length -= 1
-        box.bytes -= message.size
+    found = box.taken < end and mailbox_pop(box, message)
+    box.taken += found
     pthread_mutex_unlock(&box.lock)
     return found
+
+
+cdef inline uint64_t mailbox_end(Mailbox* box) noexcept nogil:
+    """For mailbox_take: where what waits now ends."""
+    cdef uint64_t end
+    pthread_mutex_lock(&box.lock)
+    end = box.taken + box.length
+    pthread_mutex_unlock(&box.lock)
+    return end
 
 
 cdef inline bint mailbox_wait(Mailbox* box) noexcept nogil:
@@ -115,18 +132,19 @@ cdef inline uint64_t mailbox_refused(Mailbox* box) noexcept nogil:
 
 
 cdef inline void mailbox_close(Mailbox* box) noexcept nogil:
-    """Take nothing in any more, and wake who waits."""
+    """Drop what waits, take nothing in any more, and wake who waits."""
+    cdef Message message
     pthread_mutex_lock(&box.lock)
     box.closed = True
+    while mailbox_pop(box, &message):
+        free(message.data)
     pthread_cond_signal(&box.filled)
     pthread_mutex_unlock(&box.lock)
 
 
 cdef inline void mailbox_destroy(Mailbox* box) noexcept nogil:
     """Nobody may use it any more."""
-    cdef Message message
-    while box.ring != NULL and mailbox_take(box, &message):
-        free(message.data)
+    mailbox_close(box)
     free(box.ring)
     pthread_cond_destroy(&box.filled)
     pthread_mutex_destroy(&box.lock)

@@ -1,40 +1,30 @@
 """What the threads of an event index share, and how they take turns at changing it.
 
-Who holds `owner` is the one writer: the thread for one message, a flushing caller until the
-mailbox is empty. Messages are applied in the order they were posted. The writer changes what
-readers see only under the write lock, which it gives up between two steps of long work; readers
-take the read lock and never wait for `owner`. Both wait outside the GIL, and nobody who has the
-lock asks for it. Lock order: owner, the reader-writer lock, the mailbox's lock.
+Whose turn it is writes: the thread, or a caller. Whoever empties the mailbox lets others have
+their turns between two messages, and a flushing caller takes out no more than what was there when
+it came. Messages are applied in the order they were posted. The writer changes what readers see
+only under the write lock, which it gives up between two steps of long work; readers take the read
+lock and never wait for a turn. Both wait outside the GIL, and nobody who has the lock asks for it.
+Lock order: a turn, the reader-writer lock, the mailbox's lock.
 """
-from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t
+from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from ..tree._ops cimport TREE_NO_MEMORY, WorkerKey, tree_find_worker, tree_intern_worker
 from ..wire._events cimport Event
 from ..wire._wire cimport decode_json_event, decode_nats_message
 from ._ingest cimport Ingest, take_batch
-from ._mailbox cimport Mailbox, Message, mailbox_take, mailbox_wait
+from ._mailbox cimport Mailbox, Message, mailbox_end, mailbox_take, mailbox_wait
 from ._rwlock cimport RwLock, rwlock_write_begin, rwlock_write_end
 from ._sources cimport Source
-from ._threads cimport (
-    atomic_add,
-    atomic_load,
-    pthread_mutex_lock,
-    pthread_mutex_t,
-    pthread_mutex_unlock,
-    sched_yield,
-)
 from ._tiers cimport DEVICE, tiers_apply
-
-cdef enum:
-    TURNS = 1000  # of the processor that the thread offers to others who want to write
+from ._turns cimport Turns, turns_begin, turns_end, turns_pass
 
 
 cdef struct SharedState:
-    pthread_mutex_t owner      # held by the writer
+    Turns turns                # at writing
     RwLock lock                # guards ingest
     Mailbox mailbox            # guards itself
-    uint32_t writers           # callers that wait for owner; atomic
     Ingest ingest              # what is known
 
 
@@ -84,14 +74,12 @@ cdef inline int apply_unnumbered(
 
 
 cdef inline void start_writing(SharedState* state) noexcept nogil:
-    """Become the writer. Not for who holds the GIL."""
-    atomic_add(&state.writers, 1)
-    pthread_mutex_lock(&state.owner)
-    atomic_add(&state.writers, -1)
+    """Become the writer: any caller. Not for who holds the GIL."""
+    turns_begin(&state.turns, True)
 
 
 cdef inline void stop_writing(SharedState* state) noexcept nogil:
-    pthread_mutex_unlock(&state.owner)
+    turns_end(&state.turns)
 
 
 cdef inline Source* start_changing(SharedState* state, const WorkerKey* key) noexcept nogil:
@@ -110,30 +98,30 @@ cdef inline void stop_changing(SharedState* state) noexcept nogil:
     stop_writing(state)
 
 
-cdef inline void drain_mailbox(SharedState* state, bint yielding) noexcept nogil:
-    """Apply what waits, oldest first. The writer's.
+cdef inline void drain_mailbox(SharedState* state, uint64_t end, bint caller) noexcept nogil:
+    """Apply what waits before `end` (mailbox_end), oldest first. The writer's.
 
-    A yielding drain lets others write in between two messages.
+    Others write in between two messages.
     """
     cdef Message message
-    cdef int turn
-    while mailbox_take(&state.mailbox, &message):
+    while mailbox_take(&state.mailbox, end, &message):
         apply_message(state, message.data, message.size)
         free(message.data)
-        if yielding and atomic_load(&state.writers) != 0:
-            pthread_mutex_unlock(&state.owner)
-            for turn in range(TURNS):
-                if atomic_load(&state.writers) == 0:
-                    break
-                sched_yield()
-            pthread_mutex_lock(&state.owner)
+        turns_pass(&state.turns, caller)
+
+
+cdef inline void start_writing_after_posted(SharedState* state) noexcept nogil:
+    """Become the writer, with everything applied that was posted before."""
+    cdef uint64_t end = mailbox_end(&state.mailbox)
+    start_writing(state)
+    drain_mailbox(state, end, True)
 
 
 cdef inline void* index_thread(void* argument) noexcept nogil:
     """Sleep until something is posted, then apply it; until the mailbox is closed."""
     cdef SharedState* state = <SharedState*>argument
     while mailbox_wait(&state.mailbox):
-        pthread_mutex_lock(&state.owner)
-        drain_mailbox(state, True)
-        pthread_mutex_unlock(&state.owner)
+        turns_begin(&state.turns, False)
+        drain_mailbox(state, UINT64_MAX, False)
+        turns_end(&state.turns)
     return NULL

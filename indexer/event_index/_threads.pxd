@@ -1,5 +1,9 @@
-"""The few calls of POSIX threads and of the compiler that the event index needs."""
+"""The few calls of POSIX threads and of the compiler that the event index needs.
+
+Atomic operations are sequentially consistent.
+"""
 from libc.stdint cimport uint32_t
+
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_t:
@@ -19,9 +23,6 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_cond_signal(pthread_cond_t*)
     int pthread_cond_broadcast(pthread_cond_t*)
     int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
 
 cdef extern from * nogil:
     """

@@ -1,6 +1,9 @@
 """The event-driven index: fed with messages or events, read by every decision."""
 
+import os
+from operator import index as index_of
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +36,14 @@ class EventIndex:
 
     `max_messages` and `max_bytes` bound what may wait: a message beyond is refused and counted,
     and its loss shows as a gap of its source. `max_workers` bounds how many (worker, rank) are
-    indexed, `max_blocks` how many different blocks in each storage tier: beyond, the branches that
-    were of use longest ago are dropped, and their holders are `trimmed`. ValueError if a bound is
-    below 1.
+    indexed that nobody but their own messages told of: what others say is counted in `refused`.
+    Those that are bound, announced, restored or fed by `apply_cache_event` are not counted.
+    `max_blocks` bounds how many different blocks are indexed in each storage tier: beyond, the
+    branches that were of use longest ago are dropped, and their holders are `trimmed`. ValueError
+    if a bound is not a whole number from 1 on.
+
+    A process that forks keeps the index; the child's is closed and knows nothing. Make an index in
+    each process that is to have one (after the fork, in servers that fork their workers).
 
     Each storage tier has a tree of its own; the device's is the one that routes. A lower tier's
     blocks count where they continue what the tiers above hold of a prompt: see TierOverlap. A
@@ -57,6 +65,11 @@ class EventIndex:
         max_blocks: int | None = None,
         predict_ttl_s: float | None = None,
     ) -> None:
+        _require_bound("max_bytes", max_bytes, 2**63)
+        for name, bound in (("max_messages", max_messages), ("max_workers", max_workers)):
+            _require_bound(name, bound, 2**32)
+        if max_blocks is not None:
+            _require_bound("max_blocks", max_blocks, 2**63)
         self._predicted = None if predict_ttl_s is None else ApproximateIndex(ttl_s=predict_ttl_s)
         self._overlaps = np.zeros(0, dtype=np.uint32)
         self._actor = IndexActor(
@@ -65,6 +78,7 @@ class EventIndex:
             max_workers=max_workers,
             max_blocks=max_blocks,
         )
+        _actors.add(self._actor)
 
     @property
     def native(self) -> IndexActor:
@@ -243,6 +257,27 @@ class EventIndex:
     def close(self) -> None:
         """Stop the thread. What was posted and not applied is dropped. Idempotent."""
         self._actor.close()
+
+
+def _require_bound(name: str, value: int, end: int) -> None:
+    try:
+        good = 1 <= index_of(value) < end
+    except TypeError:
+        good = False
+    if not good:
+        most = f"2**{end.bit_length() - 1}"
+        raise ValueError(f"{name} must be at least 1, whole and below {most}, not {value!r}")
+
+
+_actors: WeakSet[IndexActor] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for actor in list(_actors):
+        actor.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _source_status(

@@ -220,12 +220,6 @@ def test_one_event_larger_than_the_budget_keeps_its_beginning() -> None:
     index.close()
 
 
-@pytest.mark.parametrize("bad", [{"max_messages": 0}, {"max_workers": 0}, {"max_blocks": 0}])
-def test_impossible_bounds_are_refused(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
-        EventIndex(**bad)
-
-
 def test_readers_get_in_between_two_steps_of_one_message(index: EventIndex) -> None:
     """In the middle of a store and of a removal, each one long message."""
     n = 60_000
@@ -299,3 +293,29 @@ def test_readers_never_see_more_than_was_stored_while_the_thread_writes(index: E
     reader.join()
     assert set(seen) <= set(range(65)) and index.scores(local(*chain)) == {}
     assert source(index).state is SourceState.EXACT and source(index).applied == event_id
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "8", 2**70])
+@pytest.mark.parametrize("name", ["max_messages", "max_bytes", "max_workers", "max_blocks"])
+def test_a_bound_that_is_no_positive_whole_number_is_refused(name: str, bad: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        EventIndex(**{name: bad})  # type: ignore[arg-type]
+
+
+def test_a_match_of_nothing_at_all_is_refused(index: EventIndex) -> None:
+    for arguments in ((None, np.zeros(1, np.uint32)), (local(1), None)):
+        with pytest.raises(TypeError):
+            index.match(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        index.scores(None)  # type: ignore[arg-type]
+
+
+def test_a_tree_that_outlives_its_index_can_be_written(index: EventIndex) -> None:
+    """What lets readers of the index in is gone with it."""
+    dropped = EventIndex()
+    (tree, *_) = dropped.native.tier_trees()
+    del dropped
+    gc.collect()
+    chain = np.arange(1, 2000, dtype=np.uint64)
+    tree.store(W, None, chain, chain)
+    assert tree.match(chain).scores == {W: 1999}
