@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from .runtime.errors import RouterError
-from .runtime.settings import ENV_PREFIX, OptionSpec, Resolved, options_of, resolve
+from .runtime.settings import ENV_PREFIX, OptionSpec, Resolved, SettingsSource, options_of
 from .runtime.urls import redact_text
 
 
@@ -27,11 +27,17 @@ class Entry:
     config: str  # "module:Dataclass"
     run: str | None  # "module:function", called with the dataclass, returns the exit code
     check: str | None = None  # called before it with the dataclass and the keys of flags given
+    reads_again: bool = False  # `run` gets the SettingsSource too
     env: str | None = None  # prefix of its environment names, if not its own name
 
 
 COMMANDS: Mapping[str, Entry] = {
-    "serve": Entry("Route requests to engines.", "router.config:ServeConfig", "router.serve:run"),
+    "serve": Entry(
+        "Route requests to engines.",
+        "router.config:ServeConfig",
+        "router.serve:run",
+        reads_again=True,
+    ),
     "mocker": Entry(
         "Run mock engines.", "workers.mocker.config:MockerConfig", "workers.mocker.fleet:run"
     ),
@@ -124,13 +130,15 @@ def build_command(name: str, entry: Entry) -> click.Command:
     def call(config: str | None, **given: Any) -> None:
         as_json = bool(given.pop("json", False)) if entry.run is None else False
         flags = {spec.key: given[spec.name] for spec in specs if given[spec.name] not in (None, ())}
-        resolved = resolve(cls, flags, file=config, env_prefix=env_prefix)
+        source = SettingsSource(cls, flags, config, env_prefix)
+        resolved = source.current
         if entry.run is None:
             _print_settings(resolved, as_json)
             return
         if entry.check is not None:
             _load(entry.check)(resolved.config, flags)
-        code: int = _load(entry.run)(resolved.config)
+        again = (source,) if entry.reads_again else ()
+        code: int = _load(entry.run)(resolved.config, *again)
         sys.exit(code)
 
     return click.Command(name, params=params, callback=call, help=entry.summary)

@@ -19,11 +19,8 @@ from .config import KvRouterConfig
 from .explain import explain
 from .policies import PolicyChoice
 from .policy import Decision, Explanation, Policy, choose
-from .prompt import NO_CONTENT, Content, ContentFields, Prompt
+from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
 from .views import PotentialLoad, WorkerView, worker_views
-
-Tokens = Integers | Prompt
-"""A prompt's token ids, or what `KvRouter.prompt` has made of them."""
 
 
 class KvRouter:
@@ -97,6 +94,14 @@ class KvRouter:
     def policy_failures(self) -> int:
         """How often a policy that is not ours has raised, or answered nonsense."""
         return self._choice.failures
+
+    def change(self, config: KvRouterConfig) -> None:
+        """Use other weights, temperature and thresholds; the rest must be as before."""
+        with self._lock:
+            self.config = config
+            self._choice.change(config)
+            self._policy = self._choice.policy
+            self.limits.config = config.admission
 
     # Workers
 
@@ -196,7 +201,7 @@ class KvRouter:
         where no worker may take the request now.
         """
         config, policy, temperature = self._choice.of_request(overrides)
-        prompt = self._prompt(token_ids, content)
+        prompt = prompt_of(token_ids, self.block_size, content)
         if policy.needs_overlaps:
             prompt.hashed()  # before the lock: a long prompt takes a while
         source = self._source
@@ -253,7 +258,7 @@ class KvRouter:
         Books nothing. Dynamo's cost and its terms come with it, whatever policy decides.
         """
         config, policy, _ = self._choice.of_request(overrides)
-        prompt = self._prompt(token_ids, content).hashed()
+        prompt = prompt_of(token_ids, self.block_size, content).hashed()
         with self._lock:
             now = self._expire()
             busy = self.limits.busy() if self.limits.any_busy else None
@@ -264,7 +269,7 @@ class KvRouter:
         self, token_ids: Tokens, **content: Unpack[ContentFields]
     ) -> dict[WorkerWithDpRank, int]:
         """Leading blocks of the prompt that each worker holds on its device, registered or not."""
-        prompt = self._prompt(token_ids, content).hashed()
+        prompt = prompt_of(token_ids, self.block_size, content).hashed()
         with self._lock:
             self._expire()
             return self.index.scores(prompt.local_hashes)
@@ -273,7 +278,7 @@ class KvRouter:
         self, token_ids: Tokens, **content: Unpack[ContentFields]
     ) -> dict[WorkerWithDpRank, TierOverlap]:
         """The same by storage tier, of every worker that holds a prefix in all tiers together."""
-        prompt = self._prompt(token_ids, content).hashed()
+        prompt = prompt_of(token_ids, self.block_size, content).hashed()
         with self._lock:
             self._expire()
             return self.index.tier_scores(prompt.local_hashes)
@@ -282,7 +287,7 @@ class KvRouter:
         self, token_ids: Tokens, **content: Unpack[ContentFields]
     ) -> list[PotentialLoad]:
         """What every registered rank's load would be with this prompt on it."""
-        prompt = self._prompt(token_ids, content).hashed()
+        prompt = prompt_of(token_ids, self.block_size, content).hashed()
         with self._lock:
             self._expire()
             return self._source.potential_loads(prompt, self.config)
@@ -306,7 +311,7 @@ class KvRouter:
 
     def uncached_tokens(self, token_ids: Tokens, **content: Unpack[ContentFields]) -> int:
         """Prompt tokens that even the worker with the longest overlap would have to compute."""
-        prompt = self._prompt(token_ids, content).hashed()
+        prompt = prompt_of(token_ids, self.block_size, content).hashed()
         with self._lock:
             return self._source.uncached_tokens(prompt, self.config, self._clock.now())
 
@@ -314,7 +319,7 @@ class KvRouter:
         """What its turn in the admission queue goes by: (uncached tokens, order penalty in s)."""
         if not self.limits.orders_by_tokens:
             return 1, 0.0
-        prompt = self._prompt(token_ids, content)
+        prompt = prompt_of(token_ids, self.block_size, content)
         tokens = self.uncached_tokens(prompt)
         with self._lock:
             return tokens, self.limits.order_penalty_s(tokens)
@@ -358,16 +363,6 @@ class KvRouter:
             return self._slots.free(request_id)
 
     # Inside
-
-    def _prompt(self, token_ids: Tokens, content: ContentFields) -> Prompt:
-        """The handle that was given, or one for these tokens."""
-        if not isinstance(token_ids, Prompt):
-            return Prompt(token_ids, self.block_size, Content(**content) if content else NO_CONTENT)
-        if any(value is not None for value in content.values()):
-            raise ValueError(f"{', '.join(content)}: a Prompt is given that where it is made")
-        if token_ids.block_size != self.block_size:
-            raise ValueError(f"a Prompt in blocks of {token_ids.block_size}, not {self.block_size}")
-        return token_ids
 
     def _expire(self) -> float:
         """Drop what is too old; the time at which that was done. Under the lock."""

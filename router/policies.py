@@ -61,6 +61,14 @@ class PolicyChoice:
         else:
             self.policy = guarded(given, type(given).__name__, config)
 
+    def change(self, config: KvRouterConfig) -> None:
+        """Use other weights and another temperature; the kind of policy stays what it is."""
+        self._config = config
+        if isinstance(self.policy, DynamoCost):
+            self.policy = new_policy(config)
+        elif isinstance(self.policy, ForecastPolicy):
+            self.policy.temperature = config.router_temperature
+
     @property
     def failures(self) -> int:
         """How often a policy that is not ours has raised, or answered nonsense."""

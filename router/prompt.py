@@ -111,3 +111,20 @@ class Prompt:
         self._local_hashes = found
         self._token_ids = ()
         return found
+
+
+Tokens = Integers | Prompt
+"""A prompt's token ids, or what `KvRouter.prompt` has made of them."""
+
+
+def prompt_of(token_ids: Tokens, block_size: int, content: ContentFields) -> Prompt:
+    """The handle that was given, or one for these tokens. ValueError if it is another router's, or
+    content comes with a handle, which has its own.
+    """
+    if not isinstance(token_ids, Prompt):
+        return Prompt(token_ids, block_size, Content(**content) if content else NO_CONTENT)
+    if any(value is not None for value in content.values()):
+        raise ValueError(f"{', '.join(content)}: a Prompt is given that where it is made")
+    if token_ids.block_size != block_size:
+        raise ValueError(f"a Prompt in blocks of {token_ids.block_size}, not {block_size}")
+    return token_ids

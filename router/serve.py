@@ -15,13 +15,14 @@ from ..indexer.event_index import EventIndex
 from ..runtime.clock import SystemClock
 from ..runtime.errors import ConfigError
 from ..runtime.limit_hits import LimitHits
-from ..runtime.logs import log_to_stderr
-from ..runtime.process import StopSignals, allow_open_files, run_until
+from ..runtime.logs import LogOutput, log_to_stderr
+from ..runtime.process import StopSignals, allow_open_files, on_hangup, run_until
+from ..runtime.settings import SettingsSource
 from ..runtime.urls import redact_text
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
 from .access import Security
-from .admin import WorkerAdmin, WorkerRoutes
+from .admin import AdminRoutes, LiveSettings, Reloader, WorkerAdmin
 from .config import ServeConfig
 from .dispatch import Dispatcher, DispatchObserver, OutputTracking, admission_of
 from .events import EventIntake
@@ -51,14 +52,17 @@ OPEN_FILES = 1 << 16
 log = structlog.get_logger(__name__)
 
 
-def run(config: ServeConfig) -> int:
-    """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start."""
+def run(config: ServeConfig, source: SettingsSource[ServeConfig] | None = None) -> int:
+    """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start.
+
+    `source` is where the configuration came from, to be read again at each SIGHUP.
+    """
     output = log_to_stderr(config.log_level, config.log_format)
     allow_open_files(OPEN_FILES)  # a connection for each worker and each client
     # gRPC's core logs each fork and each peer that goes; we say what matters of that ourselves.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        uvloop.run(run_server(config))
+        uvloop.run(run_server(config, source, output))
     except ConfigError as error:
         print(f"dynamo-router: {redact_text(str(error))}", file=sys.stderr)
         return 1
@@ -67,14 +71,19 @@ def run(config: ServeConfig) -> int:
     return 0
 
 
-async def run_server(config: ServeConfig) -> None:
+async def run_server(
+    config: ServeConfig,
+    source: SettingsSource[ServeConfig] | None = None,
+    output: LogOutput | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal ends that. After SIGTERM health
-    says for `lame_duck_s` that nobody should come any more, before anybody is turned away.
+    says for `lame_duck_s` that nobody should come any more, before anybody is turned away. SIGHUP
+    has the configuration read again.
 
     Prints one line when it is ready. ConfigError if it cannot start.
     """
-    with StopSignals() as signals:
-        server = Server(config)
+    server = Server(config, source, output)
+    with StopSignals() as signals, on_hangup(server.reload):
         try:
             await run_until(asyncio.create_task(server.start()), signals.drain)
             if not signals.drain.is_set():
@@ -85,6 +94,7 @@ async def run_server(config: ServeConfig) -> None:
                 print(server.ready_line, flush=True)
                 await signals.drain.wait()
                 # Ctrl-C is a person's, whom no load balancer has to hear of first.
+                config = server.config
                 lame_duck_s = config.lame_duck_s if signals.first is signal.SIGTERM else 0.0
                 if lame_duck_s:
                     print(f"not serving in {lame_duck_s:g} s", flush=True)
@@ -100,8 +110,14 @@ async def run_server(config: ServeConfig) -> None:
 class Server:
     """The whole service in one event loop. `close` undoes whatever `start` did, in reverse."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        source: SettingsSource[ServeConfig] | None = None,
+        output: LogOutput | None = None,
+    ) -> None:
         self._config = config
+        self._started = False
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
         self._events: EventIntake | None = None
@@ -142,6 +158,18 @@ class Server:
             booked=self.router.requests_of,
             unbooked=self.dispatcher.plain.requests_of,
         )
+        self._live = LiveSettings(
+            config,
+            router=self.router,
+            monitor=self.monitor,
+            dispatcher=self.dispatcher,
+            admission=self._admission,
+            workers=self.admin,
+            output=output,
+        )
+        self._reloader = None
+        if source is not None:
+            self._reloader = Reloader(source, check=self._live.check, apply=self._live.apply)
         self._gauges = Gauges(
             worker_metrics(self.router),
             dispatch_metrics(self.dispatcher),
@@ -155,7 +183,7 @@ class Server:
             registry_of(metrics, self._gauges),
             self._health,
             security=self.security,
-            admin_routes=WorkerRoutes(self.admin).routes,
+            admin_routes=AdminRoutes(self.admin, self._reloader).routes,
         )
         self._grpc = GrpcServer(
             TrtllmService(
@@ -171,6 +199,18 @@ class Server:
             tls=self.security.server_tls,
         )
         self.monitor.listeners.append(self._on_workers)
+
+    @property
+    def config(self) -> ServeConfig:
+        """What it is run by now."""
+        return self._live.config
+
+    def reload(self) -> None:
+        """Read the configuration again; what comes of it is in the log."""
+        if self._reloader is None or not self._started:
+            log.warning("SIGHUP: the configuration is not read again, the router is starting")
+        else:
+            self._reloader.on_signal()
 
     @property
     def grpc_address(self) -> str:
@@ -233,6 +273,7 @@ class Server:
         await self._grpc.start()
         await self._wait_for_workers()
         self._on_workers()
+        self._started = True
 
     def turn_away(self) -> None:
         """Say by health that nobody should send requests here any more, and go on serving them."""

@@ -163,6 +163,29 @@ class LogOutput:
 
     writer: LineWriter
     rate: RateLimit
+    descriptor: int = 2
+
+    def change(self, level: str, log_format: LogFormat) -> None:
+        """Log from this level on, in this format, from now on."""
+        number = logging.getLevelNamesMapping()[level.upper()]
+        renderer: Any = structlog.dev.ConsoleRenderer(colors=os.isatty(self.descriptor))
+        if log_format == "json":
+            renderer = structlog.processors.JSONRenderer(default=str)
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.add_log_level,
+                self.rate,
+                structlog.processors.TimeStamper(fmt="iso", utc=log_format == "json"),
+                structlog.processors.format_exc_info,
+                renderer,
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(number),
+            logger_factory=lambda *_: _LineLogger(self.writer),
+        )
+        root = logging.getLogger()
+        root.handlers[:] = [_LineHandler()]
+        root.setLevel(number)
 
     @property
     def lost(self) -> int:
@@ -180,25 +203,6 @@ def log_to_stderr(
     level: str, log_format: LogFormat = "text", *, descriptor: int = 2, clock: Clock | None = None
 ) -> LogOutput:
     """Send everything logged in this process to a descriptor; `level` is a name ("info")."""
-    writer = LineWriter(descriptor)
-    rate = RateLimit(clock or SystemClock())
-    number = logging.getLevelNamesMapping()[level.upper()]
-    renderer: Any = structlog.dev.ConsoleRenderer(colors=os.isatty(descriptor))
-    if log_format == "json":
-        renderer = structlog.processors.JSONRenderer(default=str)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            rate,
-            structlog.processors.TimeStamper(fmt="iso", utc=log_format == "json"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda *_: _LineLogger(writer),
-    )
-    root = logging.getLogger()
-    root.handlers[:] = [_LineHandler()]
-    root.setLevel(number)
-    return LogOutput(writer, rate)
+    output = LogOutput(LineWriter(descriptor), RateLimit(clock or SystemClock()), descriptor)
+    output.change(level, log_format)
+    return output

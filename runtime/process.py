@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -52,6 +54,21 @@ class StopSignals:
     def _on_signal(self, number: signal.Signals) -> None:
         self.first = self.first or number
         (self.end if self.drain.is_set() else self.drain).set()
+
+
+@contextmanager
+def on_hangup(call: Callable[[], None]) -> Iterator[None]:
+    """Call this on each SIGHUP, on the running loop, while entered. Nothing where there is none."""
+    number = getattr(signal, "SIGHUP", None)
+    loop = asyncio.get_running_loop()
+    if number is not None:
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        if number is not None:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # it does not end what is being ended anyway
 
 
 async def run_until(task: "asyncio.Task[None]", event: asyncio.Event) -> None:

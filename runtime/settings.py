@@ -64,6 +64,31 @@ class Resolved(Generic[T]):
         ]
 
 
+class SettingsSource(Generic[T]):
+    """Where the settings of a command come from, to be read more than once: flags and environment
+    as they were at the start, and a file as it is then.
+
+    `current` is what was read first; whoever reads again and uses that sets it.
+    """
+
+    def __init__(
+        self, cls: type[T], flags: Mapping[str, Any], file: str | None, env_prefix: str = ENV_PREFIX
+    ) -> None:
+        self._cls, self._flags, self._file, self._env_prefix = cls, flags, file, env_prefix
+        self._environ = dict(os.environ)
+        self.current = self.read()
+
+    def read(self) -> Resolved[T]:
+        """The settings now; ConfigError as `resolve` has it."""
+        return resolve(
+            self._cls,
+            self._flags,
+            environ=self._environ,
+            file=self._file,
+            env_prefix=self._env_prefix,
+        )
+
+
 def option(default: Any, help: str, flag: str | None = None, *aliases: str, **more: Any) -> Any:
     """A field of a settings dataclass: its default, its help, its flag and other names of that.
 

@@ -102,6 +102,12 @@ class HealthMonitor:
         self._engines.claim(engine, EngineIdentity())
         engine.task = supervise(f"health-{parsed.address}", partial(self._watch, engine))
 
+    def set_policy(self, policy: HealthPolicy) -> None:
+        """Probe by this policy from the next probe of each engine on."""
+        self._policy = policy
+        for engine in self._engines.watched:
+            engine.tracker.policy = policy
+
     def find(self, address: str) -> WatchedEngine | None:
         """The engine at an address, as its URL has it: HOST:PORT."""
         return self._engines.at(address)

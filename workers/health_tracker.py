@@ -45,7 +45,7 @@ class HealthTracker:
     """
 
     def __init__(self, policy: HealthPolicy, now: float) -> None:
-        self._policy = policy
+        self.policy = policy
         self.state = WorkerState.CONNECTING
         self.reason = "not probed yet"
         self.inhibited_until = float("-inf")
@@ -57,12 +57,12 @@ class HealthTracker:
         self.failed_probes = 0
         self.inhibited_until = float("-inf")
         self._become(WorkerState.READY, "")
-        self.next_probe = now + self._policy.probe_interval_s
+        self.next_probe = now + self.policy.probe_interval_s
 
     def on_probe_failed(self, now: float, reason: str) -> None:
         wait = min(
-            self._policy.retry_first_s * 2 ** min(self.failed_probes, 30),
-            self._policy.retry_most_s,
+            self.policy.retry_first_s * 2 ** min(self.failed_probes, 30),
+            self.policy.retry_most_s,
         )
         self.failed_probes += 1
         if self.state is not WorkerState.CONNECTING:
@@ -74,14 +74,14 @@ class HealthTracker:
         """It answers, but does not belong here: wrong block size, or an id that is taken."""
         self.failed_probes = 0
         self._become(WorkerState.REFUSED, reason)
-        self.next_probe = now + self._policy.retry_most_s
+        self.next_probe = now + self.policy.retry_most_s
 
     def on_connection_lost(self, now: float, *, may_inhibit: bool = True) -> None:
         """The transport to it broke under a request: ask it at once, use it no more until then."""
         if self.state is WorkerState.READY:
             self.next_probe = now
             if may_inhibit:
-                self.inhibited_until = now + self._policy.inhibit_s
+                self.inhibited_until = now + self.policy.inhibit_s
 
     def on_suspicion(self, now: float) -> None:
         """It owes answers and is silent: ask it at once."""

@@ -76,6 +76,7 @@ RULES = {
     "POST /overlaps": _any_of(_SELECTOR, _ADMIN),
     "GET /busy_threshold": _any_of(_METRICS, _ADMIN),
     "POST /busy_threshold": _CLOSED,
+    "POST /reload": _CLOSED,
     "POST /workers": _CLOSED,
     "POST /workers/{id}/drain": _CLOSED,
     "PATCH /workers/{id}": _CLOSED,

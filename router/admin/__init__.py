@@ -1,10 +1,21 @@
-"""Admin calls: workers added, drained, weighted and removed while the router runs.
+"""Admin calls: workers added, drained, weighted and removed, and settings read again, while the
+router runs.
 
 Entered by the services, whose gRPC methods and HTTP routes are here, and by `serve`.
 """
 
-from .routes import WorkerRoutes
+from .live_settings import LiveSettings
+from .reload import Reloader
+from .routes import AdminRoutes
 from .rpcs import WorkerRpcs
 from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
 
-__all__ = ["AdminError", "WorkerAdmin", "WorkerRoutes", "WorkerRpcs", "WorkerStatus"]
+__all__ = [
+    "AdminError",
+    "AdminRoutes",
+    "LiveSettings",
+    "Reloader",
+    "WorkerAdmin",
+    "WorkerRpcs",
+    "WorkerStatus",
+]

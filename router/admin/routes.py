@@ -1,4 +1,6 @@
-"""The admin calls over HTTP: POST /workers, POST /workers/{id}/drain, PATCH and DELETE of one."""
+"""The admin calls over HTTP: POST /workers, POST /workers/{id}/drain, PATCH and DELETE of one, and
+POST /reload.
+"""
 
 from typing import Any, TypeVar
 
@@ -6,7 +8,9 @@ import grpc
 import msgspec
 from aiohttp import web
 
+from ...runtime.errors import ConfigError
 from ...runtime.http_site import json_response
+from .reload import Reloader
 from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
 
 _HTTP_STATUS = {
@@ -33,11 +37,12 @@ class _Change(msgspec.Struct, forbid_unknown_fields=True):
     weight: float
 
 
-class WorkerRoutes:
-    """Routes of a WorkerAdmin, for the HTTP server, which guards them."""
+class AdminRoutes:
+    """Routes of a WorkerAdmin and of a Reloader, if there is one, for the HTTP server, which guards
+    them."""
 
-    def __init__(self, admin: WorkerAdmin) -> None:
-        self._admin = admin
+    def __init__(self, admin: WorkerAdmin, reloader: Reloader | None = None) -> None:
+        self._admin, self._reloader = admin, reloader
 
     @property
     def routes(self) -> list[web.RouteDef]:
@@ -46,6 +51,7 @@ class WorkerRoutes:
             web.post("/workers/{id}/drain", self._on_drain),
             web.patch("/workers/{id}", self._on_change),
             web.delete("/workers/{id}", self._on_remove),
+            web.post("/reload", self._on_reload),
         ]
 
     async def _on_add(self, request: web.Request) -> web.Response:
@@ -81,6 +87,15 @@ class WorkerRoutes:
         except AdminError as error:
             return _refusal(error)
         return _answer(status)
+
+    async def _on_reload(self, request: web.Request) -> web.Response:
+        if self._reloader is None:
+            return json_response({"error": "there are no settings to be read again"}, 409)
+        try:
+            changes = self._reloader.reload()
+        except ConfigError as error:
+            return json_response({"error": str(error)}, 409)
+        return json_response({"changed": {c.key: {"old": c.old, "new": c.new} for c in changes}})
 
 
 async def _read(request: web.Request, kind: type[Body]) -> Body:

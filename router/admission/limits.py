@@ -110,11 +110,16 @@ class LoadLimits:
         self._slots = slots
         self._registry = registry
         self.shares = WeightedShares(registry)
-        holds = policy is not None and policy.holds and config.hold
-        self._policy = policy if holds and config.queue_threshold is None else None
+        self._holder = policy if policy is not None and policy.holds else None
+
+    @property
+    def _policy(self) -> Policy | None:
+        """The policy, where it is the one that says who waits."""
+        config = self.config
+        return self._holder if config.hold and config.queue_threshold is None else None
 
     def change(self, **thresholds: Any) -> AdmissionConfig:
-        """Use other busy thresholds from now on; ConfigError, and nothing changed, on a bad one."""
+        """Use other thresholds from now on; ConfigError, and nothing changed, on a bad one."""
         self.config = replace(self.config, **thresholds)
         return self.config
 

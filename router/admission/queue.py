@@ -73,7 +73,7 @@ class AdmissionQueue:
     ) -> None:
         self._seconds_until_free = seconds_until_free
         self.policy: QueuePolicy = policy
-        self._limit = limit
+        self.limit = limit
         self._waiting: dict[str, Ticket] = {}
         self._lanes: dict[Lane, list[_Entry]] = {}
         self._serial = itertools.count()
@@ -100,10 +100,10 @@ class AdmissionQueue:
 
         Raises NoWorkersError (overloaded), and asks for none, if as many as may wait do.
         """
-        if len(self._waiting) >= self._limit:
+        if len(self._waiting) >= self.limit:
             self.refused += 1
             raise NoWorkersError(
-                f"all workers are saturated and {self._limit} requests wait", overloaded=True
+                f"all workers are saturated and {self.limit} requests wait", overloaded=True
             )
         ticket = make_ticket()
         self._waiting[ticket.request_id] = ticket

@@ -7,10 +7,11 @@ from .dispatch import DP_RANK_KEY, Dispatcher
 from .observers import DispatchObserver, OutputTracking
 from .request import Flight
 from .status import ClientGoneError, status_of
-from .turns import admission_of, queue_of
+from .turns import Admission, admission_of, queue_of
 
 __all__ = [
     "DP_RANK_KEY",
+    "Admission",
     "ClientGoneError",
     "DispatchObserver",
     "Dispatcher",

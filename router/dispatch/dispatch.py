@@ -167,6 +167,14 @@ class Dispatcher:
                 flight.call.cancel()
             return True, f"cancelled; its worker did not answer: {error.details()}"
 
+    def set_limits(
+        self, limits: RequestLimits, *, max_attempts: int, silence_s: float | None
+    ) -> None:
+        """Use other limits from now on, also for requests in flight."""
+        self._max_attempts = self.plain.max_attempts = max_attempts
+        self.budget.share, self.budget.least = limits.retry_budget, limits.retry_budget_least
+        self._watch.set_limits(limits, silence_s)
+
     def start(self) -> None:
         """Begin to look after what is in flight."""
         self._watch.start()

@@ -36,7 +36,7 @@ class PlainCalls:
         self._monitor = monitor
         self._now = clock.now
         self._observer = observer
-        self._max_attempts = max_attempts
+        self.max_attempts = max_attempts
         self._turn = itertools.count()
         self.in_flight = 0
         self._running: Counter[int] = Counter()  # by worker
@@ -84,7 +84,7 @@ class PlainCalls:
             self._observer.on_end(None, code)
 
     async def _try_workers(self, call: Call, respond: Respond, timeout: float | None) -> None:
-        attempts, began, passed = Attempts(self._max_attempts), self._now(), 0
+        attempts, began, passed = Attempts(self.max_attempts), self._now(), 0
 
         async def count(message: bytes) -> None:
             nonlocal passed

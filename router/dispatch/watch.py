@@ -53,6 +53,11 @@ class FlightWatch:
         self._hits = hits
         self._admission = admission
         self._on_load_fell = on_load_fell
+        self.set_limits(limits, silence_s)
+        self._task: asyncio.Task[None] | None = None
+
+    def set_limits(self, limits: RequestLimits, silence_s: float | None) -> None:
+        """Hold requests, also those in flight, to these limits from now on."""
         self._silence = _or_never(silence_s)
         self._attempt = _or_never(limits.attempt_timeout_s)
         self._write = _or_never(limits.write_timeout_s)
@@ -61,7 +66,6 @@ class FlightWatch:
         self._stuck = _or_never(limits.stuck_timeout_s)
         shortest = min(self._silence, self._attempt, self._write, self._total, self._queue)
         self._pause = min(LOOK_EVERY_S, TOUCH_EVERY_S, shortest / 4, self._stuck / 4)
-        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._monitor.on_down.append(self.move)
