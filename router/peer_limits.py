@@ -27,6 +27,12 @@ class PeerLimits:
     max_request_bytes: int = option(
         1 << 30, "Most bytes of requests in flight, as they came; more are RESOURCE_EXHAUSTED."
     )
+    max_prompt_tokens: int = option(
+        1 << 20, "Longest prompt, in tokens; a longer one is INVALID_ARGUMENT."
+    )
+    max_id_bytes: int = option(
+        256, "Longest request id, adapter name or cache namespace; longer is INVALID_ARGUMENT."
+    )
     message_timeout_s: float = option(
         60.0, "How long a client may take to send the message of its call.", "--message-timeout-s"
     )

@@ -24,7 +24,13 @@ from ..workers.registry import WorkerState
 from .access import Security
 from .admin import AdminRoutes, LiveSettings, Reloader, WorkerAdmin
 from .config import ServeConfig
-from .dispatch import Dispatcher, DispatchObserver, OutputTracking, admission_of
+from .dispatch import (
+    Dispatcher,
+    DispatchObserver,
+    OutputTracking,
+    RequestReader,
+    admission_of,
+)
 from .events import EventIntake
 from .kv_router import KvRouter
 from .metrics import (
@@ -141,6 +147,9 @@ class Server:
             observer = OutputTracking(self.router, metrics)
         self._admission = admission_of(self.router)
         hits = LimitHits()
+        reader = RequestReader(
+            config.router.block_size, config.peers, hits, hashes=self.router.uses_caches
+        )
         self.dispatcher = Dispatcher(
             self.router,
             self.monitor,
@@ -151,6 +160,7 @@ class Server:
             observer=observer,
             admission=self._admission,
             hits=hits,
+            reader=reader,
         )
         self.admin = WorkerAdmin(
             self.monitor,
@@ -193,7 +203,7 @@ class Server:
                 mode=config.router.mode,
                 policy=config.router.policy_name,
             ),
-            RouterService(self.router, self.admin),
+            RouterService(self.router, reader, self.admin),
             access=self.security.access,
             calls=CallLimits(config.peers, hits, metrics.on_refused),
             tls=self.security.server_tls,

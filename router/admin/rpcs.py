@@ -7,13 +7,12 @@ import grpc
 from grpc import aio
 
 from ..proto import router_pb2 as pb
-from ..proto import router_pb2_grpc
 from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
 
 Context = aio.ServicerContext[Any, Any]
 
 
-class WorkerRpcs(router_pb2_grpc.RouterServiceServicer):
+class WorkerRpcs:
     """The part of RouterService that changes workers; UNIMPLEMENTED without an admin."""
 
     def __init__(self, admin: WorkerAdmin | None) -> None:

@@ -6,6 +6,7 @@ Entered by the services.
 from .dispatch import DP_RANK_KEY, Dispatcher
 from .observers import DispatchObserver, OutputTracking
 from .request import Flight
+from .request_reader import MAX_DECODED_BYTES, RequestReader
 from .status import ClientGoneError, status_of
 from .turns import Admission, admission_of, queue_of
 
@@ -16,7 +17,9 @@ __all__ = [
     "DispatchObserver",
     "Dispatcher",
     "Flight",
+    "MAX_DECODED_BYTES",
     "OutputTracking",
+    "RequestReader",
     "admission_of",
     "queue_of",
     "status_of",

@@ -28,12 +28,13 @@ from ..kv_router import KvRouter
 from ..policy import Decision
 from ..request_limits import RequestLimits
 from .attempts import Attempts, RetryBudget
-from .generate_request import Respond, read_generate, restore_id, with_request_id
+from .generate_request import GenerateFacts, Respond, restore_id, with_request_id
 from .ledger import AttemptLedger
 from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
 from .prefill_estimate import PrefillEstimate
 from .request import ABORT_TIMEOUT_S, Aborts, Flight, TakenBack
+from .request_reader import RequestReader
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
 from .turns import Admission
 from .watch import FlightWatch
@@ -49,6 +50,7 @@ class Dispatcher:
     At most `max_attempts` workers are tried, as long as none has answered. `silence_s` is how
     long a worker may owe a message before it is given up; None: as long as its connection lives.
     `limits` are the other bounds, counted in `hits` when they are hit.
+    `reader` reads requests, and is closed with the dispatcher.
     With an `admission`, requests wait for their turn before a worker is chosen.
     """
 
@@ -64,6 +66,7 @@ class Dispatcher:
         observer: DispatchObserver | None = None,
         admission: Admission | None = None,
         hits: LimitHits | None = None,
+        reader: RequestReader | None = None,
     ) -> None:
         limits = limits or RequestLimits()
         self._router = router
@@ -77,6 +80,7 @@ class Dispatcher:
         estimate = PrefillEstimate()
         self.budget = RetryBudget(limits.retry_budget, limits.retry_budget_least)
         self.hits = hits or LimitHits()
+        self.reader = reader or RequestReader(router.block_size, hits=self.hits)
         self.aborts = Aborts()
         self.plain = PlainCalls(monitor, clock, self._observer, max_attempts)
         self._ledger = AttemptLedger(router, monitor, clock, self.budget, estimate, self._load_fell)
@@ -121,7 +125,8 @@ class Dispatcher:
         flight = None
         code = grpc.StatusCode.OK
         try:
-            flight = self._admit(request, pinned, timeout, caller)
+            facts = await self.reader.generate(request)
+            flight = self._admit(request, facts, pinned, timeout, caller)
             own = own_id(flight.request_id, caller)
             if own != flight.request_id:
                 respond = restore_id(respond, flight.request_id, own)
@@ -183,15 +188,16 @@ class Dispatcher:
         """Stop watching, and wait for aborts on their way."""
         await self._watch.close()
         await self.aborts.close()
+        self.reader.close()
 
     def _admit(
         self,
         body: bytes,
+        facts: GenerateFacts,
         pinned: WorkerWithDpRank | None,
         timeout: float | None,
         caller: Caller,
     ) -> Flight:
-        facts = read_generate(body, self._router.block_size)
         unfit, refusal = self._monitor.limits.check(facts.prompt.isl, facts.largest_token)
         if refusal is not None:
             raise InvalidRequestError(refusal)

@@ -14,6 +14,7 @@ from ._generate_request import parse_generate
 # Field 1, length-delimited, of requests and of answers: request_id.
 _REQUEST_ID_TAG = b"\x0a"
 Respond = Callable[[bytes], Awaitable[None]]
+NO_LIMIT = 2**32 - 1
 _NO_REQUEST = "the request is no trtllm.GenerateRequest"
 
 
@@ -32,13 +33,16 @@ class GenerateFacts(NamedTuple):
     streaming: bool
 
 
-def read_generate(body: bytes, block_size: int) -> GenerateFacts:
+def read_generate(
+    body: bytes, block_size: int, max_tokens: int = NO_LIMIT, max_id_bytes: int = NO_LIMIT
+) -> GenerateFacts:
     """Read a serialized GenerateRequest, its prompt in blocks of `block_size` tokens.
 
-    Raises InvalidRequestError if it is none or has no prompt.
+    Raises InvalidRequestError if it is none or has no prompt; OverflowError(limit, found), before
+    anything is decoded, if it is longer than that.
     """
     try:
-        facts = parse_generate(body)
+        facts = parse_generate(body, max_tokens, max_id_bytes)
     except ValueError:
         raise InvalidRequestError(_NO_REQUEST) from None
     request_id, tokens, largest, max_tokens, sequences, task, salt, media, streaming = facts

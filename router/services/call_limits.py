@@ -15,10 +15,8 @@ from ...runtime.limit_hits import LimitHits
 from ...workers.trtllm_proto import SERVICE
 from ..access import GuardedServer, current_caller
 from ..admission import SharedBound
+from ..dispatch import MAX_DECODED_BYTES
 from ..peer_limits import PeerLimits
-
-MAX_DECODED_BYTES = 64 << 10
-"""Longest message of a method that decodes it as a whole: none has reason to be longer."""
 
 REQUESTS = frozenset(f"/{SERVICE}/{name}" for name in ("Generate", "Embed", "GetTokenizer"))
 HEALTH = frozenset((f"/{SERVICE}/HealthCheck", "/grpc.health.v1.Health/Check"))

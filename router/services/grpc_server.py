@@ -14,7 +14,6 @@ from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from ..access import Access, GuardedServer
 from ..peer_limits import PeerLimits
-from ..proto import router_pb2_grpc
 from .call_limits import CallLimits, LimitedServer
 from .router_service import SERVICE as ROUTER_SERVICE
 from .router_service import RouterService
@@ -66,8 +65,7 @@ class GrpcServer:
         # The first handlers are asked first.
         # Callers are known by the time their calls are counted.
         server: Any = LimitedServer(GuardedServer(self._server, access or Access()), calls)
-        server.add_generic_rpc_handlers((generate,))
-        router_pb2_grpc.add_RouterServiceServicer_to_server(select, server)
+        server.add_generic_rpc_handlers((generate, select))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (TRTLLM_SERVICE, ROUTER_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflected = cast(Any, reflection).aio.ReflectionServicer(names)

@@ -1,17 +1,18 @@
 """Selection over gRPC: dynamo_router.v1.RouterService, documented in proto/router.proto."""
 
 import json
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from functools import partial
+from typing import Any, NoReturn
 
-import numpy as np
+import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from ...runtime.errors import InvalidRequestError, RouterError
 from ...runtime.identity import WorkerWithDpRank
 from ..access import current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
-from ..dispatch import status_of
+from ..dispatch import RequestReader, status_of
 from ..kv_router import KvRouter
 from ..policy import CandidateTerms, Decision
 from ..prompt import Prompt
@@ -21,20 +22,55 @@ from ..views import WorkerView
 SERVICE = "dynamo_router.v1.RouterService"
 
 Context = aio.ServicerContext[Any, Any]
-T = TypeVar("T")
 
 
-class RouterService(WorkerRpcs):
-    """Answers from one KvRouter, on the event loop: no method here waits for anything."""
+class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
+    """Answers from one KvRouter, on the event loop.
 
-    def __init__(self, router: KvRouter, admin: WorkerAdmin | None = None) -> None:
+    A method that takes a prompt is given its request without the token ids, and the prompt.
+    """
+
+    def __init__(
+        self, router: KvRouter, reader: RequestReader, admin: WorkerAdmin | None = None
+    ) -> None:
         super().__init__(admin)
         self._router = router
+        self._reader = reader
+        service = pb.DESCRIPTOR.services_by_name["RouterService"]
+        self._methods = {f"/{SERVICE}/{each.name}": self._handler(each) for each in service.methods}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return self._methods.get(str(handler_call_details.method))
+
+    def _handler(self, method: Any) -> Any:
+        request, answer = getattr(pb, method.input_type.name), getattr(self, method.name)
+        decode = request.FromString
+        if "token_ids" in request.DESCRIPTOR.fields_by_name:
+            decode, answer = None, partial(self._with_prompt, answer, request)
+        return grpc.unary_unary_rpc_method_handler(answer, decode, _serialize)
+
+    async def _with_prompt(self, method: Any, kind: Any, body: bytes, context: Context) -> Any:
+        """The answer of a method, given the prompt and the other fields of its request; errors of
+        the router become the status of the RPC."""
+        try:
+            tokens, rest = await self._reader.tokens(body)
+            request = _decoded(kind, rest)
+            for name in ("request_id", "lora_name", "cache_namespace"):
+                if name in kind.DESCRIPTOR.fields_by_name:
+                    self._reader.check_name(name, getattr(request, name))
+            prompt = self._router.prompt(
+                tokens,
+                lora_name=request.lora_name or None,
+                cache_namespace=request.cache_namespace or None,
+            )
+            return await method(request, await self._reader.hashed(prompt))
+        except RouterError as error:
+            await _abort(context, error)
 
     async def SelectWorker(
-        self, request: pb.SelectWorkerRequest, context: Context
+        self, request: pb.SelectWorkerRequest, prompt: Prompt
     ) -> pb.SelectWorkerResponse:
-        decision = await _or_abort(context, lambda: self._select(request))
+        decision = self._select(request, prompt)
         entry = self._router.registry.entry(decision.worker.worker_id)
         return pb.SelectWorkerResponse(
             worker=_worker(decision.worker),
@@ -47,11 +83,11 @@ class RouterService(WorkerRpcs):
             disk_overlap_blocks=decision.disk_overlap_blocks,
         )
 
-    def _select(self, request: pb.SelectWorkerRequest) -> Decision:
+    def _select(self, request: pb.SelectWorkerRequest, prompt: Prompt) -> Decision:
         tokens_out = request.HasField("expected_output_tokens")
         try:
             return self._router.decide(
-                self._prompt(request),
+                prompt,
                 _booking(request.request_id) if request.request_id else None,
                 allowed_workers=list(request.allowed_worker_ids) or None,
                 pinned_worker=_pinned(request),
@@ -64,12 +100,9 @@ class RouterService(WorkerRpcs):
             raise InvalidRequestError(text, field="request_id") from None
 
     async def GetOverlapScores(
-        self, request: pb.OverlapRequest, context: Context
+        self, request: pb.OverlapRequest, prompt: Prompt
     ) -> pb.OverlapResponse:
-        scores = await _or_abort(
-            context,
-            lambda: self._router.tier_overlaps(self._prompt(request)),
-        )
+        scores = self._router.tier_overlaps(prompt)
         return pb.OverlapResponse(
             overlaps=[
                 pb.OverlapResponse.Overlap(
@@ -85,12 +118,9 @@ class RouterService(WorkerRpcs):
         )
 
     async def GetPotentialLoads(
-        self, request: pb.PotentialLoadsRequest, context: Context
+        self, request: pb.PotentialLoadsRequest, prompt: Prompt
     ) -> pb.PotentialLoadsResponse:
-        loads = await _or_abort(
-            context,
-            lambda: self._router.potential_loads(self._prompt(request)),
-        )
+        loads = self._router.potential_loads(prompt)
         return pb.PotentialLoadsResponse(
             loads=[
                 pb.PotentialLoadsResponse.PotentialLoad(
@@ -117,37 +147,25 @@ class RouterService(WorkerRpcs):
     ) -> pb.ListWorkersResponse:
         return pb.ListWorkersResponse(workers=map(_status, self._router.workers()))
 
-    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
-        explanation = await _or_abort(
-            context,
-            lambda: self._router.explain(self._prompt(request)),
-        )
+    async def Explain(self, request: pb.ExplainRequest, prompt: Prompt) -> pb.ExplainResponse:
+        explanation = self._router.explain(prompt)
         return pb.ExplainResponse(
             cheapest=map(_worker, explanation.cheapest),
             candidates=map(_candidate, explanation.candidates),
             json=json.dumps(explanation.to_dict()),
         )
 
-    def _prompt(
-        self,
-        request: pb.SelectWorkerRequest
-        | pb.OverlapRequest
-        | pb.PotentialLoadsRequest
-        | pb.ExplainRequest,
-    ) -> Prompt:
-        return self._router.prompt(
-            np.array(request.token_ids, dtype=np.uint32),
-            lora_name=request.lora_name or None,
-            cache_namespace=request.cache_namespace or None,
-        )
 
-
-async def _or_abort(context: Context, call: Callable[[], T]) -> T:
-    """The result of a call into the router; its errors become the status of the RPC."""
+def _decoded(kind: Any, body: bytes) -> Any:
     try:
-        return call()
-    except RouterError as error:
-        await _abort(context, error)
+        return kind.FromString(body)
+    except DecodeError:
+        raise InvalidRequestError("the message is not of the method's type") from None
+
+
+def _serialize(message: Any) -> bytes:
+    body: bytes = message.SerializeToString()
+    return body
 
 
 async def _abort(context: Context, error: RouterError) -> NoReturn:

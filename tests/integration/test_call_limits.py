@@ -107,3 +107,28 @@ async def test_clients_that_leave_give_their_room_back() -> None:
             await until(lambda: not doors.server.dispatcher.in_flight)
         samples = await doors.metrics()
         assert HIT % "max_requests" not in samples
+
+
+async def test_prompts_as_long_as_the_limit_are_taken_and_longer_ones_are_not() -> None:
+    limits = PeerLimits(max_prompt_tokens=200_000, max_id_bytes=64)
+    async with serving(FakeEngine(), peers=limits) as doors:
+        tokens = list(range(200_000))
+        selection = router_pb2.SelectWorkerRequest(token_ids=tokens, request_id="a" * 64)
+        assert (await doors.select.SelectWorker(selection)).booked
+        explained = await doors.select.Explain(router_pb2.ExplainRequest(token_ids=tokens))
+        assert len(explained.candidates) == 1
+        assert doors.server.dispatcher.reader.off_loop.runs >= 2
+        too_long = [
+            router_pb2.SelectWorkerRequest(token_ids=[*tokens, 1]),
+            router_pb2.SelectWorkerRequest(token_ids=[1], request_id="a" * 65),
+            router_pb2.SelectWorkerRequest(token_ids=[1], cache_namespace="a" * 65),
+        ]
+        path = "/dynamo_router.v1.RouterService/SelectWorker"
+        for request in too_long:
+            call = doors.channel.unary_stream(path, None, None)(request.SerializeToString())
+            assert await status(call) == "INVALID_ARGUMENT"
+        call = generate(doors, prompt("a" * 65).SerializeToString())
+        assert await status(call) == "INVALID_ARGUMENT"
+        samples = await doors.metrics()
+        assert samples[HIT % "max_prompt_tokens"] == 1
+        assert samples[HIT % "max_id_bytes"] == 3

@@ -1,0 +1,109 @@
+"""Reads callers' requests within bounds, long ones off the event loop."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ...runtime.errors import InvalidRequestError
+from ...runtime.limit_hits import LimitHits
+from ...runtime.off_loop import OffLoop
+from ..peer_limits import PeerLimits
+from ..prompt import Prompt
+from ._generate_request import parse_tokens
+from .generate_request import GenerateFacts, read_generate
+
+LONG_BYTES = 128 << 10
+"""A longer request is read and hashed off the loop. Up to here that takes less than a millisecond
+(some 2 ns a byte), and to change threads costs a tenth of one."""
+
+MAX_DECODED_BYTES = 64 << 10
+"""Longest message that is decoded as a whole; tokens, which have a limit of their own, apart."""
+
+Tokens = npt.NDArray[np.uint32]
+T = TypeVar("T")
+
+
+class RequestReader:
+    """What a request says, checked against the limits before it is decoded; InvalidRequestError
+    if it is too long or none.
+
+    `hashes`: the prompts' blocks will be asked for, so those of long ones are hashed off the loop.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        limits: PeerLimits | None = None,
+        hits: LimitHits | None = None,
+        *,
+        hashes: bool = True,
+    ) -> None:
+        self.limits = limits or PeerLimits()
+        self.off_loop = OffLoop()
+        self._hits = hits or LimitHits()
+        self._block_size = block_size
+        self._hashes = hashes
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self.off_loop.close()
+
+    async def generate(self, body: bytes) -> GenerateFacts:
+        """The routing facts of a serialized GenerateRequest."""
+        most = (self.limits.max_prompt_tokens, self.limits.max_id_bytes)
+        read = partial(read_generate, body, self._block_size, *most)
+
+        def read_and_hash() -> GenerateFacts:
+            facts = read()
+            self._hash(facts.prompt)
+            return facts
+
+        return await self._read(len(body), read, read_and_hash)
+
+    async def tokens(self, body: bytes, number: int = 1) -> tuple[Tokens, bytes]:
+        """The token ids of a message, its field `number`, and its other fields as a message."""
+
+        def read() -> tuple[Tokens, bytes]:
+            try:
+                return parse_tokens(body, number, self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
+            except ValueError:
+                raise InvalidRequestError("the message is not of the method's type") from None
+
+        return await self._read(len(body), read, read)
+
+    async def hashed(self, prompt: Prompt) -> Prompt:
+        """The prompt; if it is long, after its blocks were hashed off the loop."""
+        if prompt.isl * 4 > LONG_BYTES and self._hashes:
+            await self.off_loop.run(partial(self._hash, prompt))
+        return prompt
+
+    def check_name(self, what: str, name: str) -> None:
+        """InvalidRequestError if a name that a caller gives is too long."""
+        if len(name.encode("utf-8", "surrogatepass")) > self.limits.max_id_bytes:
+            self._hits.hit("max_id_bytes")
+            most = self.limits.max_id_bytes
+            raise InvalidRequestError(f"{what} is longer than {most} bytes")
+
+    def _hash(self, prompt: Prompt) -> None:
+        if self._hashes:
+            _ = prompt.hashed().sequence_hashes
+
+    async def _read(self, size: int, read: Callable[[], T], read_long: Callable[[], T]) -> T:
+        try:
+            if size > LONG_BYTES:
+                return await self.off_loop.run(read_long)
+            return read()
+        except OverflowError as error:
+            limit, found = error.args
+            self._hits.hit(limit)
+            text = f"{limit}: {found} is more than {self._most(limit)}"
+            raise InvalidRequestError(text) from None
+
+    def _most(self, limit: str) -> int:
+        if limit == "decoded_bytes":
+            return MAX_DECODED_BYTES
+        most: int = getattr(self.limits, limit)
+        return most
