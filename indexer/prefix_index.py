@@ -1,6 +1,6 @@
 """What the router asks of an index, one fed with KV events or one that predicts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -84,6 +84,10 @@ class PrefixIndex(Protocol):
 
     def sources(self) -> Sequence[SourceStatus]:
         """The state of every worker that is bound or was heard of."""
+        ...
+
+    def sources_in_steps(self) -> Iterator[Sequence[SourceStatus]]:
+        """The same, a few at a time, for a reader that must not take long at a time."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """How far the index can be trusted about each worker."""
 
 import enum
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..runtime.identity import WorkerWithDpRank
@@ -50,8 +49,7 @@ class SourceImage(NamedTuple):
     local_hashes: bytes
 
 
-@dataclass(frozen=True)
-class SourceStatus:
+class SourceStatus(NamedTuple):
     """What is known of one worker's events. `blocks`: how many it is believed to hold on its
     device; `lower_blocks`: in host memory, on disk, in external storage; `unindexed`: how many more
     it said it holds on its device, which the index had to drop, an upper estimate.

@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Self, Unpack
 
 from ..indexer.event_index import EventIndex
@@ -20,7 +20,7 @@ from .explain import explain
 from .policies import PolicyChoice
 from .policy import Decision, Explanation, Policy, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
-from .views import PotentialLoad, WorkerView, worker_views
+from .views import PotentialLoad, WorkerView, views_in_steps
 
 
 class KvRouter:
@@ -147,7 +147,14 @@ class KvRouter:
     def workers(self) -> list[WorkerView]:
         """Every registered rank, then those that only publish events."""
         with self._lock:
-            return worker_views(self.registry, self._slots, self.index.sources())
+            return [view for views in self.workers_in_steps() for view in views]
+
+    def workers_in_steps(self) -> Iterator[list[WorkerView]]:
+        """The same, a few at a time or none yet, for a reader that must not take long at a time.
+
+        Each step is of a moment of its own: who leaves meanwhile is left out, who comes may be.
+        """
+        return views_in_steps(self.registry, self._slots, self.index, self._lock)
 
     # Events
 

@@ -1,16 +1,20 @@
 """What KvRouter tells of the fleet: plain records for doors and frontends."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from ..indexer.prefix_index import PrefixIndex
 from ..indexer.source import SourceState, SourceStatus
 from ..runtime.identity import WorkerWithDpRank
 from ..slots.table import SlotTable
 from ..workers.registry import WorkerRegistry
 
+VIEWS_IN_A_STEP = 64
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+
+class WorkerView(NamedTuple):
     """One rank at this moment. `state` is "unregistered" for one that only publishes events."""
 
     worker: WorkerWithDpRank
@@ -36,19 +40,52 @@ class PotentialLoad:
     potential_prefill_tokens: int
 
 
-def worker_views(
-    registry: WorkerRegistry, slots: SlotTable, sources: Iterable[SourceStatus]
+def views_in_steps(
+    registry: WorkerRegistry,
+    slots: SlotTable,
+    index: PrefixIndex,
+    lock: AbstractContextManager[object],
+) -> Iterator[list[WorkerView]]:
+    """Every registered rank, then those that only publish events: a few at a time, or none yet.
+
+    Each step is read at a moment of its own, under the lock.
+    """
+    sources: dict[WorkerWithDpRank, SourceStatus] = {}
+    steps = index.sources_in_steps()
+    while True:
+        with lock:
+            step = next(steps, None)
+        if step is None:
+            break
+        sources.update((source.worker, source) for source in step)
+        yield []
+    ranks = registry.numbered()
+    for begin in range(0, len(ranks), VIEWS_IN_A_STEP):
+        some = ranks[begin : begin + VIEWS_IN_A_STEP]
+        with lock:
+            views = _registered(registry, slots, some, sources)
+        for _, worker in some:
+            sources.pop(worker, None)
+        yield views
+    for source in sources.values():
+        yield [_unregistered(source)]
+
+
+def _registered(
+    registry: WorkerRegistry,
+    slots: SlotTable,
+    ranks: Sequence[tuple[int, WorkerWithDpRank]],
+    heard: Mapping[WorkerWithDpRank, SourceStatus],
 ) -> list[WorkerView]:
-    """Every registered rank by number, then those that only publish events."""
-    heard = {source.worker: source for source in sources}
-    blocks = slots.active_blocks().tolist()
-    tokens = slots.active_prefill_tokens().tolist()
-    requests = slots.active_requests().tolist()
+    """Of these (number, worker), those that are registered; `heard`: what sources said."""
+    blocks, tokens = slots.active_blocks(), slots.active_prefill_tokens()
+    requests = slots.active_requests()
     views = []
-    for number, worker in registry.numbered():
+    for number, worker in ranks:
         entry = registry.entry(worker.worker_id)
-        assert entry is not None  # a numbered rank belongs to an entry
-        source = heard.pop(worker, None)
+        if entry is None or number not in entry.numbers:
+            continue  # it left
+        source = heard.get(worker)
         views.append(
             WorkerView(
                 worker=worker,
@@ -56,29 +93,30 @@ def worker_views(
                 state=entry.state.value,
                 reason=entry.reason,
                 indexed_blocks=source.blocks if source else 0,
-                active_blocks=blocks[number],
-                active_prefill_tokens=tokens[number],
-                active_requests=requests[number],
+                active_blocks=int(blocks[number]),
+                active_prefill_tokens=int(tokens[number]),
+                active_requests=int(requests[number]),
                 event_source_state=(source.state if source else SourceState.SILENT).value,
                 lower_tier_blocks=source.lower_blocks if source else (0, 0, 0),
                 unindexed_blocks=source.unindexed if source else 0,
                 weight=entry.weight,
             )
         )
-    for worker, source in heard.items():
-        views.append(
-            WorkerView(
-                worker=worker,
-                address=None,
-                state="unregistered",
-                reason="",
-                indexed_blocks=source.blocks,
-                active_blocks=0,
-                active_prefill_tokens=0,
-                active_requests=0,
-                event_source_state=source.state.value,
-                lower_tier_blocks=source.lower_blocks,
-                unindexed_blocks=source.unindexed,
-            )
-        )
     return views
+
+
+def _unregistered(source: SourceStatus) -> WorkerView:
+    """A worker that only publishes events."""
+    return WorkerView(
+        worker=source.worker,
+        address=None,
+        state="unregistered",
+        reason="",
+        indexed_blocks=source.blocks,
+        active_blocks=0,
+        active_prefill_tokens=0,
+        active_requests=0,
+        event_source_state=source.state.value,
+        lower_tier_blocks=source.lower_blocks,
+        unindexed_blocks=source.unindexed,
+    )

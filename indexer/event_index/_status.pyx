@@ -49,15 +49,20 @@ cdef bint is_recovering(const Source* source) noexcept nogil:
 
 
 cdef SourceRow* read_rows(
-    const Tiers* tiers, const Sources* sources, bint recovering, uint32_t* count
+    const Tiers* tiers,
+    const Sources* sources,
+    bint recovering,
+    uint32_t begin,
+    uint32_t end,
+    uint32_t* count,
 ) noexcept nogil:
     """A row for every worker that is known, or for those alone that are exact but for a gap or a
-    doubt; NULL without memory. The caller frees them.
+    doubt, of the tree's numbers from `begin` to before `end`; NULL without memory. The caller frees
+    them.
     """
     cdef const Tree* device = tiers.trees[DEVICE]
-    cdef SourceRow* rows = <SourceRow*>malloc(
-        (<size_t>tree_worker_count(device) + 1) * sizeof(SourceRow)
-    )
+    cdef uint32_t most = min(<uint32_t>tree_worker_count(device), end - begin)
+    cdef SourceRow* rows = <SourceRow*>malloc((<size_t>most + 1) * sizeof(SourceRow))
     cdef SourceRow* row
     cdef const Source* source
     cdef WorkerInfo known
@@ -66,7 +71,7 @@ cdef SourceRow* read_rows(
     count[0] = 0
     if rows == NULL:
         return NULL
-    for w in range(tree_workers_end(device)):
+    for w in range(begin, min(end, <uint32_t>tree_workers_end(device))):
         known = tree_worker_info(device, w)
         source = &sources.all[w] if w < sources.count else NULL
         if not known.live or (recovering and not is_recovering(source)):
@@ -89,8 +94,22 @@ cdef SourceRow* read_rows(
     return rows
 
 
-def list_sources(IndexActor actor not None, bint recovering):
-    """Every worker that is known, or those alone that are exact but for a gap or a doubt.
+def end_of_sources(IndexActor actor not None):
+    """One more than the highest number that the tree knows a worker by."""
+    cdef SharedState* state = <SharedState*>actor.state
+    cdef uint32_t end
+    with nogil:
+        rwlock_read_begin(&state.lock)
+        end = tree_workers_end(state.ingest.tiers.trees[DEVICE])
+        rwlock_read_end(&state.lock)
+    return end
+
+
+def list_sources(
+    IndexActor actor not None, bint recovering, uint32_t begin=0, uint32_t end=UINT32_MAX
+):
+    """Every worker that is known, or those alone that are exact but for a gap or a doubt; of those
+    whom the tree knows by a number from `begin` to before `end`.
 
     (worker, EventCursor as a dict, id of the first event that waits or None, blocks by tier, blocks
     that the index had to drop, messages of publishers that the worker did not announce).
@@ -100,7 +119,9 @@ def list_sources(IndexActor actor not None, bint recovering):
     cdef uint32_t count, i
     with nogil:
         rwlock_read_begin(&state.lock)
-        rows = read_rows(&state.ingest.tiers, &state.ingest.sources, recovering, &count)
+        rows = read_rows(
+            &state.ingest.tiers, &state.ingest.sources, recovering, begin, end, &count
+        )
         rwlock_read_end(&state.lock)
     if rows == NULL:
         raise MemoryError

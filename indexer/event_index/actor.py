@@ -1,7 +1,9 @@
 """The event-driven index: fed with messages or events, read by every decision."""
 
 import os
+from collections.abc import Iterator
 from operator import index as index_of
+from operator import itemgetter
 from typing import Any
 from weakref import WeakSet
 
@@ -21,9 +23,14 @@ from ._source_image import dump_source, restore_source
 # The kernel's numbers of the states it knows (_cursor.pxd).
 _STATES = (SourceState.SILENT, SourceState.EXACT, SourceState.REBUILDING, SourceState.DEGRADED)
 _RESTORED = 2
-_COUNTS = ("applied", "gaps", "given_up", "restarts", "duplicates", "orphans", "heard", "beats")
+_EXACT = SourceState.EXACT
+_counts_of = itemgetter(
+    "applied", "gaps", "given_up", "restarts", "duplicates", "orphans", "heard", "beats"
+)
 MAX_WAITING = 1 << 16
 MAX_WAITING_BLOCKS = 1 << 22
+SOURCES_IN_A_STEP = 64
+"""Some 0.3 ms of reading."""
 
 
 class EventIndex:
@@ -193,6 +200,15 @@ class EventIndex:
         """The state of every worker that is bound or was heard of."""
         return [_source_status(*source) for source in _status.list_sources(self._actor, False)]
 
+    def sources_in_steps(self) -> Iterator[list[SourceStatus]]:
+        """The same, a few at a time: each step at a moment of its own."""
+        begin = 0
+        while begin < _status.end_of_sources(self._actor):
+            end = begin + SOURCES_IN_A_STEP
+            rows = _status.list_sources(self._actor, False, begin, end)
+            yield [_source_status(*source) for source in rows]
+            begin = end
+
     def recovering(self) -> list[SourceStatus]:
         """The state of those workers alone that are recovering."""
         return [_source_status(*source) for source in _status.list_sources(self._actor, True)]
@@ -292,23 +308,31 @@ def _source_status(
     blocks, lower = by_tier[0], by_tier[1:]
     if not cursor:
         return SourceStatus(worker, SourceState.SILENT, blocks, unannounced=unannounced)
-    last, newest = cursor["last_event_id"], cursor["newest"]
+    applied, gaps, given_up, restarts, duplicates, orphans, heard, beats = _counts_of(cursor)
+    last, newest, suspect = cursor["last_event_id"], cursor["newest"], cursor["suspect"]
     state, missing = _STATES[cursor["state"]], None
-    if state is SourceState.EXACT and (newest > last or cursor["suspect"]):
+    if state is _EXACT and (newest > last or suspect):
         state = SourceState.RECOVERING
         until = waiting - 1 if waiting is not None else newest if newest > last else None
         missing = Missing(cursor["publisher_id"], last + 1, until)
-    elif state is SourceState.EXACT and unindexed:
+    elif state is _EXACT and unindexed:
         state = SourceState.TRIMMED
     return SourceStatus(
         worker=worker,
         state=state,
         blocks=blocks,
-        lower_blocks=lower,
-        missing=missing,
         unindexed=unindexed,
-        unannounced=unannounced,
+        applied=applied,
         last_event_id=last,
-        restored=cursor["suspect"] == _RESTORED,
-        **{name: cursor[name] for name in _COUNTS},
+        gaps=gaps,
+        restarts=restarts,
+        duplicates=duplicates,
+        orphans=orphans,
+        lower_blocks=lower,
+        given_up=given_up,
+        heard=heard,
+        beats=beats,
+        missing=missing,
+        unannounced=unannounced,
+        restored=suspect == _RESTORED,
     )

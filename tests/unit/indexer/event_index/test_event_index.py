@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.polling import wait_until
 
-from dynamo_router.indexer.event_index.actor import EventIndex
+from dynamo_router.indexer.event_index.actor import SOURCES_IN_A_STEP, EventIndex
 from dynamo_router.indexer.source import Missing, SourceState, SourceStatus
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
@@ -319,3 +319,14 @@ def test_a_tree_that_outlives_its_index_can_be_written(index: EventIndex) -> Non
     chain = np.arange(1, 2000, dtype=np.uint64)
     tree.store(W, None, chain, chain)
     assert tree.match(chain).scores == {W: 1999}
+
+
+def test_sources_are_the_same_in_steps(index: EventIndex) -> None:
+    workers = [WorkerWithDpRank(n, n % 2) for n in range(1, 3 * SOURCES_IN_A_STEP)]
+    for worker in workers:
+        index.apply(message(1, stored(1, 2), worker=worker, publisher=worker.worker_id))
+    index.unbind(workers[5])
+    steps = list(index.sources_in_steps())
+    assert [source for step in steps for source in step] == index.sources()
+    assert {source.worker for step in steps for source in step} == {*workers} - {workers[5]}
+    assert len(steps) == 3 and max(map(len, steps)) <= SOURCES_IN_A_STEP
