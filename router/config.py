@@ -16,6 +16,7 @@ from ..workers.outliers import OutlierPolicy
 from ..workers.trtllm_client import ConnectionPolicy
 from .admission import AdmissionConfig
 from .mock_process import MockEnginesConfig
+from .observability import ObservabilityConfig
 from .peer_limits import PeerLimits
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
 from .request_limits import RequestLimits
@@ -341,6 +342,10 @@ class ServeConfig:
     )
     log_format: LogFormat = option(
         "text", "How log lines are written: text, or JSON objects.", choices=LOG_FORMATS
+    )
+
+    observability: ObservabilityConfig = field(
+        default_factory=ObservabilityConfig, metadata={"inline": True}
     )
 
     def __post_init__(self) -> None:

@@ -34,14 +34,18 @@ from .dispatch import (
 from .events import EventIntake
 from .kv_router import KvRouter
 from .metrics import (
-    Gauges,
+    LoopLagProbe,
+    MetricsPage,
     RequestMetrics,
+    WorkerRequests,
+    build_metrics,
     dispatch_metrics,
     event_metrics,
     fault_metrics,
+    log_metrics,
     plane_metrics,
+    process_metrics,
     queue_metrics,
-    registry_of,
     security_metrics,
     snapshot_metrics,
     worker_metrics,
@@ -141,7 +145,8 @@ class Server:
             mixed_models=config.mixed_models,
             tls=self.security.worker_tls,
         )
-        metrics = RequestMetrics(lambda: self.dispatcher.in_flight)
+        served = WorkerRequests(self.router.registry)
+        metrics = RequestMetrics(lambda: self.dispatcher.in_flight, self._clock, served)
         observer: DispatchObserver = metrics
         if config.router.router_track_output_blocks:
             observer = OutputTracking(self.router, metrics)
@@ -180,17 +185,24 @@ class Server:
         self._reloader = None
         if source is not None:
             self._reloader = Reloader(source, check=self._live.check, apply=self._live.apply)
-        self._gauges = Gauges(
-            worker_metrics(self.router),
+        self._loop_lag = LoopLagProbe(self._clock)
+        reports, most = self.monitor.reports, config.observability.metrics_max_workers
+        self.metrics = MetricsPage(
+            metrics.collect,
+            worker_metrics(self.router, served, reports, most),
             dispatch_metrics(self.dispatcher),
-            fault_metrics(self.monitor.reports, self.dispatcher),
+            fault_metrics(self.router, self.dispatcher),
+            self._loop_lag.collect,
+            process_metrics,
+            build_metrics,
+            log_metrics(output),
+            security_metrics(self.security),
         )
         if self._admission is not None:
-            self._gauges.add(queue_metrics(self._admission.queue))
-        self._gauges.add(security_metrics(self.security))
+            self.metrics.add(queue_metrics(self._admission.queue))
         self._http = HttpServer(
             self.router,
-            registry_of(metrics, self._gauges),
+            self.metrics,
             self._health,
             security=self.security,
             admin_routes=AdminRoutes(self.admin, self._reloader).routes,
@@ -255,6 +267,8 @@ class Server:
         stack.push_async_callback(self._http.close)
         for line in self.security.exposed(self._grpc.port, self._http.port, self._http.admin):
             log.warning(line)
+        self._loop_lag.start()
+        stack.callback(self._loop_lag.close)
         self.security.watch.start()
         stack.push_async_callback(self.security.watch.close)
         nats_url = await self._start_events()
@@ -316,10 +330,10 @@ class Server:
         )
         self._stack.push_async_callback(events.close)
         await events.start()
-        self._gauges.add(event_metrics(index))
-        self._gauges.add(plane_metrics(events.plane, events.feed))
+        self.metrics.add(event_metrics(index))
+        self.metrics.add(plane_metrics(events.plane, events.feed))
         if events.snapshot is not None:
-            self._gauges.add(snapshot_metrics(events.snapshot))
+            self.metrics.add(snapshot_metrics(events.snapshot))
         return events.nats_url
 
     async def _wait_for_workers(self) -> None:

@@ -275,6 +275,8 @@ class Dispatcher:
         excluded = flight.unfit
         if len(flight.attempts):
             excluded = excluded | flight.attempts.worker_ids
+        else:
+            flight.queue_s = began - flight.arrived
         decision = self._router.decide(
             facts.prompt,
             flight.request_id,

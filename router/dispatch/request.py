@@ -57,8 +57,10 @@ class Flight:
     task: "asyncio.Task[object] | None" = None
     decision: Decision | None = None
     """of the current attempt"""
+    queue_s: float = 0.0
+    """from its arrival to its first decision"""
     decision_s: float = 0.0
-    """how long that decision took"""
+    """how long the current attempt's decision took"""
     client: TrtllmClient | None = None
     call: "aio.UnaryStreamCall[bytes, bytes] | None" = None
     """of the current attempt, while it goes on"""

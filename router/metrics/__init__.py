@@ -1,4 +1,5 @@
-"""What Prometheus sees: counters along a request's way, gauges read at each scrape.
+"""What Prometheus sees: counters along a request's way, gauges read at each scrape, and the page
+that is made of them without holding anybody up.
 
 Entered by `serve`; wraps what it measures and is called by none of it.
 """
@@ -10,20 +11,29 @@ from .collectors import (
     plane_metrics,
     queue_metrics,
     snapshot_metrics,
-    worker_metrics,
 )
-from .requests import Gauges, RequestMetrics, registry_of
+from .loop_lag import LoopLagProbe
+from .page import MetricsPage, Rendered
+from .process import build_metrics, log_metrics, process_metrics
+from .requests import RequestMetrics
 from .security import security_metrics
+from .worker_requests import WorkerRequests
+from .workers import worker_metrics
 
 __all__ = [
-    "Gauges",
+    "LoopLagProbe",
+    "MetricsPage",
+    "Rendered",
     "RequestMetrics",
+    "WorkerRequests",
+    "build_metrics",
     "dispatch_metrics",
     "event_metrics",
     "fault_metrics",
+    "log_metrics",
     "plane_metrics",
+    "process_metrics",
     "queue_metrics",
-    "registry_of",
     "security_metrics",
     "snapshot_metrics",
     "worker_metrics",

@@ -1,23 +1,19 @@
 """What the router, its index and its event feed tell when Prometheus asks."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ...indexer.event_index import EventIndex
-from ...indexer.wire import TIERS
 from ...runtime import supervised
 from ...runtime.event_planes import EventPlane, PlaneState
-from ...workers.registry import WorkerState
-from ...workers.request_reports import RequestReports
 from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
 from ..events import EventFeed, SnapshotTask
 from ..kv_router import KvRouter
-
-_WORKER = ["worker_id", "dp_rank"]
+from .page import Source
 
 # Counters of the index that stand for what was lost or could not be used.
 _EVENT_FAULTS = {
@@ -32,60 +28,26 @@ _EVENT_FAULTS = {
     "overflows": "Gaps given up because too many events waited.",
 }
 
-
-def worker_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
-    """Load, state and event source of every worker."""
-
-    def collect() -> Iterable[Metric]:
-        def gauge(name: str, help: str, *labels: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(name, help, labels=[*_WORKER, *labels])
-
-        blocks = gauge(
-            "dynamo_frontend_worker_active_decode_blocks", "Blocks of requests in flight."
-        )
-        tokens = gauge(
-            "dynamo_frontend_worker_active_prefill_tokens", "Prompt tokens not computed yet."
-        )
-        requests = gauge("dynamo_router_worker_active_requests", "Requests in flight.")
-        indexed = gauge("dynamo_router_worker_indexed_blocks", "Blocks it is believed to hold.")
-        lower = gauge(
-            "dynamo_router_worker_lower_tier_blocks", "Blocks it has in slower storage.", "tier"
-        )
-        unindexed = gauge(
-            "dynamo_router_worker_unindexed_blocks", "Blocks it holds for which there was no room."
-        )
-        source = gauge("dynamo_router_event_source_state", "1 for its present state.", "state")
-        states = Counter({state.value: 0 for state in WorkerState})
-        for view in router.workers():
-            key = [str(view.worker.worker_id), str(view.worker.dp_rank)]
-            states[view.state] += 1
-            blocks.add_metric(key, view.active_blocks)
-            tokens.add_metric(key, view.active_prefill_tokens)
-            requests.add_metric(key, view.active_requests)
-            indexed.add_metric(key, view.indexed_blocks)
-            unindexed.add_metric(key, view.unindexed_blocks)
-            source.add_metric([*key, view.event_source_state], 1)
-            for tier, count in zip(TIERS[1:], view.lower_tier_blocks, strict=True):
-                if count:
-                    lower.add_metric([*key, tier], count)
-        workers = GaugeMetricFamily("dynamo_router_workers", "Ranks by state.", labels=["state"])
-        for state, count in states.items():
-            workers.add_metric([state], count)
-        failures = CounterMetricFamily(
-            "dynamo_router_policy_failures",
-            "Times that an installed policy raised or answered nonsense.",
-            router.policy_failures,
-        )
-        return (blocks, tokens, requests, indexed, lower, unindexed, source, workers, failures)
-
-    return collect
+# Sums over the sources.
+_SOURCE_COUNTS = (
+    ("gaps", "Holes in a source's numbering."),
+    ("given_up", "Holes that were not filled."),
+    ("restarts", "Sources that began anew."),
+    ("duplicates", "Events that had been applied before."),
+)
 
 
-def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
+def event_metrics(index: EventIndex) -> Source:
     """What became of the events that reached the index."""
 
-    def collect() -> Iterable[Metric]:
-        counters, sources = index.counters(), index.sources()
+    def collect() -> Iterator[Metric | None]:
+        counters = index.counters()
+        totals = Counter({name: 0 for name, _ in _SOURCE_COUNTS})
+        for sources in index.sources_in_steps():
+            for source in sources:
+                for name in totals:
+                    totals[name] += getattr(source, name)
+            yield None
         tiers = index.tier_counters()
         # Dynamo's name lacks the _total that a counter's would be given.
         applied = UnknownMetricFamily(
@@ -135,14 +97,8 @@ def event_metrics(index: EventIndex) -> Callable[[], Iterable[Metric]]:
             "Blocks believed to be cached because of where requests were sent.",
             counters["predicted"],
         )
-        for name, help in (
-            ("gaps", "Holes in a source's numbering."),
-            ("given_up", "Holes that were not filled."),
-            ("restarts", "Sources that began anew."),
-            ("duplicates", "Events that had been applied before."),
-        ):
-            total = sum(getattr(each, name) for each in sources)
-            yield CounterMetricFamily(f"dynamo_router_event_{name}", help, total)
+        for name, help in _SOURCE_COUNTS:
+            yield CounterMetricFamily(f"dynamo_router_event_{name}", help, totals[name])
 
     return collect
 
@@ -163,26 +119,10 @@ def dispatch_metrics(dispatcher: Dispatcher) -> Callable[[], Iterable[Metric]]:
     return collect
 
 
-def fault_metrics(
-    reports: RequestReports, dispatcher: Dispatcher
-) -> Callable[[], Iterable[Metric]]:
-    """What went wrong with requests, workers and our own loops, and what was done about it."""
+def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iterable[Metric]]:
+    """What went wrong with requests, policies and our own loops, and what was done about it."""
 
     def collect() -> Iterable[Metric]:
-        errors = CounterMetricFamily(
-            "dynamo_router_worker_errors",
-            "Attempts that failed, by whom and why.",
-            labels=["worker_id", "cause"],
-        )
-        for (worker_id, cause), count in reports.errors.items():
-            errors.add_metric([str(worker_id), cause], count)
-        ejections = CounterMetricFamily(
-            "dynamo_router_worker_ejections",
-            "Times that a worker was left alone because of its requests.",
-            labels=["worker_id"],
-        )
-        for worker_id, count in reports.outliers.ejections.items():
-            ejections.add_metric([str(worker_id)], count)
         limits = CounterMetricFamily(
             "dynamo_router_limits_hit", "Times that a limit was hit.", labels=["limit"]
         )
@@ -200,7 +140,12 @@ def fault_metrics(
             "Requests on a further attempt that count.",
             dispatcher.budget.retrying,
         )
-        return (errors, ejections, limits, loops, retrying)
+        policies = CounterMetricFamily(
+            "dynamo_router_policy_failures",
+            "Times that an installed policy raised or answered nonsense.",
+            router.policy_failures,
+        )
+        return (limits, loops, retrying, policies)
 
     return collect
 

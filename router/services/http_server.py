@@ -6,8 +6,6 @@ from typing import Any
 import msgspec
 import structlog
 from aiohttp import web
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ...indexer.prefix_index import TierOverlap
 from ...indexer.wire import TIERS
@@ -16,6 +14,7 @@ from ...runtime.http_site import HttpSite, json_response
 from ...runtime.identity import WorkerWithDpRank
 from ..access import Listener, Security
 from ..kv_router import KvRouter
+from ..metrics import MetricsPage
 from ..views import WorkerView
 
 MAX_BODY_BYTES = 16 << 20
@@ -48,7 +47,7 @@ class HttpServer:
     def __init__(
         self,
         router: KvRouter,
-        metrics: CollectorRegistry,
+        metrics: MetricsPage,
         health: Health,
         *,
         security: Security,
@@ -97,8 +96,12 @@ class HttpServer:
         await self._site.close()
 
     async def _on_metrics(self, request: web.Request) -> web.Response:
-        body = generate_latest(self._metrics)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        asked = request.headers
+        page = await self._metrics.render(asked.get("Accept", ""), asked.get("Accept-Encoding", ""))
+        headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
+        if page.gzip:
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(body=page.body, headers=headers)
 
     async def _on_health(self, request: web.Request) -> web.Response:
         ready, more = self._health()

@@ -1,0 +1,48 @@
+"""A histogram counted on the event loop, at the price of an append for each observation."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from prometheus_client.core import HistogramMetricFamily
+
+FOLD_AT = 1024
+"""How many observations may wait to be sorted into buckets."""
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+LONG_SECONDS = (*SECONDS, 300, 600, 1800, 3600)
+MILLISECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+TOKENS = tuple(2**n for n in range(4, 21))
+RATIO = tuple(n / 10 for n in range(1, 11))
+
+
+class Histogram:
+    """Counts by bucket, on the event loop.
+
+    Observing is an append; sorting into buckets waits until there are many or somebody asks. A
+    request spends its time in gRPC, so whatever runs once for it runs with cold caches, and a
+    loop over a thousand values costs less than a thousand times that.
+    """
+
+    def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
+        self._name, self._help, self._bounds = name, help, bounds
+        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self._sum = 0.0
+        self._new: list[float] = []
+
+    def observe(self, value: float) -> None:
+        self._new.append(value)
+        if len(self._new) >= FOLD_AT:
+            self._fold()
+
+    def family(self) -> HistogramMetricFamily:
+        self._fold()
+        names = [*map(str, map(float, self._bounds)), "+Inf"]
+        buckets = list(zip(names, self._counts.cumsum().tolist(), strict=True))
+        return HistogramMetricFamily(self._name, self._help, buckets, self._sum)
+
+    def _fold(self) -> None:
+        values = np.array(self._new, dtype=np.float64)
+        self._new.clear()
+        found = np.searchsorted(self._bounds, values)  # a bound belongs to the bucket below it
+        self._counts += np.bincount(found, minlength=len(self._counts))
+        self._sum += float(values.sum())

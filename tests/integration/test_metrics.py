@@ -1,0 +1,83 @@
+"""/metrics of a served fleet, read as Prometheus reads it."""
+
+import grpc
+import pytest
+from support.exposition import families, values_of
+from support.fake_engine import FakeEngine, fail, prompt
+from support.polling import until
+from support.serving import BLOCK, Doors, serving
+
+from dynamo_router.router.config import KvRouterConfig
+
+
+async def ended(doors: Doors, count: int) -> dict[str, float]:
+    """The metrics once so many requests have ended."""
+    page: dict[str, float] = {}
+
+    def total() -> float:
+        return sum(v for k, v in page.items() if k.startswith(ENDED))
+
+    while total() < count:
+        page = await doors.metrics()
+    return page
+
+
+FORMS = {
+    "plain": {"Accept-Encoding": "identity"},
+    "packed": {"Accept-Encoding": "gzip"},  # unpacked by the client
+    "openmetrics": {"Accept": "application/openmetrics-text;version=1.0.0"},
+}
+ENDED = "dynamo_component_router_requests_total{"
+
+
+async def test_a_request_is_seen_from_its_arrival_to_its_end() -> None:
+    async with serving(FakeEngine(worker_id=7)) as doors:
+        await doors.answers(prompt("streamed"))
+        whole = prompt("whole")
+        whole.streaming = False
+        await doors.answers(whole)
+        page = await ended(doors, 2)
+    assert page["dynamo_router_request_duration_seconds_count"] == 2
+    assert page["dynamo_router_queue_wait_seconds_count"] == 2
+    assert page["dynamo_component_router_time_to_first_token_seconds_count"] == 1
+    assert page['dynamo_router_worker_requests_total{worker_id="7"}'] == 2
+    assert page['dynamo_router_worker_time_to_first_token_seconds_count{worker_id="7"}'] == 1
+    assert page['dynamo_router_worker_request_duration_seconds_count{worker_id="7"}'] == 2
+    longest = page["dynamo_router_request_duration_seconds_sum"]
+    assert 0 < page['dynamo_router_worker_request_duration_seconds_sum{worker_id="7"}'] <= longest
+    state = 'dynamo_router_worker_state{reason="",state="ready",worker_id="7"}'
+    assert page[state] == 1
+
+
+async def test_the_bad_one_of_a_fleet_can_be_found() -> None:
+    bad = FakeEngine(fail(grpc.StatusCode.INTERNAL, "broken"), worker_id=1)
+    async with serving(bad, FakeEngine(worker_id=2)) as doors:
+        for number in range(10):
+            await doors.answers(prompt(f"r{number}"))
+        page = await ended(doors, 10)
+    failed = page['dynamo_router_worker_errors_total{cause="internal",worker_id="1"}']
+    assert failed >= 1
+    assert page['dynamo_router_worker_requests_total{worker_id="1"}'] == failed
+    assert page['dynamo_router_worker_request_duration_seconds_count{worker_id="1"}'] == 0
+    assert page['dynamo_router_worker_request_duration_seconds_count{worker_id="2"}'] == 10
+
+
+@pytest.mark.parametrize("events", [True, False])
+async def test_prometheus_reads_every_format(events: bool) -> None:
+    router = KvRouterConfig(block_size=BLOCK, use_kv_events=events)
+    async with serving(FakeEngine(), router=router) as doors:
+        await doors.answers(prompt())
+        await until(lambda: not doors.server.dispatcher.in_flight)
+        pages = {
+            form: (await doors.http("GET", "/metrics", headers=headers))[1]
+            for form, headers in FORMS.items()
+        }
+    plain, packed = families(pages["plain"]), families(pages["packed"])
+    strict = families(pages["openmetrics"], openmetrics=True)
+    assert plain.keys() == strict.keys() == packed.keys()
+    assert {f.name: f.type for f in plain.values()} == {f.name: f.type for f in strict.values()}
+    for name in ("dynamo_router_loop_lag_seconds", "process_open_fds", "dynamo_router_build_info"):
+        assert name in plain
+    assert values_of(plain["dynamo_router_log_lines_lost"], "reason").keys() == {
+        "rate_limit", "slow_reader",
+    }  # fmt: skip
