@@ -1,7 +1,5 @@
 """Whom the planners ask, how often, and when they give up."""
 
-from dataclasses import replace
-
 import pytest
 
 from dynamo_router.indexer.source import Missing, SourceState, SourceStatus
@@ -80,7 +78,7 @@ def gap(
     first: int, last: int | None, *, publisher: int = 9, restored: bool = False
 ) -> SourceStatus:
     missing = Missing(publisher, first, last)
-    return replace(status(B, SourceState.RECOVERING), missing=missing, restored=restored)
+    return status(B, SourceState.RECOVERING)._replace(missing=missing, restored=restored)
 
 
 def ask(planner: ReplayPlanner, source: SourceStatus, now: float) -> list[ResyncRequest]:
