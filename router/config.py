@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.logs import LOG_FORMATS, LogFormat
 from ..runtime.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..runtime.settings import bad_setting, option
 from ..runtime.urls import DEFAULT_NATS_URL
@@ -337,13 +336,6 @@ class ServeConfig:
         "How long new requests are still served after SIGTERM, while health says that none should"
         " come any more.",
     )
-    log_level: str = option(
-        "info", "Least severe log line to print.", choices=("debug", "info", "warning", "error")
-    )
-    log_format: LogFormat = option(
-        "text", "How log lines are written: text, or JSON objects.", choices=LOG_FORMATS
-    )
-
     observability: ObservabilityConfig = field(
         default_factory=ObservabilityConfig, metadata={"inline": True}
     )

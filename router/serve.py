@@ -15,7 +15,7 @@ from ..indexer.event_index import EventIndex
 from ..runtime.clock import SystemClock
 from ..runtime.errors import ConfigError
 from ..runtime.limit_hits import LimitHits
-from ..runtime.logs import LogOutput, log_to_stderr
+from ..runtime.logs import LogOutput
 from ..runtime.process import StopSignals, allow_open_files, on_hangup, run_until
 from ..runtime.settings import SettingsSource
 from ..runtime.urls import redact_text
@@ -67,7 +67,7 @@ def run(config: ServeConfig, source: SettingsSource[ServeConfig] | None = None) 
 
     `source` is where the configuration came from, to be read again at each SIGHUP.
     """
-    output = log_to_stderr(config.log_level, config.log_format)
+    output = config.observability.open_log()
     allow_open_files(OPEN_FILES)  # a connection for each worker and each client
     # gRPC's core logs each fork and each peer that goes; we say what matters of that ourselves.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

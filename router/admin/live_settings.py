@@ -43,7 +43,8 @@ class LiveSettings:
         """Use the settings of these keys, which were checked, from now on."""
         old, self.config = self.config, new
         if keys.intersection(LOG) and self._output is not None:
-            self._output.change(new.log_level, new.log_format)
+            log = new.observability
+            self._output.change(log.log_level, log.log_format)
         if keys.intersection(HEALTH):
             self._monitor.set_policy(new.health)
         if keys.intersection(OUTLIERS):
