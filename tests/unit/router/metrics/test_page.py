@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
-from support.exposition import families, samples
+from support.observability.exposition import families, samples
 
 from dynamo_router.router.metrics.histogram import Histogram
 from dynamo_router.router.metrics.page import LINES_AT_ONCE, SLICE_S, MetricsPage, Table

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from support.exposition import families, samples, values_of
+from support.observability.exposition import families, samples, values_of
 
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from dynamo_router.indexer.wire.codec import encode_event_message

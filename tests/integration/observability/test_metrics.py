@@ -2,8 +2,8 @@
 
 import grpc
 import pytest
-from support.exposition import families, values_of
 from support.fake_engine import FakeEngine, fail, prompt
+from support.observability.exposition import families, values_of
 from support.polling import until
 from support.serving import BLOCK, Doors, serving
 
