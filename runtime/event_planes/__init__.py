@@ -15,6 +15,7 @@ from .event_plane import (
     endpoint_subject,
 )
 from .local_plane import LocalPlane
+from .nats_link import NatsLink
 from .nats_plane import NatsPlane
 from .shared_plane import SharedPlane
 
@@ -27,6 +28,7 @@ __all__ = [
     "EventPlane",
     "Handler",
     "LocalPlane",
+    "NatsLink",
     "NatsPlane",
     "PlaneState",
     "PlaneStats",

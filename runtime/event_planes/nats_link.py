@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import MaxPayloadError, SlowConsumerError
+from nats.js import JetStreamContext
 
 from ..security import NatsAuth
 from ..urls import user_of
@@ -64,6 +65,20 @@ class NatsLink:
         """Bytes that the socket has not taken yet. Stay below MAX_UNSENT_BYTES."""
         return self._client.pending_data_size
 
+    @property
+    def server_version(self) -> tuple[int, int]:
+        """Major and minor of the server we are connected to."""
+        version = self._client.connected_server_version
+        return version.major, version.minor
+
+    def jetstream(self, timeout_s: float) -> JetStreamContext:
+        """Streams of the server; each call of it may take `timeout_s`."""
+        return self._client.jetstream(timeout=timeout_s)
+
+    def new_inbox(self) -> str:
+        """A subject that is ours alone."""
+        return self._client.new_inbox()
+
     async def open(self, url: str, auth: NatsAuth | None = None) -> None:
         """Connect, or raise. Call once."""
         options = {} if auth is None else auth.options()
@@ -101,8 +116,18 @@ class NatsLink:
     ) -> Callable[[], Awaitable[None]]:
         """Deliver to `handler`, keeping at most so much waiting; the result ends it."""
 
-        async def on_message(message: Msg) -> None:
+        def on_message(message: Msg) -> None:
             handler(message.subject, message.data)
+
+        return await self.subscribe_messages(subject, on_message, max_messages, max_bytes)
+
+    async def subscribe_messages(
+        self, subject: str, handler: Callable[[Msg], None], max_messages: int, max_bytes: int
+    ) -> Callable[[], Awaitable[None]]:
+        """As `subscribe`, with the headers of messages."""
+
+        async def on_message(message: Msg) -> None:
+            handler(message)
 
         subscription = await self._client.subscribe(
             subject,

@@ -42,6 +42,7 @@ SHORT_NOUNS = {
     "runtime.backoff": "the delays of a retry loop",
     "runtime.clock": "monotonic time, real and of a test",
     "runtime.envelope": "the message around an event: a wire format is a file of its own",
+    "runtime.kv_stores.file_names": "keys as file names: a format is a file of its own",
     "runtime.native._mix": "hashes of table keys, and numbers that look random",
     "runtime.native._yield_points": "where a writer lets readers in, under both kinds of kernel",
     "runtime.limit_hits": "how often each limit was hit",

@@ -1,0 +1,39 @@
+"""How do processes find each other? Key-value stores with leases and watches."""
+
+from .etcd_config import EtcdConfig
+from .etcd_store import EtcdStore
+from .file_store import FileStore
+from .memory_store import MemoryStore
+from .nats_connection import NatsAddress
+from .nats_store import NatsStore
+from .store import (
+    LEASE_TTL_S,
+    Bucket,
+    Change,
+    Deleted,
+    Entry,
+    KeyValueStore,
+    LeaseLostError,
+    Listing,
+    StoreError,
+    Watch,
+)
+
+__all__ = [
+    "LEASE_TTL_S",
+    "Bucket",
+    "Change",
+    "Deleted",
+    "Entry",
+    "EtcdConfig",
+    "EtcdStore",
+    "FileStore",
+    "KeyValueStore",
+    "LeaseLostError",
+    "Listing",
+    "MemoryStore",
+    "NatsAddress",
+    "NatsStore",
+    "StoreError",
+    "Watch",
+]

@@ -1,0 +1,232 @@
+"""The files of one bucket, read and written by whoever shares the disk. Blocking; for threads.
+
+A value is written beside its place and renamed into it, so nobody reads half of one. Writers take
+turns by a lock on the bucket's counter, which the kernel lets go of when one of them dies.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from secrets import token_hex
+from stat import S_ISREG
+from typing import NamedTuple
+
+from .file_dates import FileDates, date_for, revision_of
+from .file_names import TEMPORARY, folder_of_bucket, key_of_name, name_of_key
+from .store import Entry, StoreError, check_name
+
+COUNTERS = ".revisions"
+_LOCK_TIMEOUT_S = 5.0
+_LOCK_POLL_S = 0.002
+_ABANDONED_S = 600.0
+_COUNTER_WIDTH = 16
+
+
+class Found(NamedTuple):
+    """A file that stands for a key, alive or not."""
+
+    key: str
+    path: str
+    date_ns: int
+    inode: int
+    size: int
+
+
+class FileFolder:
+    """One bucket's folder. All may raise StoreError."""
+
+    def __init__(self, root: Path, bucket: str, dates: FileDates) -> None:
+        self._folder = root / folder_of_bucket(bucket)
+        self._counter = root / COUNTERS / name_of_key(bucket)
+        self._dates = dates
+
+    @property
+    def path(self) -> Path:
+        return self._folder
+
+    def make(self) -> None:
+        """Create the folder, and clear away what a writer that died left behind long ago."""
+        with _explained(str(self._folder)):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._counter.parent.mkdir(parents=True, exist_ok=True)
+            for item in os.scandir(self._folder):
+                if item.name.startswith(TEMPORARY):
+                    with contextlib.suppress(FileNotFoundError):
+                        if item.stat().st_mtime < time.time() - _ABANDONED_S:
+                            os.unlink(item.path)
+
+    def path_of(self, key: str) -> str:
+        return str(self._folder / name_of_key(check_name("key", key)))
+
+    def scan(self) -> list[Found]:
+        """Every file that stands for a key."""
+        found = []
+        with _explained(str(self._folder)):
+            try:
+                items = list(os.scandir(self._folder))
+            except FileNotFoundError:
+                return []
+            for item in items:
+                key = None if item.name.startswith(TEMPORARY) else key_of_name(item.name)
+                if key is not None and (file := self.look(key)) is not None:
+                    found.append(file)
+        return found
+
+    def look(self, key: str) -> Found | None:
+        """The file of a key, dead or alive."""
+        path = self.path_of(key)
+        with _explained(key):
+            try:
+                stat = os.stat(path)
+            except FileNotFoundError:
+                self._dates.forget(path)
+                return None
+        if not S_ISREG(stat.st_mode):
+            return None
+        return Found(key, path, stat.st_mtime_ns, stat.st_ino, stat.st_size)
+
+    def alive(self, file: Found) -> bool:
+        return self._dates.alive(file.path, file.date_ns)
+
+    def seconds_to_death(self, file: Found) -> float | None:
+        return self._dates.seconds_to_death(file.path, file.date_ns)
+
+    def read(self, key: str) -> Entry | None:
+        """A key that is alive, its value and its revision of one moment."""
+        path = self.path_of(key)
+        with _explained(key):
+            try:
+                with open(path, "rb") as file:
+                    date_ns = os.fstat(file.fileno()).st_mtime_ns
+                    value = file.read()
+            except FileNotFoundError:
+                self._dates.forget(path)
+                return None
+        if not self._dates.alive(path, date_ns):
+            return None
+        return Entry(key, value, revision_of(date_ns))
+
+    def write(
+        self, key: str, value: bytes, ttl_s: float | None, fits: Callable[[Entry | None], bool]
+    ) -> int | None:
+        """Write if what is there `fits`; the revision."""
+        path = self.path_of(key)
+        with _explained(key), self._turn() as counter:
+            if not fits(self.read(key)):
+                return None
+            revision = counter.next()
+            temporary = str(self._folder / f"{TEMPORARY}{token_hex(8)}")
+            try:
+                with open(temporary, "xb") as file:
+                    file.write(value)
+                date_ns = date_for(ttl_s, revision, self._dates.wall())
+                os.utime(temporary, ns=(date_ns, date_ns))
+                os.rename(temporary, path)
+                self._dates.alive(path, date_ns)  # seen now, by the clock that dated it
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+            return revision
+
+    def remove(self, key: str, fits: Callable[[Entry | None], bool]) -> bool:
+        """Delete a key that is alive and `fits`; whether there was one."""
+        with _explained(key), self._turn() as counter:
+            entry = self.read(key)
+            if entry is None or not fits(entry):
+                return False
+            counter.next()
+            with contextlib.suppress(FileNotFoundError):  # somebody who takes no turns
+                os.unlink(self.path_of(key))
+            return True
+
+    def touch(self, key: str, revision: int, ttl_s: float) -> bool:
+        """Let a key live for `ttl_s` from now, if it still is of `revision`; whether it is."""
+        path = self.path_of(key)
+        with _explained(key), self._turn():
+            try:
+                if revision_of(os.stat(path).st_mtime_ns) != revision:
+                    return False
+                date_ns = date_for(ttl_s, revision, self._dates.wall())
+                os.utime(path, ns=(date_ns, date_ns))
+                self._dates.alive(path, date_ns)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def bury(self, file: Found) -> None:
+        """Delete a dead file, if it is still as it was found and nobody is writing."""
+        if not self._dates.may_be_removed(file.path, file.date_ns):
+            return
+        with contextlib.suppress(StoreError), _explained(file.key), self._turn(0.0) as counter:
+            if self.look(file.key) == file:
+                counter.next()
+                os.unlink(file.path)
+                self._dates.forget(file.path)
+
+    def revision(self) -> int:
+        """That of the last change made by one who takes turns."""
+        with _explained(str(self._counter)):
+            try:
+                return _number(self._counter.read_bytes())
+            except FileNotFoundError:
+                return 0
+
+    @contextlib.contextmanager
+    def _turn(self, timeout_s: float | None = None) -> Iterator["_Counter"]:
+        """Be the only one who writes to the bucket."""
+        self.make_once()
+        descriptor = os.open(self._counter, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            end = time.monotonic() + (_LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= end:
+                        raise StoreError(f"another process holds {self._counter}") from None
+                time.sleep(_LOCK_POLL_S)
+            yield _Counter(descriptor, self._highest)
+        finally:
+            os.close(descriptor)
+
+    def make_once(self) -> None:
+        if not self._folder.is_dir() or not self._counter.parent.is_dir():
+            self.make()
+
+    def _highest(self) -> int:
+        """A revision that no file is above: where the counter was lost."""
+        return max((revision_of(file.date_ns) for file in self.scan()), default=0)
+
+
+class _Counter:
+    """The bucket's last revision, in a file that is locked."""
+
+    def __init__(self, descriptor: int, highest: Callable[[], int]) -> None:
+        self._descriptor, self._highest = descriptor, highest
+
+    def next(self) -> int:
+        last = _number(os.pread(self._descriptor, _COUNTER_WIDTH, 0)) or self._highest()
+        # Always as wide: a disk that is full has room for it.
+        os.pwrite(self._descriptor, b"%0*d" % (_COUNTER_WIDTH, last + 1), 0)
+        return last + 1
+
+
+def _number(digits: bytes) -> int:
+    return int(digits) if digits.isdigit() else 0
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """What the file system refuses, as StoreError."""
+    try:
+        yield
+    except OSError as error:
+        never = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+        text = f"{what}: {error.strerror or error}"
+        raise StoreError(text, transient=error.errno not in never) from None

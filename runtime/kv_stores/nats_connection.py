@@ -1,0 +1,147 @@
+"""A connection to NATS with JetStream that comes back: one attempt at a time, with back-off."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import quote
+
+from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError, NoRespondersError
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, ServiceUnavailableError
+
+from ..backoff import Backoff
+from ..event_planes import NatsLink
+from ..security import NatsAuth, NatsAuthConfig
+from ..settings import bad_setting
+from ..urls import DEFAULT_NATS_URL, redact_text, redact_url, split_nats_url
+from .store import StoreError
+
+TIMEOUT_S = 5.0
+"""The longest one call may take, attempts to connect included."""
+_ATTEMPT_S = 2.5
+_OLDEST = (2, 11)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NatsAddress:
+    """Where the servers are (with commas), and how we and they believe each other."""
+
+    url: str = DEFAULT_NATS_URL
+    auth: NatsAuth | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> "NatsAddress":
+        """From NATS_SERVER, NATS_AUTH_USERNAME and _PASSWORD, _TOKEN or _CREDENTIALS_FILE."""
+        given = os.environ if environ is None else environ
+        url = given.get("NATS_SERVER") or DEFAULT_NATS_URL
+        user, password = given.get("NATS_AUTH_USERNAME"), given.get("NATS_AUTH_PASSWORD")
+        if bool(user) != bool(password):
+            name, other = ("USERNAME", "PASSWORD") if user else ("PASSWORD", "USERNAME")
+            raise bad_setting(f"NATS_AUTH_{name}", f"needs NATS_AUTH_{other}")
+        if user and password:
+            url = _with_userinfo(url, f"{quote(user, safe='')}:{quote(password, safe='')}")
+        elif token := given.get("NATS_AUTH_TOKEN"):
+            url = _with_userinfo(url, quote(token, safe=""))
+        creds = given.get("NATS_AUTH_CREDENTIALS_FILE")
+        return cls(url, NatsAuth(NatsAuthConfig(creds=creds)) if creds else None)
+
+
+class NatsConnection:
+    """The link of the moment. `on_lost` are called when it is gone."""
+
+    def __init__(self, address: NatsAddress) -> None:
+        """ConfigError if an address is none."""
+        self._urls = [part.strip() for part in address.url.split(",")]
+        for part in self._urls:
+            split_nats_url(part)
+        if address.auth is not None:
+            address.auth.check_url(address.url)
+        self._auth = address.auth
+        self._link: NatsLink | None = None
+        self._opening = asyncio.Lock()
+        self._backoff = Backoff()
+        self._closed = False
+        self.on_lost: set[Callable[[], None]] = set()
+
+    async def link(self) -> NatsLink:
+        """One that is alive; StoreError if there is none within TIMEOUT_S."""
+        end = time.monotonic() + TIMEOUT_S
+        async with self._opening:
+            while (link := self._link) is None or not link.alive:
+                if self._closed:
+                    raise StoreError("the connection to NATS is closed", transient=False)
+                await self._drop()
+                failure = await self._open(self._urls[0])
+                if failure is None:
+                    self._backoff.reset()
+                    continue
+                self._urls.append(self._urls.pop(0))
+                delay = self._backoff.next()
+                if not failure.transient or time.monotonic() + delay >= end:
+                    raise failure
+                await asyncio.sleep(delay)
+            return link
+
+    async def call(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T:
+        """What JetStream answers; APIError is left to the caller, all else is StoreError."""
+        link = await self.link()
+        try:
+            return await ask(link.jetstream(_ATTEMPT_S))
+        except (NoRespondersError, ServiceUnavailableError) as error:
+            if isinstance(error, APIError) and error.err_code == 10039:
+                raise self._failed("JetStream is not enabled", transient=False) from None
+            raise self._failed("nobody answers for JetStream: is it enabled?") from None
+        except APIError:
+            raise
+        except MaxPayloadError:
+            raise self._failed("it takes no message as large as this", transient=False) from None
+        except (NatsError, OSError) as error:
+            raise self._failed(str(error) or type(error).__name__) from None
+
+    async def close(self) -> None:
+        self._closed = True
+        async with self._opening:
+            await self._drop()
+
+    async def _open(self, url: str) -> StoreError | None:
+        """Connect to one server, or say why not."""
+        self._link = NatsLink(self._tell, self._tell)
+        try:
+            await self._link.open(url, self._auth)
+        except (NatsError, OSError) as error:
+            reason = str(self._link.error or error) or type(error).__name__
+            await self._drop()
+            refused = "authorization" in reason.lower()
+            return self._failed(reason, transient=not refused, url=url)
+        if (version := self._link.server_version) < _OLDEST:
+            await self._drop()
+            wanted, found = ".".join(map(str, _OLDEST)), ".".join(map(str, version))
+            text = f"leases need NATS {wanted}, and it is {found}"
+            return self._failed(text, transient=False, url=url)
+        return None
+
+    async def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    def _tell(self) -> None:
+        for listener in list(self.on_lost):
+            listener()
+
+    def _failed(self, text: str, *, transient: bool = True, url: str | None = None) -> StoreError:
+        shown = redact_url(url or self._urls[0])
+        return StoreError(f"NATS at {shown}: {redact_text(text)}", transient=transient)
+
+
+def _with_userinfo(urls: str, userinfo: str) -> str:
+    parts = []
+    for url in urls.split(","):
+        scheme, found, rest = url.strip().rpartition("://")
+        parts.append(f"{scheme if found else 'nats'}://{userinfo}@{rest.rpartition('@')[2]}")
+    return ",".join(parts)

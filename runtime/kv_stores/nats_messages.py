@@ -1,0 +1,100 @@
+"""A bucket's stream in NATS: subjects of keys and leases, and what a message says of its key.
+
+The stream is a bucket of NATS' own key-value layout, `$KV.<bucket>.<key>`, so its tools can read
+it. A lease is a key too, one that the server deletes by itself; keys under it name it in a
+header, and are there only as long as it is.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from nats.aio.msg import Msg
+from nats.js.api import RawStreamMsg, StreamConfig
+
+from .store import Entry
+
+MARKER_TTL_S = 3600
+"""How long the stream tells of a key that is gone."""
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+OPERATION = "KV-Operation"
+LEASE = "Dynamo-Lease"
+_MARKER = "Nats-Marker-Reason"
+_OUTSIDE = re.compile(rb"[^A-Za-z0-9_/-]")
+_OUTSIDE_STREAM = re.compile(rb"[^A-Za-z0-9/]")
+_LEASES = "=lease."
+
+
+class Kind(Enum):
+    KEY = "key"
+    LEASE = "lease"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message as a fact: a key or a lease (its number) stands so, or is gone (entry None)."""
+
+    kind: Kind
+    name: str
+    revision: int
+    entry: Entry | None
+
+
+class BucketSubjects:
+    """The names that one bucket has in NATS."""
+
+    def __init__(self, bucket: str) -> None:
+        self.name = _escape(_OUTSIDE_STREAM, bucket, "-").replace("/", "_")
+        self.stream = f"KV_{self.name}"
+        self.all = f"$KV.{self.name}.>"
+        self._keys = f"$KV.{self.name}."
+
+    def key(self, key: str) -> str:
+        return self._keys + _escape(_OUTSIDE, key, "=")
+
+    def lease(self, lease: int) -> str:
+        return f"{self._keys}{_LEASES}{lease:x}"
+
+    def config(self) -> StreamConfig:
+        return StreamConfig(
+            name=self.stream,
+            subjects=[self.all],
+            max_msgs_per_subject=1,
+            allow_rollup_hdrs=True,
+            deny_delete=True,
+            allow_msg_ttl=True,
+            subject_delete_marker_ttl=MARKER_TTL_S,
+            duplicate_window=0.1,
+        )
+
+    def said_live(self, message: Msg, revision: int) -> Said | None:
+        """What a message of a consumer says; None if its subject is not one of ours."""
+        return self._said(message.subject, message.headers or {}, message.data, revision)
+
+    def said_stored(self, message: RawStreamMsg) -> Said | None:
+        """As `said_live`, of a message that was asked for."""
+        headers = message.headers or {}
+        return self._said(message.subject or "", headers, message.data or b"", message.seq or 0)
+
+    def _said(
+        self, subject: str, headers: dict[str, str], value: bytes, revision: int
+    ) -> Said | None:
+        name = subject.removeprefix(self._keys)
+        gone = OPERATION in headers or _MARKER in headers
+        try:
+            if name.startswith(_LEASES):
+                number = int(name.removeprefix(_LEASES), 16)
+                entry = None if gone else Entry(name, b"", revision, number)
+                return Said(Kind.LEASE, f"{number:x}", revision, entry)
+            key = re.sub(
+                rb"=([0-9A-F]{2})", lambda found: bytes.fromhex(found[1].decode()), name.encode()
+            ).decode()
+            lease = int(headers[LEASE], 16) if LEASE in headers else None
+        except ValueError:
+            return None
+        entry = None if gone else Entry(key, value, revision, lease)
+        return Said(Kind.KEY, key, revision, entry)
+
+
+def _escape(outside: re.Pattern[bytes], text: str, mark: str) -> str:
+    return outside.sub(lambda found: f"{mark}{found[0][0]:02X}".encode(), text.encode()).decode()

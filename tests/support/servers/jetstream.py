@@ -1,0 +1,24 @@
+"""A real nats-server with JetStream on loopback."""
+
+from pathlib import Path
+
+from support.free_port import free_port
+from support.servers.child import Child
+
+from dynamo_router.runtime.event_planes import find_nats_server
+
+
+class JetStreamServer(Child):
+    ready_word = "Server is ready"
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        super().__init__(folder)
+        self.port = free_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._folder, self._options = folder, options
+
+    def command(self) -> list[str]:
+        return [
+            find_nats_server(), "--addr", "127.0.0.1", "--port", str(self.port),
+            "--jetstream", "--store_dir", str(self._folder / "data"), *self._options,
+        ]  # fmt: skip

@@ -1,0 +1,123 @@
+"""The NATS store when its server goes, refuses, or cannot do what it needs."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from support.polling import DEADLINE_S
+from support.servers.jetstream import JetStreamServer
+
+from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.event_planes import EmbeddedNats
+from dynamo_router.runtime.kv_stores import (
+    Entry,
+    Listing,
+    NatsAddress,
+    NatsStore,
+    StoreError,
+    nats_connection,
+)
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[JetStreamServer]:
+    running = JetStreamServer(tmp_path)
+    running.start()
+    yield running
+    running.kill()
+
+
+async def test_a_watch_goes_on_after_a_restart(server: JetStreamServer) -> None:
+    store = NatsStore(NatsAddress(server.url))
+    bucket = store.bucket("v1/x")
+    await bucket.put("a", b"1")
+    async with aclosing(bucket.watch()) as watch:
+        await anext(watch)
+        waiting = asyncio.create_task(anext(watch))
+        server.kill()
+        await server.come_back()
+        async with asyncio.timeout(DEADLINE_S):
+            last = await bucket.put("b", b"2")
+            change = await waiting
+            assert isinstance(change, Listing) and change.entries[0].key == "a"
+            if len(change.entries) == 1:
+                assert await anext(watch) == Entry("b", b"2", last)
+    await store.close()
+
+
+async def test_while_nats_is_away_calls_wait_for_it_but_not_for_ever(
+    server: JetStreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = NatsStore(NatsAddress(server.url))
+    bucket = store.bucket("v1/x")
+    await bucket.put("a", b"1")
+    server.kill()
+    writing = asyncio.create_task(bucket.put("a", b"2"))
+    await server.come_back()
+    try:
+        await writing
+    except StoreError as error:  # it may have been on its way when the server went
+        assert error.transient
+    assert await bucket.put("a", b"3") > 1
+    server.kill()
+    monkeypatch.setattr(nats_connection, "TIMEOUT_S", 0.2)
+    with pytest.raises(StoreError, match=f"NATS at {server.url}: ") as caught:
+        while True:
+            await bucket.put("a", b"4")
+    assert caught.value.transient
+    await store.close()
+
+
+async def test_a_server_without_jetstream_is_named() -> None:
+    plain = EmbeddedNats()
+    await plain.start()
+    store = NatsStore(NatsAddress(plain.url))
+    with pytest.raises(StoreError, match="JetStream"):
+        await store.bucket("v1/x").put("a", b"1")
+    await store.close()
+    await plain.stop()
+
+
+async def test_a_wrong_password_is_refused_and_not_shown(tmp_path: Path) -> None:
+    server = JetStreamServer(tmp_path, "--user", "router", "--pass", "hush")
+    server.start()
+    try:
+        at = f"127.0.0.1:{server.port}"
+        good = NatsStore(
+            NatsAddress.from_environment(
+                {
+                    "NATS_SERVER": f"nats://{at}",
+                    "NATS_AUTH_USERNAME": "router",
+                    "NATS_AUTH_PASSWORD": "hush",
+                }
+            )
+        )
+        assert await good.bucket("v1/x").put("a", b"1") > 0
+        await good.close()
+        bad = NatsStore(NatsAddress(f"nats://router:guess@{at}"))
+        with pytest.raises(StoreError, match="(?i)authorization") as caught:
+            await bad.bucket("v1/x").put("a", b"1")
+        assert not caught.value.transient and "guess" not in str(caught.value)
+        await bad.close()
+    finally:
+        server.kill()
+
+
+async def test_a_value_larger_than_nats_takes_is_refused_for_good(server: JetStreamServer) -> None:
+    store = NatsStore(NatsAddress(server.url))
+    with pytest.raises(StoreError, match="no message as large") as caught:
+        await store.bucket("v1/x").put("a", b"x" * (2 << 20))
+    assert not caught.value.transient
+    await store.close()
+
+
+def test_the_environment_names_the_server() -> None:
+    assert NatsAddress.from_environment({}).url == "nats://127.0.0.1:4222"
+    given = {"NATS_SERVER": "nats://a:1,b:2", "NATS_AUTH_TOKEN": "s/3"}
+    assert NatsAddress.from_environment(given).url == "nats://s%2F3@a:1,nats://s%2F3@b:2"
+    with pytest.raises(ConfigError, match="NATS_AUTH_USERNAME: needs NATS_AUTH_PASSWORD"):
+        NatsAddress.from_environment({"NATS_AUTH_USERNAME": "u"})
