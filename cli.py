@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from .runtime.environment import unknown_names
 from .runtime.errors import RouterError
 from .runtime.settings import ENV_PREFIX, OptionSpec, Resolved, SettingsSource, options_of
 from .runtime.urls import redact_text
@@ -128,6 +129,8 @@ def build_command(name: str, entry: Entry) -> click.Command:
         params.append(click.Option(["--json"], is_flag=True, help="As JSON."))
 
     def call(config: str | None, **given: Any) -> None:
+        for text in _strange_names(specs, env_prefix):
+            click.echo(f"dynamo-router: warning: {text}", err=True)
         as_json = bool(given.pop("json", False)) if entry.run is None else False
         flags = {spec.key: given[spec.name] for spec in specs if given[spec.name] not in (None, ())}
         source = SettingsSource(cls, flags, config, env_prefix)
@@ -142,6 +145,16 @@ def build_command(name: str, entry: Entry) -> click.Command:
         sys.exit(code)
 
     return click.Command(name, params=params, callback=call, help=entry.summary)
+
+
+def _strange_names(specs: list[OptionSpec], env_prefix: str) -> list[str]:
+    """What the environment has under this command's prefix that is no setting of it."""
+    known = {name for spec in specs for name in spec.env}
+    others: set[str] = set()
+    if env_prefix == ENV_PREFIX:  # all other prefixes begin with it
+        others = {f"{ENV_PREFIX}{name.upper()}_" for name in (*COMMANDS, *BENCHES, "workers")}
+        known |= {f"{ENV_PREFIX}{name}" for name in ("DEBUG", "SANITIZE", "TRACE")}  # of builds
+    return unknown_names(os.environ, known, prefix=env_prefix, others=others)
 
 
 def _parameter(spec: OptionSpec) -> click.Parameter:

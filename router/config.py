@@ -3,12 +3,11 @@
 Knobs that Dynamo has carry its names, flags and environment variables.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
-from ..runtime.settings import bad_setting, option
+from ..runtime.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..runtime.urls import DEFAULT_NATS_URL
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
@@ -19,6 +18,9 @@ from .observability import ObservabilityConfig
 from .peer_limits import PeerLimits
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
 from .request_limits import RequestLimits
+
+SHORTEST_EXPIRY_S = 5.0
+"""A service that is held up for a moment must not lose its bookings."""
 
 FORECAST, DYNAMO = "forecast", "dynamo"  # the policies that are ours
 # What Dynamo's cost function is made of; other policies have no use for it.
@@ -353,10 +355,19 @@ class ServeConfig:
         _require_at_least("unknown_worker_ttl_s", self.unknown_worker_ttl_s, 0)
         if self.index_snapshot is not None and not self.router.use_kv_events:
             raise bad_setting("index_snapshot", "needs use_kv_events")
-        if not self.index_snapshot_interval_s > 0:
-            raise bad_setting("index_snapshot_interval_s", "must be greater than 0")
-        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
-            raise bad_setting("request_timeout_s", "must be greater than 0")
+        for key in ("namespace", "component", "endpoint"):
+            if not getattr(self, key):
+                raise bad_setting(key, "must not be empty")
+        _require_at_least("index_snapshot_interval_s", self.index_snapshot_interval_s, SHORTEST_S)
+        if self.request_timeout_s is not None:
+            _require_at_least("request_timeout_s", self.request_timeout_s, SHORTEST_S)
+        expiry = self.router.active_request_expiry_secs
+        if expiry < SHORTEST_EXPIRY_S:
+            raise bad_setting(
+                "active_request_expiry_secs",
+                f"{expiry!r} must be at least {SHORTEST_EXPIRY_S:g}: bookings of requests in "
+                "flight are renewed each second",
+            )
 
 
 def _default_of(key: str) -> Any:
@@ -364,5 +375,5 @@ def _default_of(key: str) -> Any:
 
 
 def _require_at_least(key: str, value: float, least: float) -> None:
-    if not (math.isfinite(value) and value >= least):
+    if not (is_finite(value) and value >= least):
         raise bad_setting(key, f"{value!r} must be finite and at least {least}")

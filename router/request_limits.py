@@ -1,9 +1,8 @@
 """How long a request may take at each stage, and how many may be tried again."""
 
-import math
 from dataclasses import dataclass, fields
 
-from ..runtime.settings import bad_setting, option
+from ..runtime.settings import SHORTEST_S, bad_setting, is_finite, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class RequestLimits:
             value = getattr(self, field.name)
             if value is None:
                 continue
-            if not (math.isfinite(value) and value >= 0):
+            if not (is_finite(value) and value >= 0):
                 raise bad_setting(field.name, f"{value!r} must be finite and at least 0")
-            if field.name.endswith("_s") and not value > 0:
-                raise bad_setting(field.name, "must be greater than 0")
+            if field.name.endswith("_s") and not value >= SHORTEST_S:
+                raise bad_setting(field.name, f"{value!r} must be at least {SHORTEST_S:g}")

@@ -24,6 +24,7 @@ from ..workers.registry import WorkerState
 from .access import Security
 from .admin import AdminRoutes, LiveSettings, Reloader, WorkerAdmin
 from .config import ServeConfig
+from .config_check import check_snapshot_path, vain_settings
 from .dispatch import (
     Dispatcher,
     DispatchObserver,
@@ -71,7 +72,11 @@ def run(config: ServeConfig, source: SettingsSource[ServeConfig] | None = None) 
     allow_open_files(OPEN_FILES)  # a connection for each worker and each client
     # gRPC's core logs each fork and each peer that goes; we say what matters of that ourselves.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    for text in vain_settings(source.current) if source is not None else ():
+        log.warning(text)
     try:
+        if config.index_snapshot is not None:
+            check_snapshot_path(config.index_snapshot)
         uvloop.run(run_server(config, source, output))
     except ConfigError as error:
         print(f"dynamo-router: {redact_text(str(error))}", file=sys.stderr)

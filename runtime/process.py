@@ -1,7 +1,9 @@
 """What a serving process asks of its operating system: open files, and signals to stop."""
 
 import asyncio
+import errno
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,22 @@ def allow_open_files(wanted: int) -> int:
     soft = wanted if hard == resource.RLIM_INFINITY else max(soft, min(wanted, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return soft
+
+
+def why_cannot_listen(host: str, port: int) -> tuple[str, str]:
+    """After listening there failed: which setting is at fault, host or port, and why."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return "host", "it is no address or known name"
+    family, kind, protocol, _, address = found[0]
+    try:
+        with socket.socket(family, kind, protocol) as attempt:
+            attempt.bind(address)
+    except OSError as error:
+        key = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
+        return key, error.strerror or str(error)
+    return "port", "is it in use?"
 
 
 class StopSignals:

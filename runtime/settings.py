@@ -9,6 +9,7 @@ fields that keep the names they would have without it.
 
 import dataclasses
 import difflib
+import math
 import os
 import tomllib
 import types
@@ -17,10 +18,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from .environment import is_service_link
 from .errors import ConfigError
 from .urls import redact_text, redact_url
 
 ENV_PREFIX = "DYNAMO_ROUTER_"
+LARGEST = 2**64 - 1
+"""No whole number of a setting is larger."""
+SHORTEST_S = 0.01
+"""No time-out or interval is shorter: to look so often would only keep the process busy."""
 T = TypeVar("T")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
@@ -105,6 +111,14 @@ def bad_setting(key: str, text: str) -> ConfigError:
     return ConfigError(redact_text(f"{key}: {text}"), key=key)
 
 
+def is_finite(value: float) -> bool:
+    """Whether a number is neither infinite, nor nan, nor a whole one that no float can be."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> list[OptionSpec]:
     """The leaves of a settings dataclass and of the sections inside it, in declaration order."""
     hints = typing.get_type_hints(cls)
@@ -168,7 +182,7 @@ def resolve(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for key, spec in specs.items():
-        env_name = next((name for name in spec.env if environ.get(name)), None)
+        env_name = next((name for name in spec.env if _is_given(environ.get(name))), None)
         if key in flags:
             value, origin = flags[key], f"flag {spec.flags[0]}"
         elif env_name is not None:
@@ -181,6 +195,10 @@ def resolve(
         origins[key] = origin
     _refuse_unknown_flags(flags, specs)
     return Resolved(typing.cast(T, _build(cls, values, "")), values, origins)
+
+
+def _is_given(value: str | None) -> bool:
+    return bool(value) and not is_service_link(value or "")
 
 
 def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
@@ -229,7 +247,7 @@ def _convert(spec: OptionSpec, value: Any, origin: str) -> Any:
 def _convert_one(spec: OptionSpec, value: Any, origin: str) -> Any:
     try:
         converted = _as_bool(value) if spec.kind is bool else _as_kind(spec.kind, value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wanted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
         expected = wanted.get(spec.kind.__name__, f"a {spec.kind.__name__}")
         raise bad_setting(spec.key, f"{value!r} ({origin}) is not {expected}") from None
@@ -243,7 +261,10 @@ def _as_kind(kind: type, value: Any) -> Any:
         raise TypeError
     if kind is int and isinstance(value, float):
         raise TypeError
-    return kind(value)
+    converted = kind(value)
+    if kind is int and not -LARGEST <= converted <= LARGEST:
+        raise OverflowError
+    return converted
 
 
 def _as_bool(value: Any) -> bool:

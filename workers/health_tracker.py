@@ -1,9 +1,8 @@
 """One worker's health, as a pure state machine: what it did goes in, its state comes out."""
 
-import math
 from dataclasses import dataclass, fields
 
-from ..runtime.settings import bad_setting, option
+from ..runtime.settings import SHORTEST_S, bad_setting, is_finite, option
 from .registry import WorkerState
 
 
@@ -32,8 +31,10 @@ class HealthPolicy:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (math.isfinite(value) and value > 0):
+            if not (is_finite(value) and value > 0):
                 raise bad_setting(field.name, f"{value!r} must be finite and greater than 0")
+            if value < SHORTEST_S:
+                raise bad_setting(field.name, f"{value!r} must be at least {SHORTEST_S:g}")
 
 
 class HealthTracker:

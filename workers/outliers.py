@@ -12,7 +12,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, fields
 
-from ..runtime.settings import bad_setting, option
+from ..runtime.settings import bad_setting, is_finite, option
 
 KNOWN_BY = 0.1  # weight of the newest sample in the fleet's mean times
 LONGEST_PENALTY_S = 5.0
@@ -55,7 +55,7 @@ class OutlierPolicy:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
+            if not (is_finite(value) and value >= 0):
                 raise bad_setting(field.name, f"{value!r} must be finite and at least 0")
         for key in ("failures_in_a_row", "least_requests", "ejection_s", "window_s"):
             if not getattr(self, key) > 0:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...runtime.settings import bad_setting, option
+from ...runtime.settings import bad_setting, is_finite, option
 from ...slots.table import SlotTable
 from ...workers.registry import WorkerRegistry
 from ..policy import Mask, Policy
@@ -81,7 +81,7 @@ class AdmissionConfig:
             "active_prefill_tokens_threshold_frac",
         ):
             value = getattr(self, key)
-            if value is not None and not (math.isfinite(value) and value >= 0):
+            if value is not None and not (is_finite(value) and value >= 0):
                 raise bad_setting(key, f"{value!r} must be finite and at least 0")
         share = self.active_decode_blocks_threshold
         if share is not None and share > 1:

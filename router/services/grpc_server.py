@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from ...runtime.errors import ConfigError
 from ...runtime.limit_hits import LimitHits
+from ...runtime.process import why_cannot_listen
 from ...runtime.security import ServerTls
 from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
@@ -82,7 +83,8 @@ class GrpcServer:
         except RuntimeError:
             self.port = 0
         if not self.port:
-            raise ConfigError(f"cannot listen on {where}: is it in use?", key="port")
+            key, reason = why_cannot_listen(host, port)
+            raise ConfigError(f"{key}: cannot listen on {where}: {reason}", key=key)
 
     async def start(self) -> None:
         await self._health.set(ROUTER_SERVICE, _SERVING)

@@ -222,5 +222,11 @@ async def test_busy_thresholds_are_read_and_changed_over_http() -> None:
             "POST", "/busy_threshold", json={"active_decode_blocks_threshold": 3}
         )
         assert status == 400 and "active_decode_blocks_threshold" in answer["error"]
+        for key in ("active_prefill_tokens_threshold", "active_decode_blocks_threshold"):
+            huge = f'{{"{key}": {"9" * 400}}}'
+            status, answer = await doors.http(
+                "POST", "/busy_threshold", data=huge, headers={"Content-Type": "application/json"}
+            )
+            assert status == 400 and key in answer["error"], answer
         status, answer = await doors.http("POST", "/busy_threshold", json={"queue_limit": 3})
         assert status == 400 and "bad body" in answer["error"]

@@ -77,6 +77,21 @@ def test_every_command_explains_itself(run, command: str) -> None:
     assert code == 0 and "--config" in out and "env: DYNAMO_ROUTER_" in out
 
 
+def test_a_misspelt_environment_name_is_said_with_the_nearest_one(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMO_ROUTER_MAX_ATEMPTS", "9")
+    monkeypatch.setenv("DYNAMO_ROUTER_PORT", "tcp://10.0.0.1:8000")  # a Service's, not a setting
+    code, out, err = run("config", "--json")
+    assert code == 0 and json.loads(out)["port"]["value"] == 8000
+    assert err == (
+        "dynamo-router: warning: DYNAMO_ROUTER_MAX_ATEMPTS is no setting; did you mean "
+        "DYNAMO_ROUTER_MAX_ATTEMPTS?\n"
+        "dynamo-router: warning: DYNAMO_ROUTER_PORT is ignored: it is the address of a "
+        "Kubernetes Service\n"
+    )
+
+
 @pytest.mark.parametrize("bench", ["index", "concurrent", "decision", "proxy"])
 def test_every_bench_explains_itself(run, bench: str) -> None:
     code, out, _ = run("bench", bench, "--help")
@@ -132,9 +147,9 @@ def test_impossible_router_settings_are_refused(bad: dict[str, object], message:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"request_timeout_s": 0.0}, "request_timeout_s: must be greater than 0"),
+        ({"request_timeout_s": 0.0}, "request_timeout_s: 0.0 must be finite and at least 0.01"),
         ({"max_attempts": 0}, "max_attempts: 0 must be"),
-        ({"index_snapshot_interval_s": 0.0}, "index_snapshot_interval_s: must be greater than 0"),
+        ({"index_snapshot_interval_s": 0.0}, "index_snapshot_interval_s: 0.0 must be finite"),
         (
             {"index_snapshot": "f", "router": KvRouterConfig(use_kv_events=False)},
             "index_snapshot: needs use_kv_events",
