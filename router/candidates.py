@@ -96,9 +96,19 @@ class CandidateSource:
                     mask[self.registry.number(rank)] = True
         return mask
 
-    def pin(self, worker: WorkerLike | None) -> int | None:
-        """The number of the one worker a request asks for; None if it asks for none."""
-        return None if worker is None else self.registry.number(as_worker(worker))
+    def pin(self, worker: WorkerLike | None, candidates: Candidates) -> int | None:
+        """The number of the one worker a request asks for, if it asks for one.
+
+        It is eligible if it is well: to be spared for a while, after a failure or on probation,
+        is for requests that have a choice.
+        """
+        if worker is None:
+            return None
+        number = self.registry.number(as_worker(worker))
+        if not candidates.eligible[number] and self.registry.is_ready(number):
+            candidates.eligible = candidates.eligible.copy()
+            candidates.eligible[number] = True
+        return number
 
     def expire(self, now: float) -> list[str]:
         """Drop bookings and predictions that are too old; the ids of the bookings."""

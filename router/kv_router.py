@@ -154,6 +154,8 @@ class KvRouter:
 
         Each step is of a moment of its own: who leaves meanwhile is left out, who comes may be.
         """
+        with self._lock:
+            self._expire()
         return views_in_steps(self.registry, self._slots, self.index, self._lock)
 
     # Events
@@ -219,6 +221,7 @@ class KvRouter:
                     f"request id {request_id!r} is in use", field="request_id"
                 )
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
+            pin = source.pin(pinned_worker, candidates)
             takers = candidates.eligible
             if excluded_workers:
                 candidates.eligible = candidates.eligible & ~source.mask(excluded_workers)
@@ -227,7 +230,7 @@ class KvRouter:
                 candidates,
                 self._rng,
                 allowed=None if allowed_workers is None else source.mask(allowed_workers),
-                pinned=source.pin(pinned_worker),
+                pinned=pin,
                 busy=self.limits.busy() if self.limits.any_busy else None,
                 avoided=self.limits.avoided(takers),
                 temperature=temperature,

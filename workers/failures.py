@@ -132,6 +132,9 @@ _MESSAGE_SIZE = re.compile(r"CLIENT: (Received|Sent) message larger than max \(\
 _STATUS_SIZE = re.compile(
     r"received (?:initial |trailing )?metadata size exceeds (?:hard|soft) limit \(.*", re.DOTALL
 )
+# With these codes: a connection that was lost, or that carried what is no HTTP/2.
+_BROKEN = (_Code.UNAVAILABLE, _Code.UNKNOWN, _Code.INTERNAL)
+_NOT_READ = "Failed parsing HTTP/2 ("  # by the engine's gRPC
 _NOT_CONNECTED = "failed to connect to all addresses"
 
 
@@ -150,10 +153,12 @@ def origin_of(code: grpc.StatusCode, details: str, *, connected: bool) -> Origin
             return Origin.ANSWER_SIZE if size.group(1) == "Received" else Origin.REQUEST_SIZE
         if _STATUS_SIZE.fullmatch(said):
             return Origin.STATUS_SIZE
+    if code in _BROKEN and removed:
+        return Origin.TRANSPORT
     if code is _Code.UNAVAILABLE:
         if details.startswith(_NOT_CONNECTED):
             return Origin.CONNECT
-        if removed or not connected:
+        if not connected or details.startswith(_NOT_READ):
             return Origin.TRANSPORT
     return Origin.ENGINE
 

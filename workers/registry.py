@@ -220,6 +220,10 @@ class WorkerRegistry:
                 self._store(self._entries[worker_id])
         return self._ready
 
+    def is_ready(self, number: int) -> bool:
+        """Whether the rank of a number in use is well, though it may be inhibited for a while."""
+        return self._entries[self.worker(number).worker_id].state is WorkerState.READY
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -154,7 +154,12 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
             trailing = ()
     elif code is grpc.StatusCode.INTERNAL:
         log.error("request failed", exc_info=error)
-    await context.abort(code, details, trailing)
+    try:
+        await context.abort(code, details, trailing)
+    except (aio.AbortError, aio.UsageError):
+        raise  # how it ends the call, and a bug of ours
+    except Exception as gone:
+        raise asyncio.CancelledError from gone  # as for a message: see _write
     raise AssertionError("context.abort returned")
 
 

@@ -1,7 +1,7 @@
 """Clients and engines that take too long, each bounded by a setting and counted."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,7 +17,8 @@ from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.dispatch.observers import NoObserver
 from dynamo_router.router.dispatch.request import Flight
 from dynamo_router.router.request_limits import RequestLimits
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.router.services.trtllm_service import abort_with
+from dynamo_router.runtime.errors import ConfigError, NoWorkersError
 
 Code = grpc.StatusCode
 
@@ -104,6 +105,18 @@ async def test_a_clients_deadline_is_counted_as_one(script: Any) -> None:
         await rig.settled()
         assert ends.codes == [Code.DEADLINE_EXCEEDED]
         await until(lambda: engine.aborted == ["late"] or engine.cancelled == ["late"])
+
+
+async def test_an_error_that_nobody_waits_for_any_more_is_no_error_of_ours() -> None:
+    class Gone:
+        """A call whose client left before its status could be sent."""
+
+        async def abort(self, *status: Any) -> None:
+            raise RuntimeError('Failed "execute_batch"')  # gRPC does not export its type
+
+    with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
+        await abort_with(cast(Any, Gone()), NoWorkersError("no workers ready"))
+    assert logs == []
 
 
 QUEUE = KvRouterConfig(

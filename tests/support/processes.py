@@ -107,5 +107,16 @@ async def http_json(address: str, path: str, body: object = None, method: str | 
     return await asyncio.to_thread(ask)
 
 
+async def http_text(address: str, path: str) -> str:
+    """GET of a text, off the event loop."""
+
+    def ask() -> str:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    return await asyncio.to_thread(ask)
+
+
 def own_children() -> list[int]:
     return children_of(os.getpid())

@@ -5,7 +5,7 @@ A fault is a state: it holds until another one replaces it, and the healthy one 
 
 from collections.abc import Callable
 from random import Random
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -19,6 +19,23 @@ from ...runtime.event_planes import (
 )
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Failure = Literal[
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+]
+"""A gRPC status by its name."""
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +47,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """no call is answered and no step is begun; connections stay open"""
     crash: bool = False
     """connections break and are refused; lifted, it starts with an empty cache on its old port"""
+    fail: Failure | None = None
+    """Generate ends at once with this status; OK: without a message"""
     drop: Share = 0.0
     """share of its event messages that get lost"""
     duplicate: Share = 0.0

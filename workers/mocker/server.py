@@ -5,6 +5,7 @@ import socket
 from functools import partial
 from typing import Any
 
+import grpc
 from grpc import aio
 
 from ...runtime.clock import Clock, SystemClock
@@ -60,6 +61,7 @@ class MockServer:
         self._speedup = config.speedup_ratio * speeds[index % len(speeds)]
         self._publishers: list[KvEventPublisher] = []  # one for each rank
         self._server: aio.Server | None = None
+        self._servicer: TrtllmServicer | None = None
         self._changing = asyncio.Lock()
         self._build()
 
@@ -132,8 +134,8 @@ class MockServer:
             for publisher in self._publishers:
                 await publisher.start()
         publishers = [publisher.publisher_id for publisher in self._publishers]
-        servicer = TrtllmServicer(self.ranks, self._feed, config, self.worker_id, publishers)
-        server.add_generic_rpc_handlers((servicer.handlers(),))
+        self._servicer = TrtllmServicer(self.ranks, self._feed, config, self.worker_id, publishers)
+        server.add_generic_rpc_handlers((self._servicer.handlers(),))
         self.ranks.start()
         await server.start()
         self._server = server
@@ -165,6 +167,8 @@ class MockServer:
             self.fault = fault
             self.ranks.slow_down(fault.slow)
             self.ranks.hang(fault.hang)
+            if self._servicer is not None:
+                self._servicer.failure = fault.fail and grpc.StatusCode[fault.fail]
             if self._plane is not None:
                 await self._plane.set_fault(fault)
 

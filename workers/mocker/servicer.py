@@ -49,6 +49,8 @@ class TrtllmServicer:
         if announced and len(announced) <= _MOST_ANNOUNCED:
             self._identity += ((PUBLISHER_ID_KEY, announced),)
         self._unnamed = itertools.count()
+        self.failure: grpc.StatusCode | None = None
+        """a fault: Generate ends at once with it"""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """All methods of the service. Streams of many messages carry bytes: see ResponseWriter."""
@@ -79,6 +81,10 @@ class TrtllmServicer:
     async def generate(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> None:
         """Deltas while streaming, one for each token; then the whole output once."""
         await self._engine.awake()
+        if self.failure is grpc.StatusCode.OK:
+            return
+        if self.failure is not None:
+            await context.abort(self.failure, "a fault that was asked for")
         # An unnamed request cannot be aborted, but it can run.
         request_id = message.request_id or f"unnamed {next(self._unnamed)}"
         try:

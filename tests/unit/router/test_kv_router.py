@@ -122,6 +122,21 @@ def test_pins_and_limits_are_kept(router: KvRouter) -> None:
         router.best_worker(PROMPT, pinned_worker=(404, 0))
 
 
+def test_a_pinned_request_goes_to_a_worker_that_is_spared_and_to_none_that_is_not_well(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    for worker_id in (10, 11, 12):
+        router.registry.inhibit(worker_id, clock.now() + 10.0)
+    with pytest.raises(NoWorkersError):
+        router.best_worker(PROMPT)
+    assert router.best_worker(PROMPT, pinned_worker=(10, 0))[0] == 10
+    with pytest.raises(NoWorkersError):
+        router.decide(PROMPT, pinned_worker=10, excluded_workers=[10])
+    router.registry.set_state(10, WorkerState.UNHEALTHY)
+    with pytest.raises(NoWorkersError):
+        router.best_worker(PROMPT, pinned_worker=(10, 0))
+
+
 def test_salts_and_adapters_do_not_share_a_cache(router: KvRouter) -> None:
     router.apply_event(cache_event(PROMPT), worker_id=12)
     assert router.best_worker(PROMPT, lora_name="a")[2] == 0
@@ -150,6 +165,14 @@ def test_a_forgotten_booking_expires(router: KvRouter, clock: ManualClock) -> No
     clock.advance(301.0)
     router.best_worker(PROMPT)
     assert loads(router)[worker_id] == (0, 0, 0) and not router.free("lost")
+
+
+def test_a_booking_that_expired_is_no_load_to_whoever_looks(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    router.best_worker(PROMPT, "lost")
+    clock.advance(301.0)
+    assert not any(view.active_requests for view in router.workers())
 
 
 @pytest.mark.parametrize(

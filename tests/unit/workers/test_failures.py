@@ -6,6 +6,7 @@ import grpc
 import pytest
 from grpc import aio
 from support.fake_engine import FakeEngine, Script, chunk, fail, hang, pb, prompt
+from support.fault_proxy import FaultProxy
 
 from dynamo_router.workers.failures import (
     MAX_DETAILS,
@@ -161,8 +162,17 @@ async def test_an_engine_that_stops_under_a_request() -> None:
             await client.close()
 
 
+BREAKS = {
+    "cut": lambda proxy: proxy.cut(),
+    "too long a frame": lambda proxy: proxy.inject("down", b"\xff" * 64),
+    "a frame out of place": lambda proxy: proxy.inject("down", bytes(64)),
+    "what the engine cannot read": lambda proxy: proxy.inject("up", b"\xff" * 64),
+}
+
+
+@pytest.mark.parametrize("how", BREAKS)
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_connection_that_breaks_under_a_request(answers: bool) -> None:
+async def test_a_connection_that_breaks_under_a_request(how: str, answers: bool) -> None:
     async def script(engine, request, context):  # type: ignore[no-untyped-def]
         if answers:
             yield chunk(request, 1)
@@ -171,18 +181,17 @@ async def test_a_connection_that_breaks_under_a_request(answers: bool) -> None:
         yield
 
     async with FakeEngine(script) as engine:
-        cut = asyncio.Event()
-        proxy, port = await _proxy(engine.port, cut)
-        client = TrtllmClient(f"127.0.0.1:{port}")
+        proxy = FaultProxy(engine.port)
+        await proxy.start()
+        client = TrtllmClient(proxy.address)
         try:
             waiting = asyncio.create_task(_origin(client))
             await engine.go.wait()
-            cut.set()
+            BREAKS[how](proxy)
             assert await waiting is Origin.TRANSPORT
         finally:
             await client.close()
-            proxy.close()
-            await proxy.wait_closed()
+            await proxy.close()
 
 
 async def _origin(client: TrtllmClient, body: bytes | None = None) -> Origin:
@@ -193,26 +202,3 @@ async def _origin(client: TrtllmClient, body: bytes | None = None) -> Origin:
     except aio.AioRpcError as error:
         return client.origin_of(error)
     raise AssertionError("the call went well")
-
-
-async def _proxy(port: int, cut: asyncio.Event) -> tuple[asyncio.Server, int]:
-    """A proxy that breaks all its connections once `cut` is set."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, here = await asyncio.open_connection("127.0.0.1", port)
-
-        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            while data := await source.read(1 << 16):
-                sink.write(data)
-
-        pumps = [asyncio.create_task(pump(reader, here)), asyncio.create_task(pump(there, writer))]
-        stop = asyncio.create_task(cut.wait())
-        await asyncio.wait([*pumps, stop], return_when=asyncio.FIRST_COMPLETED)
-        for each in (*pumps, stop):
-            each.cancel()
-        await asyncio.wait([*pumps, stop])
-        for transport in (writer.transport, here.transport):
-            transport.abort()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    return server, server.sockets[0].getsockname()[1]

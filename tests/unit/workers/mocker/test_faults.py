@@ -145,6 +145,20 @@ async def test_a_request_that_runs_when_the_engine_hangs_goes_on_afterwards(hous
         assert stream.ready == 20 and not stream.aborted
 
 
+async def test_an_engine_fails_requests_as_it_is_told_and_is_well_otherwise(house):
+    await house.fault(0, '{"fail": "DATA_LOSS"}')
+    async with refused(grpc.StatusCode.DATA_LOSS):
+        await house.ask(0, range(8))
+    await house.fault(0, '{"fail": "OK"}')
+    with pytest.raises(ValueError, match="not enough values"):  # no message came
+        await house.ask(0, range(8))
+    async with aio.insecure_channel(house.fleet.addresses[0]) as channel:
+        healthy = await TrtllmServiceStub(channel).HealthCheck(pb.HealthCheckRequest())
+    assert healthy.status == "OK"
+    await house.fault(0, "")
+    assert len(await house.ask(0, range(8))) == 3
+
+
 async def test_a_crashed_engine_comes_back_empty_on_its_old_port(house):
     await house.ask(0, range(12))
     address, worker_id = house.fleet.addresses[0], house.fleet.worker_ids[0]

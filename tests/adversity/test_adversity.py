@@ -1,0 +1,32 @@
+"""The whole house among peers and networks that fail: seeded runs, real processes.
+
+ADVERSITY_PROFILE=long runs longer and with more seeds, ADVERSITY_SEED=N this one alone, and
+ADVERSITY_STEPS=FILE replays the steps that a failure printed.
+"""
+
+from os import environ
+from pathlib import Path
+
+import pytest
+from support.adversity.run import run
+from support.adversity.schedule import Step, schedule_of, steps_of
+
+LENGTHS = {"": 10, "long": 60}  # steps of a run
+SEEDS = {"": (1, 2), "long": tuple(range(1, 9))}
+PROFILE = environ.get("ADVERSITY_PROFILE", "")
+
+
+def schedules() -> dict[str, list[Step]]:
+    """What the environment asks for, by the name that a failure shows."""
+    if PROFILE not in LENGTHS:
+        raise pytest.UsageError(f"ADVERSITY_PROFILE is {PROFILE!r}: leave it out, or say long")
+    if file := environ.get("ADVERSITY_STEPS"):
+        return {file: steps_of(Path(file).read_text())}
+    seeds = (int(environ["ADVERSITY_SEED"]),) if "ADVERSITY_SEED" in environ else SEEDS[PROFILE]
+    return {f"seed {seed}": schedule_of(seed, LENGTHS[PROFILE]) for seed in seeds}
+
+
+@pytest.mark.parametrize("told", schedules())
+async def test_the_invariants_hold_after_every_step(told: str, tmp_path: Path) -> None:
+    slowest = await run(tmp_path, schedules()[told])
+    print({name: round(seconds, 2) for name, seconds in slowest.items()})  # shown by -s
