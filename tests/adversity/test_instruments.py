@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from support.adversity.fault_proxy import FaultProxy
 from support.adversity.ledger import NOT_COUNTED, contradictions
 from support.adversity.nats_messages import MessageFaults
 from support.adversity.schedule import (
@@ -17,7 +18,6 @@ from support.adversity.schedule import (
     steps_of,
     to_text,
 )
-from support.fault_proxy import FaultProxy
 from support.polling import until
 
 

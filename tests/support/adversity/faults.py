@@ -4,9 +4,9 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from support.adversity.fault_proxy import garbage
 from support.adversity.schedule import FaultSpec
 from support.adversity.world import World
-from support.fault_proxy import garbage
 
 CODES = ("INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "CANCELLED")
 

@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import pytest
 from grpc import aio
+from support.adversity.fault_proxy import FaultProxy
 from support.fake_engine import FakeEngine, Script, chunk, fail, hang, pb, prompt
-from support.fault_proxy import FaultProxy
 
 from dynamo_router.workers.failures import (
     MAX_DETAILS,
