@@ -122,6 +122,8 @@ class Simulation:
                     routed += 1
                     if on_request is not None:
                         on_request(routed)
+        # Whoever asks the router afterwards asks at the last answer, not at the end of time.
+        self._clock.time = float(np.nanmax(self._last, initial=self._arrival.max()))
         return RequestLog(
             arrival_s=self._arrival,
             status=self._status,
@@ -132,7 +134,7 @@ class Simulation:
             preemptions=self._preemptions,
             gaps=self.fleet.gaps(),
             engines=self.fleet.stats(),
-            end_s=float(np.nanmax(self._last, initial=self._arrival.max())),
+            end_s=self._clock.time,
             lost_messages=self.fleet.lost_messages,
             announcements=self._recovery.announcements if self._recovery else 0,
             replays=self._recovery.replays if self._recovery else 0,
