@@ -217,9 +217,8 @@ class KvRouter:
         with self._lock:
             now = self._expire()
             if request_id is not None and self._slots.worker_of(request_id) is not None:
-                raise InvalidRequestError(
-                    f"request id {request_id!r} is in use", field="request_id"
-                )
+                said = f"request id {request_id!r} is in use"
+                raise InvalidRequestError(said, field="request_id")
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
             pin = source.pin(pinned_worker, candidates)
             takers = candidates.eligible
