@@ -26,6 +26,7 @@ from .admin import AdminRoutes, LiveSettings, Reloader, WorkerAdmin
 from .config import ServeConfig
 from .config_check import check_snapshot_path, vain_settings
 from .dispatch import (
+    AccessLog,
     Dispatcher,
     DispatchObserver,
     OutputTracking,
@@ -155,6 +156,8 @@ class Server:
         observer: DispatchObserver = metrics
         if config.router.router_track_output_blocks:
             observer = OutputTracking(self.router, metrics)
+        if config.observability.access_log:
+            observer = AccessLog(self._clock, observer)
         self._admission = admission_of(self.router)
         hits = LimitHits()
         reader = RequestReader(

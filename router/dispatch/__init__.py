@@ -3,6 +3,7 @@
 Entered by the services.
 """
 
+from .access_log import AccessLog
 from .dispatch import DP_RANK_KEY, Dispatcher
 from .observers import DispatchObserver, OutputTracking
 from .request import Flight
@@ -11,6 +12,7 @@ from .status import ClientGoneError, status_of
 from .turns import Admission, admission_of, queue_of
 
 __all__ = [
+    "AccessLog",
     "DP_RANK_KEY",
     "Admission",
     "ClientGoneError",

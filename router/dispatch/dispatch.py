@@ -123,7 +123,7 @@ class Dispatcher:
         hit the wrong one of the two. A request without an id is given one, which the answers carry.
         """
         flight = None
-        code = grpc.StatusCode.OK
+        code, said = grpc.StatusCode.OK, ""
         try:
             facts = await self.reader.generate(request)
             flight = self._admit(request, facts, pinned, timeout, caller)
@@ -142,7 +142,7 @@ class Dispatcher:
                 raise  # by its client's deadline: nobody is there to be told
             raise RequestTimeoutError(flight.taken_back.text) from error
         except BaseException as error:
-            code = status_of(error)[0]
+            code, said = status_of(error)
             if isinstance(error, ClientGoneError) and flight is not None and self._is_late(flight):
                 code = grpc.StatusCode.DEADLINE_EXCEEDED
             raise
@@ -150,7 +150,7 @@ class Dispatcher:
             if flight is not None:
                 del self._flights[flight.request_id]
                 if code is not grpc.StatusCode.OK:
-                    self._ledger.on_request_failed(flight, code)
+                    self._ledger.on_request_failed(flight, code, said)
             self._observer.on_end(flight, code)
 
     async def abort(self, request_id: str, caller: Caller = ANONYMOUS) -> tuple[bool, str]:

@@ -22,6 +22,13 @@ LOGGED_DETAILS = 200
 
 # What an engine says of itself, rather than of the request: its client hears that in our words.
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# A request that failed on no worker: what is not its client's doing.
+_FAILURES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.INTERNAL,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -112,6 +119,8 @@ class AttemptLedger:
         reports = self._reports
         if late and not flight.messages:
             verdict = judge(Origin.DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED, started=False)
+            said = "nothing came of it in time"
+            flight.attempts.add(Attempt(worker_id, Origin.DEADLINE, verdict, said))
             pinned = flight.pinned is not None
             reports.failed(worker_id, verdict, self._now() - flight.sent_at, pinned=pinned)
         else:
@@ -127,19 +136,29 @@ class AttemptLedger:
             flight.prefill_timer = None
         self._load_fell()
 
-    def on_request_failed(self, flight: Flight, code: grpc.StatusCode) -> None:
-        """A request ended otherwise than well."""
+    def on_request_failed(self, flight: Flight, code: grpc.StatusCode, said: str) -> None:
+        """A request ended otherwise than well; `said` is what its client is told.
+
+        A line in the log, unless that is its client's own doing.
+        """
         self._settle(flight, served=False)
-        attempts = flight.attempts
-        if len(attempts) and attempts.last.verdict.blame is not Blame.CLIENT:
-            log.warning(
-                "request failed",
-                request_id=flight.request_id[:LOGGED_DETAILS],
-                status=code.name,
-                attempts=attempts.describe(),
-                details=attempts.last.details[:LOGGED_DETAILS],
-                **({"breaks_workers": True} if attempts.is_deadly else {}),
-            )
+        attempts, more = flight.attempts, {}
+        if len(attempts):
+            if attempts.last.verdict.blame is Blame.CLIENT:
+                return
+            said = attempts.last.details
+            if attempts.is_deadly:
+                more["breaks_workers"] = True
+        elif code not in _FAILURES:
+            return
+        log.warning(
+            "request failed",
+            request_id=flight.request_id[:LOGGED_DETAILS],
+            status=code.name,
+            attempts=attempts.describe(),
+            details=said[:LOGGED_DETAILS],
+            **more,
+        )
 
     def _settle(self, flight: Flight, *, served: bool) -> None:
         """Say whose fault earlier failures were, and give the retry budget its share back."""

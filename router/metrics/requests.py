@@ -83,13 +83,14 @@ class RequestMetrics:
     # What the dispatcher tells
 
     def on_message(self, flight: Flight, message: bytes, now: float) -> None:
-        facts = flight.facts
-        if facts.sequences > 1:
+        sequences = flight.facts.sequences
+        if sequences > 1:
             # Messages of several answers are mixed, and each has a last message of its own.
             self._keep(message)
-        elif flight.messages:
-            self._itl.observe(now - flight.last_message_at)
-        if not flight.messages and facts.streaming:
+        if flight.messages:
+            if sequences == 1:
+                self._itl.observe(now - flight.last_message_at)
+        elif flight.facts.streaming:
             self._ttft.observe(now - flight.arrived)
             assert flight.decision is not None
             worker_id = flight.decision.worker.worker_id

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from support.polling import wait_until
 
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.logs import (
+    BURST,
     MAX_LINE_BYTES,
+    UNLIMITED,
     LineWriter,
     LogOutput,
     RateLimit,
@@ -149,3 +152,61 @@ def test_text_lines_are_for_people(pipe: tuple[int, int], restored_logging: None
     output.close()
     (line,) = read_lines(reading)
     assert "ready" in line and "port=1" in line and "\x1b" not in line
+
+
+def test_a_burst_that_nothing_follows_is_told_of_all_the_same(
+    pipe: tuple[int, int], restored_logging: None
+) -> None:
+    reading, writing = pipe
+    clock = ManualClock()
+    output = log_to_stderr("info", "json", descriptor=writing, clock=clock)
+    log = structlog.get_logger("here")
+    for number in range(BURST + 7):
+        log.warning("request failed", request_id=str(number))
+    lines: list[dict[str, object]] = []
+
+    def told() -> bool:
+        try:
+            lines.extend(map(json.loads, read_lines(reading)))
+        except BlockingIOError:
+            clock.advance(0.5)
+            output.writer.wake()
+        return len(lines) > BURST
+
+    wait_until(told)
+    assert [line["request_id"] for line in lines[:BURST]] == [str(n) for n in range(BURST)]
+    summary = lines[BURST]
+    assert (summary["event"], summary["of"]) == ("log lines left out", "request failed")
+    assert (summary["suppressed"], summary["level"]) == (7, "warning")
+    log.warning("request failed", request_id="next")
+    for _ in range(BURST + 2):
+        log.warning("request failed")
+    output.close()
+    rest = [json.loads(line) for line in read_lines(reading)]
+    assert "suppressed" not in rest[0]  # it was told
+    assert (rest[-1]["event"], rest[-1]["suppressed"]) == ("log lines left out", 3)
+    assert output.rate.suppressed == 10
+
+
+def test_the_thread_asks_its_alarm_when_it_is_due(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    asked: list[None] = []
+
+    def alarm() -> float | None:
+        asked.append(None)
+        return 0.001 if len(asked) < 3 else None
+
+    writer = LineWriter(writing)
+    writer.alarm = alarm
+    writer.wake()
+    wait_until(lambda: len(asked) == 3)
+    writer.close()
+    assert len(asked) == 3
+
+
+def test_an_event_that_is_unlimited_loses_no_line() -> None:
+    rate = RateLimit(ManualClock(), burst=1)
+    for _ in range(100):
+        event = rate(None, "info", {"event": "request ended", UNLIMITED: True})
+        assert event == {"event": "request ended"}
+    assert rate.suppressed == 0

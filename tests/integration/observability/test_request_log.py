@@ -1,0 +1,105 @@
+"""What the log says of requests: of those that failed, and of all if that is asked for."""
+
+import asyncio
+from typing import Any
+
+import grpc
+from grpc import aio
+from structlog.testing import capture_logs
+from support.fake_engine import FakeEngine, fail, hang, prompt
+from support.rig import Rig
+from support.serving import serving
+
+from dynamo_router.router.dispatch.access_log import AccessLog
+from dynamo_router.router.dispatch.observers import NoObserver
+from dynamo_router.router.observability import ObservabilityConfig
+from dynamo_router.runtime.clock import SystemClock
+from dynamo_router.runtime.logs import UNLIMITED
+
+Code = grpc.StatusCode
+
+
+def named(logs: list[Any], event: str) -> list[Any]:
+    return [entry for entry in logs if entry["event"] == event]
+
+
+async def test_each_failed_request_has_a_line_with_who_was_tried_and_why_not() -> None:
+    engines = [FakeEngine(fail(Code.UNAVAILABLE, "full of cats"), worker_id=n) for n in (1, 2)]
+    async with Rig(*engines) as rig:
+        with capture_logs() as logs:
+            assert (await rig.refusal(prompt("mine")))[0] is Code.UNAVAILABLE
+            await rig.settled()
+    (line,) = named(logs, "request failed")
+    assert (line["request_id"], line["status"], line["log_level"]) == (
+        "mine", "UNAVAILABLE", "warning",
+    )  # fmt: skip
+    assert sorted(line["attempts"]) == ["1:unavailable", "2:unavailable"]
+    assert line["details"] == "full of cats"
+
+
+async def test_a_request_that_no_worker_was_there_for_has_a_line_too() -> None:
+    async with Rig() as rig:
+        with capture_logs() as logs:
+            code, said = await rig.refusal(prompt("nobody"))
+            await rig.settled()
+    (line,) = named(logs, "request failed")
+    assert (line["request_id"], line["status"], line["attempts"]) == ("nobody", code.name, [])
+    assert line["details"] == said
+
+
+async def test_a_deadline_names_the_worker_that_let_it_pass() -> None:
+    async with Rig(FakeEngine(hang, worker_id=9)) as rig:
+        with capture_logs() as logs:
+            assert (await rig.refusal(prompt("late"), timeout=0.3))[0] is Code.DEADLINE_EXCEEDED
+            await rig.settled()
+    (line,) = named(logs, "request failed")
+    assert (line["status"], line["attempts"]) == ("DEADLINE_EXCEEDED", ["9:deadline"])
+
+
+async def test_what_clients_do_themselves_is_no_failure() -> None:
+    async with Rig(FakeEngine(hang)) as rig:
+        (engine,) = rig.engines
+        with capture_logs() as logs:
+            call = rig.call(prompt("left"))
+            await rig.running(engine)
+            call.cancel()
+            await rig.settled()
+            assert (await rig.refusal(b"junk"))[0] is Code.INVALID_ARGUMENT
+        await asyncio.wait([asyncio.ensure_future(_end(call))])
+    assert not named(logs, "request failed")
+
+
+async def _end(call: aio.UnaryStreamCall[Any, Any]) -> None:
+    try:
+        await call.code()
+    except asyncio.CancelledError:
+        pass
+
+
+async def test_an_access_log_has_a_line_for_each_request() -> None:
+    access = AccessLog(SystemClock(), NoObserver())
+    async with Rig(FakeEngine(worker_id=7), observer=access) as rig:
+        with capture_logs() as logs:
+            await rig.answers(prompt("good", 12))
+            await rig.refusal(b"junk")
+            await rig.settled()
+    good, bad = named(logs, "request ended")
+    assert (good["request_id"], good["status"], good["worker_id"]) == ("good", "OK", 7)
+    assert (good["prompt_tokens"], good["messages"], good["attempts"]) == (12, 3, [])
+    assert 0 <= good["queue_s"] <= good["duration_s"]
+    assert (bad["status"], "request_id" in bad) == ("INVALID_ARGUMENT", False)
+    assert good[UNLIMITED] and bad[UNLIMITED]
+
+
+async def test_the_access_log_is_off_unless_asked_for() -> None:
+    for wanted in (False, True):
+        seen = ObservabilityConfig(access_log=wanted)
+        async with serving(FakeEngine(), observability=seen) as doors:
+            with capture_logs() as logs:
+                await doors.answers(prompt("one"))
+                while not (await doors.metrics()).get(ENDED):
+                    pass
+        assert len(named(logs, "request ended")) == wanted
+
+
+ENDED = 'dynamo_component_router_requests_total{status="ok"}'
