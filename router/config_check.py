@@ -34,11 +34,12 @@ def _without_kv_events(config: ServeConfig) -> str | None:
 
 def _unless_somebody_waits(config: ServeConfig) -> str | None:
     router = config.router
-    if router.admission.queue_threshold is not None:
+    admission = router.admission
+    if admission.queue_threshold is not None or admission.max_requests_per_worker is not None:
         return None
     # The policy forecast holds requests, and that of an installed package may.
     may_hold = router.mode == "kv" and not router.policy_name.startswith(DYNAMO)
-    return None if may_hold and router.admission.hold else "no request waits in the router"
+    return None if may_hold and admission.hold else "no request waits in the router"
 
 
 def _unless_snapshots(config: ServeConfig) -> str | None:

@@ -1,5 +1,6 @@
 """Why a decision comes out as it does: the cost that decides, for every worker, and its terms."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -19,22 +20,22 @@ def explain(
     config: KvRouterConfig,
     now: float,
     busy: Mask | None,
-    spent: Mask | None = None,
+    avoided: Mapping[str, Mask],
 ) -> Explanation:
     """What `choose` would compare for this prompt now, and what Dynamo's cost is made of.
 
-    `busy` are the workers that have all they can take, `spent` those that have had the share of
-    their weight; None for none. Books nothing.
+    `busy` are the workers that have all they can take, None for none; `avoided` those that are left
+    alone while there are others, by the reason for that. Books nothing.
     """
     known = source.candidates(prompt, config, now, with_caches=True)
     seen = known  # by the policy
     if not policy.needs_overlaps:
         seen = source.candidates(prompt, config, now, with_caches=False)
     reasons = _reasons(source)
-    for mask, reason in ((busy, "busy"), (spent, "has had the share of its weight")):
-        if mask is not None:
-            reasons.update(dict.fromkeys(np.flatnonzero(seen.eligible & mask).tolist(), reason))
-            known.eligible = seen.eligible = seen.eligible & ~mask
+    ruled_out = {"busy": busy} if busy is not None else {}
+    for reason, mask in (ruled_out | dict(avoided)).items():
+        reasons.update(dict.fromkeys(np.flatnonzero(seen.eligible & mask).tolist(), reason))
+        known.eligible = seen.eligible = seen.eligible & ~mask
     costs = _costs(source, policy, seen)
     own = policy.explain(seen)
     numbered = source.registry.numbered()

@@ -12,7 +12,7 @@ from ..runtime.clock import Clock, SystemClock
 from ..runtime.errors import ConfigError, InvalidRequestError
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..slots.table import SlotTable
-from ..workers.registry import WorkerEntry, WorkerRegistry
+from ..workers.registry import WorkerEntry, WorkerFacts, WorkerRegistry
 from .admission import LoadLimits
 from .candidates import CandidateSource, WorkerLike, decision_of, new_index
 from .config import KvRouterConfig
@@ -105,31 +105,14 @@ class KvRouter:
 
     # Workers
 
-    def add_worker(
-        self,
-        worker_id: int,
-        *,
-        dp_size: int = 1,
-        dp_start: int = 0,
-        address: str | None = None,
-        total_kv_blocks: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        weight: float = 1.0,
-    ) -> WorkerEntry:
+    def add_worker(self, worker_id: int, **facts: Unpack[WorkerFacts]) -> WorkerEntry:
         """Register a worker, ready for requests, or renew what is known of one.
 
-        `weight`, above 0 and at most 1, is its share of the requests: see docs/operations.md.
+        The facts are those of WorkerEntry; `weight`, above 0 and at most 1, is its share of the
+        requests.
         """
         with self._lock:
-            return self.registry.add(
-                worker_id,
-                dp_size=dp_size,
-                dp_start=dp_start,
-                address=address,
-                total_kv_blocks=total_kv_blocks,
-                max_num_batched_tokens=max_num_batched_tokens,
-                weight=weight,
-            )
+            return self.registry.add(worker_id, **facts)
 
     def remove_worker(self, worker_id: int) -> list[str]:
         """Forget a worker, its blocks and its bookings; the ids of the requests it had."""
@@ -271,8 +254,8 @@ class KvRouter:
         with self._lock:
             now = self._expire()
             busy = self.limits.busy() if self.limits.any_busy else None
-            spent = self.limits.shares.spent(self.registry.eligible(now))
-            return explain(self._source, policy, prompt, config, now, busy, spent)
+            avoided = self.limits.why_avoided(self.registry.eligible(now))
+            return explain(self._source, policy, prompt, config, now, busy, avoided)
 
     def overlaps(
         self, token_ids: Tokens, **content: Unpack[ContentFields]
@@ -307,16 +290,16 @@ class KvRouter:
         """Seconds until a worker, or the one that is given, should get one more request.
 
         0 is now; inf is not before load falls. See AdmissionConfig.hold and queue_threshold. A hold
-        is for those who have a choice: for one worker alone it is 0.
+        is for those who have a choice: for one worker alone it is 0. A cap on requests is for all.
         """
         with self._lock:
-            if worker is not None and self.limits.policy_holds:
+            if worker is not None and self.limits.policy_holds and not self.limits.caps:
                 return 0.0
             now = self._expire()
             eligible = self.registry.eligible(now)
             if worker is not None:
                 eligible = eligible & self._source.mask([as_worker(worker)])
-            return self.limits.seconds_until_free(eligible, now)
+            return self.limits.seconds_until_free(eligible, now, hold=worker is None)
 
     def uncached_tokens(self, token_ids: Tokens, **content: Unpack[ContentFields]) -> int:
         """Prompt tokens that even the worker with the longest overlap would have to compute."""

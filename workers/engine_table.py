@@ -78,6 +78,7 @@ class EngineTable:
             address=engine.url.address,
             total_kv_blocks=settings.get("total_kv_blocks"),
             max_num_batched_tokens=settings.get("max_num_batched_tokens"),
+            max_num_seqs=settings.get("max_num_seqs") or engine.facts.max_batch_size or None,
             publisher_ids=identity.publisher_ids or (),
             weight=engine.weight,
             state=engine.state,

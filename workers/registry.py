@@ -10,6 +10,7 @@ out again only after its worker was removed.
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,8 @@ class WorkerState(enum.Enum):
 class WorkerEntry:
     """One engine: its ranks dp_start .. dp_start+dp_size-1 and what is known of it.
 
-    `total_kv_blocks` and `max_num_batched_tokens` are per rank; None where unknown.
+    `total_kv_blocks`, `max_num_batched_tokens` and `max_num_seqs`, the most requests that it runs
+    at once, are per rank; None where unknown.
     `weight`, above 0 and at most 1, is how many of the requests of a worker of weight 1 it may get.
     `inhibited_until` is a monotonic time before which it gets no request. `publisher_ids`, one for
     each rank, are those under which it said that it publishes its KV events; empty: it did not say.
@@ -49,6 +51,7 @@ class WorkerEntry:
     inhibited_until: float = float("-inf")
     total_kv_blocks: int | None = None
     max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
     publisher_ids: tuple[int, ...] = ()
     weight: float = 1.0
     numbers: tuple[int, ...] = field(default=(), compare=False)
@@ -66,6 +69,18 @@ def check_weight(weight: float) -> float:
     return weight
 
 
+class WorkerFacts(TypedDict, total=False):
+    """What `WorkerRegistry.add` takes of a worker's facts, as keyword arguments."""
+
+    dp_size: int
+    dp_start: int
+    address: str | None
+    total_kv_blocks: int | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    weight: float
+
+
 class WorkerRegistry:
     """The registered workers. Listeners (`on_add`, `on_remove`) hear of numbers given and taken.
 
@@ -80,6 +95,7 @@ class WorkerRegistry:
         self._ready = np.zeros(0, dtype=np.bool_)
         self._kv_blocks = np.zeros(0, dtype=np.int64)
         self._batch_tokens = np.zeros(0, dtype=np.int64)
+        self._max_seqs = np.zeros(0, dtype=np.int64)
         self._weights = np.ones(0, dtype=np.float64)
         self._inhibited: set[int] = set()
         self._weighted: set[int] = set()  # those of a weight below 1
@@ -96,6 +112,7 @@ class WorkerRegistry:
         address: str | None = None,
         total_kv_blocks: int | None = None,
         max_num_batched_tokens: int | None = None,
+        max_num_seqs: int | None = None,
         publisher_ids: tuple[int, ...] = (),
         weight: float = 1.0,
         state: WorkerState = WorkerState.READY,
@@ -117,6 +134,7 @@ class WorkerRegistry:
             state=state,
             total_kv_blocks=total_kv_blocks,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
             publisher_ids=publisher_ids,
             weight=check_weight(weight),
         )
@@ -202,6 +220,11 @@ class WorkerRegistry:
         return self._batch_tokens
 
     @property
+    def max_num_seqs(self) -> npt.NDArray[np.int64]:
+        """Most requests that each number's rank runs; 0 where unknown. Treat it as read-only."""
+        return self._max_seqs
+
+    @property
     def weights(self) -> npt.NDArray[np.float64]:
         """The weight of each number's worker. Treat it as read-only."""
         return self._weights
@@ -237,6 +260,7 @@ class WorkerRegistry:
         self._ready[numbers] = usable
         self._kv_blocks[numbers] = entry.total_kv_blocks or 0
         self._batch_tokens[numbers] = entry.max_num_batched_tokens or 0
+        self._max_seqs[numbers] = entry.max_num_seqs or 0
         self._weights[numbers] = entry.weight
         (self._weighted.add if entry.weight < 1 else self._weighted.discard)(entry.worker_id)
 
@@ -250,6 +274,7 @@ class WorkerRegistry:
             self._ready = np.append(self._ready, False)
             self._kv_blocks = np.append(self._kv_blocks, 0)
             self._batch_tokens = np.append(self._batch_tokens, 0)
+            self._max_seqs = np.append(self._max_seqs, 0)
             self._weights = np.append(self._weights, 1.0)
         self._numbers[worker] = number
         for listener in self.on_add:

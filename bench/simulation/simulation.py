@@ -79,6 +79,7 @@ class Simulation:
                 dp_size=fleet.engine.dp_size,
                 total_kv_blocks=fleet.engine.num_gpu_blocks if fleet.told else None,
                 max_num_batched_tokens=fleet.engine.max_num_batched_tokens if fleet.told else None,
+                max_num_seqs=fleet.engine.max_num_seqs if fleet.told else None,
             )
         lossy = self._event_driven and fleet.event_loss > 0
         self._recovery = None

@@ -19,12 +19,13 @@ ADMISSION = tuple(
         "hold",
         "queue_threshold",
         "queue_limit",
+        "max_requests_per_worker",
         "active_decode_blocks_threshold",
         "active_prefill_tokens_threshold",
         "active_prefill_tokens_threshold_frac",
     )
 )
-QUEUE = ADMISSION[:3]
+QUEUE = ADMISSION[:4]
 """These need the queue that a router has if requests could wait when it started."""
 KNOBS = tuple(
     f"router.{name}" for name in (*DYNAMO_KNOBS, *LOWER_TIER_WEIGHTS, "router_temperature")

@@ -6,6 +6,7 @@ of the load as it is then: nothing is remembered, so nothing can stay latched on
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -21,6 +22,10 @@ QueuePolicy = Literal["fcfs", "lcfs", "wspt"]
 QUEUE_POLICIES: tuple[str, ...] = ("fcfs", "lcfs", "wspt")
 UNKNOWN_BATCH_TOKENS = 10_000_000
 """What stands for an engine's token budget where nobody told it (Dynamo's number)."""
+
+ENGINE = "engine"
+"""The cap on requests that is what each engine says of itself."""
+_CAP = re.compile(r"0*[1-9][0-9]{0,8}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,11 @@ class AdmissionConfig:
     )
     queue_limit: int = option(
         10_000, "Most requests that wait; more are turned away.", "--router-queue-limit"
+    )
+    max_requests_per_worker: str | None = option(
+        None,
+        "Requests wait while every worker has so many: none, engine (as many as each says that it"
+        " runs at once), or a number; of a rank where there are several.",
     )
     active_decode_blocks_threshold: float | None = option(
         None,
@@ -89,6 +99,10 @@ class AdmissionConfig:
         if self.queue_policy is not None and self.queue_policy not in QUEUE_POLICIES:
             known = ", ".join(QUEUE_POLICIES)
             raise bad_setting("queue_policy", f"{self.queue_policy!r} is not one of {known}")
+        cap = self.max_requests_per_worker
+        if cap not in (None, ENGINE) and not _CAP.fullmatch(cap):
+            text = f"{cap!r} is not none, {ENGINE} or a number from 1 on"
+            raise bad_setting("max_requests_per_worker", text)
         if self.queue_limit < 1:
             raise bad_setting("queue_limit", f"{self.queue_limit!r} must be at least 1")
 
@@ -153,14 +167,46 @@ class LoadLimits:
                     mask[numbers] = mask[numbers].all()
         return mask
 
+    @property
+    def caps(self) -> bool:
+        """Whether a worker can have as many requests as it may."""
+        return self.config.max_requests_per_worker is not None
+
+    def full(self) -> Mask | None:
+        """Which ranks have as many requests as they may; None: no such limit."""
+        cap = self.config.max_requests_per_worker
+        if cap is None:
+            return None
+        active = self._slots.active_requests()
+        if cap != ENGINE:
+            return active >= int(cap)
+        most = self._registry.max_num_seqs
+        return (most > 0) & (active >= most)
+
     def avoided(self, eligible: Mask) -> Mask | None:
-        """Which of these had better get no more, if there are others; None: none of them."""
-        return self.shares.spent(eligible)
+        """Which of these had better get no more, if there are others; None: none of them.
+
+        Never all of those that are not full.
+        """
+        full = self.full()
+        if full is None:
+            return self.shares.spent(eligible)
+        spent = self.shares.spent(eligible & ~full)
+        return full if spent is None else full | spent
+
+    def why_avoided(self, eligible: Mask) -> dict[str, Mask]:
+        """The same by the reason for it; empty if there would be none else."""
+        full = self.full()
+        masks = {} if full is None else {"has as many requests as it may": eligible & full}
+        spent = self.shares.spent(eligible if full is None else eligible & ~full)
+        if spent is not None:
+            masks["has had the share of its weight"] = spent
+        return masks if full is None or (eligible & ~full).any() else {}
 
     @property
     def any_wait(self) -> bool:
         """Whether a request can have to wait at all."""
-        return self.policy_holds or self.config.queue_threshold is not None
+        return self.policy_holds or self.config.queue_threshold is not None or self.caps
 
     @property
     def policy_holds(self) -> bool:
@@ -188,17 +234,21 @@ class LoadLimits:
         """Whether those that wait go in the policy's own order: no other one was asked for."""
         return self._policy is not None and self.config.queue_policy is None
 
-    def seconds_until_free(self, eligible: Mask, now: float) -> float:
+    def seconds_until_free(self, eligible: Mask, now: float, *, hold: bool = True) -> float:
         """Seconds until a request that may go to these ranks should go: 0 now, inf when load falls.
 
+        `hold`: ask the policy, if it is the one that says who waits.
         Not 0 only if all of them are saturated. Where all are busy, or none is eligible, there is
         nothing to wait for: the request will be told so.
         """
         if self.any_busy:
             eligible = eligible & ~self.busy()
         if (avoided := self.avoided(eligible)) is not None:
-            eligible = eligible & ~avoided
-        if self._policy is not None:
+            others = eligible & ~avoided
+            if eligible.any() and not others.any():
+                return math.inf  # all are full
+            eligible = others
+        if self._policy is not None and hold:
             wait = self._policy.hold(eligible, self._slots.active_blocks(), now)
             # Nobody waits for a fleet that has nothing to do, whatever a policy thinks.
             return wait if wait > 0 and self._slots.active_requests()[eligible].any() else 0.0
