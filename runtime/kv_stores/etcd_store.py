@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from secrets import randbits
 from typing import Any
 
 import grpc
@@ -11,11 +10,18 @@ from aetcd import rpc  # type: ignore[import-untyped]
 from .etcd_config import EtcdConfig
 from .etcd_connection import ATTEMPT_S, EtcdConnection
 from .etcd_watch import end_of_prefix, watch
-from .store import LEASE_TTL_S, Entry, LeaseLostError, Listing, StoreError, Watch, check_name
+from .store import (
+    LEASE_TTL_S,
+    Entry,
+    LeaseLostError,
+    Listing,
+    StoreError,
+    Watch,
+    check_name,
+    new_lease_id,
+)
 
 PAGE = 1000
-# Our own, because ids travel through JSON, whose readers may have doubles.
-_LEASE_BITS = 53
 
 
 class EtcdStore:
@@ -27,17 +33,17 @@ class EtcdStore:
     def bucket(self, name: str) -> "EtcdBucket":
         return EtcdBucket(self._connection, check_name("bucket", name))
 
-    async def grant(self, ttl_s: float = LEASE_TTL_S) -> int:
+    async def grant(self, ttl_s: float = LEASE_TTL_S, lease: int | None = None) -> int:
         """etcd counts in whole seconds: the next above `ttl_s`."""
-        while True:
-            request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s), ID=randbits(_LEASE_BITS))
-            try:
-                answer = await self._connection.call("Lease/LeaseGrant", request, again=True)
-            except StoreError as error:
-                if "lease already exists" in str(error):
-                    continue
+        lease = lease or new_lease_id()
+        request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s), ID=lease)
+        try:
+            await self._connection.call("Lease/LeaseGrant", request, again=True)
+        except StoreError as error:
+            if "lease already exists" not in str(error):
                 raise
-            return int(answer.ID)
+            await self.renew(lease)  # it had not ended, or this was not the first attempt
+        return lease
 
     async def renew(self, lease: int) -> float:
         stream, member = await self._connection.stream("Lease/LeaseKeepAlive", ATTEMPT_S)

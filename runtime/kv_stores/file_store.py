@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from secrets import randbits
 from typing import TypeVar
 
 from ..clock import Clock, SystemClock
@@ -27,9 +26,9 @@ from .store import (
     StoreError,
     Watch,
     check_name,
+    new_lease_id,
 )
 
-_LEASE_BITS = 53
 _PROBE_NS = 1_700_000_000_123_456_789
 T = TypeVar("T")
 
@@ -72,9 +71,13 @@ class FileStore:
     def folder(self, bucket: str) -> FileFolder:
         return FileFolder(self._root, bucket, self.dates)
 
-    async def grant(self, ttl_s: float = LEASE_TTL_S) -> int:
-        lease = randbits(_LEASE_BITS) or 1
-        self._leases[lease] = _Lease(ttl_s, self._clock.now() + ttl_s)
+    async def grant(self, ttl_s: float = LEASE_TTL_S, lease: int | None = None) -> int:
+        lease = lease or new_lease_id()
+        held = self._leases.get(lease)
+        if held is not None and self._clock.now() < held.ends:
+            await self.renew(lease)
+        else:
+            self._leases[lease] = _Lease(ttl_s, self._clock.now() + ttl_s)
         return lease
 
     async def renew(self, lease: int) -> float:

@@ -1,13 +1,19 @@
 """A key-value store inside one process: for embedding, simulations and tests."""
 
 from dataclasses import dataclass, field
-from secrets import randbits
 
 from ..clock import Clock, SystemClock
 from .pending_changes import PendingChanges
-from .store import LEASE_TTL_S, Deleted, Entry, LeaseLostError, Listing, Watch, check_name
-
-_LEASE_BITS = 53
+from .store import (
+    LEASE_TTL_S,
+    Deleted,
+    Entry,
+    LeaseLostError,
+    Listing,
+    Watch,
+    check_name,
+    new_lease_id,
+)
 
 
 @dataclass(slots=True)
@@ -32,11 +38,11 @@ class MemoryStore:
             self._buckets[name] = MemoryBucket(self, name)
         return self._buckets[name]
 
-    async def grant(self, ttl_s: float = LEASE_TTL_S) -> int:
+    async def grant(self, ttl_s: float = LEASE_TTL_S, lease: int | None = None) -> int:
         self.expire()
-        while not (lease := randbits(_LEASE_BITS)) or lease in self._leases:
-            pass
-        self._leases[lease] = _Lease(ttl_s, self._clock.now() + ttl_s)
+        lease = lease or new_lease_id()
+        held = self._leases.setdefault(lease, _Lease(ttl_s, 0.0))
+        held.ttl_s, held.ends = ttl_s, self._clock.now() + ttl_s
         return lease
 
     async def renew(self, lease: int) -> float:

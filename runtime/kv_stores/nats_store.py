@@ -4,7 +4,6 @@ import asyncio
 import math
 import time
 from dataclasses import dataclass, field
-from secrets import randbits
 
 from nats.js.errors import APIError, NotFoundError
 
@@ -19,9 +18,9 @@ from .store import (
     StoreError,
     Watch,
     check_name,
+    new_lease_id,
 )
 
-_LEASE_BITS = 53
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 
 
@@ -47,11 +46,15 @@ class NatsStore:
             self._buckets[name] = NatsBucket(self, self._connection, name)
         return self._buckets[name]
 
-    async def grant(self, ttl_s: float = LEASE_TTL_S) -> int:
+    async def grant(self, ttl_s: float = LEASE_TTL_S, lease: int | None = None) -> int:
         """NATS counts in whole seconds: the next above `ttl_s`. It is told with the first key."""
         await self._connection.link()
-        lease = randbits(_LEASE_BITS) or 1
-        self._leases[lease] = _Lease(math.ceil(ttl_s), time.monotonic() + math.ceil(ttl_s))
+        lease = lease or new_lease_id()
+        held = self._leases.get(lease)
+        if held is not None and time.monotonic() < held.ends:
+            await self.renew(lease)
+        else:
+            self._leases[lease] = _Lease(math.ceil(ttl_s), time.monotonic() + math.ceil(ttl_s))
         return lease
 
     async def renew(self, lease: int) -> float:

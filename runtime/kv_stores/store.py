@@ -6,6 +6,7 @@ of one bucket grow with each change of it.
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from secrets import randbits
 from typing import Protocol, TypeAlias
 
 from ..errors import RouterError
@@ -105,8 +106,11 @@ class KeyValueStore(Protocol):
 
     def bucket(self, name: str) -> Bucket: ...
 
-    async def grant(self, ttl_s: float = LEASE_TTL_S) -> int:
-        """A new lease, which ends `ttl_s` seconds after it was last renewed."""
+    async def grant(self, ttl_s: float = LEASE_TTL_S, lease: int | None = None) -> int:
+        """A new lease, which ends `ttl_s` seconds after it was last renewed; its id.
+
+        With `lease` it has that id: one that we had. If it has not ended, it is renewed.
+        """
         ...
 
     async def renew(self, lease: int) -> float:
@@ -120,6 +124,11 @@ class KeyValueStore(Protocol):
     async def close(self) -> None:
         """Let go of everything; leases are left to their end. Idempotent."""
         ...
+
+
+def new_lease_id() -> int:
+    """A random id below 2**53: ids travel through JSON, whose readers may have doubles."""
+    return randbits(53) or 1
 
 
 def check_name(what: str, name: str) -> str:

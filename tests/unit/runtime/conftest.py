@@ -1,4 +1,4 @@
-"""Stores of every kind; their servers are started once for each file of tests."""
+"""Key-value stores of every kind; their servers are started once for each file of tests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -1,0 +1,15 @@
+"""Who is there? Registrations that live as long as their process, values that follow the store."""
+
+from .locks import HeldLock, ReadWriteLock
+from .prefix_watcher import PrefixWatcher, full_key_string, key_string, lease_id
+from .registrations import Registrations
+
+__all__ = [
+    "HeldLock",
+    "PrefixWatcher",
+    "ReadWriteLock",
+    "Registrations",
+    "full_key_string",
+    "key_string",
+    "lease_id",
+]

@@ -1,0 +1,109 @@
+"""Locks between processes, for many readers or one writer, that a crash lets go of.
+
+A writer holds the key `writer` of the bucket `v1/{prefix}`, a reader `readers/{id}`, each under
+its lease. Whoever wants the lock first writes its key and then looks for the others' keys: of a
+reader and a writer at least the later one sees the other. So no transaction is needed, and both
+may give way, but never do both have the lock.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+from secrets import token_hex
+
+from ..kv_stores import Bucket, KeyValueStore
+
+WRITER = "writer"
+READERS = "readers/"
+POLL_S = 0.1
+"""How often a waiter tries again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """A lock that was got, until `release`, or until its lease has ended."""
+
+    bucket: Bucket
+    key: str
+    revision: int
+
+    async def still_held(self) -> bool:
+        """Whether the store has us as holder."""
+        entry = await self.bucket.get(self.key)
+        return entry is not None and entry.revision == self.revision
+
+    async def release(self) -> None:
+        """Let go. Nothing if the lease has ended, whoever has the lock now."""
+        await self.bucket.delete(self.key, self.revision)
+
+
+class ReadWriteLock:
+    """One lock, by its prefix. `owner` names its holder to people, and readers to each other."""
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        prefix: str,
+        owner: str | None = None,
+        *,
+        rng: Random | None = None,
+    ) -> None:
+        self._bucket = store.bucket(f"v1/{prefix}")
+        self._owner = owner or token_hex(8)
+        self._rng = rng or Random()
+
+    async def try_write(self, lease: int) -> HeldLock | None:
+        """The lock for us alone, if nobody has it now."""
+        held = await self._create(WRITER, lease)
+        if held is None or not await self._has_readers():
+            return held
+        await held.release()
+        return None
+
+    async def try_read(self, lease: int) -> HeldLock | None:
+        """The lock shared with other readers, if no writer has it or waits for it now."""
+        held = await self._create(f"{READERS}{self._owner}", lease)
+        if held is None or await self._bucket.get(WRITER) is None:
+            return held
+        await held.release()
+        return None
+
+    async def write(self, lease: int, timeout_s: float) -> HeldLock:
+        """As try_write, waiting; TimeoutError after `timeout_s`.
+
+        Once no other writer has it, no new reader gets in: it only waits for those that are.
+        """
+        held: HeldLock | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    if held is None:
+                        held = await self._create(WRITER, lease)
+                    if held is not None and not await self._has_readers():
+                        if await held.still_held():
+                            return held
+                        held = None  # our lease ended while we waited
+                        continue
+                    await self._pause()
+        except BaseException:
+            if held is not None:
+                await held.release()
+            raise
+
+    async def read(self, lease: int, timeout_s: float) -> HeldLock:
+        """As try_read, waiting; TimeoutError after `timeout_s`."""
+        async with asyncio.timeout(timeout_s):
+            while (held := await self.try_read(lease)) is None:
+                await self._pause()
+            return held
+
+    async def _pause(self) -> None:
+        # Two that give way to each other must not meet again.
+        await asyncio.sleep(POLL_S * self._rng.uniform(0.5, 1.5))
+
+    async def _create(self, key: str, lease: int) -> HeldLock | None:
+        revision = await self._bucket.create(key, self._owner.encode(), lease=lease)
+        return None if revision is None else HeldLock(self._bucket, key, revision)
+
+    async def _has_readers(self) -> bool:
+        return bool((await self._bucket.entries(READERS)).entries)

@@ -1,0 +1,184 @@
+"""What a process has written about itself, kept in the store for as long as it lives."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from structlog import get_logger
+
+from ..backoff import Backoff
+from ..clock import Clock, SystemClock
+from ..kv_stores import LEASE_TTL_S, KeyValueStore, LeaseLostError, StoreError
+from ..supervised import stopped, supervise
+from .lease_keep_alive import LeaseKeepAlive, LeaseStep
+
+AT_ONCE = 16
+"""Keys that are written again at the same time."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One key that stands under the lease."""
+
+    bucket: str
+    key: str
+    value: bytes
+
+
+class Registrations:
+    """Keys under one lease, which is renewed from `start` to `close`.
+
+    When the lease was lost it is granted again and everything is written again: what serves goes
+    on serving all the while. `on_lost` are called each time that happens.
+    """
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        ttl_s: float = LEASE_TTL_S,
+        *,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock or SystemClock()
+        self._rng = rng or Random()
+        self.keep_alive = LeaseKeepAlive(ttl_s, now=self._clock.now(), rng=self._rng)
+        self._wanted: dict[tuple[str, str], Registration] = {}
+        self._missing: dict[tuple[str, str], Registration] = {}
+        self._lost_once = False
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.on_lost: list[Callable[[], None]] = []
+
+    @property
+    def lease(self) -> int:
+        """The lease's id; RuntimeError before `start`."""
+        if self.keep_alive.lease is None:
+            raise RuntimeError("the registrations were not started")
+        return self.keep_alive.lease
+
+    @property
+    def complete(self) -> bool:
+        """Whether the store has everything that is registered, by what we know."""
+        return not self._missing and self.keep_alive.held(self._clock.now())
+
+    async def start(self, timeout_s: float | None = None) -> None:
+        """Get a lease, trying for `timeout_s`. StoreError if there is none by then."""
+        if self._task is not None:
+            return
+        backoff = Backoff(first=0.05, cap=5.0, rng=self._rng)
+        end = None if timeout_s is None else self._clock.now() + timeout_s
+        while self.keep_alive.lease is None:
+            try:
+                await self._take_step()
+            except StoreError as error:
+                delay = backoff.next()
+                late = end is not None and self._clock.now() + delay >= end
+                if late or not error.transient:
+                    raise
+                await asyncio.sleep(delay)
+        self._task = supervise("lease", self._keep)
+
+    async def register(self, bucket: str, key: str, value: bytes) -> None:
+        """Write a key under the lease, and from now on whenever it was lost.
+
+        It counts as registered even if this raises StoreError: it is written when that works.
+        """
+        registration = Registration(bucket, key, bytes(value))
+        self._wanted[bucket, key] = self._missing[bucket, key] = registration
+        try:
+            await self._write(registration)
+        except StoreError:
+            self._changed.set()
+            raise
+
+    async def unregister(self, bucket: str, key: str) -> None:
+        """Delete a key, and write it no more. StoreError if it may stay until the lease ends."""
+        self._wanted.pop((bucket, key), None)
+        self._missing.pop((bucket, key), None)
+        await self._store.bucket(bucket).delete(key)
+
+    async def close(self) -> None:
+        """Give the lease back and stop. Without the store, it ends by itself. Idempotent."""
+        task, self._task = self._task, None
+        await stopped(task)
+        self._wanted.clear()
+        self._missing.clear()
+        if task is not None and self.keep_alive.lease is not None:
+            try:
+                await self._store.revoke(self.keep_alive.lease)
+            except StoreError as error:
+                log.warning("the lease is left to its end", error=str(error))
+
+    async def _keep(self) -> None:
+        backoff = Backoff(first=0.05, cap=5.0, rng=self._rng)
+        retry = self._clock.now()
+        while True:
+            due = min(self.keep_alive.due, retry) if self._missing else self.keep_alive.due
+            try:
+                async with asyncio.timeout(max(0.0, due - self._clock.now())):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            now = self._clock.now()
+            try:
+                if now >= self.keep_alive.due:
+                    await self._take_step()
+                if self._missing and self.keep_alive.step is LeaseStep.RENEW:
+                    await self._write_missing()
+                backoff.reset()
+            except StoreError as error:
+                log.warning("registrations wait for the store", error=str(error))
+                retry = self._clock.now() + backoff.next()
+
+    async def _take_step(self) -> None:
+        """Grant or renew. StoreError if that failed; the keep-alive knows."""
+        keep_alive, asked = self.keep_alive, self._clock.now()
+        try:
+            if keep_alive.step is LeaseStep.GRANT:
+                lease = await self._store.grant(keep_alive.ttl_s, keep_alive.lease)
+                keep_alive.on_granted(lease, asked, self._clock.now())
+                self._missing.update(self._wanted)
+            else:
+                ttl_s = await self._store.renew(self.lease)
+                keep_alive.on_renewed(ttl_s, asked, self._clock.now())
+        except LeaseLostError:
+            self._on_lost()
+        except StoreError:
+            keep_alive.on_failed(self._clock.now())
+            raise
+
+    async def _write_missing(self) -> None:
+        missing = list(self._missing.values())
+        for at in range(0, len(missing), AT_ONCE):
+            writes = (self._write(registration) for registration in missing[at : at + AT_ONCE])
+            for result in await asyncio.gather(*writes, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+
+    async def _write(self, registration: Registration) -> None:
+        place = registration.bucket, registration.key
+        try:
+            bucket = self._store.bucket(registration.bucket)
+            await bucket.put(registration.key, registration.value, lease=self.lease)
+        except LeaseLostError:
+            if self.keep_alive.step is LeaseStep.RENEW:
+                self._on_lost()
+            self._changed.set()
+            return
+        if self._missing.get(place) is registration:
+            del self._missing[place]
+        elif place not in self._wanted:  # unregistered while it was written
+            await self._store.bucket(registration.bucket).delete(registration.key)
+
+    def _on_lost(self) -> None:
+        self.keep_alive.on_lost(self._clock.now())
+        self._missing.update(self._wanted)
+        log.warning("the lease was lost: everything is registered again", keys=len(self._wanted))
+        for listener in self.on_lost:
+            listener()

@@ -1,0 +1,145 @@
+"""Registrations stay in the store while their process lives, whatever becomes of the store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from support.polling import until
+from support.servers.etcd import EtcdServer
+
+from dynamo_router.runtime.discovery import Registrations
+from dynamo_router.runtime.kv_stores import (
+    EtcdConfig,
+    EtcdStore,
+    KeyValueStore,
+    MemoryStore,
+    StoreError,
+)
+
+pytestmark = pytest.mark.usefixtures("leaves_no_task")
+BUCKET = "v1/instances"
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    server = EtcdServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def seen(etcd: EtcdServer) -> AsyncIterator[EtcdStore]:
+    """Another client, to look with."""
+    client = EtcdStore(EtcdConfig((etcd.url,)))
+    yield client
+    await client.close()
+
+
+async def has(store: KeyValueStore, *keys: str) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                entries = (await store.bucket(BUCKET).entries()).entries
+                if [entry.key for entry in entries] == list(keys):
+                    return
+            except StoreError:
+                pass
+            await asyncio.sleep(0.01)
+
+
+async def test_keys_are_there_until_they_are_taken_away(
+    store: KeyValueStore, other: KeyValueStore, name: str
+) -> None:
+    registrations = Registrations(store, 1.0)
+    await registrations.start(5.0)
+    await registrations.register(name, "a", b"1")
+    await registrations.register(name, "b", b"2")
+    first = registrations.keep_alive.ends
+    await until(lambda: (registrations.keep_alive.ends or 0) > (first or 0) + 1.0)  # renewed
+    assert registrations.complete and registrations.keep_alive.grants == 1
+    await registrations.unregister(name, "b")
+    found = (await other.bucket(name).entries()).entries
+    assert [(entry.key, entry.value, entry.lease) for entry in found][0][:2] == ("a", b"1")
+    await registrations.close()
+    assert (await other.bucket(name).entries()).entries == ()
+    await registrations.close()
+
+
+async def test_etcd_may_be_away_for_longer_than_the_lease(
+    etcd: EtcdServer, seen: EtcdStore
+) -> None:
+    store = EtcdStore(EtcdConfig((etcd.url,), timeout_s=0.5))
+    registrations = Registrations(store, 1.0)
+    losses: list[int] = []
+    await registrations.start(5.0)
+    lease = registrations.lease
+    registrations.on_lost.append(lambda: losses.append(1))
+    await registrations.register(BUCKET, "a", b"1")
+    etcd.kill()
+    await until(lambda: not registrations.complete)
+    with pytest.raises(StoreError):
+        await registrations.register(BUCKET, "b", b"2")
+    etcd.lose_data()  # as if it had been away for long
+    await etcd.come_back()
+    await has(seen, "a", "b")
+    await until(lambda: registrations.complete)
+    assert losses and registrations.lease == lease, "what has the lease's name keeps it"
+    await registrations.close()
+    await has(seen)
+    await store.close()
+
+
+async def test_a_restart_of_etcd_loses_no_lease(etcd: EtcdServer, seen: EtcdStore) -> None:
+    store = EtcdStore(EtcdConfig((etcd.url,), timeout_s=0.5))
+    registrations = Registrations(store, 3.0)
+    await registrations.start(5.0)
+    await registrations.register(BUCKET, "a", b"1")
+    before = registrations.keep_alive.ends or 0
+    etcd.kill()
+    await etcd.come_back()
+    await until(lambda: (registrations.keep_alive.ends or 0) > before)
+    assert registrations.keep_alive.grants == 1
+    await has(seen, "a")
+    await registrations.close()
+    await store.close()
+
+
+async def test_a_lease_that_somebody_ended_is_taken_again(
+    etcd: EtcdServer, seen: EtcdStore
+) -> None:
+    store = EtcdStore(EtcdConfig((etcd.url,)))
+    registrations = Registrations(store, 1.0)
+    await registrations.start(5.0)
+    for number in range(40):
+        await registrations.register(BUCKET, f"{number:02}", b"")
+    await seen.revoke(registrations.lease)
+    await until(lambda: registrations.keep_alive.grants == 2 and registrations.complete)
+    await has(seen, *(f"{number:02}" for number in range(40)))
+    await registrations.close()
+    await store.close()
+
+
+async def test_without_a_store_the_start_fails_in_time() -> None:
+    store = EtcdStore(EtcdConfig(("http://127.0.0.1:1",), timeout_s=0.1))
+    registrations = Registrations(store)
+    with pytest.raises(StoreError, match="etcd at http://127.0.0.1:1"):
+        await registrations.start(0.2)
+    with pytest.raises(RuntimeError):
+        _ = registrations.lease
+    await registrations.close()
+    await store.close()
+
+
+async def test_what_was_taken_away_while_it_was_written_does_not_stay() -> None:
+    store = MemoryStore()
+    registrations = Registrations(store)
+    await registrations.start()
+    bucket = store.bucket(BUCKET)
+    writing = asyncio.create_task(registrations.register(BUCKET, "a", b""))
+    await registrations.unregister(BUCKET, "a")
+    await writing
+    await registrations.unregister(BUCKET, "a")
+    assert (await bucket.entries()).entries == ()
+    await registrations.close()
