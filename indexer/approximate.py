@@ -23,7 +23,8 @@ class ApproximateIndex:
     A block is believed to be cached until `ttl_s` after the last request with it was sent to that
     worker. More than `max_blocks` predictions, counted per worker, are pruned to
     `prune_target_ratio` of that: earliest deadline first, deeper blocks before those above them.
-    `expired` and `pruned` count what was forgotten for either reason.
+    `ttl_s` may be changed, for requests that come after. `expired` and `pruned` count what was
+    forgotten for either reason.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class ApproximateIndex:
             raise ValueError(f"max_blocks {max_blocks} is not in 1..2**31-1")
         if not 0 <= prune_target_ratio <= 1:
             raise ValueError(f"prune_target_ratio {prune_target_ratio} is not in 0..1")
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s
         self._max_blocks = max_blocks
         self._keep = int(max_blocks * prune_target_ratio)
         self._predictions = PredictionTree()
@@ -67,9 +68,9 @@ class ApproximateIndex:
         Raises ValueError if the hashes differ in number or a sequence hash comes twice.
         """
         self.expire(now)
-        if self._ttl_s == 0:
+        if self.ttl_s == 0:
             return
-        deadline = ceil((now + self._ttl_s) * TICKS_PER_SECOND)
+        deadline = ceil((now + self.ttl_s) * TICKS_PER_SECOND)
         self._predictions.record(as_worker(worker), local_hashes, sequence_hashes, deadline)
         if len(self._predictions) > self._max_blocks:
             self.pruned += self._predictions.prune(self._keep)

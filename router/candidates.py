@@ -12,6 +12,7 @@ from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..slots.table import SlotTable
 from ..workers.registry import WorkerRegistry
 from .config import KvRouterConfig
+from .event_watch import EventWatch
 from .overlaps import Overlaps
 from .policy import Candidates, Decision, Mask
 from .prompt import Prompt
@@ -27,11 +28,20 @@ class CandidateSource:
     Not thread-safe: the KvRouter that has it holds its lock around every call.
     """
 
-    def __init__(self, registry: WorkerRegistry, index: PrefixIndex, slots: SlotTable) -> None:
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        index: PrefixIndex,
+        slots: SlotTable,
+        config: KvRouterConfig,
+    ) -> None:
         self.registry = registry
         self.index = index
         self.slots = slots
         self._overlaps = Overlaps(0)
+        self._watch: EventWatch | None = None
+        if isinstance(index, EventIndex):
+            self._watch = EventWatch(index, registry, adapts_ttl=config.adapts_predicted_ttl)
 
     def candidates(
         self, prompt: Prompt, config: KvRouterConfig, now: float, *, with_caches: bool
@@ -114,7 +124,24 @@ class CandidateSource:
         """Drop bookings and predictions that are too old; the ids of the bookings."""
         expired = self.slots.expire(now)
         self.index.expire(now)
+        if self._watch is not None:
+            self._watch.look(now)
         return expired
+
+    def on_booked(
+        self, request_id: str, worker: WorkerWithDpRank, prompt: Prompt, now: float
+    ) -> None:
+        """A request whose prompt was matched goes to a worker: it will hold its blocks."""
+        local, sequence = prompt.local_hashes, prompt.sequence_hashes
+        if self._watch is not None:
+            self._watch.on_booked(request_id, worker, local, now)
+        if self.index.predicts:
+            self.index.record(worker, local, sequence, now)
+
+    def on_first_token(self, request_id: str, now: float) -> None:
+        """Its prompt is computed."""
+        if self._watch is not None:
+            self._watch.on_first_token(request_id, now)
 
     def _load_hashes(self, prompt: Prompt, config: KvRouterConfig) -> npt.NDArray[np.uint64] | None:
         """Under which hashes the prompt's blocks are counted as load; None: not at all."""
@@ -153,7 +180,7 @@ def new_index(config: KvRouterConfig) -> PrefixIndex:
     if config.use_kv_events:
         return EventIndex(
             max_blocks=config.router_max_index_blocks,
-            predict_ttl_s=config.router_predicted_ttl_secs,
+            predict_ttl_s=0.0 if config.adapts_predicted_ttl else config.router_predicted_ttl_secs,
         )
     return ApproximateIndex(
         ttl_s=config.router_ttl_secs,

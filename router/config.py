@@ -146,7 +146,8 @@ class KvRouterConfig:
     router_predicted_ttl_secs: float | None = option(
         None,
         "With KV events: believe for this long that a worker will hold what was sent to it, until"
-        " its events tell. Not given: believe events only.",
+        " its events tell; 0: believe events only. Not given: where events are late, longer"
+        " than that, else 0; with Dynamo's cost 0.",
         "--router-predicted-ttl-secs",
         env=("DYN_ROUTER_PREDICTED_TTL_SECS",),
     )
@@ -249,6 +250,12 @@ class KvRouterConfig:
         if policy.partition(":")[0] == DYNAMO:
             return f"{DYNAMO}:{self.cost_params().prefill_load_scale:g}"
         return policy
+
+    @property
+    def adapts_predicted_ttl(self) -> bool:
+        """Whether it is measured for how long decisions are believed."""
+        ours = self.mode == "kv" and self.policy_name.partition(":")[0] != DYNAMO
+        return ours and self.use_kv_events and self.router_predicted_ttl_secs is None
 
     def cost_params(self) -> CostParams:
         """The cost function's parameters, from whichever of the two vocabularies was used."""

@@ -54,10 +54,10 @@ class KvRouter:
         self._clock = clock or SystemClock()
         self._rng = random.Random(self.config.seed if seed is None else seed)
         self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
-        self._source = CandidateSource(self.registry, self.index, self._slots)
+        self._source = CandidateSource(self.registry, self.index, self._slots, self.config)
         self._choice = PolicyChoice(self.config, strategy)
         self._policy = self._choice.policy
-        self._learner = self._policy if self._policy.learns else None  # hears of requests
+        self._learner = self._policy if self._policy.learns else Policy()  # hears of requests
         self.limits = LoadLimits(self.config.admission, self._slots, self.registry, self._policy)
         self._dropped: list[str] | None = None  # bookings of a worker that is being removed
         self._lock = threading.RLock()
@@ -231,11 +231,10 @@ class KvRouter:
                     track_prefill=config.router_track_prefill_tokens,
                 )
                 self.limits.shares.on_given(number, takers)
-                if booked and self._learner is not None:
+                if booked:
                     self._learner.on_booked(request_id, number, candidates)
-                if policy.needs_overlaps and self.index.predicts:
-                    local, sequence = prompt.local_hashes, prompt.sequence_hashes
-                    self.index.record(decision.worker, local, sequence, now)
+                if policy.needs_overlaps:
+                    source.on_booked(request_id, decision.worker, prompt, now)
             return decision
 
     def explain(
@@ -321,8 +320,9 @@ class KvRouter:
     def mark_prefill_complete(self, request_id: str) -> bool:
         """The first token is out. False if the request is not booked, which is no error."""
         with self._lock:
-            if self._learner is not None:
-                self._learner.on_first_token(request_id, self._clock.now())
+            now = self._clock.now()
+            self._source.on_first_token(request_id, now)
+            self._learner.on_first_token(request_id, now)
             return self._slots.mark_prefill_completed(request_id)
 
     def release_prefill(self, request_id: str) -> bool:
@@ -350,8 +350,7 @@ class KvRouter:
         `output_tokens`, where somebody has counted them, tells a policy how long a token takes.
         """
         with self._lock:
-            if self._learner is not None:
-                self._learner.on_end(request_id, self._clock.now(), output_tokens)
+            self._learner.on_end(request_id, self._clock.now(), output_tokens)
             return self._slots.free(request_id)
 
     # Inside

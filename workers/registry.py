@@ -180,6 +180,15 @@ class WorkerRegistry:
         if worker_id in self._entries:
             self._store(replace(self._entries[worker_id], weight=weight))
 
+    def learn_kv_blocks(self, worker_id: int, total_kv_blocks: int) -> None:
+        """Note how many blocks a worker was seen to have that did not tell; until it is renewed."""
+        entry = self._entries.get(worker_id)
+        if entry is not None and entry.total_kv_blocks is None:
+            entry = replace(entry, total_kv_blocks=total_kv_blocks)
+            self._store(entry)
+            for listener in self.on_update:
+                listener(entry)
+
     def entry(self, worker_id: int) -> WorkerEntry | None:
         return self._entries.get(worker_id)
 

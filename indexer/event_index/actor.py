@@ -94,8 +94,22 @@ class EventIndex:
 
     @property
     def predicts(self) -> bool:
-        """Whether `record` notes anything: whether there is a `predict_ttl_s`."""
-        return self._predicted is not None
+        """Whether `record` notes anything: whether there is a `predict_ttl_s` above 0."""
+        return self._predicted is not None and self._predicted.ttl_s > 0
+
+    @property
+    def predict_ttl_s(self) -> float | None:
+        """For how long a decision is believed; None: not at all, and not to be changed."""
+        return None if self._predicted is None else self._predicted.ttl_s
+
+    @predict_ttl_s.setter
+    def predict_ttl_s(self, seconds: float) -> None:
+        if self._predicted is not None:
+            self._predicted.ttl_s = seconds
+
+    def reported(self, worker: WorkerWithDpRank, local_hashes: npt.NDArray[np.uint64]) -> int:
+        """Overlap in blocks that the worker's events alone tell of its device."""
+        return self._actor.scores(local_hashes).get(worker, 0)
 
     def post(self, message: bytes) -> bool:
         """Queue one message of the event plane; False if the mailbox is full."""

@@ -14,6 +14,7 @@ from ._timeline cimport (
     Backlog,
     Booking,
     EngineTimeline,
+    attended_s,
     empty_step_s,
     timeline_advance,
     timeline_backlog,
@@ -58,14 +59,17 @@ cdef inline Estimate estimate_prompt(
     cdef double slowness = timeline_advance(timeline, bookings, &model.speed, now)
     cdef double per_step = empty_step_s(timeline, &model.speed, slowness)
     cdef double per_token = token_s(&model.speed, slowness)
-    cdef Backlog ahead = timeline_backlog(timeline, per_step, per_token, now)
+    cdef double per_attended = attended_s(&model.speed, slowness)
+    cdef Backlog ahead = timeline_backlog(timeline, per_step, per_token, per_attended, now)
     cdef int64_t steps
     cdef double ttft
     steps = (ahead.tokens + tokens + timeline.budget - 1) // timeline.budget
     found.wait_s = ahead.seconds
     if timeline.running == 0:
         found.wait_s = unforeseen_wait_s(timeline, model, slowness, per_step, now)
-    found.prefill_s = (steps - ahead.steps) * per_step + tokens * per_token
+    found.prefill_s = (steps - ahead.steps) * per_step + tokens * (
+        per_token + per_attended * (prompt.isl - tokens / 2.0)  # what each attends to, on average
+    )
     found.delay_s = 0.0
     if ahead.tokens > 0:
         found.delay_s = delay_s(
@@ -216,5 +220,7 @@ cdef inline double timeline_until_free_s(
     if timeline.running == 0 or not can_compare(model):
         return 0.0
     per_step = empty_step_s(timeline, &model.speed, slowness)
-    ahead = timeline_backlog(timeline, per_step, token_s(&model.speed, slowness), now)
+    ahead = timeline_backlog(
+        timeline, per_step, token_s(&model.speed, slowness), attended_s(&model.speed, slowness), now
+    )
     return fmax(0.0, ahead.seconds - LEAD_STEPS * per_step)

@@ -2,13 +2,14 @@
 
 cimport cython
 from cython cimport boundscheck, wraparound
-from libc.math cimport INFINITY, isfinite
+from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 import numpy
 
+from ._arguments cimport read_prompt, require_length, require_time
 from ._estimate cimport Estimate, Prompt, estimate_fleet, seconds_until_free
 from ._latency cimport fit_init
 from ._model cimport Model, can_compare, learn_decode, learn_first_token, learn_prefill
@@ -18,6 +19,8 @@ from ._timeline cimport (
     NO_BOOKING,
     Booking,
     EngineTimeline,
+    booking_attended,
+    stream_attended,
     timeline_advance,
     timeline_append,
     timeline_correct,
@@ -57,9 +60,10 @@ cdef class Forecast:
         self.ids = []
         self.model.prefill_weight = params.prefill_weight
         self.model.decode_weight = params.decode_weight
-        fit_init(&self.model.speed.prefill, params.step_s, params.token_s * CHUNK_TOKENS, 1.0)
+        fit_init(&self.model.speed.prefill, params.step_s, params.token_s * CHUNK_TOKENS, 1.0, 0.0)
         fit_init(
-            &self.model.speed.decode, params.step_s / 2, params.context_s * CONTEXT_TOKENS, 0.0
+            &self.model.speed.decode,
+            params.step_s / 2, params.context_s * CONTEXT_TOKENS, 0.0, 0.0,
         )
         self.model.ttft = params.ttft_s
         self.model.output = params.output_tokens
@@ -123,6 +127,7 @@ cdef class Forecast:
         cdef uint32_t record
         cdef int64_t position
         cdef uint32_t steps
+        cdef double attended
         cdef bint first
         found = self.records.get(request_id)
         require_time(now)
@@ -140,13 +145,16 @@ cdef class Forecast:
             while position < booking.end:
                 position, steps = min(position + timeline.budget, timeline.end), steps + 1
         first = timeline.head == record
+        attended = stream_attended(self.bookings, record, timeline.anchor, position)
         timeline_unlink(timeline, self.bookings, record)
         if timeline.anchor_at < now:
             if first and position > timeline.anchor:
                 if can_compare(&self.model):
                     self.fade_speeds()
                 steps = max(steps, 1)
-                learn_prefill(&self.model, timeline, position - timeline.anchor, steps, now)
+                learn_prefill(
+                    &self.model, timeline, position - timeline.anchor, attended, steps, now
+                )
             timeline_correct(timeline, self.bookings, position, &self.model.speed, now)
         learn_first_token(&self.model, timeline, booking, now)
         return True
@@ -253,7 +261,7 @@ cdef class Forecast:
 
     def learnt(self):
         return (
-            [self.model.speed.prefill.theta[i] for i in range(3)],
+            [self.model.speed.prefill.theta[i] for i in range(4)],
             [self.model.speed.decode.theta[i] for i in range(3)],
             self.model.ttft,
             self.model.output,
@@ -356,43 +364,15 @@ cdef class Forecast:
             assert timeline.first_waiting == (waiting[0] if waiting else <uint32_t>NO_BOOKING)
             assert timeline.waiting == len(waiting)
             assert timeline.waiting_context == sum(map(contexts.get, waiting))
+            begins = timeline.done + timeline.running
+            queue = [r for r in mine if self.bookings[<uint32_t>r].queued]
+            assert timeline.attended == sum(
+                booking_attended(&self.bookings[<uint32_t>r], timeline.done, begins) for r in queue
+            )
+            assert timeline.waiting_attended == sum(
+                booking_attended(&self.bookings[<uint32_t>r], begins, timeline.end) for r in queue
+            )
             mine = [r for r in mine if self.bookings[<uint32_t>r].queued]
             assert timeline.queued == len(mine)
             assert timeline.queued_context == sum(map(contexts.get, mine))
         assert queued == sum(self.bookings[<uint32_t>r].queued for r in contexts)
-
-
-cdef inline int read_prompt(
-    Prompt* prompt,
-    uint32_t isl,
-    uint32_t block_size,
-    const uint32_t[::1] overlaps,
-    const double[::1] blocks,
-    Py_ssize_t n,
-    double now,
-) except -1:
-    """Check the arguments of an estimate for n worker numbers, and fill `prompt` from them."""
-    require_time(now)
-    if isl == 0:
-        raise ValueError("isl must be at least 1")
-    if overlaps is not None:
-        require_length(overlaps.shape[0], n)
-    if blocks is not None:
-        require_length(blocks.shape[0], n)
-    prompt.isl = isl
-    prompt.block_size = block_size
-    prompt.overlaps = &overlaps[0] if overlaps is not None and n else NULL
-    prompt.blocks = &blocks[0] if blocks is not None and n else NULL
-    return 0
-
-
-cdef inline int require_length(Py_ssize_t length, Py_ssize_t n) except -1:
-    if length != n:
-        raise ValueError(f"every array must have an entry for each of {n} worker numbers")
-    return 0
-
-
-cdef inline int require_time(double now) except -1:
-    if not isfinite(now):
-        raise ValueError(f"now must be finite, not {now}")
-    return 0

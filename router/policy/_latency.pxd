@@ -1,14 +1,15 @@
-"""Fit: a latency model of three numbers, learnt online by least squares: seconds = x . theta.
+"""Fit: a latency model of four numbers, learnt online by least squares: seconds = x . theta.
 
 Old samples fade by FADE, and PRIOR samples' worth of `start` keeps the fit where they say nothing.
 A sample far off the usual error counts as if it were OUTLIER times that error away: a stall or a
-late report must not turn the model over.
+late report must not turn the model over. The last number may have nothing to say, and resembles
+others where it has: where it came out negative, the rest is solved without it.
 """
 
 from libc.math cimport fabs
 
 cdef enum:
-    N = 3                   # numbers in a model
+    N = 4                   # numbers in a model
 
 cdef extern from *:
     """
@@ -23,20 +24,23 @@ cdef extern from *:
     const double SLOW "FORECAST_SLOW"     # share of the newest sample in a running mean
 
 cdef struct Fit:
-    double start[3]         # what is believed before the first sample
-    double theta[3]         # what is believed now, none of them negative
-    double moments[3][3]    # sum of x x', faded
-    double products[3]      # sum of x y
+    double start[4]         # what is believed before the first sample
+    double theta[4]         # what is believed now, none of them negative
+    double moments[4][4]    # sum of x x', faded
+    double products[4]      # sum of x y
     double error            # usual absolute error, seconds
     double mean             # of y, seconds
     long samples
 
 
-cdef inline void fit_init(Fit* fit, double first, double second, double third) noexcept nogil:
+cdef inline void fit_init(
+    Fit* fit, double first, double second, double third, double fourth
+) noexcept nogil:
     cdef int i, j
     fit.start[0] = first
     fit.start[1] = second
     fit.start[2] = third
+    fit.start[3] = fourth
     for i in range(N):
         fit.theta[i] = fit.start[i]
         fit.products[i] = 0.0
@@ -48,7 +52,9 @@ cdef inline void fit_init(Fit* fit, double first, double second, double third) n
 
 
 cdef inline double fit_predict(const Fit* fit, const double* x) noexcept nogil:
-    return fit.theta[0] * x[0] + fit.theta[1] * x[1] + fit.theta[2] * x[2]
+    return (
+        fit.theta[0] * x[0] + fit.theta[1] * x[1] + fit.theta[2] * x[2] + fit.theta[3] * x[3]
+    )
 
 
 cdef inline void fit_add(Fit* fit, const double* x, double y) noexcept nogil:
@@ -73,23 +79,38 @@ cdef inline void fit_add(Fit* fit, const double* x, double y) noexcept nogil:
 
 
 cdef inline void fit_solve(Fit* fit) noexcept nogil:
-    """(moments + PRIOR) theta = products + PRIOR start, by elimination: it is positive definite."""
-    cdef double a[3][4]
-    cdef double slowness
+    """Solve for all numbers, and again without the last one if that came out negative."""
+    cdef int n = N, i
+    if solve_leading(fit, n) < 0.0:
+        n -= 1
+        solve_leading(fit, n)
+        fit.theta[n] = 0.0
+    for i in range(n):
+        fit.theta[i] = max(0.0, fit.theta[i])
+
+
+cdef inline double solve_leading(Fit* fit, int n) noexcept nogil:
+    """(moments + PRIOR) theta = products + PRIOR start of the first n numbers; the last of them.
+
+    By elimination: the matrix is positive definite.
+    """
+    cdef double a[4][5]
+    cdef double share
     cdef int i, j, k
-    for i in range(N):
-        for j in range(N):
+    for i in range(n):
+        for j in range(n):
             a[i][j] = fit.moments[i][j]
         a[i][i] += PRIOR
-        a[i][3] = fit.products[i] + PRIOR * fit.start[i]
-    for i in range(N):
-        for j in range(i + 1, N):
-            slowness = a[j][i] / a[i][i]
-            for k in range(i, N + 1):
-                a[j][k] -= slowness * a[i][k]
-    for i in range(N - 1, -1, -1):
-        for k in range(i + 1, N):
-            a[i][3] -= a[i][k] * a[k][3]
-        a[i][3] /= a[i][i]
-    for i in range(N):
-        fit.theta[i] = max(0.0, a[i][3])
+        a[i][n] = fit.products[i] + PRIOR * fit.start[i]
+    for i in range(n):
+        for j in range(i + 1, n):
+            share = a[j][i] / a[i][i]
+            for k in range(i, n + 1):
+                a[j][k] -= share * a[i][k]
+    for i in range(n - 1, -1, -1):
+        for k in range(i + 1, n):
+            a[i][n] -= a[i][k] * a[k][n]
+        a[i][n] /= a[i][i]
+    for i in range(n):
+        fit.theta[i] = a[i][n]
+    return fit.theta[n - 1]

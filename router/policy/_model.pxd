@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ._latency cimport fit_add, fit_predict
 from ._timeline cimport (
+    ATTENDED_TOKENS,
     CHUNK_TOKENS,
     CONTEXT_TOKENS,
     Booking,
@@ -41,14 +42,19 @@ cdef inline bint can_compare(const Model* model) noexcept nogil:
 
 
 cdef inline void learn_prefill(
-    Model* model, EngineTimeline* timeline, int64_t tokens, uint32_t steps, double now
+    Model* model, EngineTimeline* timeline, int64_t tokens, double attended, uint32_t steps,
+    double now,
 ) noexcept nogil:
-    """Learn that so many tokens of the stream, in so many steps, took from the anchor to `now`."""
-    cdef double x[3]
+    """Learn that so many tokens, in so many steps, took from the anchor to `now`.
+
+    `attended`: their contexts, summed.
+    """
+    cdef double x[4]
     cdef double took = now - timeline.anchor_at
     x[0] = steps
     x[1] = tokens / CHUNK_TOKENS
     x[2] = steps * timeline_mean_decode_s(timeline, &model.speed, now)
+    x[3] = attended / ATTENDED_TOKENS
     if can_compare(model):
         timeline.seen_s += took
         timeline.expected_s += fit_predict(&model.speed.prefill, x)
@@ -75,7 +81,7 @@ cdef inline void learn_decode(
 
     The seconds in which prompts were computed there are taken off: they say nothing of decoding.
     """
-    cdef double x[3]
+    cdef double x[4]
     cdef double took = now - booking.first_at
     cdef double stalled = timeline.prefill_s - booking.prefill_s
     cdef double tokens = output_tokens if output_tokens > 0 else model.output
@@ -90,4 +96,5 @@ cdef inline void learn_decode(
     x[0] = 1.0
     x[1] = (timeline.context_s - booking.context_s) / took / CONTEXT_TOKENS
     x[2] = (timeline.requests_s - booking.requests_s) / took
+    x[3] = 0.0
     fit_add(&model.speed.decode, x, (took - stalled) / (tokens - 1))

@@ -20,20 +20,27 @@ cdef extern from *:
     """
     #define FORECAST_CONTEXT_TOKENS 1e5
     #define FORECAST_CHUNK_TOKENS 8192.0
+    #define FORECAST_ATTENDED_TOKENS 8.192e7
     #define FORECAST_MIN_STEP_S 1e-6
+    #define FORECAST_SLOWEST 8.0
     #define FORECAST_EQUAL_SPEED 0.1
     """
     const double CONTEXT_TOKENS "FORECAST_CONTEXT_TOKENS"   # the fits' unit of contexts
     const double CHUNK_TOKENS "FORECAST_CHUNK_TOKENS"   # the fits' unit of prompt tokens
+    const double ATTENDED_TOKENS "FORECAST_ATTENDED_TOKENS"     # of prompt tokens times context
+    const double SLOWEST "FORECAST_SLOWEST"     # times the fleet's model a worker is at most
     const double MIN_STEP_S "FORECAST_MIN_STEP_S"       # seconds of a step, at least
     const double EQUAL_SPEED "FORECAST_EQUAL_SPEED"     # relative difference that is noise
 
 cdef struct Speed:              # of the fleet
-    Fit prefill                 # steps, CHUNK_TOKENS, seconds of the decodes beside -> seconds
-    Fit decode                  # 1, CONTEXT_TOKENS, requests -> seconds of a step without prefill
+    Fit prefill                 # steps, CHUNK_TOKENS, seconds of the decodes beside,
+                                # ATTENDED_TOKENS -> seconds
+    Fit decode                  # 1, CONTEXT_TOKENS, requests, 0 -> seconds of a step of decodes
 
 cdef struct Booking:            # a request in flight
     int64_t end                 # position in the stream behind its last prompt token
+    int64_t tokens              # prompt tokens to compute, by the forecast
+    double cached               # and those before them
     int64_t step_end            # end of the step that is forecast to compute that token; -1: none
     uint32_t step               # that step's number after the anchor
     uint32_t worker
@@ -56,6 +63,8 @@ cdef struct EngineTimeline:
     int64_t end                 # end of the stream
     double began                # when the running step began, or the last one ended
     double ends                 # when the running step ends; INFINITY if none runs
+    double attended             # context of each token that the running step computes, summed
+    double waiting_attended     # the same of those tokens of the queue behind it
     double anchor_at            # last time at which the position in the stream was known
     int64_t anchor              # that position
     uint32_t steps              # steps since then
@@ -89,25 +98,26 @@ cdef inline double timeline_slowness(
     """How many times slower this worker is than the fleet's model.
 
     Small differences count as none: with them, an idle fleet would always choose the same worker.
+    Nor does being faster: a worker that seems so may only have more cached than is known, and would
+    be sent more, and then have still more cached.
     """
     cdef double prior = 4.0 * speed.prefill.mean
     cdef double slowness
     if timeline.expected_s <= 0.0 or prior <= 0.0:
         return 1.0
     slowness = (timeline.seen_s + prior) / (timeline.expected_s + prior)
-    if slowness > 1.0:
-        return fmax(1.0, slowness - EQUAL_SPEED)
-    return fmin(1.0, slowness + EQUAL_SPEED)
+    return fmin(SLOWEST, fmax(1.0, slowness - EQUAL_SPEED))
 
 
 cdef inline double decode_step_s(
     const Speed* speed, double requests, double context
 ) noexcept nogil:
     """Seconds of a step in which so many requests decode, at the fleet's usual speed."""
-    cdef double x[3]
+    cdef double x[4]
     x[0] = fmin(1.0, requests)  # a mean over time may be less than one request
     x[1] = context / CONTEXT_TOKENS
     x[2] = requests
+    x[3] = 0.0
     return fit_predict(&speed.decode, x)
 
 
@@ -158,6 +168,34 @@ cdef inline double token_s(const Speed* speed, double slowness) noexcept nogil:
     return slowness * speed.prefill.theta[1] / CHUNK_TOKENS
 
 
+cdef inline double attended_s(const Speed* speed, double slowness) noexcept nogil:
+    """Seconds that a prompt token adds to a step for each token that it attends to."""
+    return slowness * speed.prefill.theta[3] / ATTENDED_TOKENS
+
+
+cdef inline double booking_attended(
+    const Booking* booking, int64_t begin, int64_t end
+) noexcept nogil:
+    """The contexts of those of its tokens that stand in the stream from begin to end, summed."""
+    cdef int64_t first = booking.end - booking.tokens
+    begin = begin if begin > first else first
+    end = end if end < booking.end else booking.end
+    if end <= begin:
+        return 0.0
+    return (end - begin) * (booking.cached - first + (begin + end) / 2.0)
+
+
+cdef inline double stream_attended(
+    const Booking* bookings, uint32_t record, int64_t begin, int64_t end
+) noexcept nogil:
+    """The same over all bookings from `record` on."""
+    cdef double found = 0.0
+    while record != NO_BOOKING and bookings[record].end - bookings[record].tokens < end:
+        found += booking_attended(&bookings[record], begin, end)
+        record = bookings[record].after
+    return found
+
+
 cdef inline void timeline_integrate(EngineTimeline* timeline, double now) noexcept nogil:
     cdef double passed = now - timeline.integrated_to
     if passed > 0.0:
@@ -169,16 +207,28 @@ cdef inline void timeline_integrate(EngineTimeline* timeline, double now) noexce
 
 
 cdef inline void timeline_begin_step(
-    EngineTimeline* timeline, const Speed* speed, double slowness, double at
+    EngineTimeline* timeline, const Booking* bookings, const Speed* speed, double slowness,
+    double at,
 ) noexcept nogil:
-    """Begin a step at that time with what is left of the stream, or none."""
+    """Begin a step at that time with what is left of the stream, or none.
+
+    A step that had begun is begun anew, with what came behind it.
+    """
     cdef int64_t left = timeline.end - timeline.done
+    timeline.waiting_attended += timeline.attended
+    timeline.attended = 0.0
     timeline.running = left if left < timeline.budget else timeline.budget
     timeline.began = at
     timeline.ends = INFINITY
     if timeline.running > 0:
+        timeline.attended = stream_attended(
+            bookings, timeline.first_waiting, timeline.done, timeline.done + timeline.running
+        )
+        timeline.waiting_attended -= timeline.attended
         timeline.ends = at + (
-            empty_step_s(timeline, speed, slowness) + timeline.running * token_s(speed, slowness)
+            empty_step_s(timeline, speed, slowness)
+            + timeline.running * token_s(speed, slowness)
+            + timeline.attended * attended_s(speed, slowness)
         )
 
 
@@ -201,7 +251,8 @@ cdef inline double timeline_advance(
             timeline.waiting_context -= booking.context
             timeline.waiting -= 1.0
             timeline.first_waiting = booking.after
-        timeline_begin_step(timeline, speed, slowness, timeline.ends)
+        timeline.attended = 0.0
+        timeline_begin_step(timeline, bookings, speed, slowness, timeline.ends)
     timeline_integrate(timeline, now)
     return slowness
 
@@ -217,6 +268,8 @@ cdef inline void timeline_append(
         timeline_anchor(timeline, 0, now)
     timeline.end += tokens
     booking.end = timeline.end
+    booking.tokens = tokens
+    booking.cached = booking.context - tokens
     booking.step_end = -1
     booking.queued = True
     booking.booked_at = now
@@ -233,10 +286,11 @@ cdef inline void timeline_append(
     timeline.requests += 1.0
     timeline.waiting_context += booking.context
     timeline.waiting += 1.0
+    timeline.waiting_attended += booking_attended(booking, timeline.end - tokens, timeline.end)
     timeline.queued_context += booking.context
     timeline.queued += 1.0
     if timeline.running == 0 or timeline.began >= now:  # a step that begins now can take it along
-        timeline_begin_step(timeline, speed, timeline_slowness(timeline, speed), now)
+        timeline_begin_step(timeline, bookings, speed, timeline_slowness(timeline, speed), now)
 
 
 cdef inline void timeline_unlink(
@@ -244,6 +298,9 @@ cdef inline void timeline_unlink(
 ) noexcept nogil:
     """Take a booking out of the queue: its first token is out, or it ended."""
     cdef Booking* booking = &bookings[record]
+    cdef int64_t begins = timeline.done + timeline.running
+    timeline.attended -= booking_attended(booking, timeline.done, begins)
+    timeline.waiting_attended -= booking_attended(booking, begins, booking.end)
     if booking.step_end < 0:
         timeline.waiting_context -= booking.context
         timeline.waiting -= 1.0
@@ -264,6 +321,7 @@ cdef inline void timeline_unlink(
         timeline.running = 0
         timeline.ends = INFINITY
         timeline.waiting_context = timeline.waiting = 0.0  # what rounding has left
+        timeline.attended = timeline.waiting_attended = 0.0
         timeline.queued_context = timeline.queued = 0.0
 
 
@@ -279,6 +337,8 @@ cdef inline void timeline_withdraw(
     left = booking.end - begins
     if left <= 0:
         return
+    timeline.waiting_attended -= booking_attended(booking, begins, booking.end)
+    booking.tokens -= left
     timeline.end -= left
     while record != NO_BOOKING:
         bookings[record].end -= left
@@ -293,8 +353,12 @@ cdef inline void timeline_correct(
     timeline_anchor(timeline, position, now)
     timeline.first_waiting = NO_BOOKING
     timeline.waiting_context = timeline.waiting = 0.0
+    timeline.attended = timeline.waiting_attended = 0.0
     while record != NO_BOOKING:
         if bookings[record].end > position:
+            timeline.waiting_attended += booking_attended(
+                &bookings[record], position, bookings[record].end
+            )
             bookings[record].step_end = -1
             if timeline.first_waiting == NO_BOOKING:
                 timeline.first_waiting = record
@@ -304,24 +368,29 @@ cdef inline void timeline_correct(
             bookings[record].step_end = position
             bookings[record].step = 0
         record = bookings[record].after
-    timeline_begin_step(timeline, speed, timeline_slowness(timeline, speed), now)
+    timeline_begin_step(timeline, bookings, speed, timeline_slowness(timeline, speed), now)
 
 
 cdef inline Backlog timeline_backlog(
-    const EngineTimeline* timeline, double per_step, double per_token, double now
+    const EngineTimeline* timeline, double per_step, double per_token, double per_attended,
+    double now,
 ) noexcept nogil:
     """What is to be computed first; the timeline was advanced to `now`.
 
     A step that begins now can take another prompt along, so its tokens count as not yet running.
     """
     cdef Backlog found
+    cdef double attended = 0.0
     found.tokens = 0
     if timeline.running > 0:
         found.tokens = timeline.end - timeline.done
+        attended = timeline.waiting_attended
         if timeline.began < now:
             found.tokens -= timeline.running
+        else:
+            attended += timeline.attended
     found.steps = (found.tokens + timeline.budget - 1) // timeline.budget
-    found.seconds = found.steps * per_step + found.tokens * per_token
+    found.seconds = found.steps * per_step + found.tokens * per_token + attended * per_attended
     if timeline.running > 0 and timeline.began < now:
         found.seconds += timeline.ends - now
     return found

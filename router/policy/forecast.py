@@ -20,6 +20,7 @@ from .base import Candidates, Policy
 from .cost import Counts, Floats, Mask
 
 CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
+ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend to
 ORDER_PENALTY = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 
@@ -58,6 +59,7 @@ class Learnt:
     step_s: float  # of a step that computes a prompt
     token_s: float  # more for each prompt token in it
     decode_share: float  # more, of a decode step of those beside it
+    attended_s: float  # more for each prompt token and token of its context
     decode_step_s: float  # of a step that computes none
     decode_context_s: float  # more for each context
     decode_request_s: float  # more for each request
@@ -151,11 +153,12 @@ class ForecastPolicy(Policy):
     def learnt(self) -> Learnt:
         """What the latency model has come to."""
         prefill, decode, ttft, output, answer = self._forecast.learnt()
-        step, chunk, context = prefill
+        step, chunk, context, attended = prefill
         return Learnt(
             step,
             chunk / CHUNK_TOKENS,
             context,
+            attended / ATTENDED_TOKENS,
             decode[0],
             decode[1],
             decode[2],

@@ -14,7 +14,8 @@ from dynamo_router.router.policy.forecast import ForecastParams
 from dynamo_router.workers.mocker.config import EngineConfig
 from dynamo_router.workers.mocker.virtual import Emitted, VirtualFleet
 
-CONTEXT_TOKENS, CHUNK_TOKENS = 1e5, 8192.0  # the units of `Forecast.learnt`
+# The units of `Forecast.learnt`: contexts, prompt tokens, prompt tokens times their contexts.
+CONTEXT_TOKENS, CHUNK_TOKENS, ATTENDED_TOKENS = 1e5, 8192.0, 8.192e7
 BLOCK_SIZE = 16
 
 
@@ -40,9 +41,12 @@ class OracleFit:
         self.error += 0.02 * (error - self.error)
         self.samples = [(a, b, w * 0.999) for a, b, w in self.samples]
         self.samples.append((np.array(x, float), y, weight))
-        moments = 0.01 * np.eye(3) + sum(w * np.outer(a, a) for a, _, w in self.samples)
+        moments = 0.01 * np.eye(4) + sum(w * np.outer(a, a) for a, _, w in self.samples)
         products = 0.01 * self.start + sum(w * b * a for a, b, w in self.samples)
-        self.theta = np.maximum(0.0, np.linalg.solve(moments, products))
+        theta = np.linalg.solve(moments, products)
+        if theta[3] < 0:
+            theta = np.append(np.linalg.solve(moments[:3, :3], products[:3]), 0.0)
+        self.theta = np.maximum(0.0, theta)
 
 
 def running_mean(start, values):

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from oracles.forecast import CHUNK_TOKENS, answers_to_end, mutual_decode_s, running_mean
+from oracles.forecast import (
+    ATTENDED_TOKENS,
+    CHUNK_TOKENS,
+    answers_to_end,
+    mutual_decode_s,
+    running_mean,
+)
 
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
@@ -130,7 +136,7 @@ class ForecastMachine(RuleBasedStateMachine):
             self.decodes_cost_each_other(number, row, isl)
             self.memory_is_waited_for(number, row, blocks[number])
             if not any(worker == number for worker, _ in self.requests.values()):
-                self.is_idle(number, row, isl - min(overlaps[number] * BLOCK_SIZE, isl - 1))
+                self.is_idle(number, row, isl, isl - min(overlaps[number] * BLOCK_SIZE, isl - 1))
         eligible = np.array([number in self.workers for number in range(WORKERS)])
         costs = self.kernel.score(*given, overlap, block, eligible, self.now)
         for number in range(WORKERS):
@@ -166,12 +172,13 @@ class ForecastMachine(RuleBasedStateMachine):
         answer_s = self.kernel.learnt()[4]
         assert row["memory_s"] == pytest.approx(ended * answer_s / max(count, 1))
 
-    def is_idle(self, number, row, tokens):
+    def is_idle(self, number, row, isl, tokens):
         """An empty engine: nothing is waited for, and a step for each budget of tokens."""
         assert row["wait_s"] == row["memory_s"] == row["delay_s"] == row["decode_s"] == 0
-        step, chunk, _ = self.kernel.learnt()[0]
+        step, chunk, _, attention = self.kernel.learnt()[0]
         steps = -(-tokens // self.workers[number][0])
         seconds = steps * max(1e-6, step) + tokens * chunk / CHUNK_TOKENS
+        seconds += tokens * (isl - tokens / 2) * attention / ATTENDED_TOKENS
         assert row["prefill_s"] == pytest.approx(self.kernel.slowness(number) * seconds)
 
     @rule(eligible=per_worker(st.booleans()), blocks=per_worker(st.integers(0, 1200)))

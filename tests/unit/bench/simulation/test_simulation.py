@@ -20,6 +20,8 @@ from dynamo_router.bench.traces.turn_trace import Turn
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.indexer.source import SourceState
+from dynamo_router.router.kv_router import KvRouter
+from dynamo_router.router.policy import ForecastPolicy
 from dynamo_router.workers.mocker.config import EngineConfig
 
 POLICIES = "kv,round-robin,least-loaded,power-of-two,prefix-hash:2,chwbl:1.25"
@@ -223,3 +225,17 @@ def test_a_thousand_engines_take_part_in_one_run() -> None:
     log = simulation(sample(200, arrival_speedup=100), "round-robin", workers=1024).run()
     assert len(set(log.worker.tolist())) == 200
     assert (log.status == SERVED).all()
+
+
+@pytest.mark.parametrize("attention_us", [0.0, 500.0])
+def test_a_forecast_learns_what_attention_costs(attention_us: float) -> None:
+    lengths = [500 + 7919 * n % 30_000 for n in range(150)]
+    requests = [
+        TraceRequest(700 * n, tokens, 20, tuple(range(100 * n, 100 * n - (-tokens // 512))))
+        for n, tokens in enumerate(lengths)
+    ]
+    trace = SimulatedTrace(requests, block_size=64)
+    policy = ForecastPolicy()
+    fleet = FleetSpec(workers=2, engine=EngineConfig(attention_us_per_ktoken2=attention_us))
+    Simulation(trace, fleet, lambda clock: KvRouter(clock=clock, seed=0, strategy=policy)).run()
+    assert policy.learnt().attended_s == pytest.approx(attention_us * 1e-12, rel=0.1, abs=3e-11)

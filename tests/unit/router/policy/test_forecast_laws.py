@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.forecast import (
+    ATTENDED_TOKENS,
     CHUNK_TOKENS,
     CONTEXT_TOKENS,
     BelievedFleet,
@@ -239,9 +240,10 @@ def one_by_one(samples):
 @given(st.lists(st.tuples(TOKENS, st.floats(1e-4, 3.0)), max_size=40))
 def test_prompts_teach_how_long_a_step_and_a_token_take(samples):
     params, kernel = one_by_one(samples)
-    fit = OracleFit(params.step_s, params.token_s * CHUNK_TOKENS, 1.0)
+    fit = OracleFit(params.step_s, params.token_s * CHUNK_TOKENS, 1.0, 0.0)
     for tokens, seconds in samples:
-        fit.add([-(-tokens // 400), tokens / CHUNK_TOKENS, 0.0], seconds)
+        attended = tokens**2 / 2 / ATTENDED_TOKENS
+        fit.add([-(-tokens // 400), tokens / CHUNK_TOKENS, 0.0, attended], seconds)
     prefill, _, ttft, _, _ = kernel.learnt()
     np.testing.assert_allclose(prefill, fit.theta, rtol=1e-5, atol=1e-8)
     assert ttft == pytest.approx(running_mean(params.ttft_s, [each for _, each in samples]))
@@ -258,7 +260,7 @@ def test_answers_teach_how_long_a_decode_step_takes(answers):
     params = ForecastParams()
     kernel, now = Forecast(params), 0.0
     kernel.add_worker(0, None, None)
-    fit = OracleFit(params.step_s / 2, params.context_s * CONTEXT_TOKENS, 0.0)
+    fit = OracleFit(params.step_s / 2, params.context_s * CONTEXT_TOKENS, 0.0, 0.0)
     outputs, others = [], 0
     for turn, (context, output, seconds) in enumerate(answers):
         kernel.book(f"a {turn}", 0, context, 1, now)
@@ -272,10 +274,10 @@ def test_answers_teach_how_long_a_decode_step_takes(answers):
         kernel.add_worker(0, None, None)
         outputs.append(output)
         if output >= 8:
-            x = [1.0, (context + 1000 / 2) / CONTEXT_TOKENS, 1.5]
+            x = [1.0, (context + 1000 / 2) / CONTEXT_TOKENS, 1.5, 0.0]
             fit.add(x, seconds / (output - 1))
     _, decode, _, output_tokens, _ = kernel.learnt()
-    np.testing.assert_allclose(decode, fit.theta, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(decode, fit.theta[:3], rtol=1e-5, atol=1e-8)
     assert output_tokens == pytest.approx(running_mean(params.output_tokens, outputs))
     assert others == len(kernel)
 
@@ -288,14 +290,14 @@ def test_prompts_beside_decodes_teach_what_those_add_to_a_step(samples):
     kernel.add_worker(0, 400, None)
     kernel.book("decodes", 0, 30_000, 1, now)
     kernel.first_token("decodes", now)
-    fit = OracleFit(params.step_s, params.token_s * CHUNK_TOKENS, 1.0)
+    fit = OracleFit(params.step_s, params.token_s * CHUNK_TOKENS, 1.0, 0.0)
     decode_s = params.step_s / 2 + params.context_s * 30_000
     for turn, (tokens, seconds) in enumerate(samples):
         kernel.book(str(turn), 0, tokens, tokens, now)
         now += seconds
         kernel.first_token(str(turn), now)
         kernel.end(str(turn), now, 0)
-        fit.add([1.0, tokens / CHUNK_TOKENS, decode_s], seconds)
+        fit.add([1.0, tokens / CHUNK_TOKENS, decode_s, tokens**2 / 2 / ATTENDED_TOKENS], seconds)
         now += 0.5
     np.testing.assert_allclose(kernel.learnt()[0], fit.theta, rtol=1e-5, atol=1e-8)
 

@@ -1,0 +1,42 @@
+"""Checks of what the forecast's methods are given; ValueError, before anything is changed."""
+
+from libc.math cimport isfinite
+from libc.stdint cimport uint32_t
+
+from ._estimate cimport Prompt
+
+
+cdef inline int read_prompt(
+    Prompt* prompt,
+    uint32_t isl,
+    uint32_t block_size,
+    const uint32_t[::1] overlaps,
+    const double[::1] blocks,
+    Py_ssize_t n,
+    double now,
+) except -1:
+    """Check the arguments of an estimate for n worker numbers, and fill `prompt` from them."""
+    require_time(now)
+    if isl == 0:
+        raise ValueError("isl must be at least 1")
+    if overlaps is not None:
+        require_length(overlaps.shape[0], n)
+    if blocks is not None:
+        require_length(blocks.shape[0], n)
+    prompt.isl = isl
+    prompt.block_size = block_size
+    prompt.overlaps = &overlaps[0] if overlaps is not None and n else NULL
+    prompt.blocks = &blocks[0] if blocks is not None and n else NULL
+    return 0
+
+
+cdef inline int require_length(Py_ssize_t length, Py_ssize_t n) except -1:
+    if length != n:
+        raise ValueError(f"every array must have an entry for each of {n} worker numbers")
+    return 0
+
+
+cdef inline int require_time(double now) except -1:
+    if not isfinite(now):
+        raise ValueError(f"now must be finite, not {now}")
+    return 0
