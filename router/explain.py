@@ -1,15 +1,30 @@
 """Why a decision comes out as it does: the cost that decides, for every worker, and its terms."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from ..indexer.source import SourceState
-from ..workers.registry import WorkerState
+from ..indexer.source import SourceState, SourceStatus
+from ..runtime.identity import WorkerWithDpRank
+from ..runtime.steps import STEP, Steps, by_steps
+from ..workers.registry import WorkerEntry, WorkerState
+from .admission import LoadLimits
 from .candidates import CandidateSource
 from .config import KvRouterConfig
-from .policy import Candidates, Explanation, Floats, GuardedPolicy, Mask, Policy, terms
+from .policy import (
+    Blocks,
+    Candidates,
+    CandidateTerms,
+    CostParams,
+    Explanation,
+    Floats,
+    GuardedPolicy,
+    Policy,
+    terms,
+)
 from .prompt import Prompt
 
 
@@ -19,43 +34,36 @@ def explain(
     prompt: Prompt,
     config: KvRouterConfig,
     now: float,
-    busy: Mask | None,
-    avoided: Mapping[str, Mask],
-) -> Explanation:
-    """What `choose` would compare for this prompt now, and what Dynamo's cost is made of.
+    limits: LoadLimits,
+) -> Steps[Explanation]:
+    """What `choose` would compare for this prompt now, and what Dynamo's cost is made of, in steps.
 
-    `busy` are the workers that have all they can take, None for none; `avoided` those that are left
-    alone while there are others, by the reason for that. Books nothing.
+    `limits` say which workers have all they can take, and which are left alone while there are
+    others. Books nothing.
     """
     known = source.candidates(prompt, config, now, with_caches=True)
     seen = known  # by the policy
     if not policy.needs_overlaps:
         seen = source.candidates(prompt, config, now, with_caches=False)
-    reasons = _reasons(source)
-    ruled_out = {"busy": busy} if busy is not None else {}
-    for reason, mask in (ruled_out | dict(avoided)).items():
-        reasons.update(dict.fromkeys(np.flatnonzero(seen.eligible & mask).tolist(), reason))
+    full: dict[int, str] = {}
+    ruled_out = {"busy": limits.busy()} if limits.any_busy else {}
+    ruled_out |= limits.why_avoided(source.registry.eligible(now))
+    for reason, mask in ruled_out.items():
+        full.update(dict.fromkeys(np.flatnonzero(seen.eligible & mask).tolist(), reason))
         known.eligible = seen.eligible = seen.eligible & ~mask
     costs = _costs(source, policy, seen)
     own = policy.explain(seen)
-    numbered = source.registry.numbered()
-    states = {each.worker: each.state.value for each in source.index.sources()}
-    rows = terms(
-        config.cost_params(),
-        numbered,
-        isl=prompt.isl,
-        block_size=prompt.block_size,
-        overlaps=known.overlaps,
-        host_overlaps=known.host_overlaps,
-        disk_overlaps=known.disk_overlaps,
-        prefill_tokens=known.prefill_tokens,
-        potential_blocks=known.potential_blocks,
-        active_requests=known.active_requests,
-        eligible=known.eligible,
-        reasons=reasons,
-        index_states={n: states.get(w, SourceState.SILENT.value) for n, w in numbered},
-    )
-    return Explanation(
+    # What overlaps are read into serves the next prompt too.
+    arrays = {
+        "overlaps": _copied(known.overlaps),
+        "host_overlaps": _copied(known.host_overlaps),
+        "disk_overlaps": _copied(known.disk_overlaps),
+        "prefill_tokens": known.prefill_tokens,
+        "potential_blocks": known.potential_blocks,
+        "active_requests": known.active_requests,
+        "eligible": known.eligible.copy(),
+    }
+    told = Explanation(
         mode=config.mode,
         policy=policy.name if isinstance(policy, GuardedPolicy) else config.policy_name,
         isl=prompt.isl,
@@ -63,11 +71,53 @@ def explain(
         request_blocks=prompt.blocks,
         temperature=config.router_temperature,
         params=vars(config.cost_params()),
-        candidates=tuple(
-            replace(row, cost=float(costs[row.number]), policy_terms=own.get(row.number))
-            for row in rows
-        ),
     )
+    ranks = [
+        (number, worker, source.registry.entry(worker.worker_id))
+        for number, worker in source.registry.numbered()
+    ]
+    params, steps = config.cost_params(), source.index.sources_in_steps()
+    sources = chain([next(steps, ())], steps)  # an index without a lock has one step
+    return _explanation(told, ranks, sources, params, arrays, costs.tolist(), own, full)
+
+
+def _explanation(
+    told: Explanation,
+    ranks: list[tuple[int, WorkerWithDpRank, WorkerEntry | None]],
+    sources: Iterable[Sequence[SourceStatus]],
+    params: CostParams,
+    arrays: dict[str, Any],
+    costs: list[float],
+    own: Mapping[int, Mapping[str, float]],
+    full: Mapping[int, str],
+) -> Steps[Explanation]:
+    """`told` with a row for each rank. `own` are the policy's terms; `full` says which ranks take
+    no more, and why."""
+    states: dict[WorkerWithDpRank, str] = {}
+    for heard in sources:
+        states.update((each.worker, each.state.value) for each in heard)
+        yield
+    rows: list[CandidateTerms] = []
+    silent = SourceState.SILENT.value
+    for chunk in by_steps(ranks, 2 * STEP):
+        rows += (
+            row._replace(cost=costs[row.number], policy_terms=own.get(row.number))
+            for row in terms(
+                params,
+                [(number, worker) for number, worker, _ in chunk],
+                isl=told.isl,
+                block_size=told.block_size,
+                reasons={n: full.get(n) or _reason(entry) for n, _, entry in chunk},
+                index_states={n: states.get(worker, silent) for n, worker, _ in chunk},
+                **arrays,
+            )
+        )
+        yield
+    return replace(told, candidates=tuple(rows))
+
+
+def _copied(array: Blocks | None) -> Blocks | None:
+    return None if array is None else array.copy()
 
 
 def _costs(source: CandidateSource, policy: Policy, seen: Candidates) -> Floats:
@@ -83,10 +133,8 @@ def _costs(source: CandidateSource, policy: Policy, seen: Candidates) -> Floats:
     return costs
 
 
-def _reasons(source: CandidateSource) -> dict[int, str]:
-    """Why the registry does not count a worker as eligible, by number, for when it does not."""
-    reasons = {}
-    for entry in source.registry.entries():
-        state = "inhibited" if entry.state is WorkerState.READY else entry.state.value
-        reasons.update(dict.fromkeys(entry.numbers, entry.reason or state))
-    return reasons
+def _reason(entry: WorkerEntry | None) -> str:
+    """Why the registry does not count a worker as eligible, for when it does not."""
+    assert entry is not None  # a numbered rank belongs to an entry
+    state = "inhibited" if entry.state is WorkerState.READY else entry.state.value
+    return entry.reason or state

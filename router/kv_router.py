@@ -11,6 +11,7 @@ from ..indexer.prefix_index import TierOverlap
 from ..runtime.clock import Clock, SystemClock
 from ..runtime.errors import ConfigError, InvalidRequestError
 from ..runtime.identity import WorkerWithDpRank, as_worker
+from ..runtime.steps import Steps, finish
 from ..slots.table import SlotTable
 from ..workers.registry import WorkerEntry, WorkerFacts, WorkerRegistry
 from .admission import LoadLimits
@@ -237,24 +238,22 @@ class KvRouter:
                     source.on_booked(request_id, decision.worker, prompt, now)
             return decision
 
-    def explain(
+    def explain(self, token_ids: Tokens, **how: Any) -> Explanation:
+        """Every candidate's cost and what it is made of; takes what `explain_steps` takes."""
+        return finish(self.explain_steps(token_ids, **how))
+
+    def explain_steps(
         self,
         token_ids: Tokens,
         *,
         overrides: Mapping[str, Any] | None = None,
         **content: Unpack[ContentFields],
-    ) -> Explanation:
-        """Every candidate's cost, as the policy compares it, and what it is made of.
-
-        Books nothing. Dynamo's cost and its terms come with it, whatever policy decides.
-        """
+    ) -> Steps[Explanation]:
+        """The same, of this moment, in steps. Books nothing. Dynamo's cost comes with it."""
         config, policy, _ = self._choice.of_request(overrides)
         prompt = prompt_of(token_ids, self.block_size, content).hashed()
         with self._lock:
-            now = self._expire()
-            busy = self.limits.busy() if self.limits.any_busy else None
-            avoided = self.limits.why_avoided(self.registry.eligible(now))
-            return explain(self._source, policy, prompt, config, now, busy, avoided)
+            return explain(self._source, policy, prompt, config, self._expire(), self.limits)
 
     def overlaps(
         self, token_ids: Tokens, **content: Unpack[ContentFields]

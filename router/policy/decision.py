@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...runtime.identity import WorkerWithDpRank
@@ -27,8 +27,7 @@ class Decision(NamedTuple):
         return _plain(self.worker, self._asdict())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateTerms:
+class CandidateTerms(NamedTuple):
     """What one candidate would cost, and what that is made of; lower costs are better.
 
     `cost` is what the policy compares, in its own unit: seconds for `forecast`, blocks for Dynamo's
@@ -43,8 +42,6 @@ class CandidateTerms:
     eligible: bool
     reason: str  # why it is not eligible, else empty
     overlap_blocks: int  # leading blocks cached on its device
-    host_overlap_blocks: int = 0  # blocks after those that it has in host memory
-    disk_overlap_blocks: int = 0  # and after those, on disk or in external storage
     raw_prefill_blocks: float  # prefill queued there and this prompt's, as if nothing were cached
     credit: float  # what each of the overlap blocks takes off
     effective_overlap_blocks: float  # what all tiers together take off
@@ -52,11 +49,13 @@ class CandidateTerms:
     active_requests: int
     cost: float  # inf where the policy rules it out; if not eligible, as if all workers were
     dynamo_cost: float
+    host_overlap_blocks: int = 0  # blocks after those of the overlap that it has in host memory
+    disk_overlap_blocks: int = 0  # and after those, on disk or in external storage
     index_state: str = ""  # state of its event source: how far the overlap can be trusted
     policy_terms: Mapping[str, float] | None = None  # of the cost, if the policy tells any
 
     def to_dict(self) -> dict[str, Any]:
-        told = _plain(self.worker, asdict(self)) | {"cost": _finite(self.cost)}
+        told = _plain(self.worker, self._asdict()) | {"cost": _finite(self.cost)}
         if self.policy_terms is not None:
             told["policy_terms"] = {key: _finite(term) for key, term in self.policy_terms.items()}
         return told
@@ -85,7 +84,8 @@ class Explanation:
         lowest = min(costs.values(), default=0.0)
         return tuple(worker for worker, cost in costs.items() if cost == lowest)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        """`rows`: the candidates as dicts, if somebody has made them already."""
         return {
             "mode": self.mode,
             "policy": self.policy,
@@ -95,7 +95,7 @@ class Explanation:
             "temperature": self.temperature,
             "params": dict(self.params),
             "cheapest": [_pair(worker) for worker in self.cheapest],
-            "candidates": [each.to_dict() for each in self.candidates],
+            "candidates": [e.to_dict() for e in self.candidates] if rows is None else rows,
         }
 
 

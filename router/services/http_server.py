@@ -1,5 +1,6 @@
 """The HTTP server: /metrics, /health, /live, /workers, /overlaps, /busy_threshold, admin routes."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -113,7 +114,11 @@ class HttpServer:
         return json_response({"status": "live"})
 
     async def _on_workers(self, request: web.Request) -> web.Response:
-        return json_response({"workers": [_worker(view) for view in self._router.workers()]})
+        workers: list[dict[str, Any]] = []
+        for views in self._router.workers_in_steps():
+            workers += map(_worker, views)
+            await asyncio.sleep(0)
+        return json_response({"workers": workers})
 
     async def _on_overlaps(self, request: web.Request) -> web.Response:
         try:

@@ -1,15 +1,17 @@
 """Selection over gRPC: dynamo_router.v1.RouterService, documented in proto/router.proto."""
 
-import json
+import asyncio
 from functools import partial
 from typing import Any, NoReturn
 
 import grpc
+import msgspec
 from google.protobuf.message import DecodeError
 from grpc import aio
 
 from ...runtime.errors import InvalidRequestError, RouterError
 from ...runtime.identity import WorkerWithDpRank
+from ...runtime.steps import finish_in_turns, made_in_turns
 from ..access import current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
 from ..dispatch import RequestReader, status_of
@@ -17,7 +19,7 @@ from ..kv_router import KvRouter
 from ..policy import CandidateTerms, Decision
 from ..prompt import Prompt
 from ..proto import router_pb2 as pb
-from ..views import WorkerView
+from ..views import PotentialLoad, WorkerView
 
 SERVICE = "dynamo_router.v1.RouterService"
 
@@ -121,16 +123,7 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
         self, request: pb.PotentialLoadsRequest, prompt: Prompt
     ) -> pb.PotentialLoadsResponse:
         loads = self._router.potential_loads(prompt)
-        return pb.PotentialLoadsResponse(
-            loads=[
-                pb.PotentialLoadsResponse.PotentialLoad(
-                    worker=_worker(load.worker),
-                    decode_blocks=load.potential_decode_blocks,
-                    prefill_tokens=load.potential_prefill_tokens,
-                )
-                for load in loads
-            ]
-        )
+        return pb.PotentialLoadsResponse(loads=await made_in_turns(_load, loads))
 
     async def MarkPrefillComplete(
         self, request: pb.BookedRequest, context: Context
@@ -145,14 +138,19 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: Context
     ) -> pb.ListWorkersResponse:
-        return pb.ListWorkersResponse(workers=map(_status, self._router.workers()))
+        answer = pb.ListWorkersResponse()
+        for views in self._router.workers_in_steps():
+            answer.workers.extend(map(_status, views))
+            await asyncio.sleep(0)
+        return answer
 
     async def Explain(self, request: pb.ExplainRequest, prompt: Prompt) -> pb.ExplainResponse:
-        explanation = self._router.explain(prompt)
+        explanation = await finish_in_turns(self._router.explain_steps(prompt))
+        rows = await made_in_turns(CandidateTerms.to_dict, explanation.candidates)
         return pb.ExplainResponse(
             cheapest=map(_worker, explanation.cheapest),
-            candidates=map(_candidate, explanation.candidates),
-            json=json.dumps(explanation.to_dict()),
+            candidates=await made_in_turns(_candidate, explanation.candidates),
+            json=msgspec.json.encode(explanation.to_dict(rows)).decode(),
         )
 
 
@@ -205,6 +203,14 @@ def _status(view: WorkerView) -> pb.WorkerStatus:
         disk_blocks=disk,
         external_blocks=external,
         weight=view.weight,
+    )
+
+
+def _load(load: PotentialLoad) -> pb.PotentialLoadsResponse.PotentialLoad:
+    return pb.PotentialLoadsResponse.PotentialLoad(
+        worker=_worker(load.worker),
+        decode_blocks=load.potential_decode_blocks,
+        prefill_tokens=load.potential_prefill_tokens,
     )
 
 
