@@ -1,0 +1,171 @@
+"""The frames of Dynamo's TCP request plane, as bytes and from bytes. All numbers are big-endian.
+
+| frame | form |
+|---|---|
+| request | u16 length, path; u16 length, headers (JSON); u32 length, payload |
+| acknowledgement | u32 length, text: empty if accepted |
+| two-part | u64 header length, u64 body length, u64 checksum (0, not looked at); header, body |
+
+A request's payload is one two-part frame: control header and body. An answer is a stream of them.
+Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/request_plane`).
+"""
+
+import struct
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from ..errors import RouterError
+
+MAX_PAYLOAD_BYTES = 32 << 20
+MAX_HEADER_BYTES = 128 << 10
+_MAX_ACK_BYTES = 64 << 10
+_U16, _U32, _TWO_PART = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">QQQ")
+T = TypeVar("T")
+
+
+class FrameError(RouterError):
+    """The peer sends what no frame can be: the connection cannot go on."""
+
+
+class TwoPart(NamedTuple):
+    """Header alone is control, body alone is data, both are a request."""
+
+    header: bytes
+    body: bytes
+
+
+class Request(NamedTuple):
+    path: str
+    headers: dict[str, str]
+    payload: bytes
+
+
+def encode_two_part(header: bytes = b"", body: bytes = b"") -> bytes:
+    return _TWO_PART.pack(len(header), len(body), 0) + header + body
+
+
+def decode_two_part(payload: bytes) -> TwoPart:
+    """A payload that is one frame and nothing else. FrameError if it is not."""
+    decoder = TwoPartDecoder()
+    frames = decoder.feed(payload)
+    if decoder.failure is not None:
+        raise decoder.failure
+    if len(frames) != 1 or decoder.partial:
+        raise FrameError(f"a payload of {len(payload)} bytes is not one two-part frame")
+    return frames[0]
+
+
+def encode_request(path: str, headers: dict[str, str], payload: bytes) -> bytes:
+    """FrameError if a part is longer than its length can say, or than a worker takes."""
+    name, fields = path.encode(), msgspec.json.encode(headers)
+    if len(name) > 0xFFFF or len(fields) > 0xFFFF or len(payload) > MAX_PAYLOAD_BYTES:
+        raise FrameError(f"a request of {len(payload)} bytes is too large for a frame")
+    parts = (_U16.pack(len(name)), name, _U16.pack(len(fields)), fields, _U32.pack(len(payload)))
+    return b"".join((*parts, payload))
+
+
+def encode_ack(text: str = "") -> bytes:
+    data = text.encode()
+    return _U32.pack(len(data)) + data
+
+
+class _Decoder(Generic[T]):
+    """Frames out of a stream that is cut anywhere. It holds less than the largest frame."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self.failure: FrameError | None = None
+        """why the stream cannot go on, behind the frames that were good"""
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return bool(self._data)
+
+    def feed(self, data: bytes) -> list[T]:
+        """The frames that are complete now. If one can never be, `failure` says why."""
+        if self.failure is not None:
+            return []
+        self._data += data
+        frames: list[T] = []
+        at = 0
+        try:
+            while (found := self._next(at)) is not None:
+                frame, at = found
+                frames.append(frame)
+        except FrameError as error:
+            self.failure, at = error, len(self._data)
+        del self._data[:at]
+        return frames
+
+    def _next(self, at: int) -> tuple[T, int] | None:
+        """The frame that begins at `at`, and where it ends; None if it is not complete."""
+        raise NotImplementedError
+
+    def _number(self, form: struct.Struct, at: int) -> int | None:
+        if len(self._data) < at + form.size:
+            return None
+        number: int = form.unpack_from(self._data, at)[0]
+        return number
+
+
+class TwoPartDecoder(_Decoder[TwoPart]):
+    def __init__(self, max_body: int = MAX_PAYLOAD_BYTES) -> None:
+        super().__init__()
+        self._max_body = max_body
+
+    def _next(self, at: int) -> tuple[TwoPart, int] | None:
+        if len(self._data) < at + _TWO_PART.size:
+            return None
+        header, body, _ = _TWO_PART.unpack_from(self._data, at)
+        if header > MAX_HEADER_BYTES or body > self._max_body:
+            raise FrameError(f"a frame of {header} and {body} bytes is larger than any may be")
+        start = at + _TWO_PART.size
+        middle, end = start + header, start + header + body
+        if len(self._data) < end:
+            return None
+        return TwoPart(bytes(self._data[start:middle]), bytes(self._data[middle:end])), end
+
+
+class RequestDecoder(_Decoder[Request]):
+    def _next(self, at: int) -> tuple[Request, int] | None:
+        found = self._text(at)
+        if found is None:
+            return None
+        path, at = found
+        found = self._text(at)
+        if found is None or (length := self._number(_U32, found[1])) is None:
+            return None
+        fields, at = found
+        if length > MAX_PAYLOAD_BYTES:
+            raise FrameError(f"a request of {length} bytes is larger than any may be")
+        at += _U32.size
+        if len(self._data) < at + length:
+            return None
+        try:
+            headers = msgspec.json.decode(fields, type=dict[str, str])
+            request = Request(path.decode(), headers, bytes(self._data[at : at + length]))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise FrameError(f"a request's path or headers cannot be read: {error}") from None
+        return request, at + length
+
+    def _text(self, at: int) -> tuple[bytes, int] | None:
+        length = self._number(_U16, at)
+        if length is None or len(self._data) < at + _U16.size + length:
+            return None
+        start = at + _U16.size
+        return bytes(self._data[start : start + length]), start + length
+
+
+class AckDecoder(_Decoder[str]):
+    def _next(self, at: int) -> tuple[str, int] | None:
+        length = self._number(_U32, at)
+        if length is None:
+            return None
+        if length > _MAX_ACK_BYTES:
+            raise FrameError(f"an acknowledgement of {length} bytes is larger than any may be")
+        start = at + _U32.size
+        if len(self._data) < start + length:
+            return None
+        return self._data[start : start + length].decode(errors="replace"), start + length

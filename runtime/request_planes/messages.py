@@ -1,0 +1,123 @@
+"""What the frames of the request plane say: control headers and the stations of an answer."""
+
+from typing import Any
+
+import msgspec
+
+from .frames import FrameError, TwoPart, decode_two_part, encode_two_part
+
+CODECS = ("msgpack", "json")
+UNAVAILABLE = "Server unavailable: "
+OVERLOADED = "Server overloaded: "
+"""How the refusals begin that a caller of Dynamo's understands. It hangs on any other."""
+SENTINEL = encode_two_part(msgspec.json.encode("sentinel"))
+STOP, KILL = (encode_two_part(msgspec.json.encode(word)) for word in ("stop", "kill"))
+
+
+class CallHome(msgspec.Struct):
+    """Where a worker brings its answer. `subject` is fresh for each request."""
+
+    address: str
+    subject: str
+    context: str
+    stream_type: str = "response"
+
+
+class ConnectionInfo(msgspec.Struct):
+    transport: str
+    info: str
+    """a CallHome as JSON, as text inside of JSON"""
+
+
+class Control(msgspec.Struct, omit_defaults=True):
+    """The control header of a request. `context` of its CallHome equals `id`."""
+
+    id: str
+    connection_info: ConnectionInfo | None = None
+    request_type: str = ""
+    response_type: str = ""
+    payload_codec: str | None = None
+    metadata: dict[str, str] = {}
+
+
+class RequestMessage(msgspec.Struct):
+    """A request that was read: who asks, where the answer goes, what is asked."""
+
+    id: str
+    call_home: CallHome
+    codec: str
+    metadata: dict[str, str]
+    body: Any
+
+
+def encode_request_message(
+    id: str, address: str, subject: str, body: object, codec: str, metadata: dict[str, str]
+) -> bytes:
+    """A request's payload. `address` is where we wait for the answer."""
+    info = msgspec.json.encode(CallHome(address, subject, id)).decode()
+    control: dict[str, Any] = {
+        "id": id,
+        "request_type": "single_in",
+        "response_type": "many_out",
+        "payload_codec": codec,
+        "connection_info": {"transport": "tcp_server", "info": info},
+    }
+    if metadata:
+        control["metadata"] = metadata
+    return encode_two_part(msgspec.json.encode(control), encode_body(body, codec))
+
+
+def decode_request_message(payload: bytes) -> RequestMessage:
+    """FrameError if it is no request that we could answer."""
+    frame = decode_two_part(payload)
+    try:
+        control = msgspec.json.decode(frame.header, type=Control)
+        connection = control.connection_info
+        if connection is None or connection.transport != "tcp_server":
+            carrier = connection.transport if connection else "none"
+            raise FrameError(f"the answer should go over {carrier}, which we do not have")
+        call_home = msgspec.json.decode(connection.info, type=CallHome)
+        codec = control.payload_codec or "json"
+        if codec not in CODECS:
+            raise FrameError(f"the codec {codec[:40]!r} is not one of {', '.join(CODECS)}")
+        body = decode_body(frame.body, codec)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FrameError(f"a request cannot be read: {error}") from None
+    return RequestMessage(control.id, call_home, codec, control.metadata, body)
+
+
+def encode_body(body: object, codec: str) -> bytes:
+    return msgspec.msgpack.encode(body) if codec == "msgpack" else msgspec.json.encode(body)
+
+
+def decode_body(body: bytes, codec: str) -> Any:
+    return msgspec.msgpack.decode(body) if codec == "msgpack" else msgspec.json.decode(body)
+
+
+def handshake(subject: str) -> bytes:
+    """The first frame of an answer."""
+    header = {"subject": subject, "stream_type": "response"}
+    return encode_two_part(msgspec.json.encode(header))
+
+
+def read_handshake(frame: TwoPart) -> str:
+    """The subject. FrameError if it is no handshake."""
+    try:
+        header = msgspec.json.decode(frame.header, type=dict[str, str])
+        return header["subject"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        raise FrameError("an answer began without a handshake") from None
+
+
+def prologue(error: str | None = None) -> bytes:
+    """The second frame: whether there will be an answer."""
+    return encode_two_part(msgspec.json.encode({"error": error}))
+
+
+def data_frame(chunk: object, codec: str) -> bytes:
+    return encode_two_part(b"", encode_body({"data": chunk, "complete_final": False}, codec))
+
+
+def final_frame(codec: str) -> bytes:
+    """The last data frame: the answer is complete."""
+    return encode_two_part(b"", encode_body({"complete_final": True}, codec))

@@ -1,0 +1,266 @@
+"""A worker's side of the TCP request plane: one port for all endpoints, answers by call-home."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from structlog import get_logger
+
+from ..errors import InvalidRequestError
+from ..urls import redact_text
+from .frames import FrameError, RequestDecoder, TwoPartDecoder, encode_ack
+from .messages import (
+    OVERLOADED,
+    SENTINEL,
+    UNAVAILABLE,
+    RequestMessage,
+    data_frame,
+    decode_request_message,
+    final_frame,
+    handshake,
+    prologue,
+)
+
+DIAL_TIMEOUT_S = 5.0
+LINGER_S = 10.0
+"""How long the caller has to close an answer that is complete."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """Whose request it is. A handler that stops it looks at `cancelled` between its steps."""
+
+    id: str
+    path: str
+    metadata: dict[str, str] = field(default_factory=dict)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+Handler: TypeAlias = Callable[[Any, RequestContext], AsyncIterator[object]]
+"""Yields the parts of an answer, each as the caller gets it (see `annotated`)."""
+
+
+class TcpRequestServer:
+    """Listens from `start` to `close`. Requests beyond `capacity` at a time are refused."""
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self._capacity = capacity
+        self._handlers: dict[str, Handler] = {}
+        self._server: asyncio.Server | None = None
+        self._callers: set[_Caller] = set()
+        self._answers: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._answers)
+
+    @property
+    def port(self) -> int:
+        """RuntimeError before `start`."""
+        if self._server is None:
+            raise RuntimeError("the server was not started")
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Caller(self), host, port)
+
+    def add(self, path: str, handler: Handler) -> None:
+        """Serve a path. ValueError if it is served."""
+        if path in self._handlers:
+            raise ValueError(f"{path} is served already")
+        self._handlers[path] = handler
+
+    def remove(self, path: str) -> None:
+        """Refuse what comes for a path from now on; what runs goes on."""
+        self._handlers.pop(path, None)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until all answers are out; False if some are not after `timeout_s`."""
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=timeout_s)
+        return not self._answers
+
+    async def close(self) -> None:
+        """Stop listening and give up what still runs. Idempotent."""
+        self._handlers.clear()
+        server, self._server = self._server, None
+        for caller in list(self._callers):
+            caller.close()
+        answers = list(self._answers)
+        for answer in answers:
+            answer.cancel()
+        if answers:
+            await asyncio.wait(answers)
+        if server is not None:
+            server.close()
+            await server.wait_closed()
+
+    def take(self, path: str, payload: bytes) -> str:
+        """Begin to answer a request; the acknowledgement: empty, or why not."""
+        handler = self._handlers.get(path)
+        if handler is None:
+            return f"{UNAVAILABLE}unknown endpoint {path}"
+        if len(self._answers) >= self._capacity:
+            return f"{OVERLOADED}worker at capacity"
+        try:
+            message = decode_request_message(payload)
+        except FrameError as error:
+            log.warning("a request cannot be answered", path=path, error=str(error)[:200])
+            return f"{UNAVAILABLE}{error}"
+        answer = asyncio.create_task(_answer(handler, message, path), name=f"answer {path}")
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
+        return ""
+
+    def on_caller(self, caller: "_Caller", here: bool) -> None:
+        (self._callers.add if here else self._callers.discard)(caller)
+
+
+class _Caller(asyncio.Protocol):
+    """A caller's connection: requests in, acknowledgements out in their order."""
+
+    def __init__(self, server: TcpRequestServer) -> None:
+        self._server = server
+        self._decoder = RequestDecoder()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.on_caller(self, True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.on_caller(self, False)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        for request in self._decoder.feed(data):
+            text = self._server.take(request.path, request.payload)
+            self._transport.write(encode_ack(text))
+        if (failure := self._decoder.failure) is not None:
+            log.warning("a caller's connection is closed", error=str(failure)[:200])
+            self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _CallHome(asyncio.Protocol):
+    """The connection of one answer. `over` is set when the caller wants no more of it."""
+
+    def __init__(self, over: asyncio.Event) -> None:
+        self.over = over
+        self._decoder = TwoPartDecoder()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.done = asyncio.Event()
+        """the caller has nothing more to say; it may still read"""
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._decoder.feed(data):
+            self.over.set()  # stop and kill are the only words a caller has
+
+    def eof_received(self) -> bool:
+        self.done.set()
+        return True  # so far it may be half closed: if it is not, the next write shows that
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over.set()
+        self.done.set()
+        self._writable.set()
+
+    async def drain(self) -> None:
+        """Wait while the caller does not read."""
+        await self._writable.wait()
+
+
+async def _answer(handler: Handler, message: RequestMessage, path: str) -> None:
+    context = RequestContext(message.id, path, message.metadata)
+    host, _, port = message.call_home.address.rpartition(":")
+    try:
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            transport, line = await asyncio.get_running_loop().create_connection(
+                lambda: _CallHome(context.cancelled), host.strip("[]"), int(port)
+            )
+    except (OSError, TimeoutError, ValueError) as error:
+        log.warning("a caller cannot be reached", address=message.call_home.address[:100],
+                    error=str(error))  # fmt: skip
+        return
+    try:
+        transport.write(handshake(message.call_home.subject) + prologue())
+        await _send(handler, message, context, transport, line)
+        if not context.cancelled.is_set():
+            transport.write(final_frame(message.codec) + SENTINEL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    await line.done.wait()
+    finally:
+        transport.close()
+
+
+async def _send(
+    handler: Handler,
+    message: RequestMessage,
+    context: RequestContext,
+    transport: asyncio.WriteTransport,
+    line: _CallHome,
+) -> None:
+    """Send the parts that the handler yields, until it ends or the caller wants no more."""
+    sending = asyncio.create_task(_pump(handler, message, context, transport, line))
+    over = asyncio.create_task(context.cancelled.wait())
+    try:
+        await asyncio.wait({sending, over}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        over.cancel()
+        sending.cancel()
+        await asyncio.wait({sending, over})
+
+
+async def _pump(
+    handler: Handler,
+    message: RequestMessage,
+    context: RequestContext,
+    transport: asyncio.WriteTransport,
+    line: _CallHome,
+) -> None:
+    parts = handler(message.body, context)
+    try:
+        async for part in parts:
+            transport.write(data_frame(part, message.codec))
+            await line.drain()
+    except InvalidRequestError as error:
+        transport.write(data_frame(_error_chunk(str(error), "InvalidArgument"), message.codec))
+    except Exception as error:
+        log.exception("a handler failed", path=context.path, request_id=context.id)
+        text = f"{type(error).__name__}: {error}"
+        transport.write(data_frame(_error_chunk(text, None), message.codec))
+    finally:
+        if (close := getattr(parts, "aclose", None)) is not None:
+            await close()
+
+
+def annotated(chunk: object) -> dict[str, object]:
+    """A part of an answer in the envelope that callers of `generate` expect."""
+    return {"data": chunk}
+
+
+def _error_chunk(text: str, error_type: str | None) -> dict[str, object]:
+    text = redact_text(text)[:2000]
+    chunk: dict[str, object] = {"event": "error", "comment": [text]}
+    if error_type is not None:
+        public = {"type": "message", "message": text}
+        chunk["error"] = {"error_type": error_type, "message": text, "public": public}
+    return chunk

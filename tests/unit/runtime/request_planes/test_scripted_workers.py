@@ -1,0 +1,167 @@
+"""Workers that send what they must not, or nothing, or what a real one was recorded sending."""
+
+import asyncio
+import json
+from base64 import b64decode
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from support.places import VECTORS
+
+from dynamo_router.runtime.request_planes import (
+    Fault,
+    RequestError,
+    TcpRequestClient,
+    tcp_client,
+)
+from dynamo_router.runtime.request_planes.frames import RequestDecoder, encode_ack
+from dynamo_router.runtime.request_planes.messages import (
+    data_frame,
+    decode_request_message,
+    final_frame,
+    handshake,
+    prologue,
+)
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing", "closes_lines")
+PATH = "7f/dynamo/backend/generate"
+LINES: list[asyncio.StreamWriter] = []
+"""connections that scripted workers opened"""
+
+
+@pytest.fixture
+async def closes_lines() -> AsyncIterator[None]:
+    yield
+    while LINES:
+        line = LINES.pop()
+        line.close()
+        with suppress(OSError):
+            await line.wait_closed()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[TcpRequestClient]:
+    running = TcpRequestClient()
+    await running.start()
+    yield running
+    await running.close()
+
+
+async def ask(client: TcpRequestClient, address: str, body: Any) -> list[Any]:
+    async with asyncio.timeout(20):
+        return [part async for part in client.stream(address, body)]
+
+
+Script = Callable[[asyncio.StreamWriter, Any], Any]
+
+
+async def scripted(script: Script) -> tuple[asyncio.Server, str]:
+    """A worker that reads a request and then does what `script` says."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        decoder = RequestDecoder()
+        try:
+            while data := await reader.read(65536):
+                for request in decoder.feed(data):
+                    await script(writer, decode_request_message(request.payload))
+        finally:
+            writer.close()
+
+    running = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return running, f"127.0.0.1:{running.sockets[0].getsockname()[1]}/{PATH}"
+
+
+async def call_home(message: Any, *data: bytes) -> asyncio.StreamWriter:
+    host, port = message.call_home.address.rsplit(":", 1)
+    _, writer = await asyncio.open_connection(host, int(port))
+    LINES.append(writer)
+    writer.write(b"".join(data))
+    return writer
+
+
+async def broken_after_one_part(writer: asyncio.StreamWriter, message: Any) -> None:
+    writer.write(encode_ack())
+    subject = message.call_home.subject
+    home = await call_home(message, handshake(subject), prologue(), data_frame(1, "msgpack"))
+    home.close()
+
+
+async def never_acknowledges(writer: asyncio.StreamWriter, message: Any) -> None:
+    pass
+
+
+async def accepts_and_is_silent(writer: asyncio.StreamWriter, message: Any) -> None:
+    writer.write(encode_ack())
+
+
+async def accepts_and_dies(writer: asyncio.StreamWriter, message: Any) -> None:
+    writer.write(encode_ack())
+    await writer.drain()
+    writer.close()
+
+
+async def refuses_in_words_of_its_own(writer: asyncio.StreamWriter, message: Any) -> None:
+    writer.write(encode_ack("not today"))
+
+
+async def lies_about_lengths(writer: asyncio.StreamWriter, message: Any) -> None:
+    writer.write(encode_ack())
+    (await call_home(message, handshake(message.call_home.subject), b"\xff" * 24)).close()
+
+
+async def comes_home_twice(writer: asyncio.StreamWriter, message: Any) -> None:
+    writer.write(encode_ack())
+    begin = handshake(message.call_home.subject)
+    first = await call_home(message, begin, prologue())
+    second = await call_home(message, begin, prologue(), final_frame("msgpack"))
+    stranger = await call_home(message, handshake("unknown"), b"\0" * 24)
+    for home in (first, second, stranger):
+        home.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [
+        (broken_after_one_part, Fault.BROKEN),
+        (never_acknowledges, Fault.SILENT),
+        (accepts_and_is_silent, Fault.SILENT),
+        (accepts_and_dies, Fault.BROKEN),
+        (refuses_in_words_of_its_own, Fault.REFUSED),
+        (lies_about_lengths, Fault.PROTOCOL),
+        (comes_home_twice, Fault.BROKEN),
+    ],
+)
+async def test_a_worker_that_misbehaves_is_told_from_the_others(
+    client: TcpRequestClient, monkeypatch: pytest.MonkeyPatch, script: Script, fault: Fault
+) -> None:
+    monkeypatch.setattr(tcp_client, "ACK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(tcp_client, "CALL_HOME_TIMEOUT_S", 0.3)
+    worker, address = await scripted(script)
+    try:
+        with pytest.raises(RequestError) as caught:
+            await ask(client, address, {})
+        assert caught.value.fault is fault
+    finally:
+        worker.close()
+        await client.close()
+        await worker.wait_closed()
+
+
+async def test_recorded_answers_of_a_real_worker_are_read(client: TcpRequestClient) -> None:
+    cases = json.loads((VECTORS / "request_plane" / "tcp_generate.json").read_text())["cases"]
+    case = cases["complete_3_tokens"]
+
+    async def replay(writer: asyncio.StreamWriter, message: Any) -> None:
+        writer.write(b64decode(case["ack"]["b64"]))
+        frames = [f for f in case["response_connection"] if f["dir"].startswith("worker")]
+        data = [b64decode(frame["b64"]) for frame in frames if "b64" in frame]
+        await call_home(message, handshake(message.call_home.subject), *data[1:])
+
+    worker, address = await scripted(replay)
+    parts = await ask(client, address, case["request"]["body"])
+    tokens = [token for part in parts for token in part["data"]["token_ids"]]
+    assert len(tokens) == 3 and parts[-1]["data"]["finish_reason"] == "length"
+    await client.close()
+    worker.close()
