@@ -1,7 +1,9 @@
 """How far the index can be trusted about each worker."""
 
 import enum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
+
+from msgspec import Meta
 
 from ..runtime.identity import WorkerWithDpRank
 
@@ -15,7 +17,8 @@ class SourceState(enum.Enum):
     RECOVERING = "recovering"  # exact until a gap; asked for what it said after that
     REBUILDING = "rebuilding"  # something was missed; it was asked to announce itself again
     DEGRADED = "degraded"  # something was missed and nobody answers: incomplete, never wrong
-    APPROXIMATE = "approximate"  # predicted from routing, not reported
+    # Predicted from routing, or told in messages without envelopes: a restart may go unnoticed.
+    APPROXIMATE = "approximate"
 
 
 class Missing(NamedTuple):
@@ -26,24 +29,35 @@ class Missing(NamedTuple):
     last: int | None
 
 
+_Number: TypeAlias = Annotated[int, Meta(ge=0)]
+_Bit: TypeAlias = Annotated[int, Meta(ge=0, le=1)]
+
+
 class CursorImage(NamedTuple):
     """Where a source stood in its numbering; event_index/_cursor.pxd explains the fields."""
 
-    publisher_id: int
-    floor: int
-    sequence: int
-    last_event_id: int
-    newest: int
-    previous_publisher: int
-    previous_end: int
-    fresh: int
+    publisher_id: _Number
+    floor: _Number
+    sequence: _Number
+    applied_sequence: _Number
+    last_event_id: _Number
+    newest: _Number
+    fresh: _Bit
+    linked: _Bit
+    from_zero: _Bit
+    origin: Annotated[int, Meta(ge=0, le=2)]
+    past: tuple[tuple[_Number, _Number], ...]
+    """publishers before it, and below which id all of each are known"""
 
 
 class SourceImage(NamedTuple):
-    """All that an index knows of one source: its cursor, and its blocks as native arrays."""
+    """All that an index knows of one source: its cursor, and its blocks as native arrays.
+
+    `unindexed`: see SourceStatus."""
 
     worker: WorkerWithDpRank
     cursor: CursorImage
+    unindexed: int
     runs: bytes
     external_hashes: bytes
     local_hashes: bytes

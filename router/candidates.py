@@ -179,6 +179,7 @@ def new_index(config: KvRouterConfig) -> PrefixIndex:
     """The index that these settings ask for: told by engines, or predicting from decisions."""
     if config.use_kv_events:
         return EventIndex(
+            max_workers=config.max_unknown_workers,
             max_blocks=config.router_max_index_blocks,
             predict_ttl_s=0.0 if config.adapts_predicted_ttl else config.router_predicted_ttl_secs,
         )

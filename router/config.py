@@ -130,6 +130,12 @@ class KvRouterConfig:
         " beyond, those of use longest ago are dropped.",
         "--router-max-index-blocks",
     )
+    max_unknown_workers: int = option(
+        512,
+        "With KV events: most ranks that are indexed though nobody registered them; what others"
+        " publish is refused.",
+        "--max-unknown-workers",
+    )
     router_ttl_secs: float = option(
         120.0,
         "Without KV events: how long a predicted block is believed.",
@@ -193,6 +199,7 @@ class KvRouterConfig:
         self._check_policy()
         _require_at_least("block_size", self.block_size, 1)
         _require_at_least("router_max_index_blocks", self.router_max_index_blocks, 1)
+        _require_at_least("max_unknown_workers", self.max_unknown_workers, 1)
         _require_at_least("router_max_tree_size", self.router_max_tree_size, 1)
         for key in (
             "overlap_score_credit",

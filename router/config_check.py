@@ -67,7 +67,7 @@ RULES = (
     ),
     _Rule(
         ["nats", "namespace", "component", "endpoint", "router.router_max_index_blocks",
-         "unknown_worker_ttl_s"],
+         "router.max_unknown_workers", "unknown_worker_ttl_s"],
         _without_kv_events,
     ),
     _Rule(

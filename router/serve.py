@@ -335,6 +335,7 @@ class Server:
             self._clock,
             auth=self.security.nats,
             on_unannounced=self.monitor.suspect,
+            hits=self.dispatcher.hits,
         )
         self._stack.push_async_callback(events.close)
         await events.start()

@@ -30,7 +30,7 @@ class ReplayLog:
         self._max_bytes = max_bytes
         self._sent: deque[_Sent] = deque()
         self._bytes = 0
-        self._next_id = next_event_id
+        self._first_id = self._next_id = next_event_id
         self._clear_id = -1
         self._wanted: tuple[int, int | None] | None = None
         self._last_replay = float("-inf")
@@ -70,11 +70,14 @@ class ReplayLog:
     def take(self, now: float) -> list[bytes] | None:
         """The messages that were wanted; None if they are not kept any more, or never were sent.
 
-        What stands before the last clearing matters to nobody and is left out.
+        Before the first event there was none, though it may be asked for: some numberings begin
+        with 0, others with 1. What stands before the last clearing matters to nobody and is left
+        out.
         """
         assert self._wanted is not None
         (first_id, last_id), self._wanted = self._wanted, None
         self._last_replay = now
+        first_id = max(first_id, self._first_id)
         if first_id == self._next_id:
             return []
         if first_id <= self._clear_id:

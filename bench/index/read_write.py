@@ -79,7 +79,7 @@ def make_workload(workers: int, blocks: int, message_blocks: int) -> Workload:
     def message(worker: int, kind: str, *what: Any) -> bytes:
         event_ids[worker] += 1
         getattr(writer, kind)(worker, 0, event_ids[worker], *what)
-        return writer.message(worker, event_ids[worker], 0)
+        return writer.message(worker, event_ids[worker] - 1, 0)
 
     before = [
         message(worker, "stored", None, external_hashes[i], prompts[i])

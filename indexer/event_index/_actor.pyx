@@ -23,6 +23,7 @@ from ..tree._ops cimport (
     tree_match_bound,
     tree_match_workers,
     tree_set_yield_points,
+    tree_worker_info,
 )
 from ..tree._radix cimport RadixTree
 from ..wire._wire cimport batch_free, batch_init
@@ -46,7 +47,7 @@ from ._shared_state cimport (
     stop_changing,
     stop_writing,
 )
-from ._sources cimport source_forget, sources_free
+from ._sources cimport note_departure, source_forget, source_welcome, sources_free
 from ._threads cimport pthread_create, pthread_join
 from ._tiers cimport (
     DEVICE,
@@ -140,7 +141,7 @@ cdef class IndexActor:
             raise ValueError("max_messages, max_bytes and max_workers must be at least 1")
         self.trees = tuple([RadixTree(max_blocks) for _ in range(TIERS)])
         self.state = state = open_state(self.trees, max_messages, max_bytes)
-        state.ingest.max_workers = max_workers
+        state.ingest.sources.max_unknown = max_workers
         if pthread_create(&self.thread, NULL, index_thread, state) != 0:
             raise RuntimeError("cannot start the index thread")
         self.running = True
@@ -223,6 +224,7 @@ cdef class IndexActor:
     def bind(self, worker, uint32_t number):
         cdef SharedState* state = <SharedState*>self.state
         cdef uint32_t known
+        cdef bint good = False
         cdef WorkerKey key
         read_worker(&key, worker)
         with nogil:
@@ -231,20 +233,25 @@ cdef class IndexActor:
                 state.ingest.tiers.trees[DEVICE], key.worker_id, key.dp_rank
             )
             if known != UINT32_MAX:
+                good = source_welcome(&state.ingest.sources, known, key.worker_id, key.dp_rank)
+            if good:
                 tiers_bind(&state.ingest.tiers, known, number)
             stop_changing(state)
-        if known == UINT32_MAX:
+        if not good:
             raise MemoryError
 
     def drop_worker(self, worker):
         cdef SharedState* state = <SharedState*>self.state
+        cdef Tree* device = state.ingest.tiers.trees[DEVICE]
         cdef uint32_t known
         cdef WorkerKey key
         read_worker(&key, worker)
         with nogil:
             start_changing(state, NULL)
-            known = tree_find_worker(state.ingest.tiers.trees[DEVICE], key.worker_id, key.dp_rank)
+            known = tree_find_worker(device, key.worker_id, key.dp_rank)
             if known != UINT32_MAX:
+                if tree_worker_info(device, known).number != UINT32_MAX:
+                    note_departure(&state.ingest.sources, known, key.worker_id, key.dp_rank)
                 tiers_drop_worker(&state.ingest.tiers, known)
                 source_forget(&state.ingest.sources, known)
             stop_changing(state)

@@ -1,15 +1,38 @@
 """Where an event stands in its source's numbering. Pure.
 
-One cursor per (worker, rank). A source is one publisher process: it numbers its events from 1 (or
-0), growing by one, and its envelopes by a sequence of their own; both grow together, and what is
-sent again is sent under its old numbers.
+One cursor per (worker, rank). A source is one publisher: it numbers its events from 1 (or 0),
+growing by one, and its envelopes by a sequence of its own, from 0; both grow together, each
+envelope has an event of this source, and what is sent again is sent under its old numbers. So two
+events that follow each other are in the same envelope or in neighbouring ones. Where they are not,
+or where an envelope brings an event anew that an earlier one brought, the engine behind the
+publisher began its numbering anew, and the messages that would have shown it are missing.
+Sequences may wrap around.
+
+Bare events have no envelope, and so neither publisher nor sequence. An id that goes back is then the
+only sign of a restart, and a restart may show no sign at all: such a source is never exact, though
+its cursor moves as if it were.
 
 Events behind a gap wait until the gap is filled or given up. Meanwhile the index claims what was
 true at last_event_id, as if the event plane were slow. Nothing of a waiting event is applied before
 its turn, not even a removal: an event that is still missing may store blocks below those that it
 removes.
 """
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+cdef enum:
+    PAST = 4               # publishers before the present one that are known
+
+cdef extern from * nogil:
+    """
+    #define DR_FAR ((uint64_t)1 << 62)
+    """
+    const uint64_t FAR "DR_FAR"  # sequences further apart than any two of one publisher
+
+
+cdef enum Origin:          # of a numbering
+    ORIGIN_UNHEARD = 0     # nothing was heard of it yet
+    ORIGIN_NEW = 1         # its publisher is new to us, and its sequences have no floor
+    ORIGIN_IN_PLACE = 2    # it began behind a publisher that went on
 
 
 cdef enum SourceState:
@@ -33,14 +56,23 @@ cdef enum Verdict:         # bits
     VERDICT_GIVE_UP = 8    # a gap that nobody will fill: see cursor_give_up
 
 
+cdef struct PastPublisher:
+    uint64_t publisher_id
+    uint64_t end            # ids of it below this are known; 0: there was none
+
+
+cdef struct PastPublishers:
+    PastPublisher all[4]    # no publisher twice
+    uint8_t oldest          # the one that is forgotten next
+
+
 cdef struct EventCursor:
     uint64_t publisher_id   # who is believed
-    uint64_t floor          # sequences below belong to an older numbering of the same publisher
-    uint64_t sequence       # the highest seen
+    uint64_t floor          # sequences before it belong to an older numbering of the same publisher
+    uint64_t sequence       # the latest seen
+    uint64_t applied_sequence  # of the last event applied; meaningful when `linked`
     uint64_t last_event_id  # applied, and all before it
     uint64_t newest         # the highest id known of: above last_event_id a gap is open
-    uint64_t previous_publisher  # the one before
-    uint64_t previous_end   # ids of it below this are known; 0: there was none
     uint64_t gaps           # times events were missing
     uint64_t given_up       # gaps that were not filled
     uint64_t restarts       # times the source began anew
@@ -52,6 +84,38 @@ cdef struct EventCursor:
     uint8_t state           # SourceState
     uint8_t suspect         # Suspicion
     uint8_t fresh           # of this numbering nothing was applied yet
+    uint8_t linked          # whether the last event applied is the one of last_event_id
+    uint8_t bare            # its events come without envelopes
+    uint8_t from_zero       # the publisher's numbering begins with event 0, not with 1
+    uint8_t origin          # Origin
+
+
+cdef inline bint is_before(uint64_t a, uint64_t b) noexcept nogil:
+    """Whether a sequence is before another one. They may wrap around."""
+    return <int64_t>(a - b) < 0
+
+
+cdef inline void past_note(
+    PastPublishers* past, uint64_t publisher_id, uint64_t end
+) noexcept nogil:
+    """Another publisher is believed now; of this one all ids below `end` are known."""
+    cdef uint8_t i
+    for i in range(PAST):
+        if past.all[i].end != 0 and past.all[i].publisher_id == publisher_id:
+            past.all[i].end = max(past.all[i].end, end)
+            return
+    past.all[past.oldest].publisher_id = publisher_id
+    past.all[past.oldest].end = end
+    past.oldest = (past.oldest + 1) % PAST
+
+
+cdef inline uint64_t past_end(const PastPublishers* past, uint64_t publisher_id) noexcept nogil:
+    """Below which id all of a publisher's are known; 0 if it was not believed, or long ago."""
+    cdef uint8_t i
+    for i in range(PAST):
+        if past.all[i].publisher_id == publisher_id:
+            return past.all[i].end
+    return 0
 
 
 cdef inline bint cursor_has_gap(const EventCursor* c) noexcept nogil:
@@ -59,66 +123,142 @@ cdef inline bint cursor_has_gap(const EventCursor* c) noexcept nogil:
     return c.newest > c.last_event_id
 
 
-cdef inline void cursor_begin(EventCursor* c, uint64_t publisher_id, uint64_t floor) noexcept nogil:
-    """Believe a numbering of which nothing is known yet: so far, nothing was missed."""
+cdef inline void cursor_begin(EventCursor* c, uint64_t publisher_id, bint bare) noexcept nogil:
+    """Believe a publisher of which nothing is known yet: so far, nothing was missed."""
     c.publisher_id = publisher_id
-    c.floor = floor
-    c.sequence = c.last_event_id = c.newest = 0
+    c.floor = c.sequence = c.last_event_id = c.newest = 0
     c.state = SOURCE_EXACT
     c.suspect = SUSPECT_NOT
     c.fresh = 1
+    c.linked = 0
+    c.bare = bare
+    c.from_zero = 0
+    c.origin = ORIGIN_UNHEARD
 
 
-cdef inline void cursor_restart(
-    EventCursor* c, uint64_t publisher_id, uint64_t floor
+cdef inline void cursor_change(
+    EventCursor* c, PastPublishers* past, uint64_t publisher_id, bint bare
 ) noexcept nogil:
-    """Believe another numbering from now on: the source began anew."""
-    if publisher_id != c.publisher_id:
-        c.previous_publisher = c.publisher_id
-        c.previous_end = c.newest + 1
+    """Believe another publisher from now on: the source began anew."""
+    if publisher_id != c.publisher_id and not c.bare:
+        past_note(past, c.publisher_id, c.newest + 1)
     c.restarts += 1
-    cursor_begin(c, publisher_id, floor)
+    cursor_begin(c, publisher_id, bare)
+
+
+cdef inline void cursor_restart(EventCursor* c, uint64_t floor) noexcept nogil:
+    """Believe another numbering of the same publisher, in envelopes from `floor` on."""
+    cdef uint8_t from_zero = c.from_zero
+    c.restarts += 1
+    cursor_begin(c, c.publisher_id, c.bare)
+    c.floor = c.sequence = floor
+    c.from_zero = from_zero
+    c.origin = ORIGIN_IN_PLACE
+
+
+cdef inline void cursor_hear(EventCursor* c, uint64_t sequence) noexcept nogil:
+    """Something is said in an envelope of this sequence."""
+    if c.origin == ORIGIN_UNHEARD:
+        c.floor = c.sequence = sequence - FAR
+        c.origin = ORIGIN_NEW
 
 
 cdef inline void cursor_note(EventCursor* c, uint64_t sequence, uint64_t event_id) noexcept nogil:
     """An event of this number exists."""
     if event_id > c.newest:
         c.newest = event_id
-    if sequence > c.sequence:
+    if is_before(c.sequence, sequence):
         c.sequence = sequence
+
+
+cdef inline void cursor_renumber(EventCursor* c) noexcept nogil:
+    """The engine restarted behind its publisher some time after the last event applied: what came
+    after that may be of either numbering, and is asked for again."""
+    cdef uint64_t sequence = c.sequence
+    cdef uint64_t newest = c.newest
+    cursor_restart(c, c.applied_sequence + 1)
+    cursor_note(c, sequence, newest)
+
+
+cdef inline bint cursor_breaks(
+    const EventCursor* c, uint64_t sequence, uint64_t event_id
+) noexcept nogil:
+    """Whether an event cannot be of the numbering of the last one applied: it comes in a later
+    envelope though that one or a later event came before, or an envelope between them is missing.
+    """
+    if not c.linked or not is_before(c.applied_sequence, sequence):
+        return False
+    return event_id <= c.last_event_id or (
+        event_id == c.last_event_id + 1 and sequence != c.applied_sequence + 1
+    )
+
+
+cdef inline void cursor_apply(EventCursor* c, uint64_t sequence, uint64_t event_id) noexcept nogil:
+    """An event is applied."""
+    c.last_event_id = event_id
+    c.applied_sequence = sequence
+    c.fresh = 0
+    c.linked = not c.bare
+    c.from_zero |= event_id == 0
 
 
 cdef inline int cursor_admit(
     EventCursor* c,
+    PastPublishers* past,
     uint64_t publisher_id,
     uint64_t sequence,
     uint64_t event_id,
     bint is_clear,
     bint buffer_gaps,
+    bint bare,
 ) noexcept nogil:
     """Say what to do with an event, and move the cursor as if that were done.
 
-    `buffer_gaps`: somebody asks for missing events, so that others may wait for them.
+    `buffer_gaps`: somebody asks for missing events, so that others may wait for them. `bare`: the
+    event has no publisher and no sequence; both are 0.
     """
     cdef int reset = 0
     cdef bint in_line
+    cdef bint another = publisher_id != c.publisher_id or bare != c.bare
     c.heard += 1
-    if c.state == SOURCE_SILENT:
-        cursor_begin(c, publisher_id, 0)
-    elif publisher_id != c.publisher_id:
-        if publisher_id == c.previous_publisher and event_id < c.previous_end:
+    if (c.state == SOURCE_SILENT or another) and not bare:
+        if event_id < past_end(past, publisher_id):
             c.duplicates += 1
             return VERDICT_IGNORE
-        cursor_restart(c, publisher_id, 0)
+    if c.state == SOURCE_SILENT:
+        cursor_begin(c, publisher_id, bare)
+    elif another:
+        cursor_change(c, past, publisher_id, bare)
         reset = VERDICT_RESET
-    elif sequence < c.floor or (sequence < c.sequence and event_id > c.newest):
+    elif c.fresh and c.newest == 0:
+        pass  # nothing is known that could be contradicted
+    elif bare:
+        if event_id <= c.newest:
+            # NATS delivers in order, and once: nothing but a restart makes ids go back.
+            cursor_restart(c, 0)
+            reset = VERDICT_RESET
+    elif (
+        is_before(sequence, c.floor)
+        or (event_id > c.newest and is_before(sequence, c.sequence))
+        or (c.linked and event_id > c.last_event_id and is_before(sequence, c.applied_sequence))
+    ):
         c.duplicates += 1
         return VERDICT_IGNORE
-    elif sequence > c.sequence and event_id <= c.newest:
+    elif event_id <= c.newest and is_before(c.sequence, sequence):
         # Sent later, numbered lower: the engine behind the publisher restarted.
-        cursor_restart(c, publisher_id, c.sequence + 1)
+        cursor_restart(c, c.sequence + 1)
         reset = VERDICT_RESET
-    in_line = event_id == c.last_event_id + 1 or (c.fresh and event_id <= 1)
+    elif cursor_breaks(c, sequence, event_id):
+        cursor_renumber(c)
+        reset = VERDICT_RESET
+    cursor_hear(c, sequence)
+    if c.fresh:
+        # Event 1 is the first only if nothing was said before it.
+        in_line = event_id == 0 or (
+            event_id == 1 and not c.from_zero and (c.origin == ORIGIN_IN_PLACE or sequence == 0)
+        )
+    else:
+        in_line = event_id == c.last_event_id + 1
     if event_id <= c.last_event_id and not in_line:
         c.duplicates += 1
         return VERDICT_IGNORE
@@ -136,13 +276,13 @@ cdef inline int cursor_admit(
         if c.state == SOURCE_EXACT:
             c.state = SOURCE_REBUILDING
     cursor_note(c, sequence, event_id)
-    c.last_event_id = event_id
-    c.fresh = 0
+    cursor_apply(c, sequence, event_id)
     return VERDICT_APPLY | reset
 
 
 cdef inline int cursor_heartbeat(
     EventCursor* c,
+    PastPublishers* past,
     uint64_t publisher_id,
     uint64_t sequence,
     uint64_t last_event_id,
@@ -153,16 +293,19 @@ cdef inline int cursor_heartbeat(
     c.heard += 1
     c.beats += 1
     if c.state == SOURCE_SILENT:
-        cursor_begin(c, publisher_id, 0)
-    elif publisher_id != c.publisher_id:
+        cursor_begin(c, publisher_id, False)
+    elif publisher_id != c.publisher_id or c.bare:
         # Unlike a stray event this says who is alive.
-        cursor_restart(c, publisher_id, 0)
+        cursor_change(c, past, publisher_id, False)
         verdict = VERDICT_RESET
-    elif sequence < c.sequence:
+    elif c.origin == ORIGIN_UNHEARD:
+        pass
+    elif is_before(sequence, c.sequence):
         return VERDICT_IGNORE  # overtaken by an event
-    elif sequence > c.sequence and last_event_id <= c.newest:
-        cursor_restart(c, publisher_id, c.sequence + 1)
+    elif is_before(c.sequence, sequence) and last_event_id <= c.newest:
+        cursor_restart(c, c.sequence + 1)
         verdict = VERDICT_RESET
+    cursor_hear(c, sequence)
     if last_event_id > c.newest and not cursor_has_gap(c) and not c.fresh:
         c.gaps += 1
     cursor_note(c, sequence, last_event_id)
@@ -176,6 +319,7 @@ cdef inline void cursor_give_up(EventCursor* c, uint64_t last_event_id) noexcept
     """Everything up to an event counts as lost, unless it was applied; the blocks are forgotten."""
     c.last_event_id = last_event_id
     c.fresh = 0
+    c.linked = 0
     c.suspect = SUSPECT_NOT
     c.given_up += 1
     if c.state == SOURCE_EXACT:

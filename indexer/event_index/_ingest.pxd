@@ -1,13 +1,13 @@
 """Messages of the event plane into the trees, through their sources' cursors. Pure: what the owner
 does with a decoded message while nobody reads.
 """
-from libc.stdint cimport UINT32_MAX, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint32_t, uint64_t
 
 from ..tree._ops cimport (
     TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
     TREE_PARENT_NOT_FOUND,
-    tree_drop_worker,
+    tree_find_worker,
     tree_intern_worker,
 )
 from ..wire._events cimport EVENT_CLEARED, Event, EventBatch
@@ -22,22 +22,33 @@ from ._cursor cimport (
     VERDICT_RESET,
     EventCursor,
     cursor_admit,
+    cursor_apply,
+    cursor_breaks,
+    cursor_change,
     cursor_give_up,
     cursor_heartbeat,
     cursor_orphan,
-    cursor_restart,
+    cursor_renumber,
+    is_before,
 )
-from ._sources cimport (
+from ._reorder cimport (
     REORDER_FULL,
     REORDER_KNOWN,
     ParkedEvent,
+    reorder_clear,
+    reorder_drop_below,
+    reorder_drop_first,
+    reorder_put,
+    reorder_run,
+)
+from ._sources cimport (
+    Departed,
     Source,
     Sources,
-    reorder_drop,
-    reorder_last_run,
-    reorder_put,
+    find_departed,
     source_is_well,
     source_of,
+    spoke_for,
 )
 from ._threads cimport atomic_add
 from ._tiers cimport DEVICE, Tiers, tiers_apply, tiers_clear
@@ -46,8 +57,9 @@ cdef struct Counters:
     uint64_t messages      # taken out of the mailbox
     uint64_t undecodable   # of those, not understood
     uint64_t ignored       # of those, other topics
-    uint64_t invalid       # stored events that contradict themselves
-    uint64_t refused       # events refused: too many workers
+    uint64_t invalid       # stored events that contradict themselves, impossible ids
+    uint64_t refused       # events and heartbeats refused: too many unknown workers
+    uint64_t departed      # events and heartbeats of those who spoke for a worker that left
     uint64_t out_of_memory # events applied in part, or sources not entered, without memory
     uint64_t held          # events that had to wait behind a gap
     uint64_t overflows     # gaps given up because too much waited
@@ -58,7 +70,6 @@ cdef struct Ingest:
     Tiers tiers            # the trees
     EventBatch batch       # the message in hand, decoded
     Sources sources        # by the device tree's worker numbers
-    uint32_t max_workers   # how many (worker, rank) are indexed
     Counters counters
     uint32_t alarms        # times a source was no longer well; atomic
 
@@ -82,55 +93,59 @@ cdef inline void apply_in_turn(
         ingest.counters.out_of_memory += 1
 
 
+cdef inline void reset_source(Ingest* ingest, uint32_t worker, Source* source) noexcept nogil:
+    """Forget all that a source said; its cursor stays."""
+    tiers_clear(&ingest.tiers, worker)
+    reorder_clear(&source.parked, &ingest.sources.budget)
+
+
 cdef inline void apply_parked(Ingest* ingest, uint32_t worker, Source* source) noexcept nogil:
     """Apply the waiting events whose turn has come."""
+    cdef EventCursor* cursor = &source.cursor
     cdef ParkedEvent* parked
-    cdef uint32_t i = 0
-    while i < source.parked.count:
-        parked = source.parked.events + i
-        if parked.event.event_id > source.cursor.last_event_id + 1:
+    reorder_drop_below(&source.parked, &ingest.sources.budget, cursor.last_event_id + 1)
+    while source.parked.count:
+        parked = source.parked.heap
+        if parked.event.event_id != cursor.last_event_id + 1:
             break
-        if parked.event.event_id == source.cursor.last_event_id + 1:
-            source.cursor.last_event_id += 1
-            apply_in_turn(
-                ingest,
-                &parked.event,
-                parked.hashes,
-                parked.hashes + parked.event.count,
-                worker,
-                &source.cursor,
-            )
-        i += 1
-    reorder_drop(&source.parked, &ingest.sources.budget, i)
+        if cursor.linked and is_before(parked.sequence, cursor.applied_sequence):
+            # Of an older numbering; the one that belongs here is still missing.
+            reorder_drop_first(&source.parked, &ingest.sources.budget)
+            break
+        if cursor_breaks(cursor, parked.sequence, parked.event.event_id):
+            reset_source(ingest, worker, source)
+            cursor_renumber(cursor)
+            break
+        cursor_apply(cursor, parked.sequence, parked.event.event_id)
+        apply_in_turn(
+            ingest,
+            &parked.event,
+            parked.hashes,
+            parked.hashes + parked.event.count,
+            worker,
+            cursor,
+        )
+        reorder_drop_first(&source.parked, &ingest.sources.budget)
 
 
 cdef inline void give_up_gap(Ingest* ingest, uint32_t worker, Source* source) noexcept nogil:
     """Forget what the source said before its last gap, and go on behind that."""
-    cdef uint32_t run
-    cdef uint64_t last = source.cursor.newest
+    cdef uint64_t first
     tiers_clear(&ingest.tiers, worker)
-    if source.parked.count:
-        run = source.parked.count
-        # Behind the last event nothing may be missing either, or it counts for nothing.
-        if source.parked.events[run - 1].event.event_id == last:
-            run = reorder_last_run(&source.parked)
-            last = source.parked.events[run].event.event_id - 1
-        reorder_drop(&source.parked, &ingest.sources.budget, run)
-    cursor_give_up(&source.cursor, last)
+    # Behind the last event nothing may be missing either, or it counts for nothing.
+    first = reorder_run(&source.parked, &ingest.sources.budget, source.cursor.newest)
+    reorder_drop_below(&source.parked, &ingest.sources.budget, first)
+    cursor_give_up(&source.cursor, first - 1)
     apply_parked(ingest, worker, source)
 
 
 cdef inline Source* find_source(
     Ingest* ingest, uint64_t worker_id, uint32_t dp_rank, uint32_t* worker
 ) noexcept nogil:
-    """The source of a worker, and its number in the tree; NULL, and counted, without memory or if
-    there are too many workers."""
+    """The source of a worker, made if need be, and its number in the tree; NULL, and counted,
+    without memory."""
     cdef Source* source = NULL
     worker[0] = tree_intern_worker(ingest.tiers.trees[DEVICE], worker_id, dp_rank)
-    if worker[0] != UINT32_MAX and worker[0] >= ingest.max_workers:
-        tree_drop_worker(ingest.tiers.trees[DEVICE], worker[0])
-        ingest.counters.refused += 1
-        return NULL
     if worker[0] != UINT32_MAX:
         source = source_of(&ingest.sources, worker[0])
     if source == NULL:
@@ -140,17 +155,44 @@ cdef inline Source* find_source(
 
 cdef inline bint is_believed(Ingest* ingest, Source* source) noexcept nogil:
     """Whether the message at hand is of the publisher that the source's worker announced, if any."""
-    if not source.announced or source.publisher_id == ingest.batch.publisher_id:
+    if not source.announced:
+        return True
+    if ingest.batch.has_envelope and source.publisher_id == ingest.batch.publisher_id:
         return True
     source.unannounced += 1
     ingest.counters.unannounced += 1
     return False
 
 
-cdef inline void reset_source(Ingest* ingest, uint32_t worker, Source* source) noexcept nogil:
-    """Forget all that a source said; its cursor stays."""
-    tiers_clear(&ingest.tiers, worker)
-    reorder_drop(&source.parked, &ingest.sources.budget, source.parked.count)
+cdef inline Source* find_speaker(
+    Ingest* ingest, const Event* event, uint32_t* worker
+) noexcept nogil:
+    """The source that an event or heartbeat of the batch is of, and its number in the tree; NULL,
+    and counted, if it is not to be believed."""
+    cdef Sources* sources = &ingest.sources
+    cdef Source* source
+    cdef Departed* gone
+    if event.event_id == UINT64_MAX:
+        ingest.counters.invalid += 1  # no numbering gets there, and none could go on
+        return NULL
+    worker[0] = tree_find_worker(ingest.tiers.trees[DEVICE], event.worker_id, event.dp_rank)
+    if worker[0] != UINT32_MAX:
+        source = find_source(ingest, event.worker_id, event.dp_rank, worker)
+        return source if source != NULL and is_believed(ingest, source) else NULL
+    gone = find_departed(sources, event.worker_id, event.dp_rank)
+    if gone != NULL and spoke_for(gone, ingest.batch.publisher_id, ingest.batch.has_envelope):
+        ingest.counters.departed += 1
+        return NULL
+    if sources.unknown >= sources.max_unknown:
+        ingest.counters.refused += 1
+        return NULL
+    source = find_source(ingest, event.worker_id, event.dp_rank, worker)
+    if source != NULL:
+        source.unknown = True
+        sources.unknown += 1
+        if gone != NULL:
+            source.past = gone.past
+    return source
 
 
 cdef inline void believe_publisher(
@@ -165,7 +207,7 @@ cdef inline void believe_publisher(
     source.publisher_id = publisher_id
     if heard_another or another_before:
         reset_source(ingest, worker, source)
-        cursor_restart(&source.cursor, publisher_id, 0)
+        cursor_change(&source.cursor, &source.past, publisher_id, False)
         # What it said until now was not believed, an event 0 perhaps: it has to say it all again.
         source.cursor.state = SOURCE_REBUILDING
         atomic_add(&ingest.alarms, 1)
@@ -189,18 +231,20 @@ cdef inline void take_event(Ingest* ingest, const Event* event) noexcept nogil:
     cdef int verdict, status
     cdef bint was_well, in_line
     cdef bint is_clear = event.kind == EVENT_CLEARED and event.tier == DEVICE
-    cdef Source* source = find_source(ingest, event.worker_id, event.dp_rank, &worker)
-    if source == NULL or not is_believed(ingest, source):
+    cdef Source* source = find_speaker(ingest, event, &worker)
+    if source == NULL:
         return
     was_well = source_is_well(source)
     in_line = event.event_id == source.cursor.last_event_id + 1
     verdict = cursor_admit(
         &source.cursor,
+        &source.past,
         ingest.batch.publisher_id,
         ingest.batch.sequence,
         event.event_id,
         is_clear,
         ingest.sources.budget.max_events != 0,
+        not ingest.batch.has_envelope,
     )
     if verdict & VERDICT_RESET:
         reset_source(ingest, worker, source)
@@ -211,7 +255,12 @@ cdef inline void take_event(Ingest* ingest, const Event* event) noexcept nogil:
         apply_parked(ingest, worker, source)
     elif verdict & VERDICT_PARK:
         status = reorder_put(
-            &source.parked, &ingest.sources.budget, event, external_hashes, local_hashes
+            &source.parked,
+            &ingest.sources.budget,
+            event,
+            ingest.batch.sequence,
+            external_hashes,
+            local_hashes,
         )
         if status == REORDER_KNOWN:
             source.cursor.duplicates += 1
@@ -228,12 +277,13 @@ cdef inline void take_heartbeat(Ingest* ingest, const Event* event) noexcept nog
     cdef uint32_t worker = 0
     cdef int verdict
     cdef bint was_well
-    cdef Source* source = find_source(ingest, event.worker_id, event.dp_rank, &worker)
-    if source == NULL or not is_believed(ingest, source):
+    cdef Source* source = find_speaker(ingest, event, &worker)
+    if source == NULL:
         return
     was_well = source_is_well(source)
     verdict = cursor_heartbeat(
         &source.cursor,
+        &source.past,
         ingest.batch.publisher_id,
         ingest.batch.sequence,
         event.event_id,

@@ -1,122 +1,50 @@
-"""The sources of events, by the tree's worker numbers, and what waits behind a gap of each."""
+"""The sources of events, by the tree's worker numbers, and who spoke for workers that left."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memmove, memset
+from libc.stdlib cimport free
+from libc.string cimport memset
 
 from ...runtime.native._memory cimport vector_reserve
-from ..wire._events cimport EVENT_STORED, Event
-from ._cursor cimport SOURCE_EXACT, SOURCE_SILENT, EventCursor, cursor_has_gap
+from ._cursor cimport (
+    SOURCE_EXACT,
+    SOURCE_SILENT,
+    EventCursor,
+    PastPublishers,
+    cursor_has_gap,
+    past_end,
+    past_note,
+)
+from ._reorder cimport ReorderBudget, ReorderBuffer, reorder_clear
 
-
-cdef enum ReorderStatus:
-    REORDER_KEPT = 0
-    REORDER_KNOWN = 1         # an event of this id waits already
-    REORDER_FULL = 2          # the budget or the memory is used up
-
-
-cdef struct ReorderBudget: # of all sources together
-    uint64_t events        # waiting
-    uint64_t blocks        # in those
-    uint64_t max_events    # 0: nobody asks for missing events, so none may wait
-    uint64_t max_blocks    # in all events that wait
-
-
-cdef struct ParkedEvent:
-    Event event
-    uint64_t* hashes       # owned: its external hashes and, of a stored one, as many local hashes
-
-
-cdef struct ReorderBuffer:
-    ParkedEvent* events    # in the order of their ids, no id twice; owned
-    uint32_t count
-    size_t capacity        # of `events`
-
-
-cdef inline uint32_t reorder_position(
-    const ReorderBuffer* buffer, uint64_t event_id
-) noexcept nogil:
-    """Where an event of this id stands or belongs. Mostly at the end."""
-    cdef uint32_t i = buffer.count
-    while i > 0 and buffer.events[i - 1].event.event_id >= event_id:
-        i -= 1
-    return i
-
-
-cdef inline int reorder_put(
-    ReorderBuffer* buffer,
-    ReorderBudget* budget,
-    const Event* event,
-    const uint64_t* external_hashes,
-    const uint64_t* local_hashes,
-) noexcept nogil:
-    """Keep a copy of an event: a ReorderStatus."""
-    cdef uint32_t at = reorder_position(buffer, event.event_id)
-    cdef size_t size = event.count * sizeof(uint64_t)
-    cdef ParkedEvent new
-    if at < buffer.count and buffer.events[at].event.event_id == event.event_id:
-        return REORDER_KNOWN
-    if budget.events >= budget.max_events or budget.blocks + event.count > budget.max_blocks:
-        return REORDER_FULL
-    if not vector_reserve(
-        &buffer.events, &buffer.capacity, <uint64_t>buffer.count + 1, sizeof(ParkedEvent)
-    ):
-        return REORDER_FULL
-    new.event = event[0]
-    new.hashes = <uint64_t*>malloc(2 * size + 1)
-    if new.hashes == NULL:
-        return REORDER_FULL
-    if event.count:
-        memcpy(new.hashes, external_hashes, size)
-        if event.kind == EVENT_STORED:
-            memcpy(new.hashes + event.count, local_hashes, size)
-    memmove(
-        buffer.events + at + 1, buffer.events + at, (buffer.count - at) * sizeof(ParkedEvent)
-    )
-    buffer.events[at] = new
-    buffer.count += 1
-    budget.events += 1
-    budget.blocks += event.count
-    return REORDER_KEPT
-
-
-cdef inline void reorder_drop(
-    ReorderBuffer* buffer, ReorderBudget* budget, uint32_t n
-) noexcept nogil:
-    """Let go of the first n; with the last one the array goes too."""
-    cdef uint32_t i
-    for i in range(n):
-        budget.events -= 1
-        budget.blocks -= buffer.events[i].event.count
-        free(buffer.events[i].hashes)
-    buffer.count -= n
-    if buffer.count:
-        memmove(buffer.events, buffer.events + n, buffer.count * sizeof(ParkedEvent))
-    else:
-        free(buffer.events)
-        buffer.events = NULL
-        buffer.capacity = 0
-
-
-cdef inline uint32_t reorder_last_run(const ReorderBuffer* buffer) noexcept nogil:
-    """Where the unbroken run begins that ends with the last event. There must be one."""
-    cdef uint32_t i = buffer.count - 1
-    while i > 0 and buffer.events[i - 1].event.event_id + 1 == buffer.events[i].event.event_id:
-        i -= 1
-    return i
+cdef enum:
+    DEPARTED = 256         # workers that left and are remembered
 
 
 cdef struct Source:
     EventCursor cursor     # zero: it was never heard of
+    PastPublishers past    # those that were believed before
     ReorderBuffer parked   # empty unless the cursor is exact and has a gap
     uint64_t publisher_id  # the one that its worker announced over its own connection
     uint64_t unannounced   # events and heartbeats of others, which were ignored
     uint8_t announced      # whether it announced one
+    uint8_t unknown        # nothing but its own messages told of this worker
+
+
+cdef struct Departed:      # a worker that left
+    uint64_t worker_id
+    uint32_t dp_rank
+    uint8_t used           # whether this entry is one
+    uint8_t bare           # whether its events came without envelopes
+    PastPublishers past    # who spoke for it
 
 
 cdef struct Sources:
     Source* all            # owned; those never heard of are zero
     size_t count           # of `all`
+    uint32_t unknown       # how many of them are
+    uint32_t max_unknown   # the most there may be
     ReorderBudget budget
+    Departed departed[256] # workers that left last, a ring
+    uint32_t next_departed # where the next one goes in it
 
 
 cdef inline Source* source_of(Sources* sources, uint32_t worker) noexcept nogil:
@@ -139,13 +67,77 @@ cdef inline bint source_is_well(const Source* source) noexcept nogil:
     )
 
 
+cdef inline void source_register(Sources* sources, uint32_t worker) noexcept nogil:
+    """Somebody told of this worker who may: it does not count as unknown."""
+    if worker < sources.count and sources.all[worker].unknown:
+        sources.all[worker].unknown = False
+        sources.unknown -= 1
+
+
 cdef inline void source_forget(Sources* sources, uint32_t worker) noexcept nogil:
     """As if nothing had been heard of it."""
     if worker < sources.count:
-        reorder_drop(
-            &sources.all[worker].parked, &sources.budget, sources.all[worker].parked.count
-        )
+        source_register(sources, worker)
+        reorder_clear(&sources.all[worker].parked, &sources.budget)
         memset(sources.all + worker, 0, sizeof(Source))
+
+
+cdef inline Departed* find_departed(
+    Sources* sources, uint64_t worker_id, uint32_t dp_rank
+) noexcept nogil:
+    """NULL if it did not leave, or long ago."""
+    cdef uint32_t i
+    for i in range(DEPARTED):
+        if (
+            sources.departed[i].used
+            and sources.departed[i].worker_id == worker_id
+            and sources.departed[i].dp_rank == dp_rank
+        ):
+            return &sources.departed[i]
+    return NULL
+
+
+cdef inline bint spoke_for(
+    const Departed* gone, uint64_t publisher_id, bint has_envelope
+) noexcept nogil:
+    """Whether a publisher was believed while the worker was here."""
+    return past_end(&gone.past, publisher_id) != 0 if has_envelope else gone.bare != 0
+
+
+cdef inline bint source_welcome(
+    Sources* sources, uint32_t worker, uint64_t worker_id, uint32_t dp_rank
+) noexcept nogil:
+    """A worker is here, perhaps again; false without memory for its source."""
+    cdef Source* source = source_of(sources, worker)
+    cdef Departed* gone = find_departed(sources, worker_id, dp_rank)
+    if source == NULL:
+        return False
+    source_register(sources, worker)
+    if gone != NULL:
+        if source.cursor.state == SOURCE_SILENT:
+            source.past = gone.past
+        gone.used = False
+    return True
+
+
+cdef inline void note_departure(
+    Sources* sources, uint32_t worker, uint64_t worker_id, uint32_t dp_rank
+) noexcept nogil:
+    """A worker left: whoever spoke for it is not believed again as long as it is gone, and what
+    was known of its events stays known after that."""
+    cdef Source* source = sources.all + worker
+    cdef Departed* entry
+    if worker >= sources.count or source.cursor.state == SOURCE_SILENT:
+        return
+    entry = &sources.departed[sources.next_departed]
+    sources.next_departed = (sources.next_departed + 1) % DEPARTED
+    entry.worker_id = worker_id
+    entry.dp_rank = dp_rank
+    entry.used = True
+    entry.bare = source.cursor.bare
+    entry.past = source.past
+    if not entry.bare:
+        past_note(&entry.past, source.cursor.publisher_id, source.cursor.newest + 1)
 
 
 cdef inline void sources_free(Sources* sources) noexcept nogil:

@@ -28,7 +28,7 @@ from ._ingest cimport Counters, Ingest, believe_publisher, give_up_gap
 from ._mailbox cimport mailbox_length, mailbox_refused
 from ._rwlock cimport rwlock_read_begin, rwlock_read_end
 from ._shared_state cimport SharedState, start_changing, stop_changing
-from ._sources cimport Source, Sources, source_is_well, source_of
+from ._sources cimport Source, Sources, source_is_well, source_of, source_register
 from ._threads cimport atomic_add, atomic_load
 from ._tiers cimport DEVICE, TIERS, TierCounters, Tiers, tier_worker
 
@@ -90,7 +90,7 @@ cdef SourceRow* read_rows(
             row.parked = source.parked.count
             row.unannounced = source.unannounced
             if source.parked.count:
-                row.first_parked = source.parked.events[0].event.event_id
+                row.first_parked = source.parked.heap[0].event.event_id
     return rows
 
 
@@ -230,6 +230,8 @@ def announce_publisher(IndexActor actor not None, worker, publisher_id):
         known = tree_intern_worker(ingest.tiers.trees[DEVICE], key.worker_id, key.dp_rank)
         if known != UINT32_MAX:
             source = source_of(&ingest.sources, known)
+        if source != NULL:
+            source_register(&ingest.sources, known)
         if source != NULL and announced:
             believe_publisher(ingest, known, source, believed)
         elif source != NULL:

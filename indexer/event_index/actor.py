@@ -258,6 +258,11 @@ class EventIndex:
         _status.mark_suspect(self._actor)
 
     @property
+    def refused(self) -> int:
+        """How many events and heartbeats `max_workers` refused."""
+        return _status.read_counters(self._actor)["refused"]
+
+    @property
     def alarms(self) -> int:
         """How often a source came into need of being asked; costs next to nothing."""
         return _status.count_alarms(self._actor)
@@ -270,7 +275,8 @@ class EventIndex:
     def restore_source(self, image: SourceImage) -> bool:
         """Believe an image, until the source says more or is given up.
 
-        False, and nothing is known of the source, if the image is inconsistent or does not fit.
+        What the index has no room for is left out. False, and nothing is known of the source, if
+        the image is inconsistent.
         """
         return restore_source(self._actor, *image)
 
@@ -328,7 +334,9 @@ def _source_status(
     if state is _EXACT and (newest > last or suspect):
         state = SourceState.RECOVERING
         until = waiting - 1 if waiting is not None else newest if newest > last else None
-        missing = Missing(cursor["publisher_id"], last + 1, until)
+        missing = Missing(cursor["publisher_id"], 0 if cursor["fresh"] else last + 1, until)
+    elif state is _EXACT and cursor["bare"]:
+        state = SourceState.APPROXIMATE
     elif state is _EXACT and unindexed:
         state = SourceState.TRIMMED
     return SourceStatus(

@@ -1,8 +1,9 @@
 """The whole index in a file, and back: for a router that restarts among engines that go on.
 
-A file is a row of frames: the head, one per source, the end. A frame is its length (u32), the
-XXH3-64 of what follows (u64), both little-endian, and a msgpack map. Each source is read out at
-one moment, with its cursor; different sources at different moments, which is all that matters.
+A file is a row of frames: the head, those of each source, the end. A frame is its length (u32), the
+XXH3-64 of what follows (u64), both little-endian, and a msgpack map. A source is a frame with its
+cursor, and as many as its arrays need. It is read out at one moment; different sources at different
+moments, which is all that matters.
 """
 
 import os
@@ -22,9 +23,13 @@ from ..source import CursorImage, SourceImage, SourceState
 from .actor import EventIndex
 
 FORMAT = "dynamo-router index"
-VERSION = 1
+VERSION = 2
 HASHES = "xxh3-64 seed 1337"
 MAX_FRAME_BYTES = 1 << 30
+PART_BYTES = 1 << 26
+"""of a source's arrays in one frame"""
+SAVED = (SourceState.EXACT, SourceState.RECOVERING, SourceState.TRIMMED)
+_HASH_BYTES = 8
 _LEAD = Struct("<IQ")
 T = TypeVar("T")
 
@@ -42,12 +47,18 @@ class SnapshotHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Source(msgspec.Struct, frozen=True):
+    """What a source's arrays follow: its runs, external and local hashes, one behind the other."""
+
     worker_id: Annotated[int, msgspec.Meta(ge=0)]
     dp_rank: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
     cursor: CursorImage
-    runs: bytes
-    external_hashes: bytes = msgspec.field(name="block_hashes")
-    local_hashes: bytes
+    unindexed: Annotated[int, msgspec.Meta(ge=0)]
+    run_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    blocks: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Part(msgspec.Struct, frozen=True):
+    arrays: bytes
 
 
 class _End(msgspec.Struct, frozen=True):
@@ -57,25 +68,35 @@ class _End(msgspec.Struct, frozen=True):
 def dump_index(index: EventIndex, head: SnapshotHead) -> Iterator[bytes]:
     """The frames of a snapshot; no more than one source is held in memory.
 
-    Only sources of which all is known are in it. Others would have to announce themselves anyway.
+    Only sources of which nothing was missed are in it, those that were trimmed too. Others would
+    have to announce themselves anyway.
     """
     yield _frame(head)
     sources = 0
     for status in index.sources():
-        if status.state not in (SourceState.EXACT, SourceState.RECOVERING):
+        if status.state not in SAVED:
             continue
         image = index.dump_source(status.worker)
         if image is not None:
             sources += 1
-            worker, cursor, runs, external_hashes, local_hashes = image
-            yield _frame(_Source(*worker, cursor, runs, external_hashes, local_hashes))
+            yield from _source_frames(image)
     yield _frame(_End(sources))
+
+
+def _source_frames(image: SourceImage) -> Iterator[bytes]:
+    arrays = (image.runs, image.external_hashes, image.local_hashes)
+    blocks = len(image.local_hashes) // _HASH_BYTES
+    yield _frame(_Source(*image.worker, image.cursor, image.unindexed, len(image.runs), blocks))
+    for array in arrays:
+        for at in range(0, len(array), PART_BYTES):
+            yield _frame(_Part(array[at : at + PART_BYTES]))
 
 
 def restore_index(index: EventIndex, frames: Iterable[bytes], head: SnapshotHead) -> int:
     """Take a snapshot in; the number of its sources. For an index that has no workers yet.
 
-    ConfigError, and nothing is taken in, if it is broken or not what `head` asks for.
+    What the index has no room for is left out, as if it had been dropped later. ConfigError, and
+    nothing is taken in, if the snapshot is broken or not what `head` asks for.
     """
     restored: list[WorkerWithDpRank] = []
     try:
@@ -137,17 +158,29 @@ def _images(frames: Iterable[bytes], head: SnapshotHead) -> Iterator[SourceImage
     count = 0
     payload = _next(payloads)
     while (end := _end(payload)) is None:
-        part = _decode(payload, _Source)
-        worker = WorkerWithDpRank(part.worker_id, part.dp_rank)
-        if min(part.cursor) < 0:
-            raise _unusable(f"a number of worker {tuple(worker)} is negative")
+        source = _decode(payload, _Source)
+        worker = WorkerWithDpRank(source.worker_id, source.dp_rank)
+        hash_bytes = source.blocks * _HASH_BYTES
+        arrays = [_array(payloads, n) for n in (source.run_bytes, hash_bytes, hash_bytes)]
         count += 1
-        yield SourceImage(worker, part.cursor, part.runs, part.external_hashes, part.local_hashes)
+        yield SourceImage(worker, source.cursor, source.unindexed, *arrays)
         payload = _next(payloads)
     if end != count:
         raise _unusable(f"it has {count} sources, not {end}")
     if next(payloads, None) is not None:
         raise _unusable("something follows its end")
+
+
+def _array(payloads: Iterator[bytes], size: int) -> bytes:
+    """The next `size` bytes of a source's arrays. No more is read than there is."""
+    parts = []
+    while size > 0:
+        part = _decode(_next(payloads), _Part).arrays
+        if not 0 < len(part) <= size:
+            raise _unusable("an array's length in it is wrong")
+        size -= len(part)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _end(payload: bytes) -> int | None:

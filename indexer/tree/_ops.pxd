@@ -124,7 +124,8 @@ cdef void tree_match_continued(
 cdef bint tree_read_image(
     const Tree* tree, uint32_t worker, WorkerImage* image
 ) noexcept nogil
-# Lets a worker hold what was read: a TreeStatus, or -1 if the runs do not add up to n_blocks.
+# Lets a worker hold what was read, as far as the budget allows, and count `missing` more as dropped
+# before: a TreeStatus, or -1 if the runs do not add up to n_blocks.
 cdef int tree_store_image(
     Tree* tree,
     uint32_t worker,
@@ -133,4 +134,5 @@ cdef int tree_store_image(
     const uint64_t* external_hashes,
     const uint64_t* local_hashes,
     size_t n_blocks,
+    uint64_t missing,
 ) noexcept nogil

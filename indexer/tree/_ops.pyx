@@ -344,9 +344,11 @@ cdef int tree_store_image(
     const uint64_t* external_hashes,
     const uint64_t* local_hashes,
     size_t n_blocks,
+    uint64_t missing,
 ) noexcept nogil:
     cdef size_t i, at = 0
     cdef int status
+    tree.workers[worker].missing += missing
     for i in range(n_runs):
         if runs[i].count > n_blocks - at:
             return -1
@@ -359,7 +361,7 @@ cdef int tree_store_image(
             local_hashes + at,
             runs[i].count,
         )
-        if status != TREE_OK:
+        if status != TREE_OK and status != TREE_PARENT_EVICTED:
             return status
         at += runs[i].count
     return TREE_OK if at == n_blocks else -1

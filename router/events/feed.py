@@ -23,10 +23,14 @@ from ...runtime.event_planes import (
     endpoint_subject,
 )
 from ...runtime.identity import WorkerWithDpRank
+from ...runtime.limit_hits import LimitHits
 from ...runtime.supervised import stopped, supervise
 from ...workers.registry import WorkerEntry, WorkerRegistry
 from ...workers.resync_wire import encode_request
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
+
+REPEAT_S = 60.0
+"""Between two lines in the log about strangers."""
 
 log = structlog.get_logger(__name__)
 
@@ -51,9 +55,11 @@ class EventFeed:
         endpoint: str,
         unknown_worker_ttl_s: float = 300.0,
         on_unannounced: Callable[[int], None] | None = None,
+        hits: LimitHits | None = None,
     ) -> None:
         """`on_unannounced` hears of a registered worker (its id) in whose name somebody else
-        publishes than it announced: perhaps because it was started anew."""
+        publishes than it announced: perhaps because it was started anew. `hits` counts what is
+        refused because too many workers publish that nobody registered."""
         self._plane = plane
         self._index = index
         self._registry = registry
@@ -66,6 +72,9 @@ class EventFeed:
         self._next_upkeep = float("-inf")
         self._wake = asyncio.Event()
         self._on_unannounced = on_unannounced
+        self._hits = LimitHits() if hits is None else hits
+        self._strangers_refused = 0
+        self._strangers_said = float("-inf")  # when that was last logged
         self._unannounced: dict[WorkerWithDpRank, int] = {}
         self._first_seen: dict[WorkerWithDpRank, float] = {}
         self._subscriptions: list[Subscription] = []
@@ -107,6 +116,7 @@ class EventFeed:
             await self._carry_out(self._recovery.fill_gaps(now))
 
     async def _keep_up(self, now: float) -> None:
+        self._notice_refused(now)
         if asked := self._index.relearn():
             log.info("room for dropped blocks again", sources=asked)
         sources = self._index.sources()
@@ -145,6 +155,19 @@ class EventFeed:
                 self._unannounced[source.worker] = source.unannounced
                 if source.unannounced > seen.get(source.worker, 0) and self._on_unannounced:
                     self._on_unannounced(source.worker.worker_id)
+
+    def _notice_refused(self, now: float) -> None:
+        """Count what strangers said beyond `max_unknown_workers`, and say so now and then."""
+        seen, self._strangers_refused = self._strangers_refused, self._index.refused
+        if self._strangers_refused == seen:
+            return
+        self._hits.hit("max_unknown_workers", self._strangers_refused - seen)
+        if now - self._strangers_said >= REPEAT_S:
+            self._strangers_said = now
+            log.warning(
+                "too many workers publish events that nobody registered",
+                refused=self._strangers_refused,
+            )
 
     def _forget_strangers(self, strangers: set[WorkerWithDpRank], now: float) -> None:
         for worker in self._first_seen.keys() - strangers:

@@ -14,6 +14,7 @@ from ...runtime.event_planes import (
     endpoint_subject,
     probe,
 )
+from ...runtime.limit_hits import LimitHits
 from ...runtime.security import NatsAuth
 from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from ...workers.registry import WorkerRegistry
@@ -41,10 +42,11 @@ class EventIntake:
         *,
         auth: NatsAuth | None = None,
         on_unannounced: Callable[[int], None] | None = None,
+        hits: LimitHits | None = None,
     ) -> None:
-        """`auth` is for the NATS server, `on_unannounced` for the feed."""
+        """`auth` is for the NATS server, `on_unannounced` and `hits` for the feed."""
         self._config, self._index, self._registry, self._clock = config, index, registry, clock
-        self._auth, self._on_unannounced = auth, on_unannounced
+        self._auth, self._on_unannounced, self._hits = auth, on_unannounced, hits
         self._stack = AsyncExitStack()
         self.nats_url = ""
         self.description = ""
@@ -81,6 +83,7 @@ class EventIntake:
             endpoint=config.endpoint,
             unknown_worker_ttl_s=config.unknown_worker_ttl_s,
             on_unannounced=self._on_unannounced,
+            hits=self._hits,
         )
         await self.feed.start()
         stack.push_async_callback(self.feed.close)

@@ -40,6 +40,9 @@ class SnapshotTask:
         except ConfigError as error:
             self.failures += 1
             log.warning("starting with an empty index", path=str(self._path), error=str(error))
+        except Exception:
+            self.failures += 1
+            log.exception("starting without all of the saved index", path=str(self._path))
         else:
             self.restored = found or 0
             log.info("index restored", path=str(self._path), sources=self.restored)
@@ -68,3 +71,6 @@ class SnapshotTask:
             except OSError as error:
                 self.failures += 1
                 log.warning("cannot write the index", path=str(self._path), error=str(error))
+            except Exception:
+                self.failures += 1
+                log.exception("cannot write the index", path=str(self._path))

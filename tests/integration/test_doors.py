@@ -33,7 +33,7 @@ def stored(
     local = compute_block_hash_for_seq(tokens, BLOCK)
     pairs = zip(compute_seq_hash_for_block(local), local, strict=True)
     data = Stored(None, tuple(StoredBlock(s, t) for s, t in pairs))
-    return encode_event_message([RouterEvent(worker, event_id, data, tier)], 1, event_id, 0)
+    return encode_event_message([RouterEvent(worker, event_id, data, tier)], 1, event_id - 1, 0)
 
 
 # HTTP

@@ -30,6 +30,7 @@ class TiersMachine(RuleBasedStateMachine):
         self.index = EventIndex()
         self.oracle = OracleTiers()
         self.next_id = dict.fromkeys(WORKERS, 1)
+        self.publishers = dict.fromkeys(WORKERS, 1)
         self.chains = [[]]  # that were stored, to be matched
         self.numbers = {w: n for n, w in enumerate(WORKERS) if w not in unbound}
         for worker, number in self.numbers.items():
@@ -41,8 +42,11 @@ class TiersMachine(RuleBasedStateMachine):
 
     def tell(self, worker, tier, data):
         event = RouterEvent(worker, self.next_id[worker], data, NAMES[tier])
-        self.index.apply(encode_event_message([event], 1, self.next_id[worker], 0))
+        self.index.apply(self.envelope(worker, event))
         self.next_id[worker] += 1
+
+    def envelope(self, worker, event):
+        return encode_event_message([event], self.publishers[worker], self.next_id[worker] - 1, 0)
 
     def store_both(self, worker, tier, parent, hashes, local_hashes):
         blocks = list(zip(hashes, local_hashes, strict=True))
@@ -138,6 +142,7 @@ class TiersMachine(RuleBasedStateMachine):
         self.index.unbind(worker)
         self.oracle.forget(worker)
         self.next_id[worker] = 1
+        self.publishers[worker] += 1
         self.numbers.pop(worker, None)
         if number not in self.numbers.values():
             self.index.bind(worker, number)

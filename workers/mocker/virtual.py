@@ -150,7 +150,7 @@ class VirtualFleet:
             WorkerWithDpRank(worker, rank),
             self._fleet.collected(engine),
             1,
-            self._fleet.last_message(engine),
+            0,
             0,
         )
 

@@ -35,7 +35,7 @@ def cache(
     blocks = [StoredBlock(k, t) for k, t in zip(keys, local, strict=True)][first:end]
     data = Stored(keys[first - 1] if first else None, blocks)
     event = RouterEvent(WorkerWithDpRank(worker_id), event_id, data, tier)
-    router.apply_event(encode_event_message([event], worker_id, event_id, 0))
+    router.apply_event(encode_event_message([event], worker_id, event_id - 1, 0))
 
 
 def test_host_memory_beats_disk_and_the_device_beats_both(router: KvRouter) -> None:
@@ -131,7 +131,7 @@ def test_prompts_of_another_tenant_or_adapter_never_match(router: KvRouter) -> N
             worker = WorkerWithDpRank(100 + n, tier == "device")
             blocks = tuple(map(StoredBlock, keys, local))
             event = RouterEvent(worker, 1, Stored(None, blocks), tier)
-            router.apply_event(encode_event_message([event], 1, 1, 0))
+            router.apply_event(encode_event_message([event], 1, 0, 0))
     for n, kind in enumerate(KINDS):
         assert router.tier_overlaps(PROMPT, **kind) == {
             (100 + n, 0): (0, 10, 0, 0),

@@ -34,7 +34,7 @@ def take(made: ReplayLog, first: int, last: int | None = None) -> list[int] | No
         (6, None, [3]),
         (7, None, []),  # the next one: nothing is missing
         (8, None, None),  # was never sent
-        (0, None, None),
+        (0, None, [1, 2, 3]),
     ],
 )
 def test_the_messages_with_the_missing_events(
@@ -55,6 +55,11 @@ def test_a_log_without_room_keeps_nothing(bounds: dict[str, int]) -> None:
     made = log(1, 1, **bounds)
     assert made.kept_events == made.kept_bytes == 0
     assert take(made, 2) is None and take(made, 3) == []
+
+
+def test_an_event_before_the_first_one_was_never_sent() -> None:
+    assert take(log(2, 1, 3), 0) == take(log(2, 1, 3), 1)
+    assert take(log(2, 1, 3), 0, 0) == []
 
 
 def test_before_the_first_message_nothing_is_missing() -> None:

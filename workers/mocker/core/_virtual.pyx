@@ -42,8 +42,6 @@ cdef class Fleet:
     cdef Record record
     cdef uint32_t* queue       # of engines, room for all
     cdef EventWriter writer
-    cdef uint64_t messages     # sent
-    cdef uint64_t* sequences   # by engine: of the last message it had a part in
     cdef uint64_t replays
     cdef uint64_t seed         # of what gets lost
     cdef uint64_t threshold    # a message whose number mixes to less is lost
@@ -63,8 +61,7 @@ cdef class Fleet:
         self.ranks = ranks
         self.engines = <Engine*>calloc(self.size, sizeof(Engine))
         self.queue = <uint32_t*>calloc(self.size, sizeof(uint32_t))
-        self.sequences = <uint64_t*>calloc(self.size, sizeof(uint64_t))
-        if self.engines == NULL or self.queue == NULL or self.sequences == NULL:
+        if self.engines == NULL or self.queue == NULL:
             raise MemoryError
         read_limits(&self.limits, config)
         for i in range(self.size):
@@ -83,7 +80,6 @@ cdef class Fleet:
                 engine_free(&self.engines[i])
         free(self.engines)
         free(self.queue)
-        free(self.sequences)
         free(self.record.emissions)
         free(self.record.gaps)
 
@@ -155,8 +151,8 @@ cdef class Fleet:
                 journal_compact(journal, KEPT_BLOCKS if self.threshold else 0)
         if self.writer.events == 0:
             return None
-        self.messages += 1
-        return self.writer.message(1, self.messages, 0)
+        # No engine restarts here, so that each may be thought to say all in one envelope.
+        return self.writer.message(1, 0, 0)
 
     cdef int write(self, uint32_t number, double until) except -1:
         cdef Engine* engine = &self.engines[number]
@@ -175,7 +171,6 @@ cdef class Fleet:
                 last = entry.message
                 lost = splitmix64(splitmix64(self.seed + number) + last) < self.threshold
                 self.lost += lost
-            self.sequences[number] = self.messages + 1
             if not lost:
                 self.put(number, entry, event_id)
         return 0
@@ -206,6 +201,7 @@ cdef class Fleet:
         cdef uint64_t event_id, message = UINT64_MAX
         cdef Entry* entry
         cdef bint lost = False
+        first = max(first, 1)
         if not oldest <= first <= engine.next_event:
             return None
         self.replays += 1
@@ -219,13 +215,7 @@ cdef class Fleet:
                 self.lost += lost
             if not lost:
                 self.put(number, entry, event_id)
-        # Under a number that no later message has: it is nothing new.
         return self.writer.message(1, 0, 0)
-
-    def last_message(self, uint32_t engine):
-        """The sequence of the last message that an engine had a part in, lost or not."""
-        self.engine(engine)
-        return self.sequences[engine]
 
     def take_emissions(self):
         """(times, requests, kinds, cached, preemptions) since the last call, by time."""

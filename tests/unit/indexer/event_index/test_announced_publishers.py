@@ -29,7 +29,7 @@ def stored(
 ) -> bytes:
     data = Stored(None, [StoredBlock(b, 10 * b) for b in blocks])
     event = RouterEvent(worker, event_id, data, storage_tier=tier)  # type: ignore[arg-type]
-    return encode_event_message([event], publisher, event_id, 0)
+    return encode_event_message([event], publisher, max(0, event_id - 1), 0)
 
 
 def held(index: EventIndex, *blocks: int) -> dict[WorkerWithDpRank, int]:
@@ -53,7 +53,7 @@ def test_others_are_ignored_and_counted(index: EventIndex) -> None:
     index.apply(stored(2, THEIRS, 4, tier="disk"))
     index.apply(encode_heartbeat(W, 99, THEIRS, 99, 0))
     cleared = RouterEvent(W, 3, Cleared())
-    index.apply(encode_event_message([cleared], THEIRS, 3, 0))
+    index.apply(encode_event_message([cleared], THEIRS, 2, 0))
     assert held(index, 1, 2) == {W: 2} and held(index, 3) == {}
     status = source(index)
     assert (status.state, status.unannounced, status.heard) == (SourceState.EXACT, 4, 1)
@@ -80,7 +80,7 @@ def test_what_was_believed_of_another_is_forgotten_and_asked_for(index: EventInd
     assert index.counters()["held_now"] == 0
     index.apply(stored(2, THEIRS, 2))
     assert held(index, 2) == {}
-    index.apply(encode_event_message([RouterEvent(W, 4, Cleared())], OURS, 4, 0))
+    index.apply(encode_event_message([RouterEvent(W, 4, Cleared())], OURS, 3, 0))
     index.apply(stored(5, OURS, 5))
     assert held(index, 5) == {W: 1} and source(index).state is SourceState.EXACT
 

@@ -36,7 +36,7 @@ def message(
     tier: str = "device",
 ) -> bytes:
     event = RouterEvent(worker, event_id, data, storage_tier=tier)
-    at = event_id if sequence is None else sequence
+    at = event_id - 1 if sequence is None else sequence
     return encode_event_message([event], publisher, at, 0)
 
 
@@ -113,8 +113,8 @@ def test_a_restarted_engine_takes_its_ghosts_with_it(index: EventIndex) -> None:
     index.apply(message(2, stored(3)))
     index.apply(message(1, stored(9), publisher=2))
     assert index.scores(local(1)) == {} and index.scores(local(9)) == {W: 1}
-    index.apply(message(2, stored(8), publisher=2, sequence=7))
-    index.apply(message(1, stored(1), publisher=2, sequence=8))
+    index.apply(message(2, stored(8), publisher=2))
+    index.apply(message(1, stored(1), publisher=2, sequence=2))
     assert index.scores(local(8)) == {} and index.scores(local(1)) == {W: 1}
     assert source(index).restarts == 2 and source(index).state is SourceState.EXACT
 

@@ -12,6 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamo_router.indexer.event_index import snapshot
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.event_index.snapshot import (
     SnapshotHead,
@@ -21,7 +22,11 @@ from dynamo_router.indexer.event_index.snapshot import (
     save_index,
 )
 from dynamo_router.indexer.source import SourceState
-from dynamo_router.indexer.wire.codec import encode_event_message, encode_heartbeat
+from dynamo_router.indexer.wire.codec import (
+    encode_event_message,
+    encode_heartbeat,
+    encode_router_event,
+)
 from dynamo_router.indexer.wire.events import (
     Cleared,
     EventData,
@@ -42,7 +47,7 @@ def stored(*blocks: int, parent: int | None = None) -> Stored:
 
 
 def message(worker: WorkerWithDpRank, event_id: int, data: EventData, publisher: int = 9) -> bytes:
-    return encode_event_message([RouterEvent(worker, event_id, data)], publisher, event_id, 0)
+    return encode_event_message([RouterEvent(worker, event_id, data)], publisher, event_id - 1, 0)
 
 
 def local(*blocks: int) -> np.ndarray:
@@ -96,7 +101,7 @@ def test_a_heartbeat_confirms_and_the_next_event_goes_on(
 ) -> None:
     fill(index)
     restore_index(other, dump_index(index, HEAD), HEAD)
-    other.apply(encode_heartbeat(A, 2, 9, 2, 0))
+    other.apply(encode_heartbeat(A, 2, 9, 1, 0))
     other.apply(message(B, 3, stored(6)))
     assert {s.state for s in other.sources()} == {SourceState.EXACT}
     assert not any(s.restored for s in other.sources())
@@ -229,6 +234,10 @@ def altered(frame: bytes, **changes: object) -> bytes:
     return reframe(msgspec.msgpack.encode({**fields, **changes}))
 
 
+CURSOR_OF_MINUS_ONES = [*[-1] * 10, []]
+ORPHANS = (77).to_bytes(8, "little") + (2).to_bytes(4, "little") + (1).to_bytes(4, "little")
+
+# Frames: 0 the head, 1 the first source, 2 to 4 its runs and hashes, 5 to 8 the second, 9 the end.
 BROKEN: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "empty": (lambda f: [], "ends too early"),
     "head only": (lambda f: f[:1], "ends too early"),
@@ -238,21 +247,24 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "flipped": (lambda f: [f[0], f[1][:-1] + bytes([f[1][-1] ^ 1]), *f[2:]], "checksum"),
     "junk": (lambda f: [b"\x07" * 40], "length"),
     "not msgpack": (lambda f: [reframe(b"\xc1")], "cannot be used"),
-    "a part lost": (lambda f: [f[0], *f[2:]], "it has 1 sources, not 2"),
-    "a part twice": (lambda f: [f[0], f[1], *f[1:]], "it has 3 sources, not 2"),
+    "a source lost": (lambda f: [f[0], *f[5:]], "it has 1 sources, not 2"),
+    "a source twice": (lambda f: [*f[:5], *f[1:]], "it has 3 sources, not 2"),
+    "an array lost": (lambda f: [*f[:8], f[9]], "arrays"),
+    "an array cut": (lambda f: [*f[:8], altered(f[8], arrays=b"12345678"), f[9]], "arrays"),
+    "an array too long": (lambda f: [*f[:8], altered(f[8], arrays=b"1" * 24), f[9]], "length"),
+    "nothing in a part": (lambda f: [*f[:8], altered(f[8], arrays=b""), f[9]], "length"),
     "more": (lambda f: [*f, f[1]], "follows its end"),
-    "version": (lambda f: [altered(f[0], version=2), *f[1:]], "version is 2, wanted is 1"),
+    "version": (lambda f: [altered(f[0], version=3), *f[1:]], "version is 3, wanted is 2"),
     "format": (lambda f: [altered(f[0], format="x"), *f[1:]], "format is 'x'"),
     "block size": (lambda f: [altered(f[0], block_size=32), *f[1:]], "block_size is 32"),
     "salt": (lambda f: [altered(f[0], hashes="sha"), *f[1:]], "hashes is 'sha'"),
     "fleet": (lambda f: [altered(f[0], subject="other"), *f[1:]], "subject is 'other'"),
-    "orphan": (lambda f: [*f[:2], altered(f[2], runs=f[2][:16]), f[3]], "do not fit together"),
-    "blocks": (lambda f: [*f[:2], altered(f[2], local_hashes=b""), f[3]], "do not fit together"),
-    "runs": (lambda f: [*f[:2], altered(f[2], runs=b"\x01" * 16), f[3]], "do not fit together"),
-    "worker": (lambda f: [*f[:2], altered(f[2], worker_id=-1), f[3]], "worker_id"),
-    "rank": (lambda f: [*f[:2], altered(f[2], dp_rank=2**32), f[3]], "dp_rank"),
-    "cursor": (lambda f: [*f[:2], altered(f[2], cursor=[-1] * 8), f[3]], "negative"),
-    "short cursor": (lambda f: [*f[:2], altered(f[2], cursor=[1]), f[3]], "cannot be used"),
+    "orphan": (lambda f: [*f[:6], altered(f[6], arrays=ORPHANS), *f[7:]], "do not fit together"),
+    "runs": (lambda f: [*f[:6], altered(f[6], arrays=b"\x01" * 16), *f[7:]], "do not fit"),
+    "worker": (lambda f: [*f[:5], altered(f[5], worker_id=-1), *f[6:]], "worker_id"),
+    "rank": (lambda f: [*f[:5], altered(f[5], dp_rank=2**32), *f[6:]], "dp_rank"),
+    "cursor": (lambda f: [*f[:5], altered(f[5], cursor=CURSOR_OF_MINUS_ONES), *f[6:]], ">= 0"),
+    "short cursor": (lambda f: [*f[:5], altered(f[5], cursor=[1]), *f[6:]], "cannot be used"),
 }
 
 
@@ -325,10 +337,31 @@ def test_a_place_that_cannot_be_written_or_read(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_index_without_room_refuses(index: EventIndex) -> None:
+def test_sources_of_a_file_are_no_strangers(index: EventIndex) -> None:
     fill(index)
     small = EventIndex(max_workers=1)
-    with pytest.raises(ConfigError, match="do not fit"):
-        restore_index(small, dump_index(index, HEAD), HEAD)
-    assert small.sources() == []
+    assert restore_index(small, dump_index(index, HEAD), HEAD) == 2
+    small.apply(message(WorkerWithDpRank(5), 1, stored(1)))
+    small.apply(message(WorkerWithDpRank(6), 1, stored(1)))
+    assert len(small.sources()) == 3 and small.counters()["refused"] == 1
     small.close()
+
+
+def test_a_source_larger_than_a_frame_is_in_several(
+    index: EventIndex, other: EventIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "PART_BYTES", 24)
+    fill(index)
+    frames = list(dump_index(index, HEAD))
+    assert len(frames) > 10 and max(map(len, frames[2:5])) < 60
+    assert restore_index(other, frames, HEAD) == 2
+    assert known(other) == known(index)
+
+
+def test_a_bare_source_is_not_in_a_file(index: EventIndex, other: EventIndex) -> None:
+    """Nothing could tell whether it restarted meanwhile."""
+    fill(index)
+    bare = WorkerWithDpRank(4)
+    index.apply(encode_router_event(RouterEvent(bare, 1, stored(1))))
+    assert restore_index(other, dump_index(index, HEAD), HEAD) == 2
+    assert bare not in known(other)

@@ -34,7 +34,7 @@ class Teller:
     def tell(self, tier: StorageTier, data: EventData, worker: WorkerWithDpRank = W) -> None:
         self.ids[worker] += 1
         event = RouterEvent(worker, self.ids[worker], data, tier)
-        self.index.apply(encode_event_message([event], 1, self.ids[worker], 0))
+        self.index.apply(encode_event_message([event], 1, self.ids[worker] - 1, 0))
 
     def stored(
         self,
@@ -222,7 +222,7 @@ def test_more_workers_than_allowed_are_refused_in_every_tier() -> None:
     try:
         for worker in (W, OTHER):
             event = RouterEvent(worker, 1, Stored(None, [StoredBlock(1, 10)]), "disk")
-            index.apply(encode_event_message([event], 1, 1, 0))
+            index.apply(encode_event_message([event], 1, 0, 0))
         assert index.tier_scores(np.array([10], np.uint64)) == {W: (0, 0, 1, 0)}
         assert index.counters()["refused"] == 1
     finally:
