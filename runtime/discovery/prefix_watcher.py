@@ -46,7 +46,7 @@ class PrefixWatcher(Generic[K, V]):
         self,
         bucket: Bucket,
         key_of: KeyExtractor[K],
-        decode: Callable[[bytes], V],
+        decode: Callable[[Entry], V],
         *,
         prefix: str = "",
     ) -> None:
@@ -101,7 +101,7 @@ class PrefixWatcher(Generic[K, V]):
             return
         try:
             key = self._key_of(self._bucket, self._prefix, entry)
-            value = self._decode(entry.value)
+            value = self._decode(entry)
         except ValueError as error:
             self.malformed += 1
             log.warning("a key is passed over", bucket=self._bucket.name, key=entry.key[:200],

@@ -6,6 +6,7 @@ from .file_store import FileStore
 from .memory_store import MemoryStore
 from .nats_connection import NatsAddress
 from .nats_store import NatsStore
+from .open_store import BACKENDS, open_store
 from .store import (
     LEASE_TTL_S,
     Bucket,
@@ -20,6 +21,7 @@ from .store import (
 )
 
 __all__ = [
+    "BACKENDS",
     "LEASE_TTL_S",
     "Bucket",
     "Change",
@@ -36,4 +38,5 @@ __all__ = [
     "NatsStore",
     "StoreError",
     "Watch",
+    "open_store",
 ]

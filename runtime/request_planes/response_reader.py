@@ -20,6 +20,8 @@ class Fault(Enum):
     REFUSED = "refused"  # an error instead of an answer
     BROKEN = "broken"  # the answer ended before it was complete
     PROTOCOL = "protocol"  # it sends what no worker may
+    INVALID = "invalid"  # the worker cannot take the request as it is
+    FAILED = "failed"  # the worker tried, and says that it did not work
     TOO_LARGE = "too_large"  # ours: no frame can hold the request
 
 

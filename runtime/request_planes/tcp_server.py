@@ -201,8 +201,7 @@ async def _answer(handler: Handler, message: RequestMessage, path: str) -> None:
         return
     try:
         transport.write(handshake(message.call_home.subject) + prologue())
-        await _send(handler, message, context, transport, line)
-        if not context.cancelled.is_set():
+        if await _send(handler, message, context, transport, line):
             transport.write(final_frame(message.codec) + SENTINEL)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
@@ -217,8 +216,8 @@ async def _send(
     context: RequestContext,
     transport: asyncio.WriteTransport,
     line: _CallHome,
-) -> None:
-    """Send the parts that the handler yields, until it ends or the caller wants no more."""
+) -> bool:
+    """Send the parts that the handler yields; whether it came to its end and is wanted."""
     sending = asyncio.create_task(_pump(handler, message, context, transport, line))
     over = asyncio.create_task(context.cancelled.wait())
     try:
@@ -227,6 +226,7 @@ async def _send(
         over.cancel()
         sending.cancel()
         await asyncio.wait({sending, over})
+    return not sending.cancelled() and not context.cancelled.is_set()
 
 
 async def _pump(

@@ -15,6 +15,10 @@ from dynamo_router.runtime.kv_stores import Deleted, Entry, KeyValueStore, Listi
 pytestmark = pytest.mark.usefixtures("leaves_no_task")
 
 
+def value_of(entry: Entry) -> Any:
+    return json.loads(entry.value)
+
+
 @pytest.mark.parametrize(
     ("extractor", "wanted"),
     [
@@ -25,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("leaves_no_task")
 )
 def test_the_three_kinds_of_key(extractor: Callable[..., Any], wanted: list[Any]) -> None:
     bucket = MemoryStore().bucket("v1/instances")
-    watcher: PrefixWatcher[Any, Any] = PrefixWatcher(bucket, extractor, json.loads, prefix="a/")
+    watcher: PrefixWatcher[Any, Any] = PrefixWatcher(bucket, extractor, value_of, prefix="a/")
     watcher.take_in(Listing((Entry("a/b/7f", b"1", 1), Entry("a/b/80", b"2", 2, 0x80)), 2))
     assert list(watcher.values) == wanted
     assert list(watcher.values.values()) == [1, 2]
@@ -34,7 +38,7 @@ def test_the_three_kinds_of_key(extractor: Callable[..., Any], wanted: list[Any]
 async def test_it_follows_the_store(store: KeyValueStore, other: KeyValueStore, name: str) -> None:
     theirs = other.bucket(name)
     await theirs.put("a/1", b"1")
-    watcher = PrefixWatcher(store.bucket(name), key_string, json.loads, prefix="a/")
+    watcher = PrefixWatcher(store.bucket(name), key_string, value_of, prefix="a/")
     heard: list[tuple[str, Any]] = []
     watcher.listeners.append(lambda key, value: heard.append((key, value)))
     await watcher.start()
@@ -53,14 +57,14 @@ async def test_it_follows_the_store(store: KeyValueStore, other: KeyValueStore, 
 
 
 def test_keys_without_a_lease_or_of_strangers_are_passed_over() -> None:
-    watcher = PrefixWatcher(MemoryStore().bucket("b"), lease_id, json.loads)
+    watcher = PrefixWatcher(MemoryStore().bucket("b"), lease_id, value_of)
     watcher.take_in(Entry("some/name", b"1", 1))
     watcher.take_in(Entry("some/1f", b"\xff", 2))
     assert watcher.values == {} and watcher.malformed == 2
 
 
 def test_of_entries_with_one_key_the_latest_counts() -> None:
-    watcher = PrefixWatcher(MemoryStore().bucket("b"), lease_id, json.loads)
+    watcher = PrefixWatcher(MemoryStore().bucket("b"), lease_id, value_of)
     watcher.take_in(Entry("x/7", b"1", 1, 7))
     watcher.take_in(Entry("y/7", b"2", 2, 7))
     assert watcher.values == {7: 2}
@@ -81,8 +85,12 @@ def test_a_listing_stands_for_all_that_was_missed(
 ) -> None:
     """Whoever missed changes and lists ends as whoever heard them all, and so do listeners."""
     store: dict[str, Entry] = {}
-    whole: PrefixWatcher[str, int] = PrefixWatcher(MemoryStore().bucket("b"), key_string, int)
-    gappy: PrefixWatcher[str, int] = PrefixWatcher(MemoryStore().bucket("b"), key_string, int)
+    whole: PrefixWatcher[str, int] = PrefixWatcher(
+        MemoryStore().bucket("b"), key_string, lambda entry: int(entry.value)
+    )
+    gappy: PrefixWatcher[str, int] = PrefixWatcher(
+        MemoryStore().bucket("b"), key_string, lambda entry: int(entry.value)
+    )
     heard: dict[str, int] = {}
 
     def listen(key: str, value: int | None) -> None:

@@ -1,0 +1,16 @@
+"""A client: asks whoever serves dynamo.backend.generate."""
+
+import asyncio
+
+from dynamo_router.runtime import DistributedRuntime
+from dynamo_router.runtime.kv_stores import open_store
+
+
+async def main() -> None:
+    async with DistributedRuntime(open_store()) as runtime:
+        client = await runtime.client("dynamo.backend.generate")
+        async for part in client.round_robin({"max_tokens": 3}):
+            print(part)
+
+
+asyncio.run(main())

@@ -1,0 +1,21 @@
+"""A worker: serves dynamo.backend.generate, found through the store of DYN_DISCOVERY_BACKEND."""
+
+import asyncio
+
+from dynamo_router.runtime import DistributedRuntime
+from dynamo_router.runtime.kv_stores import open_store
+
+
+async def main() -> None:
+    runtime = DistributedRuntime(open_store())
+
+    @runtime.endpoint("dynamo.backend.generate")
+    async def generate(body, context):
+        for token in range(body["max_tokens"]):
+            yield {"token_ids": [token]}
+
+    async with runtime:
+        await runtime.run()
+
+
+asyncio.run(main())

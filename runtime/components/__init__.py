@@ -1,0 +1,19 @@
+"""What is served where, and by whom? Namespaces, components, endpoints and their instances."""
+
+from .cancellation import CancellationToken
+from .client import Client
+from .components import Component, Endpoint, Namespace
+from .distributed_runtime import DistributedRuntime
+from .instances import EndpointName, Instance, decode_instance
+
+__all__ = [
+    "CancellationToken",
+    "Client",
+    "Component",
+    "DistributedRuntime",
+    "Endpoint",
+    "EndpointName",
+    "Instance",
+    "Namespace",
+    "decode_instance",
+]

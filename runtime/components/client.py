@@ -1,0 +1,126 @@
+"""A caller of one endpoint: knows its instances and spreads requests over them."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from random import Random
+from typing import Any, TypeAlias
+
+from ..clock import Clock, SystemClock
+from ..discovery import PrefixWatcher, full_key_string
+from ..errors import NoWorkersError
+from ..kv_stores import KeyValueStore
+from ..request_planes import Fault, RequestError, TcpRequestClient
+from .answers import NOTHING, data_of
+from .chooser import InstanceChooser, Mode
+from .instances import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
+
+Answer: TypeAlias = AsyncGenerator[Any, None]
+# The request has certainly not begun: somebody else may have it.
+_NOT_BEGUN = (Fault.UNREACHABLE, Fault.UNAVAILABLE, Fault.OVERLOADED)
+_DOWN = (Fault.UNREACHABLE, Fault.UNAVAILABLE, Fault.SILENT, Fault.REFUSED, Fault.BROKEN)
+
+
+class Client:
+    """Follows an endpoint's instances from `start` to `close`, or has a fixed list of them."""
+
+    def __init__(
+        self,
+        name: EndpointName,
+        plane: TcpRequestClient,
+        store: KeyValueStore | None,
+        static: Sequence[Instance] = (),
+        *,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """Without a store the instances are `static`."""
+        self.name = name
+        self._plane = plane
+        self._clock = clock or SystemClock()
+        self._chooser = InstanceChooser(rng=rng)
+        self._static = {instance.instance_id: instance for instance in static}
+        self._watchers: list[PrefixWatcher[str, Instance]] = []
+        if store is not None:
+            # Of the seed's keys some end in `{endpoint}-{id}`: what is not ours is left out below.
+            prefixes = {INSTANCES: name.prefix, SERVICES: name.prefix[:-1]}
+            for bucket, prefix in prefixes.items():
+                self._watchers.append(_watcher(store, bucket, prefix))
+
+    @property
+    def instances(self) -> Mapping[int, Instance]:
+        """Those that may be called, by their ids."""
+        found = dict(self._static)
+        for watcher in reversed(self._watchers):  # where there are two, that of today counts
+            for instance in watcher.values.values():
+                if instance.name == self.name and instance.transport == "tcp":
+                    found[instance.instance_id] = instance
+        return found
+
+    async def start(self) -> None:
+        """Returns once the instances that are there are known."""
+        for watcher in self._watchers:
+            await watcher.start()
+
+    async def close(self) -> None:
+        for watcher in self._watchers:
+            await watcher.close()
+
+    def random(self, body: object, **more: Any) -> Answer:
+        """The answer of any instance. NoWorkersError if there is none, else as `direct`."""
+        return self._spread("random", body, more)
+
+    def round_robin(self, body: object, **more: Any) -> Answer:
+        """The answer of the next instance in turn, else as `random`."""
+        return self._spread("round_robin", body, more)
+
+    async def direct(self, body: object, instance_id: int, **more: Any) -> Answer:
+        """The parts of that instance's answer. RequestError if it fails; `more` is `request_id`
+        and `metadata`. Closing the generator cancels the request."""
+        instance = self.instances.get(instance_id)
+        if instance is None:
+            raise NoWorkersError(f"{self.name} has no instance {instance_id:x}")
+        async with aclosing(self._call(instance, body, more)) as parts:
+            async for part in parts:
+                yield part
+
+    async def _spread(self, mode: Mode, body: object, more: dict[str, Any]) -> Answer:
+        """Try instances until one begins to answer."""
+        tried: list[int] = []
+        failure: RequestError | None = None
+        while True:
+            instances = self.instances
+            chosen = self._chooser.choose(mode, instances, self._clock.now(), tried)
+            if chosen is None:
+                if failure is not None:
+                    raise failure
+                raise NoWorkersError(f"nobody serves {self.name}")
+            tried.append(chosen)
+            begun = False
+            try:
+                async with aclosing(self._call(instances[chosen], body, more)) as parts:
+                    async for part in parts:
+                        begun = True
+                        yield part
+                return
+            except RequestError as error:
+                if begun or error.fault not in _NOT_BEGUN:
+                    raise
+                failure = error
+
+    async def _call(self, instance: Instance, body: object, more: dict[str, Any]) -> Answer:
+        answer = self._plane.stream(instance.address, body, codec=instance.codec, **more)
+        try:
+            async with aclosing(answer) as parts:
+                async for part in parts:
+                    if (data := data_of(part)) is not NOTHING:
+                        yield data
+            self._chooser.report_up(instance.instance_id)
+        except RequestError as error:
+            error.worker_id = instance.instance_id
+            if error.fault in _DOWN:
+                self._chooser.report_down(instance.instance_id, self._clock.now())
+            raise
+
+
+def _watcher(store: KeyValueStore, bucket: str, prefix: str) -> PrefixWatcher[str, Instance]:
+    return PrefixWatcher(store.bucket(bucket), full_key_string, decode_instance, prefix=prefix)

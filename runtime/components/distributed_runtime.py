@@ -1,0 +1,228 @@
+"""A process among others: serves endpoints, is found, finds and calls the others'."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
+
+from structlog import get_logger
+
+from ..discovery import Registrations
+from ..errors import ConfigError
+from ..kv_stores import LEASE_TTL_S, KeyValueStore, StoreError
+from ..request_planes import Handler, RequestContext, TcpRequestClient, TcpRequestServer, annotated
+from .cancellation import CancellationToken
+from .client import Client
+from .components import Namespace
+from .instances import (
+    INSTANCES,
+    SERVICES,
+    EndpointName,
+    Generation,
+    Instance,
+    decode_instance,
+    path_of,
+)
+
+STARTUP_TIMEOUT_S = 120.0
+DRAIN_TIMEOUT_S = 900.0
+log = get_logger(__name__)
+
+Generator: TypeAlias = Callable[[Any, RequestContext], AsyncIterator[object]]
+G = TypeVar("G", bound=Generator)
+
+
+class DistributedRuntime:
+    """`async with DistributedRuntime(store) as runtime:`, or `start` and `shutdown`.
+
+    Without a store it is static: it serves and calls at known addresses, and nobody finds it.
+    """
+
+    def __init__(
+        self,
+        store: KeyValueStore | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        lease_ttl_s: float = LEASE_TTL_S,
+        generation: Generation = "today",
+        capacity: int = 1024,
+        startup_timeout_s: float = STARTUP_TIMEOUT_S,
+    ) -> None:
+        """`host` is where others reach us; `port` 0 is any. The store is closed with us."""
+        if host in ("", "0.0.0.0", "::"):
+            raise ConfigError(f"others cannot reach us at {host!r}", key="host")
+        self._store, self._host, self._port = store, host, port
+        self._generation: Generation = generation
+        self._startup_timeout_s = startup_timeout_s
+        self._lease_ttl_s = lease_ttl_s
+        self._server = TcpRequestServer(capacity)
+        self._plane = TcpRequestClient()
+        self._registrations: Registrations | None = None
+        self._declared: dict[EndpointName, Handler] = {}
+        self._served: dict[EndpointName, Instance] = {}
+        self._clients: list[Client] = []
+        self._started = False
+        self.token = CancellationToken()
+        """cancelled when the runtime is shut down"""
+        self._lease_token = self.token.child()
+
+    @property
+    def lease_token(self) -> CancellationToken:
+        """Cancelled when the lease is lost, for what must not outlive it; a new one then."""
+        return self._lease_token
+
+    @property
+    def instance_id(self) -> int:
+        """The lease's id; 0 if static. RuntimeError before `start`."""
+        if not self._started:
+            raise RuntimeError("the runtime was not started")
+        return 0 if self._registrations is None else self._registrations.lease
+
+    def namespace(self, name: str) -> Namespace:
+        return Namespace(self, name)
+
+    def endpoint(self, name: str) -> Callable[[G], G]:
+        """Declare that an async generator of (body, context) serves `namespace.component.endpoint`
+        from `start` on. Each value it yields is a part of the answer. ValueError for no such name,
+        or one declared before.
+        """
+        parsed = EndpointName.parse(name)
+        if parsed in self._declared:
+            raise ValueError(f"{name} is declared already")
+
+        def declare(generator: G) -> G:
+            self._declared[parsed] = _in_envelope(generator)
+            return generator
+
+        return declare
+
+    async def client(self, name: str, static: Sequence[str] = ()) -> Client:
+        """A caller of `namespace.component.endpoint`, closed with the runtime."""
+        return await self.client_of(EndpointName.parse(name), static)
+
+    async def instances(self) -> list[Instance]:
+        """All instances of all namespaces that are in the store now."""
+        return await self.instances_below("")
+
+    async def start(self) -> None:
+        """Get a lease, listen, and serve what was declared. StoreError without a store in time."""
+        if self._started:
+            return
+        await self._server.start(self._host, self._port)
+        await self._plane.start(self._host)
+        try:
+            if self._store is not None:
+                self._registrations = Registrations(self._store, self._lease_ttl_s)
+                self._registrations.on_lost.append(self._on_lease_lost)
+                await self._registrations.start(self._startup_timeout_s)
+            self._started = True
+            for name, handler in self._declared.items():
+                await self.serve(name, handler)
+        except BaseException:
+            await self.shutdown(0.0)
+            raise
+
+    async def shutdown(self, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Be found no more, let answers end, then give the lease back and let go. Idempotent."""
+        for instance in self._served.values():
+            if self._registrations is not None:
+                try:
+                    await self._registrations.unregister(*instance.key(self._generation))
+                except StoreError as error:
+                    log.warning("an instance stays until its lease ends", error=str(error))
+            self._server.remove(path_of(instance.name, instance.instance_id))
+        self._served.clear()
+        if not await self._server.drain(drain_timeout_s):
+            log.warning("answers are cut short", answers=self._server.in_flight)
+        self.token.cancel()
+        for client in self._clients:
+            await client.close()
+        self._clients.clear()
+        await self._plane.close()
+        await self._server.close()
+        if self._registrations is not None:
+            await self._registrations.close()
+        if self._store is not None:
+            await self._store.close()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT come, or `token` is cancelled. Then shut down."""
+        loop = asyncio.get_running_loop()
+        stop = self.token.child()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.cancel)
+        try:
+            await stop.wait()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def __aenter__(self) -> "DistributedRuntime":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.shutdown(DRAIN_TIMEOUT_S if error is None else 0.0)
+
+    async def instances_below(self, prefix: str) -> list[Instance]:
+        """Of both generations of keys. What cannot be read is left out."""
+        if self._store is None:
+            return []
+        found: dict[tuple[EndpointName, int], Instance] = {}
+        for bucket in (SERVICES, INSTANCES):
+            for entry in (await self._store.bucket(bucket).entries(prefix)).entries:
+                try:
+                    instance = decode_instance(entry)
+                except ValueError:
+                    continue
+                found[instance.name, instance.instance_id] = instance
+        return [found[key] for key in sorted(found)]
+
+    async def serve(self, name: EndpointName, handler: Handler) -> Instance:
+        """See Endpoint.serve: `handler` yields parts as they go over the wire."""
+        id = self.instance_id
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        address = f"{shown}:{self._server.port}/{path_of(name, id)}"
+        instance = Instance(name, id, "tcp", address, "msgpack")
+        self._server.add(path_of(name, id), handler)
+        self._served[name] = instance
+        if self._registrations is not None:
+            await self._registrations.register(*instance.key(self._generation), instance.value())
+        return instance
+
+    async def client_of(self, name: EndpointName, static: Sequence[str]) -> Client:
+        fixed = [
+            Instance(name, number, "tcp", address, "msgpack")
+            for number, address in enumerate(static)
+        ]
+        if self._store is not None and fixed:
+            raise ValueError("a runtime with a store finds instances by itself")
+        client = Client(name, self._plane, self._store, fixed)
+        self._clients.append(client)
+        async with asyncio.timeout(self._startup_timeout_s):
+            await client.start()
+        return client
+
+    def _on_lease_lost(self) -> None:
+        self._lease_token.cancel()
+        self._lease_token = self.token.child()
+
+
+def _in_envelope(generator: Generator) -> Handler:
+    async def handle(body: Any, context: RequestContext) -> AsyncIterator[object]:
+        parts = generator(body, context)
+        try:
+            async for part in parts:
+                yield annotated(part)
+        finally:
+            if (close := getattr(parts, "aclose", None)) is not None:
+                await close()
+
+    return handle

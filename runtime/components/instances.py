@@ -1,0 +1,142 @@
+"""Instances: processes that serve an endpoint, as they stand in the key-value store.
+
+| generation | key | value |
+|---|---|---|
+| today | `v1/instances/{namespace}/{component}/{endpoint}/{id}` | all of it, as JSON |
+| seed | `/services/{namespace}/{component}/{endpoint}/{instance}`, or `...{endpoint}-{id}` | JSON |
+
+An id is the lease's, in hexadecimal in keys and addresses, and a number in JSON. Both are read;
+which one is written is configured.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from ..identity import MAX_WORKER_ID
+from ..kv_stores import Entry
+
+INSTANCES = "v1/instances"
+SERVICES = "/services"
+Generation: TypeAlias = Literal["today", "seed"]
+_NAME = re.compile(r"[^/.\s\0]+")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EndpointName:
+    """`{namespace}.{component}.{endpoint}`."""
+
+    namespace: str
+    component: str
+    endpoint: str
+
+    def __post_init__(self) -> None:
+        """ValueError for a part that is no name."""
+        for part in (self.namespace, self.component, self.endpoint):
+            check_part(part)
+
+    @classmethod
+    def parse(cls, text: str) -> "EndpointName":
+        """From `namespace.component.endpoint`, with or without `dyn://`. ValueError."""
+        parts = text.removeprefix("dyn://").split(".")
+        if len(parts) != 3:
+            raise ValueError(f"an endpoint is namespace.component.endpoint, not {text!r}")
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}.{self.component}.{self.endpoint}"
+
+    @property
+    def prefix(self) -> str:
+        """How the keys of its instances begin."""
+        return f"{self.namespace}/{self.component}/{self.endpoint}/"
+
+
+def check_part(part: str) -> str:
+    """A namespace's, component's or endpoint's name; ValueError if it can be none."""
+    if not _NAME.fullmatch(part):
+        raise ValueError(f"a name has no dot, slash or space and is not empty, unlike {part!r}")
+    return part
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One process that serves one endpoint. `transport` and `address`: how to call it."""
+
+    name: EndpointName
+    instance_id: int
+    transport: str
+    """`tcp`, `nats_tcp` or another"""
+    address: str
+    """of `tcp`: HOST:PORT/PATH; of `nats_tcp`: the subject"""
+    codec: str = "json"
+
+    def key(self, generation: Generation) -> tuple[str, str]:
+        """(bucket, key) where it stands."""
+        bucket = INSTANCES if generation == "today" else SERVICES
+        return bucket, f"{self.name.prefix}{self.instance_id:x}"
+
+    def value(self) -> bytes:
+        name = self.name
+        return msgspec.json.encode(
+            {
+                "type": "Endpoint",
+                "component": name.component,
+                "endpoint": name.endpoint,
+                "namespace": name.namespace,
+                "instance_id": self.instance_id,
+                "transport": {self.transport: self.address},
+                "request_plane_codec": self.codec,
+            }
+        )
+
+
+def path_of(name: EndpointName, instance_id: int) -> str:
+    """What requests over TCP to an instance are addressed to."""
+    return f"{instance_id:x}/{name.namespace}/{name.component}/{name.endpoint}"
+
+
+class _Value(msgspec.Struct):
+    transport: dict[str, Any]
+    namespace: str | None = None
+    component: str | None = None
+    endpoint: str | None = None
+    instance_id: int | None = None
+    request_plane_codec: str | None = None
+
+
+def decode_instance(entry: Entry) -> Instance:
+    """The instance of a key of either bucket. ValueError if key or value is none's, or they
+    contradict each other."""
+    name, instance_id = _read_key(entry.key)
+    try:
+        read = msgspec.json.decode(entry.value, type=_Value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"not an instance: {error}") from None
+    said = (read.namespace, read.component, read.endpoint, read.instance_id)
+    there = (name.namespace, name.component, name.endpoint, instance_id)
+    if any(one not in (None, other) for one, other in zip(said, there, strict=True)):
+        raise ValueError(f"the value says {said}, its key {there}")
+    for transport, address in read.transport.items():
+        if isinstance(address, str) and address:
+            codec = read.request_plane_codec or "json"
+            return Instance(name, instance_id, transport, address, codec)
+    raise ValueError("not an instance: it has no transport")
+
+
+def _read_key(key: str) -> tuple[EndpointName, int]:
+    parts = key.split("/")
+    if len(parts) == 3 and "-" in parts[2]:
+        endpoint, _, last = parts[2].rpartition("-")
+        parts = [parts[0], parts[1], endpoint, last]
+    if len(parts) != 4:
+        raise ValueError(f"{key!r} is not namespace/component/endpoint/instance")
+    try:
+        instance_id = int(parts[3].rpartition("-")[2], 16)
+    except ValueError:
+        raise ValueError(f"{parts[3]!r} is not an instance's id") from None
+    if not 0 <= instance_id <= MAX_WORKER_ID:
+        raise ValueError(f"{parts[3]!r} is larger than an instance's id can be")
+    return EndpointName(*parts[:3]), instance_id

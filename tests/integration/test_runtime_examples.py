@@ -1,0 +1,45 @@
+"""The examples of docs/runtime.md as processes that meet in a folder."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from support.places import ROOT
+from support.polling import until
+
+PARTS = ["{'token_ids': [0]}", "{'token_ids': [1]}", "{'token_ids': [2]}"]
+
+
+async def run(name: str, folder: Path, **streams: int) -> asyncio.subprocess.Process:
+    environ = {**os.environ, "DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder)}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-P", str(ROOT / "examples" / name), env=environ, **streams
+    )
+
+
+async def test_a_worker_of_ten_lines_and_a_client_of_five(tmp_path: Path) -> None:
+    worker = await run("worker.py", tmp_path)
+    try:
+        instances = tmp_path / "v1" / "instances"
+        await until(lambda: instances.is_dir() and any(instances.glob("dynamo*")), 60.0)
+        client = await run("client.py", tmp_path, stdout=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(60):
+            output, _ = await client.communicate()
+        assert output.decode().splitlines() == PARTS
+        worker.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await worker.wait() == 0
+        assert not any(instances.glob("dynamo*"))
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+            await worker.wait()
+
+
+def test_the_document_quotes_the_examples() -> None:
+    document = (ROOT / "docs" / "runtime.md").read_text()
+    for name in ("worker.py", "client.py"):
+        code = (ROOT / "examples" / name).read_text().split('"""')[2].strip()
+        assert f"```python\n{code}\n```" in document, f"docs/runtime.md quotes another {name}"
