@@ -23,7 +23,7 @@ from rich.table import Table
 from ..runtime.child_process import ChildError, ChildProcess
 from ..runtime.errors import RouterError
 from ..runtime.settings import bad_setting, option
-from ..workers.trtllm_client import CHANNEL_OPTIONS
+from ..workers.trtllm_client import ConnectionPolicy
 from ..workers.trtllm_proto import pb
 from .load import GENERATE, READY
 from .results import Output, pin_to_core
@@ -116,7 +116,9 @@ async def _measure(config: ProxyBenchConfig) -> dict[str, Way]:
         ways = await _start(config, stack)
         calls: dict[str, Any] = {}
         for name, way in ways.items():
-            channel = aio.insecure_channel(way.address, options=CHANNEL_OPTIONS)
+            channel = aio.insecure_channel(
+                way.address, options=ConnectionPolicy().channel_options()
+            )
             stack.push_async_callback(channel.close, None)
             calls[name] = channel.unary_stream(GENERATE, None, None)
         for round in range(config.rounds + 1):

@@ -33,6 +33,8 @@ class PeerLimits:
     max_id_bytes: int = option(
         256, "Longest request id, adapter name or cache namespace; longer is INVALID_ARGUMENT."
     )
+    max_metadata_bytes: int = option(8192, "Most metadata of a gRPC call: RESOURCE_EXHAUSTED.")
+    max_body_bytes: int = option(16 << 20, "Longest body of an HTTP request.")
     message_timeout_s: float = option(
         60.0, "How long a client may take to send the message of its call.", "--message-timeout-s"
     )

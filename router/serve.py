@@ -213,6 +213,7 @@ class Server:
             self.metrics,
             self._health,
             security=self.security,
+            reader=reader,
             admin_routes=AdminRoutes(self.admin, self._reloader).routes,
         )
         self._grpc = GrpcServer(
@@ -226,6 +227,7 @@ class Server:
             RouterService(self.router, reader, self.admin),
             access=self.security.access,
             calls=CallLimits(config.peers, hits, metrics.on_refused),
+            max_message_bytes=config.connection.max_message_bytes,
             tls=self.security.server_tls,
         )
         self.monitor.listeners.append(self._on_workers)

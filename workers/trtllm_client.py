@@ -52,6 +52,11 @@ class ConnectionPolicy:
         "A connection is given up if a ping is not answered in this time.",
         "--worker-keepalive-timeout-s",
     )
+    max_message_bytes: int = option(
+        MAX_MESSAGE_BYTES,
+        "Longest gRPC message, from and to clients and engines.",
+        "--max-message-bytes",
+    )
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -64,6 +69,8 @@ class ConnectionPolicy:
         timeout_ms = int(self.keepalive_timeout_s * 1e3)
         return (
             *CHANNEL_OPTIONS,
+            ("grpc.max_send_message_length", self.max_message_bytes),
+            ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", int(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", timeout_ms),
             # Its own default is a minute, and the longer of the two counts.
@@ -74,8 +81,6 @@ class ConnectionPolicy:
 
 
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Probes decide how often to try; the transport's own backoff must not outlast them.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),

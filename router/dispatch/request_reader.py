@@ -13,6 +13,7 @@ from ...runtime.off_loop import OffLoop
 from ..peer_limits import PeerLimits
 from ..prompt import Prompt
 from ._generate_request import parse_tokens
+from ._json_tokens import cut_tokens
 from .generate_request import GenerateFacts, read_generate
 
 LONG_BYTES = 128 << 10
@@ -43,7 +44,7 @@ class RequestReader:
     ) -> None:
         self.limits = limits or PeerLimits()
         self.off_loop = OffLoop()
-        self._hits = hits or LimitHits()
+        self.hits = hits or LimitHits()
         self._block_size = block_size
         self._hashes = hashes
 
@@ -74,6 +75,21 @@ class RequestReader:
 
         return await self._read(len(body), read, read)
 
+    async def json_tokens(self, body: bytes, key: bytes) -> tuple[Tokens, bytes]:
+        """The token ids under a key of a JSON object, none if they are not there, and the object
+        with an empty list in their place."""
+
+        def read() -> tuple[Tokens, bytes]:
+            try:
+                tokens, rest = cut_tokens(
+                    body, key, self.limits.max_prompt_tokens, MAX_DECODED_BYTES
+                )
+            except ValueError as error:
+                raise InvalidRequestError(f"{key.decode()}: {error}") from None
+            return np.empty(0, np.uint32) if tokens is None else tokens, rest
+
+        return await self._read(len(body), read, read)
+
     async def hashed(self, prompt: Prompt) -> Prompt:
         """The prompt; if it is long, after its blocks were hashed off the loop."""
         if prompt.isl * 4 > LONG_BYTES and self._hashes:
@@ -83,7 +99,7 @@ class RequestReader:
     def check_name(self, what: str, name: str) -> None:
         """InvalidRequestError if a name that a caller gives is too long."""
         if len(name.encode("utf-8", "surrogatepass")) > self.limits.max_id_bytes:
-            self._hits.hit("max_id_bytes")
+            self.hits.hit("max_id_bytes")
             most = self.limits.max_id_bytes
             raise InvalidRequestError(f"{what} is longer than {most} bytes")
 
@@ -98,7 +114,7 @@ class RequestReader:
             return read()
         except OverflowError as error:
             limit, found = error.args
-            self._hits.hit(limit)
+            self.hits.hit(limit)
             text = f"{limit}: {found} is more than {self._most(limit)}"
             raise InvalidRequestError(text) from None
 

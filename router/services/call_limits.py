@@ -40,6 +40,7 @@ class CallLimits:
         share = limits.max_share_per_caller
         self.hits = hits
         self.message_timeout_s = limits.message_timeout_s
+        self.max_metadata_bytes = limits.max_metadata_bytes
         self.requests = SharedBound("max_requests", limits.max_requests, share, hits)
         self.questions = SharedBound("max_questions", limits.max_questions, share, hits)
         self.health = SharedBound("max_questions", limits.max_questions, share, hits)
@@ -148,6 +149,10 @@ def _limited_stream(handler: Any, calls: CallLimits, bound: SharedBound) -> Any:
 
 async def _enter(calls: CallLimits, bound: SharedBound, context: Context) -> str:
     """Count a call in; whose share it has."""
+    metadata = cast(Any, context).invocation_metadata() or ()
+    if sum(len(key) + len(value) for key, value in metadata) > calls.max_metadata_bytes:
+        calls.hits.hit("max_metadata_bytes")
+        await _refuse(calls, bound, context, "its metadata is too long")
     caller = current_caller().name or peer_host(str(cast(Any, context).peer()))
     refusal = bound.take(caller)
     if refusal is not None:

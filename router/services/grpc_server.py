@@ -21,8 +21,6 @@ from .router_service import RouterService
 from .trtllm_service import TrtllmService
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.bdp_probe", 0),  # as towards the workers
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     # A port that is in use is an error, not half of the requests.
@@ -39,6 +37,9 @@ PENDING_CALLS = 4
 """As many times our limit on calls may wait for our loop to see them before gRPC drops some, which
 it does with CANCELLED and without a count. They hold no message yet."""
 
+MORE_METADATA = 2
+"""So much more metadata than we take come as far as to be refused by us, and counted."""
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -53,11 +54,16 @@ class GrpcServer:
         *,
         access: Access | None = None,
         calls: CallLimits | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         tls: ServerTls | None = None,
     ) -> None:
         self._tls = tls
         calls = calls or CallLimits(PeerLimits(), LimitHits())
-        self._server = aio.server(options=(*_OPTIONS, *_call_options(calls)))
+        sizes = (
+            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.max_receive_message_length", max_message_bytes),
+        )
+        self._server = aio.server(options=(*_OPTIONS, *sizes, *_call_options(calls)))
         self._health = cast(Any, health).aio.HealthServicer()  # its stubs know no asyncio
         self._serving: bool | None = None
         self._wanted = False
@@ -119,7 +125,10 @@ class GrpcServer:
 def _call_options(calls: CallLimits) -> tuple[tuple[str, Any], ...]:
     """What lets every call come as far as our own limits."""
     most = calls.requests.most + calls.questions.most + calls.health.most
+    metadata = MORE_METADATA * calls.max_metadata_bytes
     return (
+        ("grpc.max_metadata_size", metadata),
+        ("grpc.absolute_max_metadata_size", metadata),
         ("grpc.server.max_pending_requests", PENDING_CALLS * most),
         ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING_CALLS * most),
         ("grpc.max_concurrent_streams", most),  # of one connection; further ones wait in clients

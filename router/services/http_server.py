@@ -14,11 +14,10 @@ from ...runtime.errors import RouterError
 from ...runtime.http_site import HttpSite, json_response
 from ...runtime.identity import WorkerWithDpRank
 from ..access import Listener, Security
+from ..dispatch import RequestReader
 from ..kv_router import KvRouter
 from ..metrics import MetricsPage
 from ..views import WorkerView
-
-MAX_BODY_BYTES = 16 << 20
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Health = Callable[[], tuple[bool, dict[str, Any]]]
@@ -52,9 +51,11 @@ class HttpServer:
         health: Health,
         *,
         security: Security,
+        reader: RequestReader,
         admin_routes: Sequence[web.RouteDef] = (),
     ) -> None:
         self._security = security
+        self._reader = reader
         self._router = router
         self._metrics = metrics
         self._health = health
@@ -73,8 +74,8 @@ class HttpServer:
                 web.post("/busy_threshold", self._on_new_thresholds),
                 *admin_routes,
             ],
-            max_body_bytes=MAX_BODY_BYTES,
-            middlewares=[_errors_as_json, self._guard.middleware],
+            max_body_bytes=reader.limits.max_body_bytes,
+            middlewares=[self._errors_as_json, self._guard.middleware],
         )
 
     @property
@@ -122,16 +123,20 @@ class HttpServer:
 
     async def _on_overlaps(self, request: web.Request) -> web.Response:
         try:
-            body = self._decoder.decode(await request.read())
-        except msgspec.DecodeError as error:
-            return json_response({"error": f"bad body: {error}"}, 400)
-        overlaps = self._router.tier_overlaps if body.by_tier else self._router.overlaps
-        try:
-            found: Mapping[WorkerWithDpRank, TierOverlap | int] = overlaps(
-                body.token_ids,
+            tokens, rest = await self._reader.json_tokens(await request.read(), b"token_ids")
+            body = self._decoder.decode(rest)
+            for name in ("lora_name", "cache_namespace"):
+                self._reader.check_name(name, getattr(body, name) or "")
+            prompt = self._router.prompt(
+                tokens,
                 lora_name=body.lora_name or None,
                 cache_namespace=body.cache_namespace or None,
             )
+            await self._reader.hashed(prompt)
+            overlaps = self._router.tier_overlaps if body.by_tier else self._router.overlaps
+            found: Mapping[WorkerWithDpRank, TierOverlap | int] = overlaps(prompt)
+        except msgspec.DecodeError as error:
+            return json_response({"error": f"bad body: {error}"}, 400)
         except RouterError as error:
             return json_response({"error": str(error)}, 400)
         return json_response({_name(worker): _blocks(found[worker]) for worker in sorted(found)})
@@ -152,22 +157,27 @@ class HttpServer:
             return json_response({"error": str(error)}, 400)
         return await self._on_thresholds(request)
 
+    @property
+    def _errors_as_json(self) -> Any:
+        @web.middleware
+        async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except web.HTTPException as error:
+                if error.status < 400:
+                    raise
+                if isinstance(error, web.HTTPRequestEntityTooLarge):
+                    self._reader.hits.hit("max_body_bytes")
+                answer = json_response({"error": error.text or error.reason}, error.status)
+                for name in ("Allow", "WWW-Authenticate"):
+                    if name in error.headers:
+                        answer.headers[name] = error.headers[name]
+                return answer
+            except Exception:
+                log.exception("HTTP request failed", path=request.path)
+                return json_response({"error": "internal error"}, 500)
 
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        answer = json_response({"error": error.text or error.reason}, error.status)
-        for name in ("Allow", "WWW-Authenticate"):
-            if name in error.headers:
-                answer.headers[name] = error.headers[name]
-        return answer
-    except Exception:
-        log.exception("HTTP request failed", path=request.path)
-        return json_response({"error": "internal error"}, 500)
+        return errors_as_json
 
 
 def _worker(view: WorkerView) -> dict[str, Any]:

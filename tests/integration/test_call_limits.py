@@ -12,6 +12,7 @@ from support.serving import Doors, serving
 
 from dynamo_router.router.peer_limits import PeerLimits
 from dynamo_router.router.proto import router_pb2
+from dynamo_router.workers.trtllm_client import ConnectionPolicy
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 HIT = 'dynamo_router_limits_hit_total{limit="%s"}'
@@ -132,3 +133,20 @@ async def test_prompts_as_long_as_the_limit_are_taken_and_longer_ones_are_not() 
         samples = await doors.metrics()
         assert samples[HIT % "max_prompt_tokens"] == 1
         assert samples[HIT % "max_id_bytes"] == 3
+
+
+async def test_metadata_messages_and_bodies_are_bounded() -> None:
+    peers = PeerLimits(max_metadata_bytes=1000, max_body_bytes=5000, max_prompt_tokens=900)
+    connection = ConnectionPolicy(max_message_bytes=4000)
+    async with serving(FakeEngine(), peers=peers, connection=connection) as doors:
+        method = doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        body = prompt().SerializeToString()
+        assert await status(method(body, metadata=(("x", "y" * 500),))) == "OK"
+        assert await status(method(body, metadata=(("x", "y" * 1000),))) == "RESOURCE_EXHAUSTED"
+        assert await status(method(body + b"\x0a\x01b" * 1500)) == "RESOURCE_EXHAUSTED"
+        for tokens, wanted in ((800, 200), (1000, 400), (3000, 413)):
+            code, answer = await doors.http("POST", "/overlaps", json={"token_ids": [1] * tokens})
+            assert code == wanted, answer
+        samples = await doors.metrics()
+        for limit in ("max_metadata_bytes", "max_body_bytes", "max_prompt_tokens"):
+            assert samples[HIT % limit] == 1

@@ -1,0 +1,6 @@
+import numpy as np
+import numpy.typing as npt
+
+def cut_tokens(
+    body: bytes, key: bytes, max_tokens: int, max_rest: int
+) -> tuple[npt.NDArray[np.uint32] | None, bytes]: ...

@@ -1,0 +1,164 @@
+"""Kernel: takes the token ids out of a JSON object, so that a long prompt never is a list of Python
+ints. What else the object has is left as it is, unchecked, for a decoder.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp
+
+import numpy as np
+
+cdef enum:
+    MOST = 0xFFFFFFFF  # largest token id
+
+cdef enum Found:
+    ABSENT     # there is no such key, or the bytes are no object
+    TAKEN      # its numbers were read
+    TWICE      # there are several
+    NO_TOKENS  # its value is no list of u32
+
+cdef struct TokenList:
+    const uint8_t* begin  # its opening bracket
+    const uint8_t* end    # one past the closing one
+    uint64_t count
+
+
+cdef inline const uint8_t* skip_space(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    while at < end and at[0] in (32, 9, 10, 13):
+        at += 1
+    return at
+
+
+cdef inline const uint8_t* skip_string(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """One past the closing quote of the string that begins here."""
+    at += 1
+    while at < end and at[0] != 34:  # a quote
+        at += 2 if at[0] == 92 else 1  # a backslash and what it escapes
+    return at + 1 if at < end else end
+
+
+cdef const uint8_t* skip_value(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """The comma or brace behind the value that begins here, inner ones left aside."""
+    cdef int64_t depth = 0
+    while at < end:
+        if at[0] == 34:
+            at = skip_string(at, end)
+            continue
+        if at[0] in (91, 123):  # [ {
+            depth += 1
+        elif at[0] in (93, 125):  # ] }
+            if depth == 0:
+                return at
+            depth -= 1
+        elif at[0] == 44 and depth == 0:
+            return at
+        at += 1
+    return end
+
+
+cdef bint read_numbers(TokenList* list, const uint8_t* end, uint32_t* out) noexcept nogil:
+    """Count the numbers of a list, or write them to `out` unless that is NULL, and find its end;
+    false if it is no list of u32."""
+    cdef const uint8_t* at = list.begin
+    cdef const uint8_t* digits
+    cdef uint64_t value
+    list.count = 0
+    if at >= end or at[0] != 91:
+        return False
+    at = skip_space(at + 1, end)
+    if at < end and at[0] == 93:
+        list.end = at + 1
+        return True
+    while at < end:
+        digits = at
+        value = 0
+        while at < end and 48 <= at[0] <= 57 and value <= MOST:
+            value = 10 * value + (at[0] - 48)
+            at += 1
+        if at == digits or value > MOST or (digits[0] == 48 and at > digits + 1):
+            return False
+        if out != NULL:
+            out[list.count] = <uint32_t>value
+        list.count += 1
+        at = skip_space(at, end)
+        if at < end and at[0] == 93:
+            list.end = at + 1
+            return True
+        if at >= end or at[0] != 44:
+            return False
+        at = skip_space(at + 1, end)
+    return False
+
+
+cdef Found find_tokens(
+    const uint8_t* at, const uint8_t* end, const uint8_t* key, size_t size, TokenList* list
+) noexcept nogil:
+    """Find and count the numbers under a key of the object."""
+    cdef Found found = ABSENT
+    cdef const uint8_t* name
+    cdef bint wanted
+    at = skip_space(at, end)
+    if at >= end or at[0] != 123:
+        return ABSENT
+    at = skip_space(at + 1, end)
+    while at < end and at[0] == 34:
+        name = at + 1
+        at = skip_string(at, end)
+        wanted = <size_t>(at - name) == size + 1 and memcmp(name, key, size) == 0
+        at = skip_space(at, end)
+        if at >= end or at[0] != 58:  # a colon
+            return found
+        at = skip_space(at + 1, end)
+        if wanted:
+            if found == TAKEN:
+                return TWICE
+            list.begin = at
+            if not read_numbers(list, end, NULL):
+                return NO_TOKENS
+            found, at = TAKEN, list.end
+        at = skip_value(at, end)
+        if at >= end or at[0] != 44:
+            return found
+        at = skip_space(at + 1, end)
+    return found
+
+
+def cut_tokens(
+    const uint8_t[::1] body not None,
+    const uint8_t[::1] key not None,
+    uint64_t max_tokens,
+    uint64_t max_rest,
+):
+    """(token_ids, the object with an empty list in their place) of a JSON object.
+
+    (None, the body) if it has no such key or is no object: for a decoder to say. ValueError if the
+    key is there twice, or is no list of u32. OverflowError(limit, found) if there are more tokens,
+    or more bytes of other things. Works outside the GIL.
+    """
+    cdef TokenList list
+    cdef Found found = ABSENT
+    cdef uint32_t[::1] view
+    cdef uint64_t n_rest = body.shape[0]
+    cdef const uint8_t* begin = &body[0] if body.shape[0] else NULL
+    cdef const uint8_t* end = begin + body.shape[0]
+    if body.shape[0]:
+        with nogil:
+            found = find_tokens(begin, end, &key[0], key.shape[0], &list)
+    if found == TWICE:
+        raise ValueError("it is there twice")
+    if found == NO_TOKENS:
+        raise ValueError("it is no list of token ids, or one is out of range: 0 to 4294967295")
+    if found == TAKEN:
+        if list.count > max_tokens:
+            raise OverflowError("max_prompt_tokens", list.count)
+        n_rest -= <uint64_t>(list.end - list.begin)
+    if n_rest > max_rest:
+        raise OverflowError("decoded_bytes", n_rest)
+    if found == ABSENT:
+        return None, bytes(body)
+    tokens = np.empty(list.count, np.uint32)
+    if list.count:
+        view = tokens
+        with nogil:
+            read_numbers(&list, end, &view[0])
+    rest = bytes(body[: list.begin - begin]) + b"[]" + bytes(body[list.end - begin :])
+    return tokens, rest
