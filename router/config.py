@@ -307,10 +307,12 @@ class ServeConfig:
     router: KvRouterConfig = field(default_factory=KvRouterConfig)
     workers: tuple[str, ...] = option(
         (),
-        "An engine, grpc://HOST:PORT[?id=WORKER_ID], or grpcs:// for TLS; may be repeated.",
+        "An engine, grpc://HOST:PORT[?id=WORKER_ID], or grpcs:// for TLS; grpc+dns://NAME:PORT:"
+        " one at each address of a name. May be repeated.",
         "--worker",
         url=True,
     )
+    dns_refresh_s: float = option(10.0, "How often names of grpc+dns:// are looked up.")
     mock_engines: MockEnginesConfig = field(
         default_factory=MockEnginesConfig, metadata={"inline": True}
     )
@@ -373,6 +375,7 @@ class ServeConfig:
             if not getattr(self, key):
                 raise bad_setting(key, "must not be empty")
         _require_at_least("index_snapshot_interval_s", self.index_snapshot_interval_s, SHORTEST_S)
+        _require_at_least("dns_refresh_s", self.dns_refresh_s, SHORTEST_S)
         if self.request_timeout_s is not None:
             _require_at_least("request_timeout_s", self.request_timeout_s, SHORTEST_S)
         expiry = self.router.active_request_expiry_secs

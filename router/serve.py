@@ -22,7 +22,7 @@ from ..runtime.urls import redact_text
 from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
 from .access import Security
-from .admin import AdminRoutes, LiveSettings, Reloader, WorkerAdmin
+from .admin import AdminRoutes, LiveSettings, Reloader, WorkerAdmin, WorkerList
 from .config import ServeConfig
 from .config_check import check_snapshot_path, vain_settings
 from .dispatch import (
@@ -181,13 +181,14 @@ class Server:
             booked=self.router.requests_of,
             unbooked=self.dispatcher.plain.requests_of,
         )
+        self._workers = WorkerList(self.admin, self.monitor, refresh_s=config.dns_refresh_s)
         self._live = LiveSettings(
             config,
             router=self.router,
             monitor=self.monitor,
             dispatcher=self.dispatcher,
             admission=self._admission,
-            workers=self.admin,
+            workers=self._workers,
             output=output,
         )
         self._reloader = None
@@ -282,7 +283,7 @@ class Server:
         self.security.watch.start()
         stack.push_async_callback(self.security.watch.close)
         nats_url = await self._start_events()
-        urls = list(config.workers)
+        urls = []
         if config.mock_engines.mockers:
             mocks = MockProcess(
                 config.mock_engines,
@@ -296,12 +297,14 @@ class Server:
             )
             stack.push_async_callback(mocks.stop)
             await mocks.start()
-            urls += mocks.urls
+            urls = mocks.urls
         # Closed before the engines stop: it would only report that they did.
         stack.push_async_callback(self.monitor.close)
         stack.push_async_callback(self.admin.close)
+        stack.push_async_callback(self._workers.close)
         for url in urls:
             self.monitor.add(url)
+        await self._workers.start(config.workers)
         self.dispatcher.start()
         stack.push_async_callback(self.dispatcher.close)
         await self._grpc.start()

@@ -28,7 +28,7 @@ from .registry import WorkerRegistry, WorkerState, check_weight
 from .request_reports import RequestReports
 from .trtllm_client import ConnectionPolicy, EngineIdentity, TrtllmClient
 from .watched_engine import WatchedEngine
-from .worker_url import parse_worker_url
+from .worker_url import WorkerUrl, parse_worker_url
 
 PROBES_PER_DESCRIPTION = 12
 """An engine that is well is asked for its facts again with every so many probes."""
@@ -82,19 +82,19 @@ class HealthMonitor:
         self.listeners: list[Callable[[], None]] = []
         self.on_down: list[Callable[[int], None]] = []
 
-    def add(self, url: str, *, weight: float | None = None) -> None:
+    def add(self, url: str | WorkerUrl, *, weight: float | None = None) -> None:
         """Watch one more engine; ConfigError if the URL is none, or known already.
 
         A `weight` goes before that of the URL.
         """
-        parsed = parse_worker_url(url)
+        parsed = parse_worker_url(url) if isinstance(url, str) else url
         if self._engines.at(parsed.address) is not None:
             raise ConfigError(f"worker {parsed.address} is given twice", key="workers")
         tracker = HealthTracker(self._policy, self._clock.now())
         if parsed.tls and self._tls is None:
             self._tls = ClientTls(WorkerTlsConfig())
         tls = self._tls if parsed.tls else None
-        client = TrtllmClient(parsed.address, self._connection, tls)
+        client = TrtllmClient(parsed.address, self._connection, tls, parsed.tls_name)
         engine = WatchedEngine(parsed, tracker, client)
         if weight is not None:
             engine.weight = weight

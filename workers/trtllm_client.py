@@ -123,7 +123,8 @@ class TrtllmClient:
     """One channel to one engine. Methods raise grpc.aio.AioRpcError when the engine does.
 
     `timeout` is in seconds everywhere; a call without an answer by then fails with
-    DEADLINE_EXCEEDED. With `tls` the engine is believed, and shown who we are, as that says.
+    DEADLINE_EXCEEDED. With `tls` the engine is believed, and shown who we are, as that says; its
+    certificate must then carry `tls_name`, if given, unless the settings of `tls` name another.
     """
 
     def __init__(
@@ -131,8 +132,10 @@ class TrtllmClient:
         address: str,
         connection: ConnectionPolicy | None = None,
         tls: ClientTls | None = None,
+        tls_name: str | None = None,
     ) -> None:
         self.address = address
+        self._tls_name = tls_name
         self._options = (connection or ConnectionPolicy()).channel_options()
         self._tls = tls
         self._old: set[asyncio.Task[None]] = set()
@@ -152,7 +155,7 @@ class TrtllmClient:
         if self._tls is None:
             self._channel = aio.insecure_channel(self.address, options=self._options)
         else:
-            options = (*self._options, *self._tls.channel_options)
+            options = (*self._options, *self._tls.channel_options(self._tls_name))
             self._channel = aio.secure_channel(self.address, self._tls.credentials, options=options)
         # No (de)serializers: bytes go through as they are.
         self._generate: Any = self._channel.unary_stream(f"/{SERVICE}/Generate", None, None)

@@ -13,7 +13,10 @@ _NUMBERS = {
     "dp_size": (1, MAX_RANKS),
     "dp_start": (0, MAX_DP_RANK + 1 - MAX_RANKS),
 }
-_WEIGHT = "weight"
+_WEIGHT, _FAMILY = "weight", "family"
+_FAMILIES = ("ipv4", "ipv6", "any")
+_OF_WORKERS = (*_NUMBERS, _WEIGHT)
+_OF_NAMES = ("dp_size", "dp_start", _WEIGHT, _FAMILY)
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class WorkerUrl:
     dp_start: int = 0
     tls: bool = False
     weight: float = 1.0
+    tls_name: str | None = None
+    """whom its certificate must name, if not the host of the address"""
 
     @property
     def default_id(self) -> int:
@@ -36,43 +41,92 @@ class WorkerUrl:
         return address_worker_id(self.address) if self.worker_id is None else self.worker_id
 
 
+@dataclass(frozen=True)
+class WorkerName:
+    """A DNS name each of whose addresses is a worker, and what its URL claims of all of them."""
+
+    host: str
+    port: int
+    tls: bool = False
+    dp_size: int = 1
+    dp_start: int = 0
+    weight: float = 1.0
+    family: str | None = None
+    """ipv4, ipv6 or any; None: ipv4 where the name has such addresses, else ipv6"""
+
+    def worker_at(self, ip: str) -> WorkerUrl:
+        """The worker at one of the name's addresses."""
+        return WorkerUrl(
+            _joined(ip, self.port),
+            None,
+            self.dp_size,
+            self.dp_start,
+            self.tls,
+            self.weight,
+            self.host if self.tls else None,
+        )
+
+    def __str__(self) -> str:
+        return f"{'grpcs' if self.tls else 'grpc'}+dns://{_joined(self.host, self.port)}"
+
+
 def parse_worker_url(url: str) -> WorkerUrl:
     """Read grpc://HOST:PORT[?id=WORKER_ID&dp_size=RANKS&dp_start=FIRST_RANK&weight=WEIGHT],
     "HOST:PORT" alone will do; grpcs:// is over TLS. ConfigError if it is something else.
+    """
+    parsed = parse_worker(url)
+    if isinstance(parsed, WorkerName):
+        text = f"worker {str(parsed)!r} is a name of several, which belongs in the configuration"
+        raise ConfigError(text, key="workers")
+    return parsed
+
+
+def parse_worker(url: str) -> WorkerUrl | WorkerName:
+    """The same, or a name: grpc+dns://NAME:PORT[?dp_size=...&dp_start=...&weight=...&family=...],
+    grpcs+dns:// over TLS.
     """
     shown = redact_url(url)
     try:
         parts = urlsplit(url if "://" in url else f"grpc://{url}")
         port = parts.port
-        fits = parts.scheme in ("grpc", "grpcs") and "@" not in parts.netloc
+        scheme, plus, dns = parts.scheme.partition("+")
+        fits = scheme in ("grpc", "grpcs") and "@" not in parts.netloc
+        fits = fits and (not plus or dns == "dns")
     except ValueError:
         fits = False
     if not fits or not parts.hostname or not port or parts.path not in ("", "/"):
         raise ConfigError(
             f"worker {shown!r} is not grpc://HOST:PORT or grpcs://HOST:PORT", key="workers"
         )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    claims = _read_claims(shown, parts.query)
+    claims = _read_claims(shown, parts.query, _OF_NAMES if dns else _OF_WORKERS)
     weight = _read_weight(shown, claims.pop(_WEIGHT, None))
+    family = claims.pop(_FAMILY, None)
+    if family not in (None, *_FAMILIES):
+        text = f"worker {shown!r}: {_FAMILY} is not one of {', '.join(_FAMILIES)}"
+        raise ConfigError(text, key="workers")
     numbers = {key: _read_number(shown, key, text) for key, text in claims.items()}
-    return WorkerUrl(
-        f"{host}:{port}",
-        numbers.get("id"),
+    tls, dp_size, dp_start = (
+        scheme == "grpcs",
         numbers.get("dp_size", 1),
         numbers.get("dp_start", 0),
-        parts.scheme == "grpcs",
-        weight,
     )
+    if dns:
+        return WorkerName(parts.hostname, port, tls, dp_size, dp_start, weight, family)
+    address = _joined(parts.hostname, port)
+    return WorkerUrl(address, numbers.get("id"), dp_size, dp_start, tls, weight)
 
 
-def _read_claims(shown: str, query: str) -> dict[str, str]:
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _read_claims(shown: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
     """What stands after the question mark, each once."""
     claims = {}
     for key, values in parse_qs(query, keep_blank_values=True).items():
-        if key not in (*_NUMBERS, _WEIGHT) or len(values) > 1:
+        if key not in known or len(values) > 1:
             raise ConfigError(
-                f"worker {shown!r}: only one each of {', '.join(_NUMBERS)}, {_WEIGHT} may follow",
-                key="workers",
+                f"worker {shown!r}: only one each of {', '.join(known)} may follow", key="workers"
             )
         claims[key] = values[0]
     return claims

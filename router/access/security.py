@@ -52,7 +52,8 @@ class Security:
         admin = apart or self.admin_listener(http_port)[0]
         plain = []
         if self.worker_tls is not None:
-            plain = [redact_url(url) for url in config.workers if not url.startswith("grpcs://")]
+            secure = ("grpcs://", "grpcs+dns://")
+            plain = [redact_url(url) for url in config.workers if not url.startswith(secure)]
         return open_to_others(
             host=config.host,
             port=grpc_port,

@@ -9,6 +9,7 @@ from .reload import Reloader
 from .routes import AdminRoutes
 from .rpcs import WorkerRpcs
 from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
+from .worker_list import WorkerList
 
 __all__ = [
     "AdminError",
@@ -16,6 +17,7 @@ __all__ = [
     "LiveSettings",
     "Reloader",
     "WorkerAdmin",
+    "WorkerList",
     "WorkerRpcs",
     "WorkerStatus",
 ]

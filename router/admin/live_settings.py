@@ -9,7 +9,7 @@ from ..config import ServeConfig
 from ..dispatch import Admission, Dispatcher
 from ..kv_router import KvRouter
 from .reload import ADMISSION, HEALTH, KNOBS, LOG, OUTLIERS, REQUESTS, Change, check_changes
-from .worker_admin import WorkerAdmin, check_worker_lists
+from .worker_list import WorkerList, check_worker_lists
 
 
 class LiveSettings:
@@ -23,7 +23,7 @@ class LiveSettings:
         monitor: HealthMonitor,
         dispatcher: Dispatcher,
         admission: Admission | None,
-        workers: WorkerAdmin,
+        workers: WorkerList,
         output: LogOutput | None,
     ) -> None:
         self.config = config
@@ -55,6 +55,7 @@ class LiveSettings:
             )
         if keys.intersection((*KNOBS, *ADMISSION)):
             self._change_router(new, keys)
+        self._workers.refresh_s = new.dns_refresh_s
         if "workers" in keys:
             self._workers.reconcile(old.workers, new.workers)
 

@@ -45,7 +45,9 @@ HEALTH = tuple(f"health.{field.name}" for field in fields(HealthPolicy))
 OUTLIERS = tuple(f"outliers.{field.name}" for field in fields(OutlierPolicy))
 LOG = ("log_level", "log_format")
 STOP = ("drain_timeout_s", "lame_duck_s")
-LIVE = frozenset(("workers", *ADMISSION, *KNOBS, *REQUESTS, *HEALTH, *OUTLIERS, *LOG, *STOP))
+LIVE = frozenset(
+    ("workers", "dns_refresh_s", *ADMISSION, *KNOBS, *REQUESTS, *HEALTH, *OUTLIERS, *LOG, *STOP)
+)
 """The settings that can change while the router runs. Whatever is not here needs a restart."""
 
 log = structlog.get_logger(__name__)

@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import grpc
 import structlog
@@ -14,7 +14,7 @@ from ...runtime.supervised import stopped, supervise
 from ...workers.health import HealthMonitor
 from ...workers.registry import WorkerState
 from ...workers.watched_engine import WatchedEngine
-from ...workers.worker_url import WorkerUrl, parse_worker_url
+from ...workers.worker_url import parse_worker_url
 
 FIRST_ANSWER_S = 2.0
 """How long `add` waits for a new engine's first answer, which may bring another id."""
@@ -162,24 +162,9 @@ class WorkerAdmin:
 
         self._retiring[address] = supervise(f"retire-{address}", wait_and_forget)
 
-    def reconcile(self, old: Sequence[str], new: Sequence[str]) -> None:
-        """Go from one list of URLs, which were checked, to another: those that are gone retire.
-
-        Workers that are on neither list stay as they are.
-        """
-        before, after = _by_address(old), _by_address(new)
-        for address in before.keys() - after.keys():
-            if (engine := self._monitor.find(address)) is not None:
-                self.retire(engine)
-        for url in new:
-            wanted = parse_worker_url(url)
-            engine = self._monitor.find(wanted.address)
-            if engine is None:
-                self._monitor.add(url)
-            elif wanted.address not in before and engine.draining:
-                self.resume(engine, wanted.weight)
-            elif before.get(wanted.address, wanted).weight != wanted.weight:
-                self._monitor.set_weight(engine, wanted.weight)
+    def is_retiring(self, engine: WatchedEngine) -> bool:
+        """Whether a worker drains to be forgotten, rather than because somebody asked for it."""
+        return engine.url.address in self._retiring
 
     async def close(self) -> None:
         """Stop waiting for those that retire."""
@@ -232,22 +217,6 @@ class WorkerAdmin:
         end = self._now() + at_most_s
         while not condition() and (left := end - self._now()) > 0:
             await asyncio.sleep(min(LOOK_EVERY_S, left))
-
-
-def check_worker_lists(old: Sequence[str], new: Sequence[str]) -> None:
-    """ConfigError if a list of URLs cannot take the place of another while the router runs."""
-    before, after = _by_address(old), _by_address(new)
-    if len(after) < len(new):
-        raise ConfigError("workers: an address is there twice", key="workers")
-    for address, url in after.items():
-        known = before.get(address, url)
-        if replace(known, weight=url.weight) != url:
-            text = f"workers: {address} cannot become another worker, only its weight may change"
-            raise ConfigError(text, key="workers")
-
-
-def _by_address(urls: Sequence[str]) -> dict[str, WorkerUrl]:
-    return {url.address: url for url in map(parse_worker_url, urls)}
 
 
 def _check_weight(weight: float) -> None:

@@ -26,10 +26,11 @@ class ClientTls:
     def credentials(self) -> grpc.ChannelCredentials:
         return self.files.value
 
-    @property
-    def channel_options(self) -> tuple[tuple[str, Any], ...]:
-        """What a channel needs beside the credentials."""
-        name = self._config.name
+    def channel_options(self, name: str | None = None) -> tuple[tuple[str, Any], ...]:
+        """What a channel needs beside the credentials. `name` is whom the engine's certificate must
+        name, unless the settings say it, if that is not the host of the address.
+        """
+        name = self._config.name or name
         return () if name is None else (("grpc.ssl_target_name_override", name),)
 
     def _read(self) -> grpc.ChannelCredentials:

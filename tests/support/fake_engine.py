@@ -67,8 +67,11 @@ def fail(code: grpc.StatusCode, details: str) -> Script:
 class FakeEngine:
     """One engine on loopback. `script` answers Generate; the rest answers from the attributes."""
 
-    def __init__(self, script: Script = answer, *, worker_id: int | None = None) -> None:
+    def __init__(
+        self, script: Script = answer, *, worker_id: int | None = None, host: str = "127.0.0.1"
+    ) -> None:
         self.script = script
+        self.host = host
         self.worker_id = worker_id
         self.dp_size: int | None = None
         self.publisher_ids: str | None = None
@@ -92,7 +95,7 @@ class FakeEngine:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -102,7 +105,7 @@ class FakeEngine:
         """Listen: on a free port the first time, on the same one after a stop."""
         self._server = aio.server(options=(("grpc.so_reuseport", 0),))
         self._server.add_generic_rpc_handlers((_Handler(self),))
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = self._server.add_insecure_port(self.address)
         await self._server.start()
         return self
 

@@ -4,7 +4,12 @@ import pytest
 
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.identity import address_worker_id
-from dynamo_router.workers.worker_url import WorkerUrl, parse_worker_url
+from dynamo_router.workers.worker_url import (
+    WorkerName,
+    WorkerUrl,
+    parse_worker,
+    parse_worker_url,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +54,10 @@ def test_good_urls(text: str, url: WorkerUrl) -> None:
         "grpc://host:8001?dp_start=-1",
         "grpc://host:8001?dp_start=4294967295",
         "grpc://host:8001?weight=0",
+        "grpc://host:8001?family=ipv4",
+        "grpc+dns://host:8001",
+        "grpc+srv://host:8001",
+        "dns://host:8001",
         "grpc://host:8001?weight=1.01",
         "grpc://host:8001?weight=nan",
         "grpc://host:8001?weight=",
@@ -65,3 +74,35 @@ def test_bad_urls_name_the_key(text: str) -> None:
 def test_an_engine_without_an_id_gets_one_of_its_address() -> None:
     assert WorkerUrl("h:1").default_id == address_worker_id("h:1")
     assert WorkerUrl("h:1", 0).default_id == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("grpc+dns://engines.example:9001", WorkerName("engines.example", 9001)),
+        (
+            "grpcs+dns://e:1?dp_size=2&dp_start=4&weight=0.5&family=any",
+            WorkerName("e", 1, True, 2, 4, 0.5, "any"),
+        ),
+    ],
+)
+def test_a_name_of_several_workers(text: str, name: WorkerName) -> None:
+    assert parse_worker(text) == name
+    assert str(name) == text.partition("?")[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["grpc+dns://e:1?id=5", "grpc+dns://e:1?family=ipx", "grpc+dns://e", "grpc+dns://u:p@e:1"],
+)
+def test_bad_names(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_worker(text)
+    assert caught.value.key == "workers" and "u:p" not in str(caught.value)
+
+
+def test_the_worker_at_an_address_of_a_name() -> None:
+    plain, secure = WorkerName("e", 9, dp_size=2, weight=0.5), WorkerName("e", 9, tls=True)
+    assert plain.worker_at("10.0.0.1") == WorkerUrl("10.0.0.1:9", dp_size=2, weight=0.5)
+    # The certificate is the name's: addresses come and go.
+    assert secure.worker_at("2001:db8::1") == WorkerUrl("[2001:db8::1]:9", tls=True, tls_name="e")
