@@ -34,10 +34,11 @@ async def change(doors: Doors, method: str, path: str, body: Any = None) -> tupl
 
 @asynccontextmanager
 async def two_engines(**config: Any) -> AsyncIterator[tuple[Doors, FakeEngine, FakeEngine]]:
-    """A router of the first; the second is there to be added."""
+    """A router of the first, which takes turns; the second is there to be added."""
+    turns = KvRouterConfig(mode="round-robin", block_size=BLOCK, use_kv_events=False)
     one, two = FakeEngine(worker_id=1), FakeEngine(worker_id=2)
     eager = HealthPolicy(probe_interval_s=0.05)
-    async with two, serving(one, health=eager, **config) as doors:
+    async with two, serving(one, health=eager, router=turns, **config) as doors:
         yield doors, one, two
 
 
