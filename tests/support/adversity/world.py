@@ -18,7 +18,7 @@ from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, children_of, command, http_json, http_text
 
-from dynamo_router.runtime.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 from dynamo_router.workers.trtllm_proto import SERVICE, common_pb
 
 BLOCK = 16
