@@ -2,26 +2,30 @@
 
 Arrays can only lose their ends, so what stands there is moved to free places before: edges of the
 arena, and entries of the array of edges. That begins when seven eighths of an array lie idle and
-goes on until hardly any do, so a seventh of a block is moved for each that left; and only a few
-for each at a time, so no call takes long. Tables are rebuilt at a smaller size in one pass, as
-when they grow.
+goes on until hardly any do, so a seventh of a block is moved for each that left. Tables are rebuilt at a smaller size in one pass, as when they grow.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
 from ...runtime.native._memory cimport array_trim
 from ...runtime.native._table cimport (
     NONE,
+    Table,
     hash_key,
     hash_pair,
+    table_bits,
+    table_open,
     table_prefetch,
+    table_remove,
     table_rename,
     table_trim,
 )
 from ._arena cimport arena_release, arena_reuse, arena_trim
 from ._edge cimport lowest64
-from ._external_hashes cimport alias_by_block, alias_move, aliases_trim
+from ._canonical_hashes cimport fill_hashes, is_canonical, trim_hashes
+from ._external_hashes cimport alias_by_block, alias_move
+from ._held_edges cimport list_holders
 from ._shape cimport own_range, rename_parent, unlist_edge
-from ._tree cimport AHEAD, Edge, Tree
+from ._tree cimport AHEAD, SHADOWS, Aliases, Edge, Tree
 
 cdef enum:
     MOVES = 4             # blocks moved for one that left
@@ -32,17 +36,33 @@ cdef inline void move_aliases(
     Tree* tree, uint32_t worker, uint32_t old, uint32_t new, uint32_t n
 ) noexcept nogil:
     """A worker's n blocks from `old` on have moved to `new`."""
+    cdef Aliases* aliases = tree.workers[worker].aliases
     cdef uint32_t i, alias
-    if tree.workers[worker].aliases == 0:
+    if aliases == NULL:
         return
     for i in range(n):
-        alias = alias_by_block(&tree.aliases, worker, old + i)
+        alias = alias_by_block(aliases, old + i)
         if alias != NONE:
-            alias_move(&tree.aliases, alias, new + i)
+            alias_move(aliases, alias, new + i)
 
 
-cdef inline bint move_edge_blocks(Tree* tree, uint32_t e) noexcept nogil:
-    """Move an edge's blocks to a free range; false if there is none that is large enough."""
+cdef inline void move_entry(
+    Tree* tree, const Edge* edge, uint32_t old, uint32_t new
+) noexcept nogil:
+    """The block of an edge has another position, where there may be a stale entry for its hash."""
+    cdef uint32_t hashed = hash_key(tree.blocks.external_hash[old])
+    if not edge.flags & SHADOWS or is_canonical(tree, old):
+        table_rename(&tree.by_external_hash, hashed, old, new)
+        return
+    while tree.stale != 0 and table_remove(&tree.by_external_hash, hashed, new):
+        tree.stale -= 1
+
+
+cdef inline bint move_edge_blocks(Tree* tree, uint32_t e, bint entered) noexcept nogil:
+    """Move an edge's blocks to a free range; false if there is none that is large enough.
+
+    `entered`: the table of canonical hashes is to follow.
+    """
     cdef Edge* edge = &tree.edges[e]
     cdef uint32_t old = edge.start
     cdef uint32_t new = arena_reuse(&tree.blocks, edge.len, e)
@@ -53,13 +73,14 @@ cdef inline bint move_edge_blocks(Tree* tree, uint32_t e) noexcept nogil:
         return False
     external_hashes = tree.blocks.external_hash + old
     for i in range(edge.len):
-        if i + AHEAD < edge.len:
-            table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i + AHEAD]))
-        table_rename(&tree.by_external_hash, hash_key(external_hashes[i]), old + i, new + i)
+        if entered:
+            if i + AHEAD < edge.len:
+                table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i + AHEAD]))
+            move_entry(tree, edge, old + i, new + i)
         tree.blocks.local_hash[new + i] = tree.blocks.local_hash[old + i]
         tree.blocks.external_hash[new + i] = external_hashes[i]
     own_range(tree, new, edge.len, e)
-    if tree.aliases.by_external_hash.count != 0:
+    if tree.n_aliases != 0:
         for i in range(edge.n_partial):
             move_aliases(tree, edge.partial[i].worker, old, new, edge.partial[i].blocks)
         if edge.n_words == 0:
@@ -78,18 +99,33 @@ cdef inline bint move_edge_blocks(Tree* tree, uint32_t e) noexcept nogil:
 
 cdef inline void compact_arena(Tree* tree) noexcept nogil:
     """Move the last edges forward while enough before them is free and credit is left."""
+    cdef Table new
+    cdef bint anew
     cdef uint32_t e
     if tree.blocks.free_blocks > tree.blocks.used // 8 * 7:
         tree.compacting_blocks = True
-    while tree.compacting_blocks and tree.blocks.free_blocks > tree.blocks.used // 8:
-        e = tree.blocks.owner[tree.blocks.used - 1]
-        if tree.edges[e].len > tree.credit:
-            return
-        tree.credit -= tree.edges[e].len
-        if not move_edge_blocks(tree, e):
-            break
-    tree.compacting_blocks = False
-    arena_trim(&tree.blocks, &tree.memory)
+    if tree.compacting_blocks:
+        # A new table of hashes, if one is due soon, takes less than finding all entries in the old.
+        anew = (
+            tree.stale > tree.n_blocks
+            and tree.shadowed == 0
+            and tree.credit > tree.n_blocks
+            and table_open(&new, &tree.memory, table_bits(tree.n_blocks, 2))
+        )
+        while tree.blocks.free_blocks > tree.blocks.used // 8:
+            e = tree.blocks.owner[tree.blocks.used - 1]
+            if tree.edges[e].len > tree.credit:
+                break
+            tree.credit -= tree.edges[e].len
+            if not move_edge_blocks(tree, e, not anew):
+                tree.compacting_blocks = False
+                break
+        if anew:
+            fill_hashes(tree, &new)
+        if tree.blocks.free_blocks <= tree.blocks.used // 8:
+            tree.compacting_blocks = False
+    if not tree.compacting_blocks:
+        arena_trim(&tree.blocks, &tree.memory)
 
 
 cdef inline void renumber_edge(Tree* tree, uint32_t old, uint32_t new) noexcept nogil:
@@ -107,6 +143,7 @@ cdef inline void renumber_edge(Tree* tree, uint32_t old, uint32_t new) noexcept 
     if edge.next != NONE:
         tree.edges[edge.next].prev = new
     rename_parent(tree, edge.first_child, old, new)
+    list_holders(tree, new)
 
 
 cdef inline void compact_edges(Tree* tree) noexcept nogil:
@@ -139,7 +176,5 @@ cdef inline void compact_tree(Tree* tree, uint64_t left) noexcept nogil:
     tree.credit = min(tree.credit + MOVES * left, <uint64_t>tree.blocks.used)
     compact_arena(tree)
     compact_edges(tree)
-    table_trim(&tree.by_external_hash, &tree.memory)
+    trim_hashes(tree)
     table_trim(&tree.children, &tree.memory)
-    if tree.aliases.capacity != 0:
-        aliases_trim(&tree.aliases, &tree.memory)

@@ -8,9 +8,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from ...runtime.native._memory cimport Memory, array_grow, array_release
-from ...runtime.native._table cimport NONE, hash_key, table_add, table_reserve
+from ...runtime.native._table cimport NONE, hash_key
 from ._arena cimport arena_allocate, arena_reserve, common_run
-from ._external_hashes cimport find_canonical, find_held
+from ._canonical_hashes cimport enter_run, reserve_hashes, shadow_block
+from ._external_hashes cimport find_held
 from ._remove cimport uncover_run
 from ._shape cimport (
     find_child,
@@ -22,7 +23,7 @@ from ._shape cimport (
     split_edge,
 )
 from ._store cimport TreePosition, position_behind, position_is_below, store_at
-from ._tree cimport ROOT, TREE_NO_MEMORY, TREE_OK, TREE_PARENT_NOT_FOUND, Edge, Tree
+from ._tree cimport ROOT, SHADOWS, TREE_NO_MEMORY, TREE_OK, TREE_PARENT_NOT_FOUND, Edge, Tree
 
 cdef struct Path:               # from the root down
     uint64_t* local_hashes      # one array, of 2 n numbers
@@ -76,7 +77,7 @@ cdef inline bint append_holes(
     if not (
         reserve_edge(tree)
         and arena_reserve(&tree.blocks, &tree.memory, n)
-        and table_reserve(&tree.by_external_hash, &tree.memory, n)
+        and reserve_hashes(tree, n)
     ):
         return False
     e = new_edge(tree)
@@ -86,10 +87,9 @@ cdef inline bint append_holes(
     memcpy(tree.blocks.local_hash + edge.start, local_hashes, n * sizeof(uint64_t))
     memcpy(tree.blocks.external_hash + edge.start, external_hashes, n * sizeof(uint64_t))
     for i in range(n):
-        if find_canonical(tree, external_hashes[i]) == NONE:
-            table_add(&tree.by_external_hash, hash_key(external_hashes[i]), edge.start + i)
-        else:
-            tree.shadowed += 1
+        if not enter_run(tree, edge.start, i, hash_key(external_hashes[i])):
+            shadow_block(tree, edge.start + i)
+            edge.flags |= SHADOWS
     own_range(tree, edge.start, n, e)
     tree.n_blocks += n
     link_child(tree, position.edge, e)

@@ -14,6 +14,7 @@ of blocks which nobody ever stored lower it; a clear ends it.
 from libc.stdint cimport uint32_t, uint64_t
 
 from ...runtime.native._table cimport NONE
+from ...runtime.native._yield_points cimport yield_after
 from ._arena cimport arena_release
 from ._edge cimport (
     FRESH,
@@ -24,8 +25,10 @@ from ._edge cimport (
     lowest64,
     mark_store,
 )
-from ._external_hashes cimport forget_alias
-from ._shape cimport forget_blocks, settle_edge
+from ._canonical_hashes cimport forget_blocks
+from ._external_hashes cimport forget_alias, has_aliases, trim_aliases
+from ._held_edges cimport trim_list
+from ._shape cimport settle_edge
 from ._tree cimport ROOT, Edge, Tree
 
 cdef enum:
@@ -39,9 +42,12 @@ cdef inline void lose_blocks(
     cdef uint32_t block
     tree.workers[worker].blocks -= end - first
     tree.workers[worker].missing += end - first
-    if tree.workers[worker].aliases != 0:
+    if has_aliases(tree, worker):
         for block in range(first, end):
             forget_alias(tree, worker, block)
+            yield_after(&tree.memory.yield_points, 1)
+        trim_aliases(tree, worker)
+    trim_list(tree, worker)
 
 
 cdef inline uint32_t cut_edge(Tree* tree, uint32_t e, uint32_t keep) noexcept nogil:
@@ -69,7 +75,7 @@ cdef inline uint32_t cut_edge(Tree* tree, uint32_t e, uint32_t keep) noexcept no
     if keep == 0:
         edge_uncover_all(edge, &tree.memory)
     else:
-        forget_blocks(tree, first, edge.len - keep)
+        forget_blocks(tree, edge, first, edge.len - keep)
         arena_release(&tree.blocks, first, edge.cap - keep)
         edge.cap = keep
         edge_truncate(edge, &tree.memory, keep)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t
 from ...runtime.native._table cimport NONE
 from ._edge cimport edge_coverage
 from ._radix cimport RadixTree
-from ._tree cimport ROOT, Alias, Edge, Tree
+from ._tree cimport ROOT, Aliases, Edge, Tree
 
 from ...runtime.identity import WorkerWithDpRank
 
@@ -43,12 +43,13 @@ def read_edges(RadixTree tree not None):
 def read_aliases(RadixTree tree not None):
     """What workers call blocks otherwise: {(WorkerWithDpRank, block): external hash}."""
     cdef Tree* t = tree.tree
-    cdef const Alias* alias
-    cdef uint32_t i
+    cdef const Aliases* aliases
+    cdef uint32_t w, i
     found = {}
-    for i in range(t.aliases.used):
-        alias = &t.aliases.all[i]
-        found[worker_of(t, alias.worker), alias.block] = alias.external_hash
+    for w in range(t.workers_used):
+        aliases = t.workers[w].aliases
+        for i in range(aliases.used if aliases != NULL else 0):
+            found[worker_of(t, w), aliases.all[i].block] = aliases.all[i].external_hash
     return found
 
 

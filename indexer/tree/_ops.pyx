@@ -18,7 +18,8 @@ from ._compact cimport compact_tree
 from ._cross_tier cimport store_cross_tier
 from ._edge cimport edge_coverage, edge_uncover_all
 from ._evict cimport keep_budget
-from ._external_hashes cimport aliases_close
+from ._external_hashes cimport drop_aliases, trim_aliases
+from ._held_edges cimport trim_list, unlist_worker
 from ._match cimport Walk, match_chain, walk_words
 from ._remove cimport clear_worker, remove_blocks
 from ._shape cimport find_child, new_edge, reserve_edge
@@ -50,16 +51,18 @@ cdef Tree* tree_open() noexcept nogil:
 
 
 cdef void tree_close(Tree* tree) noexcept nogil:
-    cdef uint32_t e
+    cdef uint32_t e, w
     if tree == NULL:
         return
+    for w in range(tree.workers_used):
+        drop_aliases(tree, w)
+        unlist_worker(tree, w)
     for e in range(tree.edges_used):
         edge_uncover_all(&tree.edges[e], &tree.memory)
     array_release(&tree.memory, tree.edges, tree.edges_capacity * sizeof(Edge))
     array_release(&tree.memory, tree.workers, tree.workers_capacity * sizeof(Worker))
     array_release(&tree.memory, tree.numbers, tree.numbers_capacity * sizeof(uint32_t))
     arena_close(&tree.blocks, &tree.memory)
-    aliases_close(&tree.aliases, &tree.memory)
     table_free(&tree.by_external_hash, &tree.memory)
     table_free(&tree.children, &tree.memory)
     table_free(&tree.by_worker_id, &tree.memory)
@@ -231,6 +234,8 @@ cdef int tree_remove(
 ) noexcept nogil:
     cdef uint64_t before = tree.n_blocks
     cdef int status = remove_blocks(tree, worker, external_hashes, n, unknown)
+    trim_aliases(tree, worker)
+    trim_list(tree, worker)
     compact_tree(tree, before - tree.n_blocks)
     return status
 

@@ -1,12 +1,27 @@
 """Blocks that leave a worker."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._table cimport NONE
+from ...runtime.native._table cimport NONE, prefetch
 from ...runtime.native._yield_points cimport yield_after, yield_limit
 from ._edge cimport edge_cover, edge_coverage
-from ._external_hashes cimport alias_drop, find_held, forget_alias, worker_calls_block
+from ._external_hashes cimport (
+    drop_aliases,
+    find_held,
+    forget_alias,
+    has_aliases,
+    worker_calls_block,
+)
+from ._held_edges cimport unlist_worker
 from ._shape cimport settle_edge, split_edge
-from ._tree cimport TREE_BLOCK_NOT_FOUND, TREE_NO_MEMORY, TREE_OK, Edge, Tree
+from ._tree cimport (
+    AHEAD,
+    TREE_BLOCK_NOT_FOUND,
+    TREE_NO_MEMORY,
+    TREE_OK,
+    Edge,
+    Tree,
+    Worker,
+)
 
 
 cdef inline bint uncover_run(
@@ -24,7 +39,7 @@ cdef inline bint uncover_run(
     if not edge_cover(&tree.edges[e], &tree.memory, worker, first - tree.edges[e].start):
         return False
     tree.workers[worker].blocks -= last + 1 - first
-    if tree.workers[worker].aliases != 0:
+    if has_aliases(tree, worker):
         for block in range(first, last + 1):
             forget_alias(tree, worker, block)
     settle_edge(tree, e)
@@ -93,22 +108,31 @@ cdef inline int remove_blocks(
     return TREE_OK if unknown[0] == 0 else TREE_BLOCK_NOT_FOUND
 
 
+cdef inline void leave_edge(Tree* tree, uint32_t worker, uint32_t e) noexcept nogil:
+    """Take all of an edge from a worker that leaves, if it covers any."""
+    if e >= tree.edges_used or edge_coverage(&tree.edges[e], worker) == 0:
+        return
+    edge_cover(&tree.edges[e], &tree.memory, worker, 0)
+    settle_edge(tree, e)
+
+
 cdef inline void clear_worker(Tree* tree, uint32_t worker) noexcept nogil:
     """Take all blocks from a worker."""
-    cdef uint32_t e, alias
-    tree.workers[worker].missing = 0
-    if tree.workers[worker].aliases != 0:
-        for alias in range(tree.aliases.used, 0, -1):
-            if tree.aliases.all[alias - 1].worker == worker:
-                alias_drop(&tree.aliases, alias - 1)
-            yield_after(&tree.memory.yield_points, alias & 1)
-        tree.workers[worker].aliases = 0
-    if tree.workers[worker].blocks == 0:
-        return
-    tree.workers[worker].blocks = 0
-    for e in range(1, tree.edges_used):
-        if tree.edges[e].len != 0 and edge_coverage(&tree.edges[e], worker) != 0:
-            edge_cover(&tree.edges[e], &tree.memory, worker, 0)
-            settle_edge(tree, e)
-        # Looking at an edge takes less than storing a block.
-        yield_after(&tree.memory.yield_points, e & 1)
+    cdef Worker* holder = &tree.workers[worker]
+    cdef uint32_t i
+    holder.missing = 0
+    holder.blocks = 0
+    drop_aliases(tree, worker)
+    tree.leaving_stale = True
+    if holder.unlisted:
+        for i in range(1, tree.edges_used):
+            leave_edge(tree, worker, i)
+            yield_after(&tree.memory.yield_points, i & 1)  # less than storing a block
+    else:
+        for i in range(holder.edges_used):
+            if i + AHEAD < holder.edges_used:
+                prefetch(&tree.edges[holder.edges[i + AHEAD]])
+            leave_edge(tree, worker, holder.edges[i])
+            yield_after(&tree.memory.yield_points, 1)
+    tree.leaving_stale = False
+    unlist_worker(tree, worker)

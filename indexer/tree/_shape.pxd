@@ -5,16 +5,14 @@ from libc.string cimport memset
 from ...runtime.native._memory cimport array_reserve
 from ...runtime.native._table cimport (
     NONE,
-    hash_key,
     hash_pair,
     table_add,
-    table_prefetch,
     table_remove,
     table_reserve,
     table_seek,
 )
-from ...runtime.native._yield_points cimport yield_after
 from ._arena cimport arena_release
+from ._canonical_hashes cimport forget_blocks
 from ._edge cimport (
     edge_deepest,
     edge_divide,
@@ -23,7 +21,8 @@ from ._edge cimport (
     edge_truncate,
     edge_uncover_all,
 )
-from ._tree cimport AHEAD, ROOT, Edge, Tree
+from ._held_edges cimport list_holders
+from ._tree cimport ON_PATH, ROOT, SHADOWS, Edge, Tree
 
 cdef enum:
     FEW_CHILDREN = 8     # that are cheaper to move than blocks to renumber
@@ -199,10 +198,13 @@ cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
     old = &tree.edges[e]
     new = &tree.edges[n]
     edge_mark(new, old.mark)
+    new.flags = old.flags & SHADOWS
     edge_uncover_all(old, &tree.memory)
     if at <= old.len - at or not has_few_children(tree, e):
         parent = old.parent
         unlink_child(tree, e)
+        new.flags = old.flags  # a chain that is being stored ends in the upper half
+        old.flags &= ~ON_PATH
         new.start = old.start
         new.len = new.cap = at
         old.start += at
@@ -224,6 +226,7 @@ cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
         own_end(tree, n)
         adopt_children(tree, e, n)
         link_child(tree, e, n)
+    list_holders(tree, n)
     return True
 
 
@@ -250,6 +253,7 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
         upper.cap += lower.cap
         own_end(tree, e)
         edge_mark(upper, lower.mark)
+        upper.flags |= lower.flags & SHADOWS
         adopt_children(tree, c, e)
         drop_edge(tree, c)
     else:
@@ -260,23 +264,9 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
         lower.len += upper.len
         lower.cap += upper.len
         edge_mark(lower, upper.mark)
+        lower.flags = upper.flags | (lower.flags & SHADOWS)
         link_child(tree, parent, c)
         drop_edge(tree, e)
-
-
-cdef inline void forget_blocks(Tree* tree, uint32_t start, uint32_t n) noexcept nogil:
-    """Take blocks that leave the tree out of the table. Nobody finds them by a match any more."""
-    cdef uint32_t i
-    cdef const uint64_t* external_hashes = tree.blocks.external_hash + start
-    for i in range(min(n, <uint32_t>AHEAD)):
-        table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i]))
-    for i in range(n):
-        if i + AHEAD < n:
-            table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i + AHEAD]))
-        if not table_remove(&tree.by_external_hash, hash_key(external_hashes[i]), start + i):
-            tree.shadowed -= 1
-        yield_after(&tree.memory.yield_points, 1)
-    tree.n_blocks -= n
 
 
 cdef inline uint32_t settle_edge(Tree* tree, uint32_t e) noexcept nogil:
@@ -297,13 +287,13 @@ cdef inline uint32_t settle_edge(Tree* tree, uint32_t e) noexcept nogil:
                 n = edge.len - deepest
                 if not edge_truncate(edge, &tree.memory, deepest):
                     return e
-                forget_blocks(tree, edge.start + deepest, n)
+                forget_blocks(tree, edge, edge.start + deepest, n)
                 arena_release(&tree.blocks, edge.start + deepest, edge.cap - deepest)
                 edge.cap = deepest
             merge_edge(tree, e)
             merge_edge(tree, parent)
             return tree.blocks.owner[first]
-        forget_blocks(tree, edge.start, edge.len)
+        forget_blocks(tree, edge, edge.start, edge.len)
         unlink_child(tree, e)
         arena_release(&tree.blocks, edge.start, edge.cap)
         drop_edge(tree, e)

@@ -6,22 +6,26 @@ from ...runtime.native._table cimport (
     NONE,
     hash_key,
     table_prefetch,
-    table_put,
-    table_reserve,
-    table_seek,
 )
 from ...runtime.native._yield_points cimport yield_after, yield_limit
 from ._arena cimport arena_allocate, arena_extend, arena_release, arena_reserve, common_run
+from ._canonical_hashes cimport (
+    enter_run,
+    find_canonical,
+    is_canonical,
+    reserve_hashes,
+    shadow_block,
+)
 from ._edge cimport STORED, edge_cover, edge_coverage, edge_is_full, edge_mark
 from ._external_hashes cimport (
     alias_add,
     alias_by_external_hash,
-    aliases_reserve,
-    find_canonical,
     find_held,
     forget_alias,
-    is_canonical,
+    has_aliases,
+    reserve_alias,
 )
+from ._held_edges cimport list_edge
 from ._remove cimport uncover_blocks, uncover_run
 from ._shape cimport (
     drop_edge,
@@ -35,15 +39,17 @@ from ._shape cimport (
 )
 from ._tree cimport (
     AHEAD,
+    ON_PATH,
     ROOT,
+    SHADOWS,
     TREE_INVALID_SEQUENCE,
     TREE_NO_MEMORY,
     TREE_OK,
     TREE_PARENT_EVICTED,
     TREE_PARENT_NOT_FOUND,
+    Aliases,
     Edge,
     Tree,
-    Worker,
 )
 
 cdef enum:
@@ -52,6 +58,7 @@ cdef enum:
 cdef struct TreePosition:
     uint32_t edge   # where a chain has got to: an edge
     uint32_t at     # and how many of its blocks are behind
+    bint on_path    # whether edges above are flagged ON_PATH
 
 
 cdef inline void position_behind(
@@ -76,6 +83,9 @@ cdef inline bint position_advance(
     if not edge_cover(edge, &tree.memory, worker, position.at):
         return False
     tree.workers[worker].blocks += position.at - covered
+    if covered == 0:
+        list_edge(tree, worker, position.edge)
+        edge = &tree.edges[position.edge]
     if position.at == edge.len:
         # A hole may have been filled.
         last = edge.start + edge.len - 1
@@ -112,25 +122,17 @@ cdef inline uint32_t enter_canonical(
     Capacity in the table must have been reserved.
     """
     cdef const uint64_t* external_hashes = tree.blocks.external_hash + start
-    cdef bint aliases = tree.workers[worker].aliases != 0
-    cdef uint32_t i, hashed, other
-    cdef uint64_t step
+    cdef const Aliases* aliases = tree.workers[worker].aliases
+    cdef uint32_t i
     for i in range(min(n, <uint32_t>AHEAD)):
         table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i]))
     for i in range(n):
         if i + AHEAD < n:
             table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i + AHEAD]))
-        if aliases and alias_by_external_hash(&tree.aliases, worker, external_hashes[i]) != NONE:
+        if alias_by_external_hash(aliases, external_hashes[i]) != NONE:
             return i
-        hashed = hash_key(external_hashes[i])
-        step = 0
-        while True:
-            other = table_seek(&tree.by_external_hash, hashed, &step)
-            if other == NONE:
-                break
-            if tree.blocks.external_hash[other] == external_hashes[i]:
-                return i
-        table_put(&tree.by_external_hash, hashed, step, start + i)
+        if not enter_run(tree, start, i, hash_key(external_hashes[i])):
+            return i
     return n
 
 
@@ -159,7 +161,7 @@ cdef inline bint append_run(
     if not (
         reserve_edge(tree)
         and arena_reserve(&tree.blocks, &tree.memory, n + CONTINUATION)
-        and table_reserve(&tree.by_external_hash, &tree.memory, n)
+        and reserve_hashes(tree, n)
     ):
         return False
     edge = &tree.edges[e]
@@ -189,7 +191,8 @@ cdef inline bint append_run(
     memcpy(tree.blocks.local_hash + start, local_hashes, count * sizeof(uint64_t))
     memcpy(tree.blocks.external_hash + start, external_hashes, count * sizeof(uint64_t))
     if shadow:
-        tree.shadowed += 1
+        shadow_block(tree, start)
+        edge.flags |= SHADOWS
         count = 1
     else:
         count = enter_canonical(tree, worker, start, count)
@@ -208,6 +211,7 @@ cdef inline bint append_run(
             return True
         edge_cover(edge, &tree.memory, worker, count)  # the first one is listed in place
         link_child(tree, position.edge, e)
+        list_edge(tree, worker, e)
     if count != 0:
         position_behind(tree, position, start + count - 1)
     return True
@@ -226,20 +230,44 @@ cdef inline bint position_is_below(
     return False
 
 
+cdef inline bint position_has_passed(
+    Tree* tree, TreePosition* position, uint32_t block
+) noexcept nogil:
+    """As position_is_below; a chain that asks more than once walks up once in all."""
+    cdef uint32_t home = tree.blocks.owner[block]
+    cdef uint32_t e = position.edge
+    position.on_path = True
+    while e != ROOT and not tree.edges[e].flags & ON_PATH:
+        tree.edges[e].flags |= ON_PATH
+        e = tree.edges[e].parent
+        yield_after(&tree.memory.yield_points, 1)
+    if home == position.edge:
+        return block - tree.edges[home].start < position.at
+    return tree.edges[home].flags & ON_PATH != 0
+
+
+cdef inline void unflag_path(Tree* tree, uint32_t e) noexcept nogil:
+    """Of edge `e` and those above."""
+    while e != ROOT:
+        tree.edges[e].flags &= ~ON_PATH
+        e = tree.edges[e].parent
+        yield_after(&tree.memory.yield_points, 1)
+
+
 cdef inline int store_one(
     Tree* tree, TreePosition* position, uint32_t worker, uint64_t external_hash, uint64_t local_hash
 ) noexcept nogil:
     """Store one block where its hash may differ from the canonical one."""
-    cdef Worker* holder = &tree.workers[worker]
-    cdef Edge* edge = &tree.edges[position.edge]
+    cdef Edge* edge
     cdef uint32_t held = find_held(tree, worker, external_hash)
-    cdef uint32_t last = NONE if position.edge == ROOT else edge.start + position.at - 1
+    cdef uint32_t last = NONE
     cdef uint32_t block, appended
     cdef bint shadow
-    if not aliases_reserve(&tree.aliases, &tree.memory):
+    if not reserve_alias(tree, worker):
         return TREE_NO_MEMORY
-    if held != NONE and position_is_below(tree, position[0], held):
-        return TREE_INVALID_SEQUENCE
+    edge = &tree.edges[position.edge]
+    if position.edge != ROOT:
+        last = edge.start + position.at - 1
     if position.at == edge.len:
         block = find_child(tree, position.edge, local_hash)
         if block != NONE:
@@ -249,6 +277,8 @@ cdef inline int store_one(
         if tree.blocks.local_hash[block] != local_hash:
             block = NONE
     if held != NONE and held != block:
+        if position_has_passed(tree, position, held):
+            return TREE_INVALID_SEQUENCE
         # The worker re-used the hash for another block. Dropping the old one may reshape the
         # tree, but not the block before the position, which the worker holds.
         if not uncover_run(tree, worker, held, held):
@@ -268,21 +298,19 @@ cdef inline int store_one(
             return TREE_NO_MEMORY
         if shadow:
             block = tree.edges[position.edge].start + position.at - 1
-            alias_add(&tree.aliases, worker, external_hash, block)
-            holder.aliases += 1
+            alias_add(tree, worker, external_hash, block)
         return TREE_OK
     if tree.blocks.owner[block] != position.edge:
         position.edge = tree.blocks.owner[block]
         position.at = 0
-    if held == NONE and holder.aliases != 0:
+    if held == NONE:
         forget_alias(tree, worker, block)
     if not position_advance(tree, position, worker, 1):
         return TREE_NO_MEMORY
     if held == NONE and (
         tree.blocks.external_hash[block] != external_hash or not is_canonical(tree, block)
     ):
-        alias_add(&tree.aliases, worker, external_hash, block)
-        holder.aliases += 1
+        alias_add(tree, worker, external_hash, block)
     return TREE_OK
 
 
@@ -301,15 +329,14 @@ cdef inline int refuse_orphans(
     return TREE_PARENT_EVICTED
 
 
-cdef inline int store_at(
+cdef inline int store_from(
     Tree* tree,
     uint32_t worker,
-    TreePosition position,
+    TreePosition* position,
     const uint64_t* external_hashes,
     const uint64_t* local_hashes,
     uint32_t n,
 ) noexcept nogil:
-    """Store a chain at a position: behind a block that the worker holds, or an edge's end."""
     cdef Edge* edge
     cdef uint32_t i = 0
     cdef uint32_t block, child, run
@@ -325,7 +352,7 @@ cdef inline int store_at(
             block = edge.start + position.at - 1
             if not split_edge(tree, position.edge, position.at):
                 return TREE_NO_MEMORY
-            position_behind(tree, &position, block)
+            position_behind(tree, position, block)
             edge = &tree.edges[position.edge]
         run = 0
         if position.at < edge.len:
@@ -334,10 +361,10 @@ cdef inline int store_at(
             child = find_child(tree, position.edge, local_hashes[i])
         if child == NONE:
             if not append_run(
-                tree, &position, worker, external_hashes + i, local_hashes + i, n - i, False, &run
+                tree, position, worker, external_hashes + i, local_hashes + i, n - i, False, &run
             ):
                 return TREE_NO_MEMORY
-        elif tree.workers[worker].aliases == 0:
+        elif not has_aliases(tree, worker):
             if child != position.edge:
                 block = tree.edges[child].start
             else:
@@ -353,12 +380,12 @@ cdef inline int store_at(
             if run != 0:
                 position.edge = child
                 position.at = block - edge.start
-                if not position_advance(tree, &position, worker, run):
+                if not position_advance(tree, position, worker, run):
                     return TREE_NO_MEMORY
         if run == 0:
             # A hash that is not the canonical one, or may not be.
             run = 1
-            status = store_one(tree, &position, worker, external_hashes[i], local_hashes[i])
+            status = store_one(tree, position, worker, external_hashes[i], local_hashes[i])
             if status != TREE_OK:
                 return status
         i += run
@@ -366,6 +393,23 @@ cdef inline int store_at(
     if position.edge != ROOT:
         tree.fresh = tree.edges[position.edge].start + position.at - 1
     return TREE_OK
+
+
+cdef inline int store_at(
+    Tree* tree,
+    uint32_t worker,
+    TreePosition position,
+    const uint64_t* external_hashes,
+    const uint64_t* local_hashes,
+    uint32_t n,
+) noexcept nogil:
+    """Store a chain at a position: behind a block that the worker holds, or an edge's end."""
+    cdef int status
+    position.on_path = False
+    status = store_from(tree, worker, &position, external_hashes, local_hashes, n)
+    if position.on_path:
+        unflag_path(tree, position.edge)
+    return status
 
 
 cdef inline int store_chain(

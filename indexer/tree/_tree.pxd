@@ -8,7 +8,10 @@ Invariants (held by tests/instruments/tree_check.pyx):
 - Edge 0 is the root: no blocks, covered by everybody. Every other live edge has at least one.
 - The first local hash of an edge is unique among its siblings.
 - The canonical external hash of a block is in `by_external_hash` unless another block has the same
-  one; such blocks are counted in `shadowed`, and their holders have aliases.
+  one; such blocks are counted in `shadowed`, their edges are flagged, and their holders have aliases.
+- Every other entry there is one of `stale` that name a block which left the tree (_hashes.pxd).
+- A worker's list has every edge that it covers a part of, unless it is `unlisted`
+  (_held_edges.pxd).
 - A worker with an alias for a block covers that block, and the alias is its only hash for it.
 - The last block of an edge without children is covered by somebody.
 - After every event n_blocks is at most max_blocks (_evict.pxd).
@@ -52,6 +55,11 @@ cdef union FullSet:
     uint32_t few[4]          # when n_words is 0: the workers themselves
     uint64_t* words          # n_words of them, bit w: worker w
 
+cdef enum EdgeFlags:
+    SHADOWS = 1              # some of its blocks may be shadowed
+    ON_PATH = 2              # above the chain being stored; only while that is
+    LISTED = 4               # met in the list being tidied; only while that is
+
 cdef struct Edge:
     uint32_t start           # first block in the arena
     uint32_t len             # blocks; 0: the root, or not in use
@@ -64,29 +72,33 @@ cdef struct Edge:
     FullSet full             # the workers that cover all of it
     uint16_t n_words         # of the full set's bitset; 0: it is a list
     uint8_t mark             # how recently it was of use; written with edge_mark
+    uint8_t flags            # EdgeFlags; the writer's own
     uint32_t n_partial       # workers that cover a part of it
     Span* partial            # unordered; span_capacity(n_partial) of them
 
-# External hashes that are not a block's canonical one (_external_hashes.pxd).
+# A worker's external hashes that are not a block's canonical one (_external_hashes.pxd).
 cdef struct Alias:
     uint64_t external_hash   # what the worker calls the block
     uint32_t block
-    uint32_t worker
 
 cdef struct Aliases:
     Alias* all               # without gaps: the last one moves to where one is dropped
     uint32_t used            # aliases there are
     uint32_t capacity        # of `all`
-    Table by_external_hash   # (worker, external hash) -> alias
-    Table by_block           # (worker, block) -> alias
+    Table by_external_hash   # external hash -> alias
+    Table by_block           # block -> alias
 
 # Workers (_ops.pyx). The tree numbers them itself, from 0, and uses numbers again.
 cdef struct Worker:
     uint64_t worker_id
     uint64_t blocks          # how many it holds
     uint64_t missing         # how many more it was said to hold, dropped to keep the budget
+    Aliases* aliases         # its external hashes that are not canonical; NULL: there are none
+    uint32_t* edges          # those it covers a part of, and more (_held_edges.pxd)
+    uint32_t edges_used      # entries of that list
+    uint32_t edges_capacity
     uint32_t dp_rank
-    uint32_t aliases         # how many of its external hashes are not canonical
+    bint unlisted            # whether edges are missing in the list, for want of memory
     uint32_t next_vacant     # of a vacant number: the next one, or NONE
     bint live                # whether the number is in use
 
@@ -95,8 +107,10 @@ cdef struct Tree:
     Arena blocks
     Table by_external_hash   # canonical external hash -> block
     Table children           # (parent edge, first local hash) -> edge
-    Aliases aliases
-    uint32_t shadowed        # blocks whose canonical hash is another block's in by_external_hash
+    uint64_t n_aliases       # of all workers
+    uint64_t shadowed        # blocks whose canonical hash is another block's in by_external_hash
+    uint64_t stale           # entries of by_external_hash whose block left the tree
+    bint leaving_stale       # whether the blocks that leave now leave theirs behind
     Edge* edges
     uint32_t edges_used      # edges ever in use
     uint32_t edges_capacity  # of `edges`

@@ -28,14 +28,37 @@ cdef struct Table:
     uint32_t count    # slots in use
 
 
+cdef inline uint32_t table_bits(uint64_t count, uint32_t fifths) noexcept nogil:
+    """Of the smallest capacity that so many entries fill by so many fifths at most."""
+    cdef uint32_t bits = LEAST_BITS
+    while count * 5 > (<uint64_t>1 << bits) * fifths:
+        bits += 1
+    return bits
+
+
+cdef inline bint table_open(Table* table, Memory* memory, uint32_t bits) noexcept nogil:
+    """Make an empty table of 2**bits slots; false if there is no memory, or there are too many."""
+    if bits > 32:
+        return False
+    table.slots = <uint64_t*>array_zeroed(memory, (<size_t>1 << bits) * sizeof(uint64_t))
+    table.mask = (<uint64_t>1 << bits) - 1
+    table.shift = 32 - bits
+    table.count = 0
+    return table.slots != NULL
+
+
+cdef inline void table_replace(Table* table, const Table* new, Memory* memory) noexcept nogil:
+    """Let a new table take the place of one whose entries it has."""
+    if table.slots != NULL:
+        array_release(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
+    table[0] = new[0]
+
+
 cdef inline bint table_resize(Table* table, Memory* memory, uint32_t bits) noexcept nogil:
     cdef Table new
     cdef uint64_t i, at
-    new.slots = <uint64_t*>array_zeroed(memory, (<size_t>1 << bits) * sizeof(uint64_t))
-    if new.slots == NULL:
+    if not table_open(&new, memory, bits):
         return False
-    new.mask = (<uint64_t>1 << bits) - 1
-    new.shift = 32 - bits
     new.count = table.count
     if table.slots != NULL:
         for i in range(table.mask + 1):
@@ -46,30 +69,32 @@ cdef inline bint table_resize(Table* table, Memory* memory, uint32_t bits) noexc
                 new.slots[at] = table.slots[i]
             if (i + 1) % SLOTS_A_BLOCK == 0:
                 yield_after(&memory.yield_points, 1)  # the old slots are still whole, and in use
-        array_release(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
-    table[0] = new
+    table_replace(table, &new, memory)
     return True
+
+
+cdef inline bint table_has_room(const Table* table, uint64_t more) noexcept nogil:
+    """Whether `more` additions leave it four fifths full at most."""
+    return table.slots != NULL and (table.count + more) * 5 <= (table.mask + 1) * 4
 
 
 cdef inline bint table_reserve(Table* table, Memory* memory, uint64_t more) noexcept nogil:
     """Capacity for `more` additions, at most four fifths full; false if there is no memory."""
-    cdef uint64_t wanted = table.count + more
     cdef uint32_t bits
-    if table.slots != NULL and wanted * 5 <= (table.mask + 1) * 4:
+    if table_has_room(table, more):
         return True
-    bits = LEAST_BITS if table.slots == NULL else 33 - table.shift
-    while bits <= 32 and wanted * 5 > (<uint64_t>1 << bits) * 4:
-        bits += 1
-    return bits <= 32 and table_resize(table, memory, bits)
+    bits = table_bits(table.count + more, 4)
+    if table.slots != NULL:
+        bits = max(bits, 33 - table.shift)
+    return table_resize(table, memory, bits)
 
 
 cdef inline void table_trim(Table* table, Memory* memory) noexcept nogil:
     """Give memory back if the table is an eighth full at most, and there is memory to do so."""
-    cdef uint32_t bits = LEAST_BITS
+    cdef uint32_t bits
     if table.slots == NULL or <uint64_t>table.count * 8 > table.mask:
         return
-    while <uint64_t>table.count * 5 > (<uint64_t>1 << bits) * 2:
-        bits += 1
+    bits = table_bits(table.count, 2)
     if bits < 32 - table.shift:
         table_resize(table, memory, bits)
 

@@ -3,6 +3,7 @@
 Built by tests/instruments/build.py over the kernels' own declarations; no part of the package.
 """
 from dynamo_router.indexer.tree._arena cimport arena_bin
+from dynamo_router.indexer.tree._canonical_hashes cimport find_canonical
 from dynamo_router.indexer.tree._edge cimport (
     FEW,
     edge_coverage,
@@ -15,7 +16,6 @@ from dynamo_router.indexer.tree._external_hashes cimport (
     alias_by_block,
     alias_by_external_hash,
     external_hash_of,
-    find_canonical,
     find_held,
 )
 from dynamo_router.indexer.tree._ops cimport tree_find_worker
@@ -23,8 +23,11 @@ from dynamo_router.indexer.tree._radix cimport RadixTree
 from dynamo_router.indexer.tree._shape cimport find_child
 from dynamo_router.indexer.tree._tree cimport (
     ARENA_BINS,
+    ON_PATH,
     ROOT,
+    SHADOWS,
     Alias,
+    Aliases,
     Arena,
     Edge,
     Tree,
@@ -75,8 +78,6 @@ def flip_bit(RadixTree tree not None, what, uint32_t at=0):
         small = &t.n_edges
     elif what == "n_workers":
         small = &t.n_workers
-    elif what == "shadowed":
-        small = &t.shadowed
     elif what == "free_blocks":
         small = &t.blocks.free_blocks
     elif what == "used":
@@ -102,15 +103,26 @@ def flip_bit(RadixTree tree not None, what, uint32_t at=0):
     elif what == "edge.partial":
         small = &t.edges[at].partial[0].blocks
     elif what == "worker.aliases":
-        small = &t.workers[at].aliases
+        small = &t.workers[at].aliases.used
     elif what == "alias.block":
-        small = &t.aliases.all[at].block
+        small = &t.workers[at].aliases.all[0].block
+    elif what == "worker.edges":
+        small = &t.workers[at].edges[0]
+    elif what == "edge.flags":
+        t.edges[at].flags ^= ON_PATH
+        return
+    elif what == "shadowed":
+        large = &t.shadowed
+    elif what == "stale":
+        large = &t.stale
+    elif what == "n_aliases":
+        large = &t.n_aliases
     elif what == "n_blocks":
         large = &t.n_blocks
     elif what == "worker.blocks":
         large = &t.workers[at].blocks
     elif what == "alias.external_hash":
-        large = &t.aliases.all[at].external_hash
+        large = &t.workers[at].aliases.all[0].external_hash
     elif what == "local_hash":
         large = &t.blocks.local_hash[at]
     elif what == "external_hash":
@@ -134,11 +146,9 @@ def check_integrity(RadixTree tree not None):
     cdef size_t coverage_bytes = check_edges(t)
     check_arena(t)
     check_external_hashes(t)
-    check_workers(t)
+    worker_bytes = check_workers(t)
     check_table(&t.by_external_hash)
     check_table(&t.children)
-    check_table(&t.aliases.by_external_hash)
-    check_table(&t.aliases.by_block)
     check_table(&t.by_worker_id)
     if t.memory.fail_after < 0:
         held = (
@@ -148,13 +158,11 @@ def check_integrity(RadixTree tree not None):
             + t.edges_capacity * sizeof(Edge)
             + t.workers_capacity * sizeof(Worker)
             + t.numbers_capacity * sizeof(uint32_t)
-            + t.aliases.capacity * sizeof(Alias)
+            + worker_bytes
         )
         for table_bytes in (
             bytes_of(&t.by_external_hash),
             bytes_of(&t.children),
-            bytes_of(&t.aliases.by_external_hash),
-            bytes_of(&t.aliases.by_block),
             bytes_of(&t.by_worker_id),
         ):
             held += table_bytes
@@ -219,6 +227,7 @@ cdef size_t check_edges(Tree* t) except? 0:
             for i in range(edge.start, edge.start + edge.len):
                 expect(t.blocks.owner[i] == e, "a block names another edge")
             held += check_coverage(t, edge)
+            expect(edge.flags | SHADOWS == SHADOWS, "a flag that lasts too long")
             if edge.first_child == NONE:
                 expect(
                     edge_deepest(edge) == edge.len or t.memory.fail_after >= 0,
@@ -319,7 +328,6 @@ cdef object check_arena(Tree* t):
 cdef object check_external_hashes(Tree* t):
     """Every held block is found under its worker's hash, and nothing else is."""
     cdef const Edge* edge
-    cdef const Alias* alias
     cdef uint32_t e, i, w
     cdef uint64_t external_hash, shadowed = 0
     by_worker = {}
@@ -328,6 +336,7 @@ cdef object check_external_hashes(Tree* t):
         for i in range(edge.start, edge.start + edge.len):
             if find_canonical(t, t.blocks.external_hash[i]) != i:
                 shadowed += 1
+                expect(edge.flags & SHADOWS, "an edge hides a shadowed block")
         for w in range(t.workers_used):
             for i in range(edge.start, edge.start + edge_coverage(edge, w)):
                 external_hash = external_hash_of(t, w, i)
@@ -338,32 +347,64 @@ cdef object check_external_hashes(Tree* t):
     for w in range(t.workers_used):
         expect(len(by_worker.get(w, ())) == t.workers[w].blocks, "a worker's blocks miscounted")
     expect(shadowed == t.shadowed, "shadowed blocks miscounted")
-    expect(t.by_external_hash.count == t.n_blocks - shadowed, "the table of hashes has others")
-    counts = {}
-    for i in range(t.aliases.used):
-        alias = &t.aliases.all[i]
-        counts[alias.worker] = counts.get(alias.worker, 0) + 1
-        expect(
-            alias_by_external_hash(&t.aliases, alias.worker, alias.external_hash) == i,
-            "an alias is lost",
-        )
-        expect(alias_by_block(&t.aliases, alias.worker, alias.block) == i, "an alias is lost")
-        edge = &t.edges[t.blocks.owner[alias.block]]
-        expect(
-            alias.block - edge.start < edge_coverage(edge, alias.worker), "an alias of no holder"
-        )
-    total = sum(counts.values())
-    expect(t.aliases.by_external_hash.count == total, "aliases miscounted")
-    expect(t.aliases.by_block.count == total, "aliases miscounted")
-    for w in range(t.workers_used):
-        expect(counts.get(w, 0) == t.workers[w].aliases, "a worker's aliases miscounted")
+    expect(
+        t.by_external_hash.count == t.n_blocks - shadowed + t.stale,
+        "the table of hashes has others",
+    )
 
 
-cdef object check_workers(Tree* t):
+cdef size_t check_workers(Tree* t) except? 0:
+    """Who there is, with aliases and lists of edges; returns the bytes that those take."""
     cdef uint32_t w, live = 0
+    cdef size_t held = 0
+    cdef uint64_t aliases = 0
     for w in range(t.workers_used):
         if t.workers[w].live:
             live += 1
             found = tree_find_worker(t, t.workers[w].worker_id, t.workers[w].dp_rank)
             expect(found == w, "a worker is not found by its id")
+        held += t.workers[w].edges_capacity * sizeof(uint32_t)
+        if t.workers[w].aliases != NULL:
+            held += check_aliases(t, w)
+            aliases += t.workers[w].aliases.used
+        check_list(t, w)
     expect(live == t.n_workers == t.by_worker_id.count, "workers miscounted")
+    expect(aliases == t.n_aliases, "aliases miscounted")
+    return held
+
+
+cdef size_t check_aliases(Tree* t, uint32_t w) except 0:
+    """Every alias of a worker is of a block that it covers, and found; returns their bytes."""
+    cdef const Aliases* aliases = t.workers[w].aliases
+    cdef const Alias* alias
+    cdef const Edge* edge
+    cdef uint32_t i
+    for i in range(aliases.used):
+        alias = &aliases.all[i]
+        expect(alias_by_external_hash(aliases, alias.external_hash) == i, "an alias is lost")
+        expect(alias_by_block(aliases, alias.block) == i, "an alias is lost")
+        expect(alias.block < t.blocks.used, "an alias of no block")
+        edge = &t.edges[t.blocks.owner[alias.block]]
+        expect(alias.block - edge.start < edge_coverage(edge, w), "an alias of no holder")
+    for table_count in (aliases.by_external_hash.count, aliases.by_block.count):
+        expect(table_count == aliases.used, "a worker's aliases miscounted")
+    check_table(&aliases.by_external_hash)
+    check_table(&aliases.by_block)
+    return (
+        sizeof(Aliases)
+        + aliases.capacity * sizeof(Alias)
+        + bytes_of(&aliases.by_external_hash)
+        + bytes_of(&aliases.by_block)
+    )
+
+
+cdef object check_list(Tree* t, uint32_t w):
+    """A worker's list has every edge that it covers, and is not much longer than need be."""
+    cdef const Worker* holder = &t.workers[w]
+    cdef uint32_t e
+    if holder.unlisted:
+        return
+    listed = {holder.edges[i] for i in range(holder.edges_used)}
+    for e in range(1, t.edges_used):
+        expect(edge_coverage(&t.edges[e], w) == 0 or e in listed, "an edge is not listed")
+    expect(holder.edges_used <= 4 * holder.blocks + 68, "a list is too long")

@@ -93,6 +93,7 @@ def test_memory_is_given_back_when_a_worker_goes():
     "what",
     [
         *("n_edges", "n_workers", "n_blocks", "shadowed", "free_blocks", "used", "bytes"),
+        *("stale", "n_aliases", "edge.flags", "worker.edges"),
         *(
             "by_external_hash.count",
             "children.count",
@@ -121,7 +122,11 @@ def test_the_integrity_check_sees_every_number_that_is_wrong(tree, what):
         for edge, _, _, local_hashes, _, coverage in read_edges(tree)
         if any(blocks < len(local_hashes) for _, blocks in coverage)
     )
-    at = partial if what == "edge.partial" else 1 if what.startswith(("edge.", "worker.")) else 0
+    at = 1 if what.startswith(("edge.", "worker.")) else 0
+    if what == "edge.partial":
+        at = partial
+    elif "alias" in what:
+        at = 2  # the third worker's
     flip_bit(tree, what, at)
     try:
         with pytest.raises(AssertionError):
