@@ -9,7 +9,7 @@ from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from ...runtime.native._yield_points cimport YieldPoints
+from ...runtime.native._yield_points cimport YieldPoints, no_yield_points
 from ..tree._arguments cimport raise_status, read_worker
 from ..tree._ops cimport (
     TREE_OK,
@@ -29,7 +29,9 @@ from ..tree._radix cimport RadixTree
 from ..wire._wire cimport batch_free, batch_init
 from ._mailbox cimport mailbox_close, mailbox_destroy, mailbox_open, mailbox_put
 from ._rwlock cimport (
+    rwlock_admit_readers,
     rwlock_destroy,
+    rwlock_exclude_readers,
     rwlock_init,
     rwlock_read_begin,
     rwlock_read_end,
@@ -107,7 +109,15 @@ cdef SharedState* open_state(
     for tier in range(TIERS):
         tree = state.ingest.tiers.trees[tier] = (<RadixTree>trees[tier]).tree
         tree_set_yield_points(
-            tree, YieldPoints(rwlock_yield_to_readers, &state.lock, STEP_BLOCKS, 0)
+            tree,
+            YieldPoints(
+                rwlock_yield_to_readers,
+                rwlock_admit_readers,
+                rwlock_exclude_readers,
+                &state.lock,
+                STEP_BLOCKS,
+                0,
+            ),
         )
     if not mailbox_open(&state.mailbox, max_messages, max_bytes):
         close_state(state)
@@ -153,7 +163,7 @@ cdef class IndexActor:
             return
         self.stop_thread()
         for tier in range(TIERS):  # somebody may have the trees still, but not the lock
-            tree_set_yield_points(state.ingest.tiers.trees[tier], YieldPoints(NULL, NULL, 1, 0))
+            tree_set_yield_points(state.ingest.tiers.trees[tier], no_yield_points())
         close_state(state)
 
     cdef void stop_thread(self) noexcept:

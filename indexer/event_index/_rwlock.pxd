@@ -139,6 +139,16 @@ cdef inline void rwlock_write_end(RwLock* lock) noexcept nogil:
     rwlock_wake(lock)
 
 
+cdef inline void rwlock_admit_readers(void* context) noexcept nogil:
+    """The writer changes nothing that readers see, for a while. For YieldPoints."""
+    rwlock_write_end(<RwLock*>context)
+
+
+cdef inline void rwlock_exclude_readers(void* context) noexcept nogil:
+    """It goes on with what it was at. For YieldPoints."""
+    rwlock_write_begin(<RwLock*>context)
+
+
 cdef inline void rwlock_yield_to_readers(void* context) noexcept nogil:
     """Between two steps of the writer's work: let in who waits. For YieldPoints."""
     cdef RwLock* lock = <RwLock*>context

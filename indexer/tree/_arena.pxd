@@ -8,7 +8,16 @@ meaningful.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp
 
-from ...runtime.native._memory cimport Memory, array_release, array_reserve, array_trim
+from ...runtime.native._memory cimport (
+    LARGE,
+    Memory,
+    array_release,
+    array_reserve,
+    array_touch,
+    array_trim,
+    shrunk_capacity,
+    enlarged_capacity,
+)
 from ...runtime.native._table cimport NONE
 from ._tree cimport ARENA_BINS, Arena
 
@@ -20,13 +29,14 @@ cdef enum:
     LEAST_CAPACITY = 64   # positions that are not worth giving back
     ARENA_TRIES = 4   # ranges of the tightest class that are tried for a fit
     STRIDE = 128          # hashes compared at once
+    TOUCHED_AHEAD = 1 << 15  # positions whose pages are found before they are needed
 
 
 cdef inline void arena_init(Arena* arena) noexcept nogil:
     cdef uint32_t b
     arena.local_hash = arena.external_hash = NULL
     arena.owner = NULL
-    arena.used = arena.capacity = arena.free_blocks = 0
+    arena.used = arena.capacity = arena.touched = arena.free_blocks = 0
     arena.filled[0] = arena.filled[1] = 0
     arena.capacities[0] = arena.capacities[1] = arena.capacities[2] = 0
     for b in range(<uint32_t>ARENA_BINS):
@@ -100,14 +110,26 @@ cdef inline void arena_release(Arena* arena, uint32_t start, uint32_t size) noex
 
 cdef inline bint arena_reserve(Arena* arena, Memory* memory, uint32_t more) noexcept nogil:
     """Capacity for one allocation of `more` blocks at the end; false if there is no memory."""
-    cdef uint64_t wanted = <uint64_t>arena.used + more
-    cdef uint32_t capacity
-    if wanted <= arena.capacity:
+    cdef uint64_t end = <uint64_t>arena.used + more
+    cdef uint64_t capacity
+    if end <= arena.touched:
         return True
-    if wanted >= NONE:
-        return False
-    wanted = max(wanted, <uint64_t>arena.capacity + arena.capacity // 2 + 64)
-    capacity = <uint32_t>min(wanted, <uint64_t>NONE - 1)
+    if end > arena.capacity:
+        if end >= NONE:
+            return False
+        capacity = max(end, enlarged_capacity(arena.capacity, LEAST_CAPACITY))
+        if not arena_grow(arena, memory, capacity):
+            return False
+    capacity = min(end + TOUCHED_AHEAD, <uint64_t>arena.capacity)
+    if <size_t>arena.capacity * sizeof(uint32_t) >= LARGE:
+        array_touch(memory, &arena.local_hash, arena.touched, capacity, sizeof(uint64_t))
+        array_touch(memory, &arena.external_hash, arena.touched, capacity, sizeof(uint64_t))
+        array_touch(memory, &arena.owner, arena.touched, capacity, sizeof(uint32_t))
+    arena.touched = <uint32_t>capacity
+    return True
+
+
+cdef inline bint arena_grow(Arena* arena, Memory* memory, uint64_t capacity) noexcept nogil:
     if not (
         array_reserve(memory, &arena.local_hash, &arena.capacities[0], capacity, sizeof(uint64_t))
         and array_reserve(
@@ -116,17 +138,18 @@ cdef inline bint arena_reserve(Arena* arena, Memory* memory, uint32_t more) noex
         and array_reserve(memory, &arena.owner, &arena.capacities[2], capacity, sizeof(uint32_t))
     ):
         return False
-    arena.capacity = capacity
+    arena.capacity = <uint32_t>capacity
     return True
 
 
 cdef inline void arena_trim(Arena* arena, Memory* memory) noexcept nogil:
     """Give the end of the arrays back if half of them and more lies behind what is in use."""
-    cdef uint32_t wanted = arena.used + arena.used // 4 + LEAST_CAPACITY
-    if arena.capacity // 2 < wanted:
+    cdef uint64_t wanted = shrunk_capacity(arena.used, LEAST_CAPACITY)
+    if <uint64_t>arena.capacity // 2 < wanted:
         return
     # Whatever fails is larger than the capacity, as after a growth that failed halfway.
-    arena.capacity = wanted
+    arena.capacity = <uint32_t>wanted
+    arena.touched = min(arena.touched, arena.capacity)
     if array_trim(memory, &arena.local_hash, &arena.capacities[0], wanted, sizeof(uint64_t)):
         if array_trim(memory, &arena.external_hash, &arena.capacities[1], wanted, sizeof(uint64_t)):
             array_trim(memory, &arena.owner, &arena.capacities[2], wanted, sizeof(uint32_t))

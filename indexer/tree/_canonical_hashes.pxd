@@ -14,7 +14,7 @@ from ...runtime.native._table cimport (
     hash_key,
     table_add,
     table_bits,
-    table_has_room,
+    table_has_capacity,
     table_open,
     table_prefetch,
     table_put,
@@ -24,7 +24,7 @@ from ...runtime.native._table cimport (
     table_seek,
     table_trim,
 )
-from ...runtime.native._yield_points cimport yield_after
+from ...runtime.native._yield_points cimport exclude_readers, admit_readers, yield_after
 from ._tree cimport AHEAD, SHADOWS, Edge, Tree
 
 cdef enum:
@@ -124,6 +124,7 @@ cdef inline void fill_hashes(Tree* tree, Table* new) noexcept nogil:
     cdef const Edge* edge
     cdef uint32_t e, i
     cdef const uint64_t* external_hashes
+    admit_readers(&tree.memory.yield_points)
     for e in range(1, tree.edges_used):
         edge = &tree.edges[e]
         external_hashes = tree.blocks.external_hash + edge.start
@@ -137,7 +138,7 @@ cdef inline void fill_hashes(Tree* tree, Table* new) noexcept nogil:
                 or find_canonical(tree, external_hashes[i]) == edge.start + i
             ):
                 table_add(new, hash_key(external_hashes[i]), edge.start + i)
-            yield_after(&tree.memory.yield_points, 1)
+    exclude_readers(&tree.memory.yield_points)
     table_replace(&tree.by_external_hash, new, &tree.memory)
     tree.stale = 0
 
@@ -155,7 +156,7 @@ cdef inline bint reserve_hashes(Tree* tree, uint32_t more) noexcept nogil:
     """Capacity for `more` entries; false without memory."""
     cdef Table* table = &tree.by_external_hash
     cdef uint64_t live = table.count - tree.stale
-    if table_has_room(table, more):
+    if table_has_capacity(table, more):
         return True
     if tree.stale * FEW_STALE > table.count and rebuild_hashes(
         tree, table_bits(live + more + live // 4, 4)

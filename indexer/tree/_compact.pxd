@@ -6,7 +6,7 @@ goes on until hardly any do, so a seventh of a block is moved for each that left
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._memory cimport array_trim
+from ...runtime.native._memory cimport array_trim, shrunk_capacity
 from ...runtime.native._table cimport (
     NONE,
     Table,
@@ -19,17 +19,18 @@ from ...runtime.native._table cimport (
     table_rename,
     table_trim,
 )
+from ...runtime.native._yield_points cimport yield_after
 from ._arena cimport arena_release, arena_reuse, arena_trim
 from ._edge cimport lowest64
 from ._canonical_hashes cimport fill_hashes, is_canonical, trim_hashes
 from ._external_hashes cimport alias_by_block, alias_move
 from ._held_edges cimport list_holders
-from ._shape cimport own_range, rename_parent, unlist_edge
+from ._shape cimport LEAST_EDGES, count_children, own_range, rename_parent, unlist_edge
 from ._tree cimport AHEAD, SHADOWS, Aliases, Edge, Tree
 
 cdef enum:
     MOVES = 4             # blocks moved for one that left
-    LEAST_EDGES = 16      # entries that are not worth giving back
+    MOST_CHILDREN = 1024  # of an edge that moves
 
 
 cdef inline void move_aliases(
@@ -41,6 +42,7 @@ cdef inline void move_aliases(
     if aliases == NULL:
         return
     for i in range(n):
+        yield_after(&tree.memory.yield_points, 1)
         alias = alias_by_block(aliases, old + i)
         if alias != NONE:
             alias_move(aliases, alias, new + i)
@@ -79,6 +81,7 @@ cdef inline bint move_edge_blocks(Tree* tree, uint32_t e, bint entered) noexcept
             move_entry(tree, edge, old + i, new + i)
         tree.blocks.local_hash[new + i] = tree.blocks.local_hash[old + i]
         tree.blocks.external_hash[new + i] = external_hashes[i]
+        yield_after(&tree.memory.yield_points, 1)  # the edge is still where it was
     own_range(tree, new, edge.len, e)
     if tree.n_aliases != 0:
         for i in range(edge.n_partial):
@@ -148,24 +151,32 @@ cdef inline void renumber_edge(Tree* tree, uint32_t old, uint32_t new) noexcept 
 
 cdef inline void compact_edges(Tree* tree) noexcept nogil:
     """Move the last edges to entries before them while enough of those are not in use."""
-    cdef uint32_t last, new, wanted
+    cdef uint32_t last, new, children
+    cdef uint64_t wanted, cost
     if tree.n_edges < tree.edges_used // 8:
         tree.compacting_edges = True
     while tree.compacting_edges and tree.n_edges < tree.edges_used - tree.edges_used // 8:
         last = tree.edges_used - 1
         if tree.edges[last].len == 0:
             unlist_edge(tree, last)
-        elif tree.edges[last].cap > tree.credit:
-            return
+            yield_after(&tree.memory.yield_points, 1)
         else:
-            tree.credit -= tree.edges[last].cap
+            children = count_children(tree, last, MOST_CHILDREN)
+            cost = tree.edges[last].cap + children
+            if cost > tree.credit or children == MOST_CHILDREN:
+                # Those of so many children stay: renaming their parent is one step of work.
+                tree.credit -= min(tree.credit, <uint64_t>children)
+                return
+            tree.credit -= cost
             new = tree.edges_free
             unlist_edge(tree, new)
             renumber_edge(tree, last, new)
+            yield_after(&tree.memory.yield_points, children + 1)
         tree.edges_used -= 1
     tree.compacting_edges = False
-    wanted = tree.edges_used + tree.edges_used // 4 + LEAST_EDGES
-    if wanted < tree.edges_capacity // 2:
+    wanted = shrunk_capacity(tree.edges_used, LEAST_EDGES)
+    if wanted < <uint64_t>tree.edges_capacity // 2:
+        tree.edges_touched = min(tree.edges_touched, <uint32_t>wanted)
         array_trim(&tree.memory, &tree.edges, &tree.edges_capacity, wanted, sizeof(Edge))
 
 

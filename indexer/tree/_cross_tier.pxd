@@ -7,11 +7,13 @@ everywhere in the tree.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from ...runtime.native._memory cimport Memory, array_grow, array_release
+from ...runtime.native._memory cimport Memory, array_give_back, array_grow
 from ...runtime.native._table cimport NONE, hash_key
+from ...runtime.native._yield_points cimport exclude_readers, admit_readers, yield_after, yield_limit
 from ._arena cimport arena_allocate, arena_reserve, common_run
 from ._canonical_hashes cimport enter_run, reserve_hashes, shadow_block
 from ._external_hashes cimport find_held
+from ._position cimport TreePosition, position_behind, position_is_below
 from ._remove cimport uncover_run
 from ._shape cimport (
     find_child,
@@ -22,8 +24,12 @@ from ._shape cimport (
     settle_edge,
     split_edge,
 )
-from ._store cimport TreePosition, position_behind, position_is_below, store_at
+from ._store cimport store_at
 from ._tree cimport ROOT, SHADOWS, TREE_NO_MEMORY, TREE_OK, TREE_PARENT_NOT_FOUND, Edge, Tree
+
+cdef enum:
+    SHORT_PATH = 1024           # blocks that are copied in a few us
+    COMPARED = 16               # in the time a block takes to be stored
 
 cdef struct Path:               # from the root down
     uint64_t* local_hashes      # one array, of 2 n numbers
@@ -52,6 +58,9 @@ cdef inline bint read_path(
     if path.local_hashes == NULL:
         return False
     path.external_hashes = path.local_hashes + path.n
+    # The other tree stands still, and no reader knows the path.
+    if path.n > SHORT_PATH:
+        admit_readers(&memory.yield_points)
     while e != ROOT:
         left -= run
         start = tree.edges[e].start
@@ -61,6 +70,8 @@ cdef inline bint read_path(
         )
         e = tree.edges[e].parent
         run = tree.edges[e].len
+    if path.n > SHORT_PATH:
+        exclude_readers(&memory.yield_points)
     return True
 
 
@@ -83,14 +94,16 @@ cdef inline bint append_holes(
     e = new_edge(tree)
     edge = &tree.edges[e]
     edge.start = arena_allocate(&tree.blocks, n, e)
-    edge.len = edge.cap = n
-    memcpy(tree.blocks.local_hash + edge.start, local_hashes, n * sizeof(uint64_t))
-    memcpy(tree.blocks.external_hash + edge.start, external_hashes, n * sizeof(uint64_t))
-    for i in range(n):
+    edge.cap = n
+    for i in range(n):  # nobody finds the edge yet
+        tree.blocks.local_hash[edge.start + i] = local_hashes[i]
+        tree.blocks.external_hash[edge.start + i] = external_hashes[i]
+        yield_after(&tree.memory.yield_points, 1)
         if not enter_run(tree, edge.start, i, hash_key(external_hashes[i])):
             shadow_block(tree, edge.start + i)
             edge.flags |= SHADOWS
     own_range(tree, edge.start, n, e)
+    edge.len = n
     tree.n_blocks += n
     link_child(tree, position.edge, e)
     position.edge = e
@@ -106,7 +119,7 @@ cdef inline bint position_at_path_end(
     False without memory; then the position is as far as it got.
     """
     cdef uint32_t i = 0
-    cdef uint32_t child, run, block
+    cdef uint32_t child, run, same, at, block
     cdef const Edge* edge
     position.edge = ROOT
     position.at = 0
@@ -117,9 +130,18 @@ cdef inline bint position_at_path_end(
                 tree, position, path.external_hashes + i, path.local_hashes + i, path.n - i
             )
         edge = &tree.edges[child]
-        run = common_run(
-            tree.blocks.local_hash + edge.start, path.local_hashes + i, min(edge.len, path.n - i)
-        )
+        run = yield_limit(&tree.memory.yield_points, min(edge.len, path.n - i))
+        at = 0
+        while True:
+            same = common_run(
+                tree.blocks.local_hash + edge.start + at, path.local_hashes + i + at, run
+            )
+            at += same
+            if same < run or at == min(edge.len, path.n - i):
+                break
+            yield_after(&tree.memory.yield_points, run // COMPARED + 1)
+            run = min(run, min(edge.len, path.n - i) - at)
+        run = at
         block = edge.start + run - 1
         if run < edge.len and not split_edge(tree, child, run):
             return False
@@ -183,5 +205,5 @@ cdef inline int store_cross_tier(
     if not read_path(&path, &tree.memory, source, block):
         return TREE_NO_MEMORY
     status = store_at_path_end(tree, worker, &path, external_hashes, local_hashes, n)
-    array_release(&tree.memory, path.local_hashes, path_size(&path))
+    array_give_back(&tree.memory, path.local_hashes, path_size(&path))
     return status

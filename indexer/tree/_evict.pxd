@@ -72,6 +72,7 @@ cdef inline uint32_t cut_edge(Tree* tree, uint32_t e, uint32_t keep) noexcept no
         while word != 0:
             lose_blocks(tree, 64 * i + lowest64(word), first, edge.start + edge.len)
             word &= word - 1
+            yield_after(&tree.memory.yield_points, 1)
     if keep == 0:
         edge_uncover_all(edge, &tree.memory)
     else:
@@ -120,6 +121,7 @@ cdef inline void keep_budget(Tree* tree) noexcept nogil:
     if fresh != NONE:
         edge_mark(&tree.edges[tree.blocks.owner[fresh]], FRESH)
     while tree.n_blocks > target:
+        yield_after(&tree.memory.yield_points, tree.hand & 1)  # a look is less than storing a block
         tree.hand += 1
         if tree.hand >= tree.edges_used:
             tree.hand = ROOT + 1

@@ -7,17 +7,19 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from ...runtime.native._memory cimport (
     Memory,
-    array_release,
+    array_give_back,
     array_reserve,
     array_trim,
+    shrunk_capacity,
     memory_release,
     memory_zeroed,
+    enlarged_capacity,
 )
 from ...runtime.native._table cimport (
     NONE,
     hash_key,
     table_add,
-    table_free,
+    table_give_back,
     table_remove,
     table_rename,
     table_reserve,
@@ -27,6 +29,10 @@ from ...runtime.native._table cimport (
 from ._canonical_hashes cimport find_canonical
 from ._edge cimport edge_coverage
 from ._tree cimport Alias, Aliases, Edge, Tree
+
+
+cdef enum:
+    LEAST_ALIASES = 16   # entries that are not worth giving back
 
 
 cdef inline bint has_aliases(const Tree* tree, uint32_t worker) noexcept nogil:
@@ -80,7 +86,7 @@ cdef inline bint reserve_alias(Tree* tree, uint32_t worker) noexcept nogil:
         memory,
         &aliases.all,
         &aliases.capacity,
-        aliases.capacity + aliases.capacity // 2 + 16,
+        enlarged_capacity(aliases.capacity, LEAST_ALIASES),
         sizeof(Alias),
     )
 
@@ -135,9 +141,9 @@ cdef inline void drop_aliases(Tree* tree, uint32_t worker) noexcept nogil:
         return
     tree.workers[worker].aliases = NULL
     tree.n_aliases -= aliases.used
-    array_release(memory, aliases.all, aliases.capacity * sizeof(Alias))
-    table_free(&aliases.by_external_hash, memory)
-    table_free(&aliases.by_block, memory)
+    array_give_back(memory, aliases.all, aliases.capacity * sizeof(Alias))
+    table_give_back(&aliases.by_external_hash, memory)
+    table_give_back(&aliases.by_block, memory)
     memory_release(memory, aliases, sizeof(Aliases))
 
 
@@ -145,7 +151,7 @@ cdef inline void trim_aliases(Tree* tree, uint32_t worker) noexcept nogil:
     """Give back what is mostly unused."""
     cdef Memory* memory = &tree.memory
     cdef Aliases* aliases = tree.workers[worker].aliases
-    cdef uint32_t wanted
+    cdef uint64_t wanted
     if aliases == NULL:
         return
     if aliases.used == 0:
@@ -153,8 +159,8 @@ cdef inline void trim_aliases(Tree* tree, uint32_t worker) noexcept nogil:
         return
     table_trim(&aliases.by_external_hash, memory)
     table_trim(&aliases.by_block, memory)
-    wanted = aliases.used + aliases.used // 4 + 16
-    if wanted < aliases.capacity // 2:
+    wanted = shrunk_capacity(aliases.used, LEAST_ALIASES)
+    if wanted < <uint64_t>aliases.capacity // 2:
         array_trim(memory, &aliases.all, &aliases.capacity, wanted, sizeof(Alias))
 
 

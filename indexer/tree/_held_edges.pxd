@@ -8,7 +8,7 @@ has none until it holds nothing: all edges are looked at then.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._memory cimport array_release, array_reserve, array_trim
+from ...runtime.native._memory cimport array_give_back, array_reserve, array_trim, enlarged_capacity
 from ...runtime.native._table cimport prefetch
 from ...runtime.native._yield_points cimport yield_after
 from ._edge cimport edge_coverage, lowest64
@@ -16,21 +16,20 @@ from ._tree cimport AHEAD, LISTED, Edge, Tree, Worker
 
 cdef enum:
     LEAST_LISTED = 8     # entries that a list is made for
-    LOOKS = 4            # edges looked at in the time a block takes to be stored
 
 
 cdef inline void unlist_worker(Tree* tree, uint32_t worker) noexcept nogil:
     """Free the list of a worker that covers nothing."""
     cdef Worker* holder = &tree.workers[worker]
-    array_release(
-        &tree.memory, holder.edges, <size_t>holder.edges_capacity * sizeof(uint32_t)
-    )
+    cdef uint32_t* edges = holder.edges
+    cdef size_t size = <size_t>holder.edges_capacity * sizeof(uint32_t)
     holder.edges = NULL
     holder.edges_used = holder.edges_capacity = 0
     holder.unlisted = False
+    array_give_back(&tree.memory, edges, size)
 
 
-cdef inline void tidy_list(Tree* tree, uint32_t worker) noexcept nogil:
+cdef inline void compact_list(Tree* tree, uint32_t worker) noexcept nogil:
     """Keep one entry for each edge that the worker covers a part of."""
     cdef Worker* holder = &tree.workers[worker]
     cdef uint32_t* edges = holder.edges
@@ -46,19 +45,19 @@ cdef inline void tidy_list(Tree* tree, uint32_t worker) noexcept nogil:
                 edge.flags |= LISTED
                 edges[kept] = e
                 kept += 1
-        if i % LOOKS == 0:
-            yield_after(&tree.memory.yield_points, 1)
+        yield_after(&tree.memory.yield_points, 1)
     for i in range(kept):
         tree.edges[edges[i]].flags &= ~LISTED
+        yield_after(&tree.memory.yield_points, 1)
     holder.edges_used = kept
 
 
-cdef inline bint make_room_in_list(Tree* tree, uint32_t worker) noexcept nogil:
+cdef inline bint reserve_in_list(Tree* tree, uint32_t worker) noexcept nogil:
     """Room for one more entry; false without memory."""
     cdef Worker* holder = &tree.workers[worker]
     cdef uint64_t wanted
-    tidy_list(tree, worker)
-    wanted = <uint64_t>holder.edges_used + holder.edges_used // 2 + LEAST_LISTED
+    compact_list(tree, worker)
+    wanted = enlarged_capacity(holder.edges_used, LEAST_LISTED)
     if wanted > holder.edges_capacity:
         array_reserve(
             &tree.memory, &holder.edges, &holder.edges_capacity, wanted, sizeof(uint32_t)
@@ -71,7 +70,7 @@ cdef inline void list_edge(Tree* tree, uint32_t worker, uint32_t e) noexcept nog
     cdef Worker* holder = &tree.workers[worker]
     if holder.unlisted:
         return
-    if holder.edges_used == holder.edges_capacity and not make_room_in_list(tree, worker):
+    if holder.edges_used == holder.edges_capacity and not reserve_in_list(tree, worker):
         unlist_worker(tree, worker)
         holder.unlisted = True
         return
@@ -104,7 +103,7 @@ cdef inline void trim_list(Tree* tree, uint32_t worker) noexcept nogil:
     cdef uint64_t wanted
     if <uint64_t>holder.edges_used // 4 <= holder.blocks + <uint64_t>(2 * LEAST_LISTED):
         return
-    tidy_list(tree, worker)
-    wanted = <uint64_t>holder.edges_used + holder.edges_used // 2 + LEAST_LISTED
+    compact_list(tree, worker)
+    wanted = enlarged_capacity(holder.edges_used, LEAST_LISTED)
     if wanted < <uint64_t>holder.edges_capacity // 2:
         array_trim(&tree.memory, &holder.edges, &holder.edges_capacity, wanted, sizeof(uint32_t))

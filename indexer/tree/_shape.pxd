@@ -2,7 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from ...runtime.native._memory cimport array_reserve
+from ...runtime.native._memory cimport LARGE, array_reserve, array_touch, enlarged_capacity
 from ...runtime.native._table cimport (
     NONE,
     hash_pair,
@@ -11,6 +11,7 @@ from ...runtime.native._table cimport (
     table_reserve,
     table_seek,
 )
+from ...runtime.native._yield_points cimport yield_after
 from ._arena cimport arena_release
 from ._canonical_hashes cimport forget_blocks
 from ._edge cimport (
@@ -26,6 +27,9 @@ from ._tree cimport ON_PATH, ROOT, SHADOWS, Edge, Tree
 
 cdef enum:
     FEW_CHILDREN = 8     # that are cheaper to move than blocks to renumber
+    LEAST_EDGES = 16     # entries that are not worth giving back
+    TOUCHED_AHEAD = 1 << 12  # edges whose pages are found before they are needed
+    OWNERS = 32          # written in the time a block takes to be stored
 
 
 cdef inline uint32_t find_child(
@@ -76,17 +80,24 @@ cdef inline void unlink_child(Tree* tree, uint32_t child) noexcept nogil:
 
 cdef inline bint reserve_edge(Tree* tree) noexcept nogil:
     """Capacity for one more edge and its place below a parent; false without memory."""
+    cdef uint32_t ahead
     if not table_reserve(&tree.children, &tree.memory, 1):
         return False
-    if tree.edges_free != NONE or tree.edges_used < tree.edges_capacity:
+    if tree.edges_free != NONE or tree.edges_used < tree.edges_touched:
         return True
-    return array_reserve(
+    if tree.edges_used == tree.edges_capacity and not array_reserve(
         &tree.memory,
         &tree.edges,
         &tree.edges_capacity,
-        tree.edges_capacity + tree.edges_capacity // 2 + 16,
+        enlarged_capacity(tree.edges_capacity, LEAST_EDGES),
         sizeof(Edge),
-    )
+    ):
+        return False
+    ahead = min(tree.edges_used + TOUCHED_AHEAD, tree.edges_capacity)
+    if <size_t>tree.edges_capacity * sizeof(Edge) >= LARGE:
+        array_touch(&tree.memory, &tree.edges, tree.edges_touched, ahead, sizeof(Edge))
+    tree.edges_touched = ahead
+    return True
 
 
 cdef inline void unlist_edge(Tree* tree, uint32_t e) noexcept nogil:
@@ -128,9 +139,13 @@ cdef inline void drop_edge(Tree* tree, uint32_t e) noexcept nogil:
 
 
 cdef inline void own_range(Tree* tree, uint32_t start, uint32_t n, uint32_t e) noexcept nogil:
+    """Let positions name the edge that they are to be blocks of. The tree is whole: no match looks
+    at owners."""
     cdef uint32_t i
     for i in range(n):
         tree.blocks.owner[start + i] = e
+        if i % OWNERS == OWNERS - 1:
+            yield_after(&tree.memory.yield_points, 1)
 
 
 cdef inline void own_end(Tree* tree, uint32_t e) noexcept nogil:
@@ -159,13 +174,18 @@ cdef inline void rename_parent(
         child = tree.edges[child].next
 
 
-cdef inline bint has_few_children(const Tree* tree, uint32_t e) noexcept nogil:
+cdef inline uint32_t count_children(const Tree* tree, uint32_t e, uint32_t most) noexcept nogil:
+    """How many children an edge has; it stops at `most`."""
     cdef uint32_t child = tree.edges[e].first_child
     cdef uint32_t n = 0
-    while child != NONE and n <= FEW_CHILDREN:
+    while child != NONE and n < most:
         n += 1
         child = tree.edges[child].next
-    return n <= FEW_CHILDREN
+    return n
+
+
+cdef inline bint has_few_children(const Tree* tree, uint32_t e) noexcept nogil:
+    return count_children(tree, e, FEW_CHILDREN + 1) <= FEW_CHILDREN
 
 
 cdef inline void move_coverage(Edge* to, Edge* source) noexcept nogil:
@@ -188,6 +208,7 @@ cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
     cdef Edge* old
     cdef Edge* new
     cdef uint32_t n, parent
+    cdef bint is_upper
     memset(&upper, 0, sizeof(Edge))
     memset(&lower, 0, sizeof(Edge))
     if not reserve_edge(tree):
@@ -199,8 +220,13 @@ cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
     new = &tree.edges[n]
     edge_mark(new, old.mark)
     new.flags = old.flags & SHADOWS
+    is_upper = at <= old.len - at or not has_few_children(tree, e)
+    if is_upper:
+        own_range(tree, old.start, at, n)
+    else:
+        own_range(tree, old.start + at, old.len - at, n)
     edge_uncover_all(old, &tree.memory)
-    if at <= old.len - at or not has_few_children(tree, e):
+    if is_upper:
         parent = old.parent
         unlink_child(tree, e)
         new.flags = old.flags  # a chain that is being stored ends in the upper half
@@ -212,7 +238,6 @@ cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
         old.cap -= at
         move_coverage(new, &upper)
         move_coverage(old, &lower)
-        own_range(tree, new.start, at, n)
         link_child(tree, parent, n)
         link_child(tree, n, e)
     else:
@@ -222,7 +247,6 @@ cdef inline bint split_edge(Tree* tree, uint32_t e, uint32_t at) noexcept nogil:
         old.len = old.cap = at
         move_coverage(old, &upper)
         move_coverage(new, &lower)
-        own_range(tree, new.start, new.len, n)
         own_end(tree, n)
         adopt_children(tree, e, n)
         link_child(tree, e, n)
@@ -246,9 +270,9 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
         or not edge_same_full(upper, lower)
     ):
         return
-    unlink_child(tree, c)
     if upper.len > lower.len and has_few_children(tree, c):
         own_range(tree, lower.start, lower.len, e)
+        unlink_child(tree, c)
         upper.len += lower.len
         upper.cap += lower.cap
         own_end(tree, e)
@@ -258,8 +282,9 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
         drop_edge(tree, c)
     else:
         parent = upper.parent
-        unlink_child(tree, e)
         own_range(tree, upper.start, upper.len, c)
+        unlink_child(tree, c)
+        unlink_child(tree, e)
         lower.start = upper.start
         lower.len += upper.len
         lower.cap += upper.len

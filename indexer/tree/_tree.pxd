@@ -41,6 +41,7 @@ cdef struct Arena:
     uint32_t* owner          # its edge; NONE at the ends of a free range
     uint32_t used            # positions in use or in free lists; the rest was never touched
     uint32_t capacity        # positions that all three arrays have
+    uint32_t touched         # positions with pages, if the arrays are large; at least `used`
     uint32_t capacities[3]   # positions of each: more than capacity after a failure in between
     uint32_t free_blocks     # positions in free lists
     uint64_t filled[2]       # bit b: bins[b] is not empty
@@ -58,7 +59,7 @@ cdef union FullSet:
 cdef enum EdgeFlags:
     SHADOWS = 1              # some of its blocks may be shadowed
     ON_PATH = 2              # above the chain being stored; only while that is
-    LISTED = 4               # met in the list being tidied; only while that is
+    LISTED = 4               # met in the list being compacted; only while that is
 
 cdef struct Edge:
     uint32_t start           # first block in the arena
@@ -114,6 +115,7 @@ cdef struct Tree:
     Edge* edges
     uint32_t edges_used      # edges ever in use
     uint32_t edges_capacity  # of `edges`
+    uint32_t edges_touched   # of those, with pages, if the array is large
     uint32_t edges_free      # first edge not in use, or NONE
     uint64_t credit          # blocks that compaction may move, earned by those that left
     bint compacting_blocks   # whether blocks of the arena are being moved

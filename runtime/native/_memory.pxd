@@ -5,38 +5,57 @@ more goes back to the system. They are in huge pages where the kernel has them: 
 and written at random, and with small pages finding the page costs more than the access. But not
 as long as the unused end of the last huge page would be a good part of the whole.
 """
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
-from ._yield_points cimport YieldPoints
+from ._yield_points cimport YieldPoints, exclude_readers, admit_readers, yield_after
 
 cdef extern from * nogil:
     """
     #if defined(__linux__)
     #include <sys/mman.h>
-    #define DR_LARGE ((size_t)2 << 20)  /* a huge page; sizes are rounded up to it */
-    #define DR_HUGE (4 * DR_LARGE)
-    #define DR_ROUND(size) (((size) + DR_LARGE - 1) & ~(DR_LARGE - 1))
+    #define DR_LARGE ((size_t)1 << 18)  /* from here on arrays are mapped */
+    #define DR_PAGE ((size_t)2 << 20)  /* a huge page; mapped sizes are rounded up to it */
+    #define DR_HUGE (4 * DR_PAGE)
+    #define DR_ROUND(size) (((size) + DR_PAGE - 1) & ~(DR_PAGE - 1))
     static inline void dr_wish_huge(void *at, size_t size) {  /* failure costs speed only */
         madvise(at, DR_ROUND(size), MADV_HUGEPAGE);
     }
+    /* A place that begins where a huge page does: tables of pages move whole between two such. */
+    static inline void *dr_place(size_t size, int protection) {
+        char *at = mmap(NULL, size + DR_PAGE, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        size_t before;
+        if (at == (char *)MAP_FAILED) return NULL;
+        before = -(size_t)at & (DR_PAGE - 1);
+        if (before != 0) munmap(at, before);
+        munmap(at + before + size, DR_PAGE - before);
+        return at + before;
+    }
     static inline void *dr_map(size_t size, size_t huge_from) {
-        void *at = mmap(NULL, DR_ROUND(size), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (at == MAP_FAILED) return NULL;
-        if (size >= huge_from) dr_wish_huge(at, size);
+        void *at = dr_place(DR_ROUND(size), PROT_READ | PROT_WRITE);
+        if (at != NULL && size >= huge_from) dr_wish_huge(at, size);
         return at;
     }
     static inline void *dr_remap(void *old, size_t old_size, size_t size) {
-        void *at = mremap(old, DR_ROUND(old_size), DR_ROUND(size), MREMAP_MAYMOVE);
-        if (at == MAP_FAILED) return NULL;
+        size_t wanted = DR_ROUND(size);
+        void *place, *at = mremap(old, DR_ROUND(old_size), wanted, 0);
+        if (at == MAP_FAILED) {
+            place = dr_place(wanted, PROT_NONE);
+            if (place == NULL) return NULL;
+            at = mremap(old, DR_ROUND(old_size), wanted, MREMAP_MAYMOVE | MREMAP_FIXED, place);
+            if (at == MAP_FAILED) {
+                munmap(place, wanted);
+                return NULL;
+            }
+        }
         if (size >= DR_HUGE) dr_wish_huge(at, size);
         return at;
     }
     static inline void dr_unmap(void *old, size_t size) { munmap(old, DR_ROUND(size)); }
     #else
     #define DR_LARGE SIZE_MAX
+    #define DR_PAGE SIZE_MAX
     #define DR_HUGE SIZE_MAX
     static inline void *dr_map(size_t size, size_t huge_from) { return calloc(size, 1); }
     static inline void *dr_remap(void *old, size_t old_size, size_t size) {
@@ -44,8 +63,18 @@ cdef extern from * nogil:
     }
     static inline void dr_unmap(void *old, size_t size) { free(old); }
     #endif
+    /* Lets the system find pages for memory that nobody uses yet: 0.1 us or more for one of 4 KiB,
+       up to a ms for a huge one. */
+    static inline void dr_touch(char *begin, size_t size) {
+        size_t at;
+        if (size == 0) return;
+        for (at = 0; at < size; at += 4096) *(volatile char *)(begin + at) = 0;
+        *(volatile char *)(begin + size - 1) = 0;
+    }
     """
+    void touch_pages "dr_touch" (char* begin, size_t size)
     const size_t LARGE "DR_LARGE"
+    const size_t HUGE_PAGE "DR_PAGE"
     const size_t HUGE_FROM "DR_HUGE"
     void* map_pages "dr_map" (size_t size, size_t huge_from)
     void* remap_pages "dr_remap" (void* old, size_t old_size, size_t size)
@@ -53,6 +82,7 @@ cdef extern from * nogil:
 
 cdef enum:
     LEAST_ITEMS = 16   # that a plain array is made for
+    QUICK = 1 << 16    # bytes that are moved in a few us
 
 cdef struct Memory:
     size_t bytes               # held now
@@ -161,11 +191,15 @@ cdef inline void* array_shrink(
 cdef inline void* array_zeroed(Memory* memory, size_t size) noexcept nogil:
     """A new array, of which all will be used from the start."""
     cdef void* new
-    if size < LARGE:
-        return memory_zeroed(memory, size)
     if memory_fails(memory):
         return NULL
-    new = map_pages(size, LARGE)
+    if size >= QUICK:
+        admit_readers(&memory.yield_points)
+    new = calloc(size, 1) if size < LARGE else map_pages(size, HUGE_PAGE)
+    if new != NULL:
+        touch_pages(<char*>new, size)
+    if size >= QUICK:
+        exclude_readers(&memory.yield_points)
     if new != NULL:
         memory.bytes += size
     return new
@@ -181,34 +215,121 @@ cdef inline void array_release(Memory* memory, void* old, size_t size) noexcept 
 
 # Arrays of items, given by the address of the pointer to them, with their capacity in items.
 
-cdef inline bint array_reserve(
-    Memory* memory, void* array, uint32_t* capacity, uint32_t wanted, size_t item
+cdef inline void array_touch(
+    Memory* memory, void* array, uint64_t begin, uint64_t end, size_t item
 ) noexcept nogil:
-    """Make the capacity `wanted` at least; false, and nothing changed, without memory."""
+    """Find pages for items [begin, end) of a large array, which nobody uses yet, while readers come
+    in."""
+    cdef char* at
+    if begin >= end:
+        return
+    memcpy(&at, array, sizeof(at))
+    admit_readers(&memory.yield_points)
+    touch_pages(at + <size_t>begin * item, <size_t>(end - begin) * item)
+    exclude_readers(&memory.yield_points)
+
+
+cdef inline void array_give_back(Memory* memory, void* old, size_t size) noexcept nogil:
+    """As array_release, of an array that no reader finds any more, while readers come in."""
+    if size >= QUICK:
+        admit_readers(&memory.yield_points)
+    if size < LARGE:
+        free(old)
+    else:
+        unmap_pages(old, size)
+    if size >= QUICK:
+        exclude_readers(&memory.yield_points)
+    memory.bytes -= size
+
+
+cdef inline void* array_copy(
+    Memory* memory, const void* old, size_t kept, size_t new_size
+) noexcept nogil:
+    """A new array that begins with so many bytes of an old one, too few to take a step's time to
+    copy; NULL without memory."""
+    cdef char* new
+    if memory_fails(memory):
+        return NULL
+    admit_readers(&memory.yield_points)
+    new = <char*>(malloc(new_size) if new_size < LARGE else map_pages(new_size, HUGE_FROM))
+    if new != NULL:
+        touch_pages(new, kept)
+    exclude_readers(&memory.yield_points)
+    if new != NULL:
+        memcpy(new, old, kept)
+        memory.bytes += new_size
+    return new
+
+
+cdef inline bint array_reserve(
+    Memory* memory, void* array, uint32_t* capacity, uint64_t wanted, size_t item
+) noexcept nogil:
+    """Make the capacity `wanted` at least; false, and nothing changed, without memory.
+
+    The tree is whole: readers may come in.
+    """
     cdef void* at
+    cdef void* old
+    cdef size_t old_size = <size_t>capacity[0] * item
     if capacity[0] >= wanted:
         return True
-    memcpy(&at, array, sizeof(at))
-    at = array_grow(memory, at, capacity[0] * item, wanted * item)
+    if wanted >= UINT32_MAX:
+        return False
+    memcpy(&old, array, sizeof(old))
+    if old_size < QUICK or old_size >= LARGE:
+        at = array_grow(memory, old, old_size, <size_t>wanted * item)
+        old = NULL
+    else:
+        at = array_copy(memory, old, old_size, <size_t>wanted * item)
     if at == NULL:
         return False
     memcpy(array, &at, sizeof(at))
-    capacity[0] = wanted
+    capacity[0] = <uint32_t>wanted
+    if old != NULL:
+        array_give_back(memory, old, old_size)
+    elif old_size >= LARGE:
+        yield_after(&memory.yield_points, memory.yield_points.step)
     return True
 
 
+cdef inline uint64_t enlarged_capacity(uint64_t items, uint64_t least) noexcept nogil:
+    """A capacity for so many items with a half more to grow into, in 64 bits; at most as many as
+    32 bits can number, so that a caller who needs more sees it."""
+    return min(items + items // 2 + least, <uint64_t>UINT32_MAX - 1)
+
+
+cdef inline uint64_t shrunk_capacity(uint64_t items, uint64_t least) noexcept nogil:
+    """What an array is made smaller to: a quarter more than it holds, in 64 bits. Worth it if that
+    is less than half of what there is."""
+    return items + items // 4 + least
+
+
 cdef inline bint array_trim(
-    Memory* memory, void* array, uint32_t* capacity, uint32_t wanted, size_t item
+    Memory* memory, void* array, uint32_t* capacity, uint64_t wanted, size_t item
 ) noexcept nogil:
     """Make the capacity `wanted`, which is smaller and above 0; false, and nothing changed, without
-    memory."""
+    memory. The tree is whole, and readers may come in: they use none of the items that go."""
     cdef void* at
-    memcpy(&at, array, sizeof(at))
-    at = array_shrink(memory, at, capacity[0] * item, wanted * item)
+    cdef void* old
+    cdef size_t old_size = <size_t>capacity[0] * item
+    cdef size_t new_size = <size_t>wanted * item
+    memcpy(&old, array, sizeof(old))
+    if new_size >= LARGE:
+        admit_readers(&memory.yield_points)  # it stays where it is: pages are cut off its end
+        at = array_shrink(memory, old, old_size, new_size)
+        exclude_readers(&memory.yield_points)
+        old = NULL
+    elif old_size >= LARGE:
+        at = array_copy(memory, old, new_size, new_size)
+    else:
+        at = array_shrink(memory, old, old_size, new_size)
+        old = NULL
     if at == NULL:
         return False
     memcpy(array, &at, sizeof(at))
-    capacity[0] = wanted
+    capacity[0] = <uint32_t>wanted
+    if old != NULL:
+        array_give_back(memory, old, old_size)
     return True
 
 

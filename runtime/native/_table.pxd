@@ -7,9 +7,9 @@ a hash with table_seek.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._memory cimport Memory, array_release, array_zeroed
+from ._memory cimport Memory, array_give_back, array_release, array_zeroed
 from ._mix cimport hash_key, hash_pair
-from ._yield_points cimport yield_after
+from ._yield_points cimport exclude_readers, admit_readers
 
 cdef extern from "<stdint.h>" nogil:
     const uint32_t NONE "UINT32_MAX"  # no id
@@ -19,7 +19,7 @@ cdef extern from * nogil:
 
 cdef enum:
     LEAST_BITS = 4  # of the capacity of a table in use
-    SLOTS_A_BLOCK = 8  # that are moved to a larger table in the time a block takes to be stored
+    QUICK_SLOTS = 4096  # that are moved to a larger table in a few us
 
 cdef struct Table:
     uint64_t* slots   # capacity of them
@@ -49,17 +49,26 @@ cdef inline bint table_open(Table* table, Memory* memory, uint32_t bits) noexcep
 
 cdef inline void table_replace(Table* table, const Table* new, Memory* memory) noexcept nogil:
     """Let a new table take the place of one whose entries it has."""
-    if table.slots != NULL:
-        array_release(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
+    cdef uint64_t* old = table.slots
+    cdef size_t size = (table.mask + 1) * sizeof(uint64_t)
     table[0] = new[0]
+    if old != NULL:
+        array_give_back(memory, old, size)
 
 
 cdef inline bint table_resize(Table* table, Memory* memory, uint32_t bits) noexcept nogil:
+    """Move to a new table; false, and nothing changed, without memory.
+
+    The old slots are whole, and in use by readers, until the new ones take their place.
+    """
     cdef Table new
+    cdef bint quick = bits <= 12 and table.mask < QUICK_SLOTS
     cdef uint64_t i, at
     if not table_open(&new, memory, bits):
         return False
     new.count = table.count
+    if not quick:
+        admit_readers(&memory.yield_points)
     if table.slots != NULL:
         for i in range(table.mask + 1):
             if table.slots[i] != 0:
@@ -67,13 +76,13 @@ cdef inline bint table_resize(Table* table, Memory* memory, uint32_t bits) noexc
                 while new.slots[at] != 0:
                     at = (at + 1) & new.mask
                 new.slots[at] = table.slots[i]
-            if (i + 1) % SLOTS_A_BLOCK == 0:
-                yield_after(&memory.yield_points, 1)  # the old slots are still whole, and in use
+    if not quick:
+        exclude_readers(&memory.yield_points)
     table_replace(table, &new, memory)
     return True
 
 
-cdef inline bint table_has_room(const Table* table, uint64_t more) noexcept nogil:
+cdef inline bint table_has_capacity(const Table* table, uint64_t more) noexcept nogil:
     """Whether `more` additions leave it four fifths full at most."""
     return table.slots != NULL and (table.count + more) * 5 <= (table.mask + 1) * 4
 
@@ -81,7 +90,7 @@ cdef inline bint table_has_room(const Table* table, uint64_t more) noexcept nogi
 cdef inline bint table_reserve(Table* table, Memory* memory, uint64_t more) noexcept nogil:
     """Capacity for `more` additions, at most four fifths full; false if there is no memory."""
     cdef uint32_t bits
-    if table_has_room(table, more):
+    if table_has_capacity(table, more):
         return True
     bits = table_bits(table.count + more, 4)
     if table.slots != NULL:
@@ -190,5 +199,13 @@ cdef inline void table_prefetch(const Table* table, uint32_t hashed) noexcept no
 cdef inline void table_free(Table* table, Memory* memory) noexcept nogil:
     if table.slots != NULL:
         array_release(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
+        table.slots = NULL
+    table.count = 0
+
+
+cdef inline void table_give_back(Table* table, Memory* memory) noexcept nogil:
+    """As table_free, of a table that no reader finds any more, while readers come in."""
+    if table.slots != NULL:
+        array_give_back(memory, table.slots, (table.mask + 1) * sizeof(uint64_t))
         table.slots = NULL
     table.count = 0

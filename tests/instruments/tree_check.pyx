@@ -52,13 +52,16 @@ cdef void call_watcher(void* watcher) noexcept nogil:
 
 @contextmanager
 def watched_yield_points(RadixTree tree not None, uint32_t step, watcher):
-    """Meanwhile call `watcher()` where others may read the tree: every `step` blocks of work.
+    """Meanwhile call `watcher()` where others may read the tree: every `step` blocks of work, and
+    where they are let in for a while.
 
     It may read the tree, and must not raise.
     """
     if step == 0:
         raise ValueError("a step of no blocks")
-    tree.tree.memory.yield_points = YieldPoints(call_watcher, <void*>watcher, step, 0)
+    tree.tree.memory.yield_points = YieldPoints(
+        call_watcher, call_watcher, call_watcher, <void*>watcher, step, 0
+    )
     try:
         yield
     finally:
@@ -110,7 +113,6 @@ def flip_bit(RadixTree tree not None, what, uint32_t at=0):
         small = &t.workers[at].edges[0]
     elif what == "edge.flags":
         t.edges[at].flags ^= ON_PATH
-        return
     elif what == "shadowed":
         large = &t.shadowed
     elif what == "stale":
@@ -131,12 +133,11 @@ def flip_bit(RadixTree tree not None, what, uint32_t at=0):
         large = &t.blocks.filled[at]
     elif what == "bytes":
         t.memory.bytes ^= 1
-        return
     else:
         raise KeyError(what)
     if small != NULL:
         small[0] ^= 1
-    else:
+    if large != NULL:
         large[0] ^= 1
 
 
@@ -160,12 +161,7 @@ def check_integrity(RadixTree tree not None):
             + t.numbers_capacity * sizeof(uint32_t)
             + worker_bytes
         )
-        for table_bytes in (
-            bytes_of(&t.by_external_hash),
-            bytes_of(&t.children),
-            bytes_of(&t.by_worker_id),
-        ):
-            held += table_bytes
+        held += bytes_of(&t.by_external_hash) + bytes_of(&t.children) + bytes_of(&t.by_worker_id)
         expect(held == t.memory.bytes, f"{t.memory.bytes} bytes counted, {held} held")
 
 
@@ -378,24 +374,18 @@ cdef size_t check_aliases(Tree* t, uint32_t w) except 0:
     cdef const Aliases* aliases = t.workers[w].aliases
     cdef const Alias* alias
     cdef const Edge* edge
-    cdef uint32_t i
     for i in range(aliases.used):
-        alias = &aliases.all[i]
+        alias = &aliases.all[<uint32_t>i]
         expect(alias_by_external_hash(aliases, alias.external_hash) == i, "an alias is lost")
         expect(alias_by_block(aliases, alias.block) == i, "an alias is lost")
         expect(alias.block < t.blocks.used, "an alias of no block")
         edge = &t.edges[t.blocks.owner[alias.block]]
         expect(alias.block - edge.start < edge_coverage(edge, w), "an alias of no holder")
-    for table_count in (aliases.by_external_hash.count, aliases.by_block.count):
-        expect(table_count == aliases.used, "a worker's aliases miscounted")
+    expect(aliases.by_external_hash.count == aliases.used == aliases.by_block.count, "miscounted")
     check_table(&aliases.by_external_hash)
     check_table(&aliases.by_block)
-    return (
-        sizeof(Aliases)
-        + aliases.capacity * sizeof(Alias)
-        + bytes_of(&aliases.by_external_hash)
-        + bytes_of(&aliases.by_block)
-    )
+    held = bytes_of(&aliases.by_external_hash) + bytes_of(&aliases.by_block)
+    return sizeof(Aliases) + aliases.capacity * sizeof(Alias) + held
 
 
 cdef object check_list(Tree* t, uint32_t w):

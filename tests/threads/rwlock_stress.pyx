@@ -120,6 +120,14 @@ cdef void let_readers_in(void* context) noexcept nogil:
         begin_write(s)
 
 
+cdef void admit_readers(void* context) noexcept nogil:
+    end_write(<Stress*>context)
+
+
+cdef void exclude_readers(void* context) noexcept nogil:
+    begin_write(<Stress*>context)
+
+
 cdef uint32_t match_all(
     const Tree* tree, const uint64_t* local_hashes, uint32_t n, uint32_t* out, uint32_t n_out
 ) noexcept nogil:
@@ -246,7 +254,9 @@ def run(
     for i in range(n_workers):
         assert tree_intern_worker(s.tree, i, 0) == i
         tree_bind(s.tree, i, i)
-    s.tree.memory.yield_points = YieldPoints(let_readers_in, &s, STEP_BLOCKS, 0)
+    s.tree.memory.yield_points = YieldPoints(
+        let_readers_in, admit_readers, exclude_readers, &s, STEP_BLOCKS, 0
+    )
     with nogil:
         for i in range(n_readers):
             readers[i].stress = &s
