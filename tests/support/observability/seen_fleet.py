@@ -1,0 +1,94 @@
+"""A served fleet with something of everything that metrics tell: caches in every tier, failures,
+an ejected worker, TLS, snapshots, the event plane."""
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import grpc
+from support.fake_engine import FakeEngine, fail, prompt
+from support.polling import until
+from support.security.certificates import Authority
+
+from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
+from dynamo_router.indexer.wire.codec import encode_event_message
+from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
+from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.serve import Server
+from dynamo_router.runtime import supervised
+from dynamo_router.runtime.errors import WorkerError
+from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.runtime.security import ServerTlsConfig
+from dynamo_router.workers.outliers import OutlierPolicy
+
+BLOCK = 16
+OPENMETRICS = {"Accept": "application/openmetrics-text;version=1.0.0"}
+
+
+@asynccontextmanager
+async def seen_fleet(folder: Path) -> AsyncIterator[str]:
+    """Its /metrics, as OpenMetrics."""
+    authority = Authority(folder)
+    cert, key = authority.issue("router")
+    engines = [
+        FakeEngine(worker_id=1),
+        FakeEngine(fail(grpc.StatusCode.INTERNAL, "broken"), worker_id=2),
+        FakeEngine(worker_id=3),
+    ]
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            await stack.enter_async_context(engine)
+        server = Server(
+            ServeConfig(
+                port=0,
+                http_port=0,
+                workers=tuple(engine.url for engine in engines),
+                router=KvRouterConfig(block_size=BLOCK, seed=1),
+                outliers=OutlierPolicy(failures_in_a_row=1, ejection_s=60),
+                index_snapshot=str(folder / "index"),
+                tls=ServerTlsConfig(cert=cert, key=key),
+            )
+        )
+        stack.push_async_callback(server.close)
+        await server.start()
+        await until(lambda: len(server.monitor.ready_clients()) == len(engines))
+        for n, tier in enumerate(("device", "host_pinned", "disk", "external"), 1):
+            server.router.apply_event(_stored(n, tier))
+        await _send_requests(server)
+        server.dispatcher.hits.hit("retry_budget")
+        supervised.failures["flights"] += 1
+        stack.callback(supervised.failures.clear)
+        context = ssl.create_default_context(cafile=authority.ca)
+        url = f"https://{server.http_address}/metrics"
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        async with session.get(url, headers=OPENMETRICS, ssl=context) as answer:
+            assert answer.status == 200
+            page = await answer.text()
+        yield page
+
+
+async def _send_requests(server: Server) -> None:
+    """Until one has failed on the bad engine."""
+
+    async def respond(message: bytes) -> None: ...
+
+    number = 0
+    while not server.monitor.reports.outliers.ejections:
+        number += 1
+        assert number < 1000
+        try:
+            body = prompt(f"r{number}", 8 + number % 50).SerializeToString()
+            await server.dispatcher.generate(body, respond)
+        except (grpc.RpcError, WorkerError):
+            pass
+
+
+def _stored(event_id: int, tier: StorageTier) -> bytes:
+    tokens = list(range(1, 1 + event_id * BLOCK))
+    local = compute_block_hash_for_seq(tokens, BLOCK)
+    pairs = zip(compute_seq_hash_for_block(local), local, strict=True)
+    data = Stored(None, tuple(StoredBlock(s, t) for s, t in pairs))
+    event = RouterEvent(WorkerWithDpRank(1), event_id, data, tier)
+    return encode_event_message([event], 1, event_id, 0)
