@@ -35,23 +35,7 @@ from .dispatch import (
 )
 from .events import EventIntake
 from .kv_router import KvRouter
-from .metrics import (
-    LoopLagProbe,
-    MetricsPage,
-    RequestMetrics,
-    WorkerRequests,
-    build_metrics,
-    dispatch_metrics,
-    event_metrics,
-    fault_metrics,
-    log_metrics,
-    plane_metrics,
-    process_metrics,
-    queue_metrics,
-    security_metrics,
-    snapshot_metrics,
-    worker_metrics,
-)
+from .metrics import RouterMetrics
 from .mock_process import MockProcess
 from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
 
@@ -151,11 +135,10 @@ class Server:
             mixed_models=config.mixed_models,
             tls=self.security.worker_tls,
         )
-        served = WorkerRequests(self.router.registry)
-        metrics = RequestMetrics(lambda: self.dispatcher.in_flight, self._clock, served)
-        observer: DispatchObserver = metrics
+        self.metrics = RouterMetrics(self.router, self._clock, lambda: self.dispatcher.in_flight)
+        observer: DispatchObserver = self.metrics.requests
         if config.router.router_track_output_blocks:
-            observer = OutputTracking(self.router, metrics)
+            observer = OutputTracking(self.router, observer)
         if config.observability.access_log:
             observer = AccessLog(self._clock, observer)
         self._admission = admission_of(self.router)
@@ -194,24 +177,20 @@ class Server:
         self._reloader = None
         if source is not None:
             self._reloader = Reloader(source, check=self._live.check, apply=self._live.apply)
-        self._loop_lag = LoopLagProbe(self._clock)
-        reports, most = self.monitor.reports, config.observability.metrics_max_workers
-        self.metrics = MetricsPage(
-            metrics.collect,
-            worker_metrics(self.router, served, reports, most),
-            dispatch_metrics(self.dispatcher),
-            fault_metrics(self.router, self.dispatcher),
-            self._loop_lag.collect,
-            process_metrics,
-            build_metrics,
-            log_metrics(output),
-            security_metrics(self.security),
+        calls = CallLimits(config.peers, hits, self.metrics.requests.on_refused)
+        self.metrics.watch(
+            self.dispatcher,
+            self.monitor.reports,
+            self.security,
+            max_workers=config.observability.metrics_max_workers,
+            queue=None if self._admission is None else self._admission.queue,
+            log=output,
+            open_calls=calls.open_calls,
+            http_connections=lambda: self._http.open,
         )
-        if self._admission is not None:
-            self.metrics.add(queue_metrics(self._admission.queue))
         self._http = HttpServer(
             self.router,
-            self.metrics,
+            self.metrics.page,
             self._health,
             security=self.security,
             reader=reader,
@@ -227,7 +206,7 @@ class Server:
             ),
             RouterService(self.router, reader, self.admin),
             access=self.security.access,
-            calls=CallLimits(config.peers, hits, metrics.on_refused),
+            calls=calls,
             max_message_bytes=config.connection.max_message_bytes,
             tls=self.security.server_tls,
         )
@@ -278,8 +257,8 @@ class Server:
         stack.push_async_callback(self._http.close)
         for line in self.security.exposed(self._grpc.port, self._http.port, self._http.admin):
             log.warning(line)
-        self._loop_lag.start()
-        stack.callback(self._loop_lag.close)
+        self.metrics.loop_lag.start()
+        stack.callback(self.metrics.loop_lag.close)
         self.security.watch.start()
         stack.push_async_callback(self.security.watch.close)
         nats_url = await self._start_events()
@@ -344,10 +323,7 @@ class Server:
         )
         self._stack.push_async_callback(events.close)
         await events.start()
-        self.metrics.add(event_metrics(index))
-        self.metrics.add(plane_metrics(events.plane, events.feed))
-        if events.snapshot is not None:
-            self.metrics.add(snapshot_metrics(events.snapshot))
+        self.metrics.watch_events(index, events)
         return events.nats_url
 
     async def _wait_for_workers(self) -> None:

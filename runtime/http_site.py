@@ -23,6 +23,12 @@ class HttpSite:
         self.port = 0
         """of the first address"""
 
+    @property
+    def connections(self) -> int:
+        """How many are open now."""
+        server = None if self._runner is None else self._runner.server
+        return 0 if server is None else len(server.connections)
+
     async def start(
         self, host: str, port: int, *, key: str, tls: ssl.SSLContext | None = None
     ) -> int:

@@ -1,8 +1,8 @@
-"""What Prometheus sees of the process: its resources, its log, its version."""
+"""What Prometheus sees of the process: its resources, its servers, its log, its version."""
 
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -69,6 +69,25 @@ def log_metrics(log: LogOutput | None) -> Callable[[], Iterable[Metric]]:
         lost.add_metric(["rate_limit"], log.rate.suppressed if log else 0)
         lost.add_metric(["slow_reader"], log.writer.dropped if log else 0)
         return (lost,)
+
+    return collect
+
+
+def server_metrics(
+    calls: Callable[[], Mapping[str, int]], connections: Callable[[], int]
+) -> Callable[[], Iterable[Metric]]:
+    """What callers have open at our servers: gRPC calls by what they ask for, HTTP connections."""
+
+    def collect() -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "dynamo_router_open_calls", "gRPC calls, by what they ask for.", labels=["kind"]
+        )
+        for kind, count in calls().items():
+            family.add_metric([kind], count)
+        http = GaugeMetricFamily(
+            "dynamo_router_http_connections", "Connections to the HTTP server.", connections()
+        )
+        return (family, http)
 
     return collect
 

@@ -47,6 +47,14 @@ class CallLimits:
         self.bytes = SharedBound("max_request_bytes", limits.max_request_bytes, share, hits)
         self.on_request_refused = on_request_refused
 
+    def open_calls(self) -> dict[str, int]:
+        """How many there are, by what they ask for."""
+        return {
+            "requests": self.requests.used,
+            "questions": self.questions.used,
+            "health": self.health.used,
+        }
+
     def bound_of(self, method: str) -> SharedBound:
         """What a method's calls are counted by."""
         if method in REQUESTS:

@@ -82,6 +82,11 @@ class HttpServer:
     def port(self) -> int:
         return self._site.port
 
+    @property
+    def open(self) -> int:
+        """Connections."""
+        return self._site.connections
+
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free one. ConfigError if it, or the admin port, cannot be had."""
         tls = self._security.server_tls

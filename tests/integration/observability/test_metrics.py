@@ -1,8 +1,10 @@
 """/metrics of a served fleet, read as Prometheus reads it."""
 
+import asyncio
+
 import grpc
 import pytest
-from support.fake_engine import FakeEngine, fail, prompt
+from support.fake_engine import FakeEngine, fail, prompt, stall
 from support.observability.exposition import families, values_of
 from support.polling import until
 from support.serving import BLOCK, Doors, serving
@@ -81,3 +83,17 @@ async def test_prometheus_reads_every_format(events: bool) -> None:
     assert values_of(plain["dynamo_router_log_lines_lost"], "reason").keys() == {
         "rate_limit", "slow_reader",
     }  # fmt: skip
+
+
+async def test_what_callers_have_open_is_told() -> None:
+    async with serving(FakeEngine(stall)) as doors:
+        call = asyncio.create_task(doors.answers(prompt()))
+        await until(lambda: doors.server.dispatcher.in_flight == 1)
+        page = await doors.metrics()
+        assert page['dynamo_router_open_calls{kind="requests"}'] == 1
+        assert page['dynamo_router_open_calls{kind="questions"}'] == 0
+        assert page["dynamo_router_http_connections"] == 1  # this one
+        call.cancel()
+        await asyncio.wait([call])
+        await until(lambda: not doors.server.dispatcher.in_flight)
+        assert (await doors.metrics())['dynamo_router_open_calls{kind="requests"}'] == 0

@@ -1,0 +1,73 @@
+"""All metrics of a served router, put together."""
+
+from collections.abc import Callable, Mapping
+
+from ...indexer.event_index import EventIndex
+from ...runtime.clock import Clock
+from ...runtime.logs import LogOutput
+from ...workers.request_reports import RequestReports
+from ..access import Security
+from ..admission import AdmissionQueue
+from ..dispatch import Dispatcher
+from ..events import EventIntake
+from ..kv_router import KvRouter
+from .collectors import (
+    dispatch_metrics,
+    event_metrics,
+    fault_metrics,
+    plane_metrics,
+    queue_metrics,
+    snapshot_metrics,
+)
+from .loop_lag import LoopLagProbe
+from .page import MetricsPage
+from .process import build_metrics, log_metrics, process_metrics, server_metrics
+from .requests import RequestMetrics
+from .security import security_metrics
+from .worker_requests import WorkerRequests
+from .workers import worker_metrics
+
+
+class RouterMetrics:
+    """`requests` observes the dispatcher, `page` is what is scraped. `loop_lag` runs from its start
+    to its close; without, it tells nothing.
+
+    The rest is watched where it is: say so by `watch`, and `watch_events` once there are any.
+    """
+
+    def __init__(self, router: KvRouter, clock: Clock, in_flight: Callable[[], int]) -> None:
+        self._router = router
+        self._workers = WorkerRequests(router.registry)
+        self.requests = RequestMetrics(in_flight, clock, self._workers)
+        self.loop_lag = LoopLagProbe(clock)
+        self.page = MetricsPage(
+            self.requests.collect, self.loop_lag.collect, process_metrics, build_metrics
+        )
+
+    def watch(
+        self,
+        dispatcher: Dispatcher,
+        reports: RequestReports,
+        security: Security,
+        *,
+        max_workers: int,
+        queue: AdmissionQueue | None,
+        log: LogOutput | None,
+        open_calls: Callable[[], Mapping[str, int]],
+        http_connections: Callable[[], int],
+    ) -> None:
+        page = self.page
+        page.add(worker_metrics(self._router, self._workers, reports, max_workers))
+        page.add(dispatch_metrics(dispatcher))
+        page.add(fault_metrics(self._router, dispatcher))
+        page.add(security_metrics(security))
+        page.add(log_metrics(log))
+        page.add(server_metrics(open_calls, http_connections))
+        if queue is not None:
+            page.add(queue_metrics(queue))
+
+    def watch_events(self, index: EventIndex, events: EventIntake) -> None:
+        self.page.add(event_metrics(index))
+        self.page.add(plane_metrics(events.plane, events.feed))
+        if events.snapshot is not None:
+            self.page.add(snapshot_metrics(events.snapshot))

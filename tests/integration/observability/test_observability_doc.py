@@ -1,0 +1,78 @@
+"""docs/observability.md names every metric, alert and log field that there is, and no other."""
+
+import re
+from pathlib import Path
+
+import grpc
+import pytest
+import yaml
+from structlog.testing import capture_logs
+from support.fake_engine import FakeEngine, fail, prompt
+from support.observability.exposition import families
+from support.observability.seen_fleet import seen_fleet
+from support.places import ROOT
+from support.rig import Rig
+
+from dynamo_router.router.dispatch.access_log import AccessLog
+from dynamo_router.router.dispatch.observers import NoObserver
+from dynamo_router.runtime.clock import SystemClock
+from dynamo_router.runtime.logs import UNLIMITED
+
+DOC = (ROOT / "docs" / "observability.md").read_text()
+GONE = grpc.StatusCode.UNAVAILABLE
+METRIC = re.compile(r"\| `(\w+)` \| (\w+) \| ([\w, -]+) \| .+ \|")
+SILENT = {"dynamo_router_access_refused_total": "reason"}
+"""Labels of metrics without a sample in a fleet that has not met what they count."""
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """(type, labels) of each metric, as its row in the table says."""
+    rows = [METRIC.fullmatch(line) for line in DOC.split("## Log")[0].splitlines()]
+    found = [(row[1], (row[2], row[3])) for row in rows if row is not None]
+    assert len(dict(found)) == len(found), "a metric is there twice"
+    return dict(found)
+
+
+async def test_every_metric_is_documented_with_its_type_and_labels(tmp_path: Path) -> None:
+    async with seen_fleet(tmp_path) as page:
+        there = families(page, openmetrics=True)
+    told = {}
+    for family in there.values():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+        told[name] = family.type, ", ".join(labels) or SILENT.get(name, "-")
+    assert documented() == told
+
+
+def test_every_alert_is_documented_with_its_severity() -> None:
+    path = ROOT / "router" / "metrics" / "dashboards" / "dynamo-router-alerts.yaml"
+    rules = yaml.safe_load(path.read_text())["groups"][0]["rules"]
+    rows = re.findall(r"^\| `(\w+)` \| (info|warning|critical) \|", DOC, re.MULTILINE)
+    assert rows == [(rule["alert"], rule["labels"]["severity"]) for rule in rules]
+
+
+def fields_of(event: str) -> set[str]:
+    """Those in the table below an event's paragraph."""
+    section = DOC.split(f"\n`{event}` (")[1]
+    table = section.split("|---|---|\n")[1].split("\n\n")[0]
+    return {
+        name for row in table.splitlines() for name in re.findall("`(\\w+)`", row.split("|")[1])
+    }
+
+
+@pytest.mark.parametrize("event", ["request failed", "request ended"])
+async def test_log_lines_have_the_documented_fields(event: str) -> None:
+    seen: set[str] = set()
+    access = AccessLog(SystemClock(), NoObserver())
+    async with Rig(FakeEngine(fail(GONE, "gone")), FakeEngine(), observer=access) as rig:
+        with capture_logs() as logs:
+            for number in range(4):
+                await rig.answers(prompt(f"r{number}"))
+            await rig.engines[1].stop()
+            await rig.refusal(prompt("lost"))
+            await rig.settled()
+    for line in logs:
+        if line["event"] == event:
+            seen |= set(line) - {"event", "log_level", UNLIMITED}
+    assert seen and seen <= fields_of(event)
+    assert fields_of(event) - seen <= {"breaks_workers"}
