@@ -54,7 +54,7 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
         stack.push_async_callback(server.close)
         await server.start()
         await until(lambda: len(server.monitor.ready_clients()) == len(engines))
-        for n, tier in enumerate(("device", "host_pinned", "disk", "external"), 1):
+        for n, tier in enumerate(("device", "host_pinned", "disk", "external")):
             server.router.apply_event(_stored(n, tier))
         await _send_requests(server)
         server.dispatcher.hits.hit("retry_budget")
@@ -86,7 +86,7 @@ async def _send_requests(server: Server) -> None:
 
 
 def _stored(event_id: int, tier: StorageTier) -> bytes:
-    tokens = list(range(1, 1 + event_id * BLOCK))
+    tokens = list(range(1, 1 + (event_id + 1) * BLOCK))
     local = compute_block_hash_for_seq(tokens, BLOCK)
     pairs = zip(compute_seq_hash_for_block(local), local, strict=True)
     data = Stored(None, tuple(StoredBlock(s, t) for s, t in pairs))

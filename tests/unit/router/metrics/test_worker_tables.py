@@ -45,8 +45,8 @@ class Fleet:
         local = compute_block_hash_for_seq(list(range(1, 1 + blocks * BLOCK)), BLOCK)
         pairs = zip(compute_seq_hash_for_block(local), local, strict=True)
         stored = Stored(None, tuple(StoredBlock(s, t) for s, t in pairs))
-        event = RouterEvent(WorkerWithDpRank(worker_id), 1, stored)
-        self.router.apply_event(encode_event_message([event], worker_id, 1, 0))
+        event = RouterEvent(WorkerWithDpRank(worker_id), 0, stored)
+        self.router.apply_event(encode_event_message([event], worker_id, 0, 0))
 
     async def scrape(self, accept: str = "") -> dict[str, object]:
         page = await self.page.render(accept)
