@@ -9,15 +9,12 @@ from ..clock import Clock, SystemClock
 from ..discovery import PrefixWatcher, full_key_string
 from ..errors import NoWorkersError
 from ..kv_stores import KeyValueStore
-from ..request_planes import Fault, RequestError, TcpRequestClient
+from ..request_planes import RequestClient, RequestError
 from .answers import NOTHING, data_of
 from .chooser import InstanceChooser, Mode
 from .instances import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
 
 Answer: TypeAlias = AsyncGenerator[Any, None]
-# The request has certainly not begun: somebody else may have it.
-_NOT_BEGUN = (Fault.UNREACHABLE, Fault.UNAVAILABLE, Fault.OVERLOADED)
-_DOWN = (Fault.UNREACHABLE, Fault.UNAVAILABLE, Fault.SILENT, Fault.REFUSED, Fault.BROKEN)
 
 
 class Client:
@@ -26,7 +23,7 @@ class Client:
     def __init__(
         self,
         name: EndpointName,
-        plane: TcpRequestClient,
+        plane: RequestClient,
         store: KeyValueStore | None,
         static: Sequence[Instance] = (),
         *,
@@ -52,7 +49,7 @@ class Client:
         found = dict(self._static)
         for watcher in reversed(self._watchers):  # where there are two, that of today counts
             for instance in watcher.values.values():
-                if instance.name == self.name and instance.transport == "tcp":
+                if instance.name == self.name and instance.transport in self._plane.transports:
                     found[instance.instance_id] = instance
         return found
 
@@ -103,12 +100,14 @@ class Client:
                         yield part
                 return
             except RequestError as error:
-                if begun or error.fault not in _NOT_BEGUN:
+                if begun or not error.fault.not_begun:
                     raise
                 failure = error
 
     async def _call(self, instance: Instance, body: object, more: dict[str, Any]) -> Answer:
-        answer = self._plane.stream(instance.address, body, codec=instance.codec, **more)
+        answer = self._plane.stream(
+            instance.address, body, transport=instance.transport, codec=instance.codec, **more
+        )
         try:
             async with aclosing(answer) as parts:
                 async for part in parts:
@@ -117,7 +116,7 @@ class Client:
             self._chooser.report_up(instance.instance_id)
         except RequestError as error:
             error.worker_id = instance.instance_id
-            if error.fault in _DOWN:
+            if error.fault.down:
                 self._chooser.report_down(instance.instance_id, self._clock.now())
             raise
 

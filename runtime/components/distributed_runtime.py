@@ -4,14 +4,21 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from structlog import get_logger
 
 from ..discovery import Registrations
 from ..errors import ConfigError
-from ..kv_stores import LEASE_TTL_S, KeyValueStore, StoreError
-from ..request_planes import Handler, RequestContext, TcpRequestClient, TcpRequestServer, annotated
+from ..kv_stores import LEASE_TTL_S, KeyValueStore, NatsAddress, StoreError
+from ..request_planes import (
+    Handler,
+    NatsCarrier,
+    RequestClient,
+    RequestContext,
+    RequestServer,
+    annotated,
+)
 from .cancellation import CancellationToken
 from .client import Client
 from .components import Namespace
@@ -23,6 +30,7 @@ from .instances import (
     Instance,
     decode_instance,
     path_of,
+    subject_of,
 )
 
 STARTUP_TIMEOUT_S = 120.0
@@ -49,16 +57,25 @@ class DistributedRuntime:
         generation: Generation = "today",
         capacity: int = 1024,
         startup_timeout_s: float = STARTUP_TIMEOUT_S,
+        nats: NatsAddress | None = None,
+        request_plane: Literal["tcp", "nats"] = "tcp",
     ) -> None:
-        """`host` is where others reach us; `port` 0 is any. The store is closed with us."""
+        """`host` is where others reach us; `port` 0 is any. The store is closed with us.
+
+        With `nats` workers of the NATS request plane can be called, and we may be one.
+        """
+        if request_plane == "nats" and nats is None:
+            raise ConfigError("the NATS request plane needs the address of NATS", key="nats")
         if host in ("", "0.0.0.0", "::"):
             raise ConfigError(f"others cannot reach us at {host!r}", key="host")
         self._store, self._host, self._port = store, host, port
         self._generation: Generation = generation
         self._startup_timeout_s = startup_timeout_s
         self._lease_ttl_s = lease_ttl_s
-        self._server = TcpRequestServer(capacity)
-        self._plane = TcpRequestClient()
+        self._server = RequestServer(capacity)
+        self._nats = NatsCarrier(nats) if nats is not None else None
+        self._over_nats = request_plane == "nats"
+        self._plane = RequestClient({"nats_tcp": self._nats} if self._nats is not None else None)
         self._registrations: Registrations | None = None
         self._declared: dict[EndpointName, Handler] = {}
         self._served: dict[EndpointName, Instance] = {}
@@ -132,6 +149,8 @@ class DistributedRuntime:
                     await self._registrations.unregister(*instance.key(self._generation))
                 except StoreError as error:
                     log.warning("an instance stays until its lease ends", error=str(error))
+            if self._over_nats and self._nats is not None:
+                await self._nats.remove(instance.address)
             self._server.remove(path_of(instance.name, instance.instance_id))
         self._served.clear()
         if not await self._server.drain(drain_timeout_s):
@@ -189,9 +208,13 @@ class DistributedRuntime:
         """See Endpoint.serve: `handler` yields parts as they go over the wire."""
         id = self.instance_id
         shown = f"[{self._host}]" if ":" in self._host else self._host
-        address = f"{shown}:{self._server.port}/{path_of(name, id)}"
-        instance = Instance(name, id, "tcp", address, "msgpack")
-        self._server.add(path_of(name, id), handler)
+        path = path_of(name, id)
+        instance = Instance(name, id, "tcp", f"{shown}:{self._server.port}/{path}", "msgpack")
+        self._server.add(path, handler)
+        if self._over_nats and self._nats is not None:
+            instance = Instance(name, id, "nats_tcp", subject_of(name, id), "msgpack")
+            take = self._server.take
+            await self._nats.serve(instance.address, lambda subject, data: take(path, data))
         self._served[name] = instance
         if self._registrations is not None:
             await self._registrations.register(*instance.key(self._generation), instance.value())

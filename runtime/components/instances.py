@@ -98,6 +98,11 @@ def path_of(name: EndpointName, instance_id: int) -> str:
     return f"{instance_id:x}/{name.namespace}/{name.component}/{name.endpoint}"
 
 
+def subject_of(name: EndpointName, instance_id: int) -> str:
+    """What requests over NATS to an instance are addressed to."""
+    return f"{name.namespace}_{name.component}.{name.endpoint}-{instance_id:x}"
+
+
 class _Value(msgspec.Struct):
     transport: dict[str, Any]
     namespace: str | None = None

@@ -107,6 +107,13 @@ class NatsLink:
             return False
         return True
 
+    async def request(
+        self, subject: str, payload: bytes, headers: dict[str, str], timeout_s: float
+    ) -> bytes:
+        """Ask whoever serves a subject, and wait for the reply."""
+        answer = await self._client.request(subject, payload, timeout=timeout_s, headers=headers)
+        return bytes(answer.data)
+
     async def subscribe(
         self,
         subject: str,

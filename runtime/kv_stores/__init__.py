@@ -4,7 +4,7 @@ from .etcd_config import EtcdConfig
 from .etcd_store import EtcdStore
 from .file_store import FileStore
 from .memory_store import MemoryStore
-from .nats_connection import NatsAddress
+from .nats_connection import NatsAddress, NatsConnection
 from .nats_store import NatsStore
 from .open_store import BACKENDS, open_store
 from .store import (
@@ -35,6 +35,7 @@ __all__ = [
     "Listing",
     "MemoryStore",
     "NatsAddress",
+    "NatsConnection",
     "NatsStore",
     "StoreError",
     "Watch",

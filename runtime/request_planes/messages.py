@@ -7,9 +7,6 @@ import msgspec
 from .frames import FrameError, TwoPart, decode_two_part, encode_two_part
 
 CODECS = ("msgpack", "json")
-UNAVAILABLE = "Server unavailable: "
-OVERLOADED = "Server overloaded: "
-"""How the refusals begin that a caller of Dynamo's understands. It hangs on any other."""
 SENTINEL = encode_two_part(msgspec.json.encode("sentinel"))
 STOP, KILL = (encode_two_part(msgspec.json.encode(word)) for word in ("stop", "kill"))
 

@@ -1,28 +1,13 @@
 """What an answer's frames mean, from the handshake to the end. No socket."""
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, TypeAlias
 
 import msgspec
 
+from .faults import Fault
 from .frames import FrameError, TwoPart
 from .messages import decode_body, read_handshake
-
-
-class Fault(Enum):
-    """What went wrong with a request, by who has to do something about it."""
-
-    UNREACHABLE = "unreachable"  # the worker does not take connections
-    UNAVAILABLE = "unavailable"  # it refuses: it is going, or does not know the endpoint
-    OVERLOADED = "overloaded"
-    SILENT = "silent"  # neither acknowledgement nor answer in time
-    REFUSED = "refused"  # an error instead of an answer
-    BROKEN = "broken"  # the answer ended before it was complete
-    PROTOCOL = "protocol"  # it sends what no worker may
-    INVALID = "invalid"  # the worker cannot take the request as it is
-    FAILED = "failed"  # the worker tried, and says that it did not work
-    TOO_LARGE = "too_large"  # ours: no frame can hold the request
 
 
 @dataclass(frozen=True, slots=True)

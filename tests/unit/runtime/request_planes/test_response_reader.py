@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.places import VECTORS
 
+from dynamo_router.runtime.request_planes.faults import Fault
 from dynamo_router.runtime.request_planes.frames import (
     FrameError,
     RequestDecoder,
@@ -28,7 +29,6 @@ from dynamo_router.runtime.request_planes.response_reader import (
     Data,
     Ended,
     Event,
-    Fault,
     ResponseReader,
     subject_of,
 )

@@ -12,9 +12,10 @@ from support.places import VECTORS
 
 from dynamo_router.runtime.request_planes import (
     Fault,
+    RequestClient,
     RequestError,
-    TcpRequestClient,
-    tcp_client,
+    request_client,
+    tcp_carrier,
 )
 from dynamo_router.runtime.request_planes.frames import RequestDecoder, encode_ack
 from dynamo_router.runtime.request_planes.messages import (
@@ -42,14 +43,14 @@ async def closes_lines() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[TcpRequestClient]:
-    running = TcpRequestClient()
+async def client() -> AsyncIterator[RequestClient]:
+    running = RequestClient()
     await running.start()
     yield running
     await running.close()
 
 
-async def ask(client: TcpRequestClient, address: str, body: Any) -> list[Any]:
+async def ask(client: RequestClient, address: str, body: Any) -> list[Any]:
     async with asyncio.timeout(20):
         return [part async for part in client.stream(address, body)]
 
@@ -134,10 +135,10 @@ async def comes_home_twice(writer: asyncio.StreamWriter, message: Any) -> None:
     ],
 )
 async def test_a_worker_that_misbehaves_is_told_from_the_others(
-    client: TcpRequestClient, monkeypatch: pytest.MonkeyPatch, script: Script, fault: Fault
+    client: RequestClient, monkeypatch: pytest.MonkeyPatch, script: Script, fault: Fault
 ) -> None:
-    monkeypatch.setattr(tcp_client, "ACK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(tcp_client, "CALL_HOME_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(tcp_carrier, "ACK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(request_client, "CALL_HOME_TIMEOUT_S", 0.3)
     worker, address = await scripted(script)
     try:
         with pytest.raises(RequestError) as caught:
@@ -149,7 +150,7 @@ async def test_a_worker_that_misbehaves_is_told_from_the_others(
         await worker.wait_closed()
 
 
-async def test_recorded_answers_of_a_real_worker_are_read(client: TcpRequestClient) -> None:
+async def test_recorded_answers_of_a_real_worker_are_read(client: RequestClient) -> None:
     cases = json.loads((VECTORS / "request_plane" / "tcp_generate.json").read_text())["cases"]
     case = cases["complete_3_tokens"]
 

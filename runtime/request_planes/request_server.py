@@ -1,4 +1,4 @@
-"""A worker's side of the TCP request plane: one port for all endpoints, answers by call-home."""
+"""A worker's side of the request plane: one port for all endpoints, answers by call-home."""
 
 import asyncio
 import contextlib
@@ -10,11 +10,10 @@ from structlog import get_logger
 
 from ..errors import InvalidRequestError
 from ..urls import redact_text
+from .faults import OVERLOADED, UNAVAILABLE
 from .frames import FrameError, RequestDecoder, TwoPartDecoder, encode_ack
 from .messages import (
-    OVERLOADED,
     SENTINEL,
-    UNAVAILABLE,
     RequestMessage,
     data_frame,
     decode_request_message,
@@ -44,7 +43,7 @@ Handler: TypeAlias = Callable[[Any, RequestContext], AsyncIterator[object]]
 """Yields the parts of an answer, each as the caller gets it (see `annotated`)."""
 
 
-class TcpRequestServer:
+class RequestServer:
     """Listens from `start` to `close`. Requests beyond `capacity` at a time are refused."""
 
     def __init__(self, capacity: int = 1024) -> None:
@@ -125,7 +124,7 @@ class TcpRequestServer:
 class _Caller(asyncio.Protocol):
     """A caller's connection: requests in, acknowledgements out in their order."""
 
-    def __init__(self, server: TcpRequestServer) -> None:
+    def __init__(self, server: RequestServer) -> None:
         self._server = server
         self._decoder = RequestDecoder()
         self._transport: asyncio.Transport | None = None

@@ -14,11 +14,11 @@ from support.polling import until
 from dynamo_router.runtime.errors import InvalidRequestError
 from dynamo_router.runtime.request_planes import (
     Fault,
+    RequestClient,
     RequestContext,
     RequestError,
-    TcpRequestClient,
-    TcpRequestServer,
-    tcp_server,
+    RequestServer,
+    annotated,
 )
 from dynamo_router.runtime.request_planes.frames import (
     RequestDecoder,
@@ -42,8 +42,8 @@ async def count(body: Any, context: RequestContext) -> AsyncIterator[object]:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[TcpRequestServer]:
-    running = TcpRequestServer(capacity=100)
+async def server() -> AsyncIterator[RequestServer]:
+    running = RequestServer(capacity=100)
     await running.start()
     running.add(PATH, count)
     yield running
@@ -51,25 +51,25 @@ async def server() -> AsyncIterator[TcpRequestServer]:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[TcpRequestClient]:
-    running = TcpRequestClient()
+async def client() -> AsyncIterator[RequestClient]:
+    running = RequestClient()
     await running.start()
     yield running
     await running.close()
 
 
-def at(server: TcpRequestServer, path: str = PATH) -> str:
+def at(server: RequestServer, path: str = PATH) -> str:
     return f"127.0.0.1:{server.port}/{path}"
 
 
-async def ask(client: TcpRequestClient, address: str, body: Any, **more: Any) -> list[Any]:
+async def ask(client: RequestClient, address: str, body: Any, **more: Any) -> list[Any]:
     async with asyncio.timeout(20):
         return [part async for part in client.stream(address, body, **more)]
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 async def test_an_answer_comes_in_parts_and_in_order(
-    server: TcpRequestServer, client: TcpRequestClient, codec: str
+    server: RequestServer, client: RequestClient, codec: str
 ) -> None:
     parts = await ask(client, at(server), {"n": 200}, codec=codec, request_id="r1")
     assert parts == [{"number": number, "id": "r1"} for number in range(200)]
@@ -77,16 +77,16 @@ async def test_an_answer_comes_in_parts_and_in_order(
 
 
 async def test_many_requests_share_a_connection(
-    server: TcpRequestServer, client: TcpRequestClient
+    server: RequestServer, client: RequestClient
 ) -> None:
     answers = await asyncio.gather(*(ask(client, at(server), {"n": n}) for n in range(80)))
     assert [len(parts) for parts in answers] == list(range(80))
-    assert len(client._workers) == 1
+    assert client.connections == 1
     await until(lambda: server.in_flight == 0)
 
 
 async def test_refusals_are_told_apart_and_shift_nothing(
-    server: TcpRequestServer, client: TcpRequestClient
+    server: RequestServer, client: RequestClient
 ) -> None:
     results = await asyncio.gather(
         *(ask(client, at(server, PATH if n % 2 else "7f/x"), {"n": 3}) for n in range(6)),
@@ -100,14 +100,14 @@ async def test_refusals_are_told_apart_and_shift_nothing(
             assert "Server unavailable: unknown endpoint 7f/x" in str(result)
 
 
-async def test_a_worker_at_capacity_says_so(client: TcpRequestClient) -> None:
+async def test_a_worker_at_capacity_says_so(client: RequestClient) -> None:
     go = asyncio.Event()
 
     async def wait(body: Any, context: RequestContext) -> AsyncIterator[object]:
         yield 1
         await go.wait()
 
-    server = TcpRequestServer(capacity=1)
+    server = RequestServer(capacity=1)
     await server.start()
     server.add(PATH, wait)
     first = client.stream(at(server), {})
@@ -121,7 +121,7 @@ async def test_a_worker_at_capacity_says_so(client: TcpRequestClient) -> None:
 
 
 async def test_closing_the_answer_cancels_the_request(
-    server: TcpRequestServer, client: TcpRequestClient
+    server: RequestServer, client: RequestClient
 ) -> None:
     ended = asyncio.Event()
 
@@ -142,7 +142,7 @@ async def test_closing_the_answer_cancels_the_request(
 
 
 async def test_a_slow_reader_slows_the_worker_down(
-    server: TcpRequestServer, client: TcpRequestClient
+    server: RequestServer, client: RequestClient
 ) -> None:
     sent = 0
 
@@ -169,7 +169,7 @@ async def test_a_slow_reader_slows_the_worker_down(
     [(InvalidRequestError("max_tokens is missing"), "InvalidArgument"), (KeyError("oops"), None)],
 )
 async def test_a_handler_that_fails_sends_an_error_and_ends_well(
-    server: TcpRequestServer, client: TcpRequestClient, error: Exception, error_type: str | None
+    server: RequestServer, client: RequestClient, error: Exception, error_type: str | None
 ) -> None:
     async def fail(body: Any, context: RequestContext) -> AsyncIterator[object]:
         yield 1
@@ -181,7 +181,7 @@ async def test_a_handler_that_fails_sends_an_error_and_ends_well(
     assert second.get("error", {}).get("error_type") == error_type
 
 
-async def test_nobody_there(client: TcpRequestClient, server: TcpRequestServer) -> None:
+async def test_nobody_there(client: RequestClient, server: RequestServer) -> None:
     address = at(server)
     assert len(await ask(client, address, {"n": 1})) == 1
     await server.close()
@@ -194,7 +194,7 @@ async def test_nobody_there(client: TcpRequestClient, server: TcpRequestServer) 
 
 
 async def test_a_recorded_request_of_a_real_frontend_is_answered(
-    server: TcpRequestServer,
+    server: RequestServer,
 ) -> None:
     """Byte for byte what a real worker sends: handshake, prologue, parts, end, sentinel."""
     recording = json.loads((VECTORS / "request_plane" / "frontend_round_robin.json").read_text())
@@ -204,7 +204,7 @@ async def test_a_recorded_request_of_a_real_frontend_is_answered(
 
     async def tokens(body: Any, context: RequestContext) -> AsyncIterator[object]:
         for token in range(body["stop_conditions"]["max_tokens"]):
-            yield tcp_server.annotated({"token_ids": [token]})
+            yield annotated({"token_ids": [token]})
 
     server.add(request.path, tokens)
     received: list[Any] = []
@@ -236,7 +236,7 @@ async def test_a_recorded_request_of_a_real_frontend_is_answered(
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 9, b"\0\0\0\2{}\xff\xff\xff\xff"])
 async def test_strangers_end_their_own_connection_only(
-    server: TcpRequestServer, client: TcpRequestClient, data: bytes
+    server: RequestServer, client: RequestClient, data: bytes
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(data)
@@ -247,9 +247,7 @@ async def test_strangers_end_their_own_connection_only(
     assert len(await ask(client, at(server), {"n": 2})) == 2
 
 
-async def test_draining_waits_for_answers(
-    server: TcpRequestServer, client: TcpRequestClient
-) -> None:
+async def test_draining_waits_for_answers(server: RequestServer, client: RequestClient) -> None:
     go = asyncio.Event()
 
     async def wait(body: Any, context: RequestContext) -> AsyncIterator[object]:

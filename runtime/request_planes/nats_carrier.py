@@ -1,0 +1,127 @@
+"""Requests over NATS: a subject per instance. Answers come home over TCP, as those of TCP do.
+
+Source: recorded from ai-dynamo 1.6.1 (`nats_request.json`): the payload is that of TCP without
+its frame, and the reply is empty.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError, NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+from structlog import get_logger
+
+from ..backoff import Backoff
+from ..event_planes import NatsLink
+from ..kv_stores import NatsAddress, NatsConnection, StoreError
+from ..supervised import stopped, supervise
+from .answer import Answer
+from .faults import Fault, RequestError
+
+ACK_TIMEOUT_S = 5.0
+_MAX_MESSAGES, _MAX_BYTES = 1 << 14, 64 << 20
+
+Take = Callable[[str, bytes], str]
+"""Begins to answer a request for a subject; the acknowledgement."""
+log = get_logger(__name__)
+
+
+class NatsCarrier:
+    """Brings requests to subjects, and takes those for subjects that we serve."""
+
+    def __init__(self, address: NatsAddress) -> None:
+        """ConfigError if the address is none. Connects when it is first used."""
+        self._connection = NatsConnection(address)
+        self._served: dict[str, Take] = {}
+        self._ends: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._link: NatsLink | None = None
+        """the connection that the subscriptions are on"""
+        self._lost = asyncio.Event()
+        self._connection.on_lost.add(self._lost.set)
+        self._task: asyncio.Task[None] | None = None
+        self._replies: set[asyncio.Task[None]] = set()
+
+    async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> str:
+        """The acknowledgement of whoever serves the subject. RequestError without one."""
+        try:
+            link = await self._connection.link()
+            headers = {"request-id": id}
+            reply = await link.request(address, payload, headers, ACK_TIMEOUT_S)
+        except NoRespondersError:
+            raise RequestError(Fault.UNREACHABLE, f"{address}: nobody listens there") from None
+        except MaxPayloadError:
+            text = f"NATS takes no request of {len(payload)} bytes"
+            raise RequestError(Fault.TOO_LARGE, f"{address}: {text}") from None
+        except (NatsTimeoutError, TimeoutError):
+            raise RequestError(Fault.SILENT, f"{address}: no acknowledgement in time") from None
+        except (StoreError, NatsError, OSError) as error:
+            raise RequestError(Fault.UNREACHABLE, f"{address}: {error}") from None
+        return reply.decode(errors="replace")
+
+    async def serve(self, subject: str, take: Take) -> None:
+        """Take requests for a subject, also after NATS was away. StoreError if it is away now."""
+        self._served[subject] = take
+        link = await self._connection.link()
+        if self._link is None or self._link is link:
+            self._link = link
+            await self._subscribe(link, subject)
+        if self._task is None:
+            self._task = supervise("requests over NATS", self._follow)
+
+    async def remove(self, subject: str) -> None:
+        """Take no more of a subject."""
+        self._served.pop(subject, None)
+        if (end := self._ends.pop(subject, None)) is not None:
+            try:
+                await end()
+            except (NatsError, OSError):
+                pass  # it went with its connection
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        await stopped(task)
+        self._served.clear()
+        self._ends.clear()
+        for reply in list(self._replies):
+            reply.cancel()
+        await self._connection.close()
+
+    async def _subscribe(self, link: NatsLink, subject: str) -> None:
+        def on_message(message: Msg) -> None:
+            take = self._served.get(subject)
+            if take is not None and message.reply:
+                text = take(subject, message.data)
+                reply = asyncio.create_task(_reply(message, text))
+                self._replies.add(reply)
+                reply.add_done_callback(self._replies.discard)
+
+        self._ends[subject] = await link.subscribe_messages(
+            subject, on_message, _MAX_MESSAGES, _MAX_BYTES
+        )
+        await link.flush()
+
+    async def _follow(self) -> None:
+        """Subscribe again on each connection that comes after another."""
+        backoff = Backoff()
+        while True:
+            try:
+                link = await self._connection.link()
+                if link is not self._link:
+                    for subject in list(self._served):
+                        await self._subscribe(link, subject)
+                    self._link = link
+                backoff.reset()
+                await self._lost.wait()
+                self._lost.clear()
+            except (StoreError, NatsError, OSError) as error:
+                log.warning("requests over NATS wait for it", error=str(error))
+                await asyncio.sleep(backoff.next())
+
+
+async def _reply(message: Msg, text: str) -> None:
+    try:
+        await message.respond(text.encode())
+    except (NatsError, OSError) as error:
+        log.warning("a request over NATS is not acknowledged", error=str(error))

@@ -1,0 +1,130 @@
+"""Requests over NATS: found by subject, answered over TCP, on when NATS comes back."""
+
+import asyncio
+import json
+from base64 import b64decode
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.places import VECTORS
+from support.polling import until
+from support.servers.jetstream import JetStreamServer
+
+from dynamo_router.runtime import DistributedRuntime
+from dynamo_router.runtime.kv_stores import MemoryStore, NatsAddress
+from dynamo_router.runtime.request_planes import (
+    Fault,
+    NatsCarrier,
+    RequestClient,
+    RequestContext,
+    RequestError,
+    RequestServer,
+)
+from dynamo_router.runtime.request_planes.messages import (
+    decode_request_message,
+    encode_request_message,
+)
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+SUBJECT = "dynamo_backend.generate-7f"
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[JetStreamServer]:
+    running = JetStreamServer(tmp_path)
+    running.start()
+    yield running
+    running.kill()
+
+
+async def count(body: Any, context: RequestContext) -> AsyncIterator[object]:
+    for number in range(body["n"]):
+        yield number
+
+
+@pytest.fixture
+async def server(nats: JetStreamServer) -> AsyncIterator[RequestServer]:
+    answers, carrier = RequestServer(), NatsCarrier(NatsAddress(nats.url))
+    answers.add("7f", count)
+    await carrier.serve(SUBJECT, lambda subject, payload: answers.take("7f", payload))
+    await carrier.serve("refused", lambda subject, payload: "Server overloaded: full")
+    yield answers
+    await carrier.close()
+    await answers.close()
+
+
+@pytest.fixture
+async def client(nats: JetStreamServer) -> AsyncIterator[RequestClient]:
+    running = RequestClient({"nats_tcp": NatsCarrier(NatsAddress(nats.url))})
+    await running.start()
+    yield running
+    await running.close()
+
+
+async def ask(client: RequestClient, subject: str, body: Any) -> list[Any]:
+    async with asyncio.timeout(20):
+        return [part async for part in client.stream(subject, body, transport="nats_tcp")]
+
+
+async def test_an_answer_comes_over_tcp(server: RequestServer, client: RequestClient) -> None:
+    assert await ask(client, SUBJECT, {"n": 100}) == list(range(100))
+    answers = await asyncio.gather(*(ask(client, SUBJECT, {"n": n}) for n in range(30)))
+    assert [len(parts) for parts in answers] == list(range(30))
+
+
+async def test_failures_are_told_apart(server: RequestServer, client: RequestClient) -> None:
+    for subject, body, fault in (
+        ("nobody.there-1", {}, Fault.UNREACHABLE),
+        ("refused", {}, Fault.OVERLOADED),
+        (SUBJECT, {"n": 1, "prompt": "x" * (2 << 20)}, Fault.TOO_LARGE),
+    ):
+        with pytest.raises(RequestError) as caught:
+            await ask(client, subject, body)
+        assert caught.value.fault is fault
+
+
+async def test_it_goes_on_when_nats_comes_back(
+    nats: JetStreamServer, server: RequestServer, client: RequestClient
+) -> None:
+    assert await ask(client, SUBJECT, {"n": 2}) == [0, 1]
+    nats.kill()
+    await nats.come_back()
+
+    async def answered() -> bool:
+        try:
+            return await ask(client, SUBJECT, {"n": 2}) == [0, 1]
+        except RequestError as error:
+            assert error.fault in (Fault.UNREACHABLE, Fault.SILENT)
+            return False
+
+    async with asyncio.timeout(30):
+        while not await answered():
+            await asyncio.sleep(0.01)
+
+
+def test_a_recorded_request_is_read_and_written() -> None:
+    recorded = json.loads((VECTORS / "request_plane" / "nats_request.json").read_text())
+    data = b64decode(recorded["messages"][0]["data"])
+    message = decode_request_message(data)
+    assert message.body == recorded["decoded"]["body"]
+    home = message.call_home
+    assert data == encode_request_message(
+        message.id, home.address, home.subject, message.body, message.codec, {}
+    )
+
+
+async def test_a_runtime_may_be_called_over_nats(nats: JetStreamServer) -> None:
+    store, address = MemoryStore(), NatsAddress(nats.url)
+    worker = DistributedRuntime(store, nats=address, request_plane="nats")
+    worker.endpoint("dynamo.backend.generate")(count)
+    async with worker, DistributedRuntime(store, nats=address) as caller:
+        (instance,) = await caller.instances()
+        assert instance.transport == "nats_tcp"
+        assert instance.address == f"dynamo_backend.generate-{worker.instance_id:x}"
+        client = await caller.client("dynamo.backend.generate")
+        await until(lambda: client.instances)
+        assert [part async for part in client.random({"n": 3})] == [0, 1, 2]
+    async with DistributedRuntime(store) as other:
+        assert (await other.client("dynamo.backend.generate")).instances == {}
