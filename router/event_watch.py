@@ -20,7 +20,7 @@ MAX_TTL_S = 120.0  # and at most; events that are later count as never told
 TTL_OVER_LAG = 3.0  # lags are told too low, by up to a half
 KEPT_LAGS = 8  # of which the largest counts
 SAMPLES = 4  # requests whose events are waited for at a time
-SAMPLE_INTERVAL_S = 0.5
+SAMPLE_EVERY = 8  # requests
 FIRST_LOOK_S = 0.05  # after the first token; then each wait is as long as all before it,
 LAST_LOOK_S = 10.0  # but no longer than this
 SIZES_INTERVAL_S = 2.0
@@ -60,8 +60,8 @@ class EventWatch:
         self._index, self._registry, self._adapts = index, registry, adapts_ttl
         self._samples: dict[str, _Sample] = {}
         self._lags: deque[float] = deque([0.0], maxlen=KEPT_LAGS)
-        self._next_sample = self._next_look = -np.inf
-        self._next_sizes = -np.inf
+        self._booked = 0
+        self._next_look = self._next_sizes = -np.inf
         self._sizes: dict[WorkerWithDpRank, _CacheSize] = {}
 
     def lag_s(self) -> float:
@@ -79,10 +79,10 @@ class EventWatch:
         now: float,
     ) -> None:
         """A request with these full blocks goes to a worker; now and then one is looked after."""
-        if not self._adapts or now < self._next_sample or len(self._samples) >= SAMPLES:
+        self._booked += 1
+        if not self._adapts or self._booked % SAMPLE_EVERY or len(self._samples) >= SAMPLES:
             return
         if len(local_hashes) and self._index.reported(worker, local_hashes) < len(local_hashes):
-            self._next_sample = now + SAMPLE_INTERVAL_S
             self._samples[request_id] = _Sample(worker, local_hashes, now)
 
     def on_first_token(self, request_id: str, now: float) -> None:

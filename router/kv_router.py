@@ -316,11 +316,16 @@ class KvRouter:
 
     # Requests in flight
 
-    def mark_prefill_complete(self, request_id: str) -> bool:
-        """The first token is out. False if the request is not booked, which is no error."""
+    def mark_prefill_complete(self, request_id: str, *, cached_tokens: int | None = None) -> bool:
+        """The first token is out. False if the request is not booked, which is no error.
+
+        `cached_tokens`: prompt tokens that the engine says it found cached, where it does.
+        """
         with self._lock:
             now = self._clock.now()
             self._source.on_first_token(request_id, now)
+            if cached_tokens is not None:
+                self._learner.on_cached(request_id, cached_tokens)
             self._learner.on_first_token(request_id, now)
             return self._slots.mark_prefill_completed(request_id)
 

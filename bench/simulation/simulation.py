@@ -180,15 +180,16 @@ class Simulation:
         """Tell the router what the engines have answered."""
         router, clock = self.router, self._clock
         emissions = self.fleet.take_emissions()
-        for time, place, kind in zip(
+        for time, place, kind, cached in zip(
             emissions.times.tolist(),
             emissions.requests.tolist(),
             emissions.kinds.tolist(),
+            emissions.cached_tokens.tolist(),
             strict=True,
         ):
             clock.time = time
             if kind & 1:
-                router.mark_prefill_complete(str(place))
+                router.mark_prefill_complete(str(place), cached_tokens=cached)
             if kind & 2:
                 router.free(str(place), output_tokens=self._trace.output_tokens(place))
                 self._call_follower(place, time)

@@ -317,7 +317,7 @@ class Dispatcher:
                 at = now()
                 observer.on_message(flight, message, at)
                 if not flight.messages:
-                    ledger.on_first_message(flight, at)
+                    ledger.on_first_message(flight, message, at)
                 flight.messages += 1
                 flight.last_message, flight.last_message_at = message, at
                 flight.since, flight.writing = at, True

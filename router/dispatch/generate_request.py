@@ -1,4 +1,4 @@
-"""What routing needs to know of a trtllm.GenerateRequest, which itself travels on as bytes."""
+"""What routing needs to know of trtllm requests and answers, which themselves travel as bytes."""
 
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -61,6 +61,15 @@ def read_generate(
         sequences or 1,
         streaming,
     )
+
+
+def told_cached_tokens(answer: bytes) -> int | None:
+    """Prompt tokens that an engine found cached, by its first streamed message; None: not told."""
+    try:
+        message = pb.GenerateResponse.FromString(answer)
+    except DecodeError:
+        return None
+    return message.chunk.cached_tokens if message.HasField("chunk") else None
 
 
 def with_request_id(body: bytes, request_id: str) -> bytes:

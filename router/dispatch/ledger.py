@@ -13,6 +13,7 @@ from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
 from ..policy import Decision
 from .attempts import Attempt, RetryBudget
+from .generate_request import told_cached_tokens
 from .prefill_estimate import PrefillEstimate
 from .request import Flight
 from .status import RequestAbortedError, RequestTimeoutError
@@ -69,11 +70,12 @@ class AttemptLedger:
             flight.prefill_timer = loop.call_later(wait, self._release_prefill, flight)
         self._reports.sent(worker_id)
 
-    def on_first_message(self, flight: Flight, now: float) -> None:
+    def on_first_message(self, flight: Flight, message: bytes, now: float) -> None:
         assert flight.decision is not None
         waited = now - flight.sent_at
         if flight.facts.streaming:
-            self._router.mark_prefill_complete(flight.request_id)
+            cached_tokens = told_cached_tokens(message)
+            self._router.mark_prefill_complete(flight.request_id, cached_tokens=cached_tokens)
             self._estimate.observe(flight.uncached_tokens, waited)
             self._load_fell()
         else:  # the whole answer

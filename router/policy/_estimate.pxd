@@ -7,19 +7,17 @@ explanations show it by, its computation, and its part in `cost`. docs/routing.m
 from libc.math cimport INFINITY, ceil, fmax, fmin
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from ._model cimport Model, can_compare
+from ._model cimport Model, believed_tokens, can_compare
+from ._speed cimport CONTEXT_TOKENS, attended_s, token_s
 from ._timeline cimport (
-    CONTEXT_TOKENS,
     NO_BOOKING,
     Backlog,
     Booking,
     EngineTimeline,
-    attended_s,
     empty_step_s,
     timeline_advance,
     timeline_backlog,
     timeline_decode_s,
-    token_s,
 )
 
 cdef enum:
@@ -55,7 +53,7 @@ cdef inline Estimate estimate_prompt(
     """What the prompt would cost worker `number`, whose timeline is advanced to `now`."""
     cdef Estimate found
     cdef int64_t cached = prompt.overlaps[number] * prompt.block_size if prompt.overlaps else 0
-    cdef int64_t tokens = prompt.isl - min(cached, prompt.isl - 1)  # the last one is never cached
+    cdef int64_t tokens = believed_tokens(model, timeline, prompt.isl, min(cached, prompt.isl))
     cdef double slowness = timeline_advance(timeline, bookings, &model.speed, now)
     cdef double per_step = empty_step_s(timeline, &model.speed, slowness)
     cdef double per_token = token_s(&model.speed, slowness)

@@ -12,10 +12,10 @@ import numpy
 from ._arguments cimport read_prompt, require_length, require_time
 from ._estimate cimport Estimate, Prompt, estimate_fleet, seconds_until_free
 from ._latency cimport fit_init
-from ._model cimport Model, can_compare, learn_decode, learn_first_token, learn_prefill
+from ._model cimport Model, believed_tokens, can_compare
+from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
+from ._speed cimport CHUNK_TOKENS, CONTEXT_TOKENS
 from ._timeline cimport (
-    CHUNK_TOKENS,
-    CONTEXT_TOKENS,
     NO_BOOKING,
     Booking,
     EngineTimeline,
@@ -117,16 +117,33 @@ cdef class Forecast:
         record = self.new_record(request_id)
         self.bookings[record].worker = number
         self.bookings[record].context = isl
+        self.bookings[record].claim = isl - tokens
+        self.bookings[record].found = -1
+        tokens = <uint32_t>believed_tokens(&self.model, timeline, isl, isl - tokens)
         timeline_advance(timeline, self.bookings, &self.model.speed, now)
         timeline_append(timeline, self.bookings, record, tokens, &self.model.speed, now)
+        return True
+
+    def cached(self, str request_id not None, uint32_t tokens):
+        cdef EngineTimeline* timeline
+        cdef Booking* booking
+        found = self.records.get(request_id)
+        if found is None:
+            return False
+        booking = &self.bookings[<uint32_t>found]
+        timeline = &self.timelines[booking.worker]
+        timeline.tells = timeline.tells or tokens > 0
+        if not (booking.queued and timeline.tells):  # 0 may be what it says when it does not tell
+            return False
+        booking.found = min(tokens, <uint32_t>booking.context - 1)
+        learn_cached(&self.model, timeline, booking)
         return True
 
     def first_token(self, str request_id not None, double now):
         cdef EngineTimeline* timeline
         cdef Booking* booking
         cdef uint32_t record
-        cdef int64_t position
-        cdef uint32_t steps
+        cdef int64_t position, steps
         cdef double attended
         cdef bint first
         found = self.records.get(request_id)
@@ -152,9 +169,7 @@ cdef class Forecast:
                 if can_compare(&self.model):
                     self.fade_speeds()
                 steps = max(steps, 1)
-                learn_prefill(
-                    &self.model, timeline, position - timeline.anchor, attended, steps, now
-                )
+                learn_prefill(&self.model, timeline, booking, position, attended, steps, now)
             timeline_correct(timeline, self.bookings, position, &self.model.speed, now)
         learn_first_token(&self.model, timeline, booking, now)
         return True
@@ -258,6 +273,8 @@ cdef class Forecast:
         for number in range(self.size):
             self.timelines[number].seen_s *= kept
             self.timelines[number].expected_s *= kept
+            self.timelines[number].claimed *= kept
+            self.timelines[number].confirmed *= kept
 
     def learnt(self):
         return (

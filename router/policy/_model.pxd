@@ -1,16 +1,14 @@
 """Model: what was learnt of a fleet from first tokens and from the ends of answers."""
 
-from libc.math cimport fmin
+from libc.math cimport fmax, fmin
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ._latency cimport fit_add, fit_predict
+from ._speed cimport ATTENDED_TOKENS, CHUNK_TOKENS, CONTEXT_TOKENS, Speed
 from ._timeline cimport (
-    ATTENDED_TOKENS,
-    CHUNK_TOKENS,
-    CONTEXT_TOKENS,
     Booking,
     EngineTimeline,
-    Speed,
+    booking_attended,
     timeline_mean_decode_s,
 )
 
@@ -22,8 +20,14 @@ cdef extern from *:
     """
     #define FORECAST_RECENT 0.01
     #define FORECAST_LONG_ANSWER 10.0
+    #define FORECAST_KEPT_CLAIMS 0.97
+    #define FORECAST_KEPT_EXTRA 0.995
+    #define FORECAST_CLAIM_PRIOR 5e4
     """
     const double RECENT "FORECAST_RECENT"   # share of the newest value in a running mean
+    const double KEPT_CLAIMS "FORECAST_KEPT_CLAIMS"     # of a worker's claims, at each new one
+    const double KEPT_EXTRA "FORECAST_KEPT_EXTRA"       # of what was found beyond claims
+    const double CLAIM_PRIOR "FORECAST_CLAIM_PRIOR"     # tokens' worth of trust in the index
     const double LONG_ANSWER "FORECAST_LONG_ANSWER"     # times the usual one, at most
 
 cdef struct Model:              # of the fleet
@@ -31,6 +35,8 @@ cdef struct Model:              # of the fleet
     double ttft                 # running means: of the time to first token, seconds
     double output               # of the tokens of an answer
     double answer               # of the seconds of an answer, from its first token on
+    double unclaimed            # prompt tokens not said to be cached, old ones faded,
+    double extra                # and that engines found cached of them
     double prefill_weight       # see ForecastParams
     double decode_weight
     uint64_t first_tokens       # that were reported
@@ -41,15 +47,52 @@ cdef inline bint can_compare(const Model* model) noexcept nogil:
     return model.speed.prefill.samples >= MIN_SAMPLES
 
 
-cdef inline void learn_prefill(
-    Model* model, EngineTimeline* timeline, int64_t tokens, double attended, uint32_t steps,
-    double now,
+cdef inline int64_t believed_tokens(
+    const Model* model, const EngineTimeline* timeline, int64_t isl, int64_t claim
 ) noexcept nogil:
-    """Learn that so many tokens, in so many steps, took from the anchor to `now`.
+    """Prompt tokens that a worker has to compute, where the index says that `claim` are cached.
 
-    `attended`: their contexts, summed.
+    A claim counts for as much as this worker's claims came true. What engines find beyond claims
+    counts for all workers alike: where it is found, more would be sent, and still more be found.
+    """
+    cdef double trust = (timeline.confirmed + CLAIM_PRIOR) / (timeline.claimed + CLAIM_PRIOR)
+    cdef double extra = model.extra / (model.unclaimed + CLAIM_PRIOR)
+    cdef int64_t cached = <int64_t>(trust * claim + extra * (isl - claim))
+    return isl - min(cached, isl - 1)  # the last one is computed in any case
+
+
+cdef inline void learn_cached(
+    Model* model, EngineTimeline* timeline, const Booking* booking
+) noexcept nogil:
+    """Learn what an engine found of a prompt, beside what the index had claimed."""
+    cdef int64_t isl = <int64_t>booking.context
+    cdef int64_t beyond = max(0, booking.found - booking.claim)
+    timeline.claimed = KEPT_CLAIMS * timeline.claimed + booking.claim
+    timeline.confirmed = KEPT_CLAIMS * timeline.confirmed + min(booking.found, booking.claim)
+    model.unclaimed = KEPT_EXTRA * model.unclaimed + isl - booking.claim
+    model.extra = KEPT_EXTRA * model.extra + beyond
+
+
+cdef inline void learn_prefill(
+    Model* model, EngineTimeline* timeline, const Booking* booking, int64_t position,
+    double attended, int64_t steps, double now,
+) noexcept nogil:
+    """Learn that the tokens of the stream from the anchor to `position` took until `now`.
+
+    They were forecast to take so many steps, and to attend to so much; the booking is the first of
+    them. Where its engine told how many of its tokens it found cached, those it computed count.
     """
     cdef double x[4]
+    cdef int64_t tokens = position - timeline.anchor
+    cdef int64_t computed
+    if booking.found >= 0:
+        computed = <int64_t>booking.context - booking.found
+        tokens = max(1, tokens + computed - booking.tokens)
+        steps += (computed + timeline.budget - 1) // timeline.budget
+        steps = max(1, steps - (booking.tokens + timeline.budget - 1) // timeline.budget)
+        attended -= booking_attended(booking, 0, booking.end)
+        attended += (booking.context**2 - <double>booking.found**2) / 2
+        attended = fmax(0.0, attended)
     cdef double took = now - timeline.anchor_at
     x[0] = steps
     x[1] = tokens / CHUNK_TOKENS

@@ -11,36 +11,25 @@ requests before `first_waiting` are computed, it and those behind it are not.
 from libc.math cimport INFINITY, fmax, fmin
 from libc.stdint cimport int64_t, uint32_t
 
-from ._latency cimport Fit, fit_predict
+from ._speed cimport (
+    EQUAL_SPEED,
+    MIN_STEP_S,
+    SLOWEST,
+    Speed,
+    attended_s,
+    decode_step_s,
+    token_s,
+)
 
 cdef enum:
     NO_BOOKING = 0xFFFFFFFF
-
-cdef extern from *:
-    """
-    #define FORECAST_CONTEXT_TOKENS 1e5
-    #define FORECAST_CHUNK_TOKENS 8192.0
-    #define FORECAST_ATTENDED_TOKENS 8.192e7
-    #define FORECAST_MIN_STEP_S 1e-6
-    #define FORECAST_SLOWEST 8.0
-    #define FORECAST_EQUAL_SPEED 0.1
-    """
-    const double CONTEXT_TOKENS "FORECAST_CONTEXT_TOKENS"   # the fits' unit of contexts
-    const double CHUNK_TOKENS "FORECAST_CHUNK_TOKENS"   # the fits' unit of prompt tokens
-    const double ATTENDED_TOKENS "FORECAST_ATTENDED_TOKENS"     # of prompt tokens times context
-    const double SLOWEST "FORECAST_SLOWEST"     # times the fleet's model a worker is at most
-    const double MIN_STEP_S "FORECAST_MIN_STEP_S"       # seconds of a step, at least
-    const double EQUAL_SPEED "FORECAST_EQUAL_SPEED"     # relative difference that is noise
-
-cdef struct Speed:              # of the fleet
-    Fit prefill                 # steps, CHUNK_TOKENS, seconds of the decodes beside,
-                                # ATTENDED_TOKENS -> seconds
-    Fit decode                  # 1, CONTEXT_TOKENS, requests, 0 -> seconds of a step of decodes
 
 cdef struct Booking:            # a request in flight
     int64_t end                 # position in the stream behind its last prompt token
     int64_t tokens              # prompt tokens to compute, by the forecast
     double cached               # and those before them
+    int64_t claim               # prompt tokens that the index said are cached there
+    int64_t found               # and that the engine said; -1: it did not
     int64_t step_end            # end of the step that is forecast to compute that token; -1: none
     uint32_t step               # that step's number after the anchor
     uint32_t worker
@@ -85,6 +74,9 @@ cdef struct EngineTimeline:
     double prefill_s            # seconds in which a step with prompt tokens ran
     double seen_s               # seconds that prefills took, old ones faded,
     double expected_s           # and that the fleet's model had expected
+    double claimed              # prompt tokens that were said to be cached, old ones faded,
+    double confirmed            # and that the engine found of them
+    bint tells                  # it has ever said that it found any
 
 cdef struct Backlog:            # what an engine has to compute before a prompt that is sent now
     int64_t tokens              # that its running step does not compute
@@ -107,18 +99,6 @@ cdef inline double timeline_slowness(
         return 1.0
     slowness = (timeline.seen_s + prior) / (timeline.expected_s + prior)
     return fmin(SLOWEST, fmax(1.0, slowness - EQUAL_SPEED))
-
-
-cdef inline double decode_step_s(
-    const Speed* speed, double requests, double context
-) noexcept nogil:
-    """Seconds of a step in which so many requests decode, at the fleet's usual speed."""
-    cdef double x[4]
-    x[0] = fmin(1.0, requests)  # a mean over time may be less than one request
-    x[1] = context / CONTEXT_TOKENS
-    x[2] = requests
-    x[3] = 0.0
-    return fit_predict(&speed.decode, x)
 
 
 cdef inline double timeline_decode_s(
@@ -161,16 +141,6 @@ cdef inline double empty_step_s(
     """Seconds that a step takes on top of its prompt tokens."""
     cdef double decodes = speed.prefill.theta[2] * timeline_decode_s(timeline, speed)
     return slowness * fmax(MIN_STEP_S, speed.prefill.theta[0] + decodes)
-
-
-cdef inline double token_s(const Speed* speed, double slowness) noexcept nogil:
-    """Seconds that a prompt token adds to a step."""
-    return slowness * speed.prefill.theta[1] / CHUNK_TOKENS
-
-
-cdef inline double attended_s(const Speed* speed, double slowness) noexcept nogil:
-    """Seconds that a prompt token adds to a step for each token that it attends to."""
-    return slowness * speed.prefill.theta[3] / ATTENDED_TOKENS
 
 
 cdef inline double booking_attended(

@@ -154,6 +154,12 @@ class Policy:
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         """A request goes to a worker, whoever chose it. The candidates are those it was one of."""
 
+    def on_cached(self, request_id: str, cached_tokens: int) -> None:
+        """Its engine says how many of its prompt's tokens it found cached; 0 may mean nothing.
+
+        Heard right before `on_first_token`, where the engine tells it at all.
+        """
+
     def on_first_token(self, request_id: str, now: float) -> None:
         """Its first token is out."""
 

@@ -142,6 +142,13 @@ class ForecastPolicy(Policy):
         tokens = isl - min(cached, isl - 1)  # the last one is computed in any case
         self._forecast.book(request_id, number, isl, tokens, candidates.now)
 
+    def on_cached(self, request_id: str, cached_tokens: int) -> None:
+        """Its engine found so many prompt tokens cached; heard before its first token, it counts.
+
+        It tells a slow engine from one whose cache is not as the index says.
+        """
+        self._forecast.cached(request_id, min(max(cached_tokens, 0), 2**32 - 1))
+
     def on_first_token(self, request_id: str, now: float) -> None:
         """Its prompt is computed."""
         self._forecast.first_token(request_id, now)

@@ -84,6 +84,9 @@ class GuardedPolicy(Policy):
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         self._tell("on_booked", request_id, number, candidates)
 
+    def on_cached(self, request_id: str, cached_tokens: int) -> None:
+        self._tell("on_cached", request_id, cached_tokens)
+
     def on_first_token(self, request_id: str, now: float) -> None:
         self._tell("on_first_token", request_id, now)
 

@@ -60,7 +60,7 @@ class LedgerRouter:
     def queue_terms(self, prompt: Prompt) -> tuple[int, float]:
         return 1, 0.0
 
-    def mark_prefill_complete(self, request_id: str) -> bool:
+    def mark_prefill_complete(self, request_id: str, *, cached_tokens: int | None = None) -> bool:
         assert request_id in self.booked
         self.prefilled.append(request_id)
         return True

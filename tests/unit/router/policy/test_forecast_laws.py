@@ -324,3 +324,63 @@ def test_a_worker_is_as_slow_as_it_was_seen_to_be_until_others_say_it_is_long_ag
         compute(0, 20, 0.02)
         seen.append(kernel.slowness(1))
     assert seen == sorted(seen, reverse=True) and seen[-1] < seen[0] - 0.2
+
+
+def sent_and_found(claim: int, found: int, times: int, workers: int = 2) -> Forecast:
+    """A forecast whose worker 0 found so many tokens of prompts of 4000 to 8000, where `claim` were
+    said to be cached; each takes what those that were not found take.
+    """
+    params = ForecastParams()
+    kernel, now = Forecast(params), 0.0
+    for number in range(workers):
+        kernel.add_worker(number, 8192, None)
+    for turn in range(times):
+        isl = 4000 + 1000 * (turn % 5)
+        kernel.book(str(turn), 0, isl, isl - claim, now)
+        assert kernel.cached(str(turn), found)
+        now += params.step_s + params.token_s * (isl - found)
+        kernel.first_token(str(turn), now)
+        kernel.end(str(turn), now, 0)
+        now += 1.0
+    return kernel
+
+
+def prefill_s(kernel: Forecast, claim: int) -> list[float]:
+    """Of a prompt of 4096 tokens, `claim` of which every worker is said to have cached."""
+    overlaps = np.full(2, claim // 64, np.uint32)
+    rows = kernel.explain(4096, 64, overlaps, None, 2, 1e6)
+    return [rows[number]["prefill_s"] for number in range(2)]
+
+
+@pytest.mark.parametrize(("claim", "found"), [(3000, 0), (0, 3000), (2000, 3900), (3900, 100)])
+def test_a_wrong_index_is_not_taken_for_a_slow_or_a_fast_engine(claim: int, found: int) -> None:
+    params = ForecastParams()
+    kernel = sent_and_found(claim, max(1, found), 200)
+    step, chunk, *_ = kernel.learnt()[0]
+    assert step == pytest.approx(params.step_s, rel=0.05)
+    assert chunk / CHUNK_TOKENS == pytest.approx(params.token_s, rel=0.05)
+    assert kernel.slowness(0) == 1.0
+
+
+def test_claims_that_did_not_come_true_count_less_on_that_worker_alone() -> None:
+    honest, wrong = (prefill_s(sent_and_found(3000, found, 100), 3008) for found in (3000, 1))
+    assert honest[0] == honest[1]
+    assert wrong[1] == pytest.approx(honest[1], rel=0.1)
+    assert wrong[0] > 1.5 * wrong[1]
+
+
+def test_what_is_found_beyond_claims_is_found_everywhere() -> None:
+    """Or the worker where it was found would get more requests, and have still more to find."""
+    told, hidden = (prefill_s(sent_and_found(0, found, 100), 0) for found in (1, 3000))
+    assert hidden[0] == hidden[1] < 0.7 * told[0]
+
+
+def test_an_engine_that_never_tells_is_not_believed_to_find_nothing() -> None:
+    kernel = Forecast(ForecastParams())
+    kernel.add_worker(0, None, None)
+    for turn, (found, counts) in enumerate([(0, False), (5, True), (0, True)]):
+        kernel.book(str(turn), 0, 100, 50, float(turn))
+        assert kernel.cached(str(turn), found) == counts
+    kernel.first_token("1", 3.0)
+    assert not kernel.cached("1", 5), "too late to say what its prefill was"
+    assert not kernel.cached("nobody", 5)
