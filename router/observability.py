@@ -1,4 +1,4 @@
-"""What the router tells of itself, and how: log, access log, metrics."""
+"""What the router tells of itself, and how: log, access log, metrics, spans."""
 
 from dataclasses import dataclass
 
@@ -23,6 +23,13 @@ class ObservabilityConfig:
         4096,
         "Most ranks with metrics of their own; what is beyond is summed up.",
         "--metrics-max-workers",
+    )
+
+    otel_endpoint: str | None = option(
+        None,
+        "OpenTelemetry collector (OTLP/gRPC) that gets spans of requests, http://HOST:PORT. Not "
+        "given: as OTEL_EXPORTER_OTLP_ENDPOINT says, else none. Needs the extra otel.",
+        url=True,
     )
 
     def __post_init__(self) -> None:

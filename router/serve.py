@@ -29,6 +29,7 @@ from .dispatch import (
     AccessLog,
     Dispatcher,
     DispatchObserver,
+    NoTrace,
     OutputTracking,
     RequestReader,
     admission_of,
@@ -38,6 +39,7 @@ from .kv_router import KvRouter
 from .metrics import RouterMetrics
 from .mock_process import MockProcess
 from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
+from .tracing import span_export_of
 
 FIRST_PROBES_S = 2.0
 """How long the ready line waits for the first answers of all workers."""
@@ -141,6 +143,7 @@ class Server:
             observer = OutputTracking(self.router, observer)
         if config.observability.access_log:
             observer = AccessLog(self._clock, observer)
+        self._spans = span_export_of(config.observability.otel_endpoint)
         self._admission = admission_of(self.router)
         hits = LimitHits()
         reader = RequestReader(
@@ -157,6 +160,7 @@ class Server:
             admission=self._admission,
             hits=hits,
             reader=reader,
+            tracing=NoTrace() if self._spans is None else self._spans.tracing,
         )
         self.admin = WorkerAdmin(
             self.monitor,
@@ -251,6 +255,8 @@ class Server:
         """
         config, stack = self._config, self._stack
         stack.callback(self.router.close)
+        if self._spans is not None:
+            stack.push_async_callback(self._spans.close)
         # Ports first: they are what fails, and nothing has been started yet.
         self._grpc.bind(config.host, config.port)
         await self._http.start(config.host, config.http_port)

@@ -6,7 +6,7 @@ Entered by the services.
 from .access_log import AccessLog
 from .dispatch import DP_RANK_KEY, Dispatcher
 from .observers import DispatchObserver, OutputTracking
-from .request import Flight
+from .request import Flight, NoTrace, RequestTrace, Tracing
 from .request_reader import MAX_DECODED_BYTES, RequestReader
 from .status import ClientGoneError, status_of
 from .turns import Admission, admission_of, queue_of
@@ -20,8 +20,11 @@ __all__ = [
     "Dispatcher",
     "Flight",
     "MAX_DECODED_BYTES",
+    "NoTrace",
     "OutputTracking",
     "RequestReader",
+    "RequestTrace",
+    "Tracing",
     "admission_of",
     "queue_of",
     "status_of",

@@ -33,7 +33,7 @@ from .ledger import AttemptLedger
 from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
 from .prefill_estimate import PrefillEstimate
-from .request import ABORT_TIMEOUT_S, Aborts, Flight, TakenBack
+from .request import ABORT_TIMEOUT_S, NO_TRACE, Aborts, Flight, TakenBack, Tracing
 from .request_reader import RequestReader
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
 from .turns import Admission
@@ -67,6 +67,7 @@ class Dispatcher:
         admission: Admission | None = None,
         hits: LimitHits | None = None,
         reader: RequestReader | None = None,
+        tracing: Tracing = NO_TRACE,
     ) -> None:
         limits = limits or RequestLimits()
         self._router = router
@@ -75,6 +76,7 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._observer = observer or NoObserver()
         self._admission = admission
+        self._tracing = tracing
         self._flights: dict[str, Flight] = {}
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
         estimate = PrefillEstimate()
@@ -124,13 +126,14 @@ class Dispatcher:
         """
         flight = None
         code, said = grpc.StatusCode.OK, ""
+        trace = self._tracing.begin(metadata)
         try:
             facts = await self.reader.generate(request)
             flight = self._admit(request, facts, pinned, timeout, caller)
             own = own_id(flight.request_id, caller)
             if own != flight.request_id:
                 respond = restore_id(respond, flight.request_id, own)
-            flight.urgency = urgency
+            flight.urgency, flight.trace = urgency, trace
             decision = await self._serve(flight, respond, metadata)
             return decision.worker
         except asyncio.CancelledError as error:
@@ -152,6 +155,7 @@ class Dispatcher:
                 if code is not grpc.StatusCode.OK:
                     self._ledger.on_request_failed(flight, code, said)
             self._observer.on_end(flight, code)
+            trace.ended(flight, code, said)
 
     async def abort(self, request_id: str, caller: Caller = ANONYMOUS) -> tuple[bool, str]:
         """Stop a request that the caller has in flight: (whether there was one, a word on it)."""
@@ -285,6 +289,7 @@ class Dispatcher:
             expected_output_tokens=facts.max_tokens or None,
         )
         flight.decision, flight.decision_s = decision, self._now() - began
+        flight.trace.decided(flight)
         return decision
 
     async def _attempt(
@@ -309,6 +314,7 @@ class Dispatcher:
             if entry is not None and entry.dp_size > 1:
                 metadata = (*metadata, (DP_RANK_KEY, str(decision.worker.dp_rank)))
             ledger.on_sent(flight, decision)
+            metadata = flight.trace.sent(flight, metadata)
             left = None if flight.deadline == math.inf else flight.deadline - flight.sent_at
             call = flight.call = client.generate(flight.body, timeout=left, metadata=metadata)
             running = True
@@ -350,6 +356,7 @@ class Dispatcher:
             raise
         finally:
             ledger.on_ended(flight)
+            flight.trace.attempt_ended(flight)
             if running and client is not None and call is not None:
                 call.cancel()
                 self.aborts.send(client, request_id)

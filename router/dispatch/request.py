@@ -7,13 +7,14 @@ import math
 from collections.abc import Set
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import grpc
 from grpc import aio
 
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.failures import Origin
-from ...workers.trtllm_client import TrtllmClient
+from ...workers.trtllm_client import Metadata, TrtllmClient
 from ..admission import NORMAL, Urgency
 from ..policy import Decision
 from .attempts import Attempts
@@ -37,6 +38,50 @@ class TakenBack(enum.Enum):
         self.limit = limit
         """the setting that was hit"""
         self.text = text
+
+
+class RequestTrace(Protocol):
+    """Hears of one request's stations, on the event loop, in their order."""
+
+    def decided(self, flight: "Flight") -> None:
+        """A worker was chosen: `flight.decision`, in `flight.decision_s`."""
+
+    def sent(self, flight: "Flight", metadata: Metadata) -> Metadata:
+        """An attempt begins; the metadata to send in place of these."""
+        ...
+
+    def attempt_ended(self, flight: "Flight") -> None:
+        """However it did: a failure is the last of `flight.attempts`."""
+
+    def ended(self, flight: "Flight | None", code: grpc.StatusCode, said: str) -> None:
+        """The request ended; None if it could not be read."""
+
+
+class Tracing(Protocol):
+    """Who traces requests."""
+
+    def begin(self, metadata: Metadata) -> RequestTrace:
+        """A request has come, with the trace context of its caller in the metadata."""
+        ...
+
+
+class NoTrace:
+    """Traces nothing: a request's trace context goes to its worker as it came."""
+
+    def begin(self, metadata: Metadata) -> RequestTrace:
+        return self
+
+    def decided(self, flight: "Flight") -> None: ...
+
+    def sent(self, flight: "Flight", metadata: Metadata) -> Metadata:
+        return metadata
+
+    def attempt_ended(self, flight: "Flight") -> None: ...
+
+    def ended(self, flight: "Flight | None", code: grpc.StatusCode, said: str) -> None: ...
+
+
+NO_TRACE = NoTrace()
 
 
 @dataclass(slots=True)
@@ -82,6 +127,7 @@ class Flight:
     prefill_timer: asyncio.TimerHandle | None = None
     retrying: bool = False
     """it is counted by the retry budget"""
+    trace: RequestTrace = NO_TRACE
     aborted: bool = False
     """somebody asked to abort it"""
 

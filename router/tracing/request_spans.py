@@ -1,0 +1,146 @@
+"""The spans of a request: one at the door, under it queue wait, decision and each attempt."""
+
+import time
+
+import grpc
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import Attributes
+
+from ...workers.trtllm_client import Metadata
+from ...workers.trtllm_proto import SERVICE
+from ..dispatch import Flight, RequestTrace
+
+NAME = f"{SERVICE}/Generate"
+_CONTEXT_KEYS = ("traceparent", "tracestate")
+_CLIENTS_DOING = (grpc.StatusCode.CANCELLED,)
+_W3C = TraceContextTextMapPropagator()
+
+
+class RequestSpans:
+    """Begins the trace of each request: dispatch's Tracing."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._tracer = provider.get_tracer("dynamo_router")
+
+    def begin(self, metadata: Metadata) -> RequestTrace:
+        span = self._tracer.start_span(
+            NAME,
+            context=_caller_of(metadata),
+            kind=SpanKind.SERVER,
+            attributes={"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": "Generate"},
+        )
+        return _RequestTrace(self, span)
+
+    def child(
+        self, context: Context, name: str, kind: SpanKind, attributes: Attributes, began: int
+    ) -> Span:
+        """A span that began at that time, in Unix nanoseconds."""
+        return self._tracer.start_span(
+            name, context=context, kind=kind, attributes=attributes, start_time=began
+        )
+
+
+class _RequestTrace:
+    """Of one request. Worker ids are text: they may be larger than an attribute's numbers."""
+
+    def __init__(self, spans: RequestSpans, span: Span) -> None:
+        self._spans = spans
+        self._span = span
+        self._context = set_span_in_context(span, Context())
+        self._began = time.time_ns()
+        self._attempt: Span | None = None
+        self._failed = 0  # attempts whose failure a span has told of
+
+    def decided(self, flight: Flight) -> None:
+        if not self._span.is_recording():
+            return
+        decision, now = flight.decision, time.time_ns()
+        assert decision is not None
+        began = now - int(flight.decision_s * 1e9)
+        if not len(flight.attempts):
+            self._child("queue", {}, began - int(flight.queue_s * 1e9), began)
+        self._child(
+            "decide",
+            {
+                "dynamo.worker_id": str(decision.worker.worker_id),
+                "dynamo.dp_rank": decision.worker.dp_rank,
+                "dynamo.overlap_blocks": decision.overlap_blocks,
+                "dynamo.request_blocks": decision.request_blocks,
+                "dynamo.cached_tokens": decision.cached_tokens,
+            },
+            began,
+            now,
+        )
+
+    def sent(self, flight: Flight, metadata: Metadata) -> Metadata:
+        context = self._context
+        if self._span.is_recording() and flight.decision is not None:
+            worker = flight.decision.worker
+            attributes: dict[str, str | int] = {
+                "rpc.system": "grpc",
+                "dynamo.worker_id": str(worker.worker_id),
+                "dynamo.dp_rank": worker.dp_rank,
+                "dynamo.attempt": len(flight.attempts) + 1,
+            }
+            if flight.client is not None:
+                attributes["server.address"] = flight.client.address
+            self._attempt = self._spans.child(
+                context, "attempt", SpanKind.CLIENT, attributes, time.time_ns()
+            )
+            context = set_span_in_context(self._attempt, context)
+        ours: dict[str, str] = {}
+        _W3C.inject(ours, context)
+        rest = tuple(pair for pair in metadata if pair[0] not in _CONTEXT_KEYS)
+        return (*ours.items(), *rest)
+
+    def attempt_ended(self, flight: Flight) -> None:
+        span, self._attempt = self._attempt, None
+        if span is None:
+            return
+        span.set_attribute("dynamo.messages", flight.messages)
+        if len(flight.attempts) > self._failed:
+            self._failed = len(flight.attempts)
+            last = flight.attempts.last
+            span.set_attribute("dynamo.cause", last.verdict.cause)
+            span.set_status(Status(StatusCode.ERROR, last.details[:200]))
+        span.end()
+
+    def ended(self, flight: Flight | None, code: grpc.StatusCode, said: str) -> None:
+        span = self._span
+        if span.is_recording():
+            number: int = code.value[0]
+            span.set_attribute("rpc.grpc.status_code", number)
+            if flight is not None:
+                self._describe(flight)
+            if code is not grpc.StatusCode.OK and code not in _CLIENTS_DOING:
+                span.set_status(Status(StatusCode.ERROR, said[:200]))
+        span.end()
+
+    def _describe(self, flight: Flight) -> None:
+        span, decision = self._span, flight.decision
+        if decision is None:  # it waited in vain
+            self._child("queue", {}, self._began, time.time_ns())
+        else:
+            span.set_attribute("dynamo.worker_id", str(decision.worker.worker_id))
+            span.set_attribute("dynamo.overlap_blocks", decision.overlap_blocks)
+        span.set_attribute("dynamo.request_id", flight.request_id[:200])
+        span.set_attribute("dynamo.prompt_tokens", flight.facts.prompt.isl)
+        span.set_attribute("dynamo.messages", flight.messages)
+        if len(flight.attempts):
+            span.set_attribute("dynamo.failed_attempts", flight.attempts.describe())
+
+    def _child(self, name: str, attributes: Attributes, began: int, ended: int) -> None:
+        span = self._spans.child(self._context, name, SpanKind.INTERNAL, attributes, began)
+        span.end(end_time=ended)
+
+
+def _caller_of(metadata: Metadata) -> Context:
+    """The caller's trace context; none if it has none. gRPC has seen to it that there is one."""
+    carrier = {key: str(value) for key, value in metadata if key == "traceparent"}
+    states = [str(value) for key, value in metadata if key == "tracestate"]
+    if states:
+        carrier["tracestate"] = ",".join(states)
+    return _W3C.extract(carrier, Context())

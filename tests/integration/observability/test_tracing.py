@@ -1,0 +1,291 @@
+"""Spans of requests, from the door to the worker, and how trace context travels."""
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.fake_engine import FakeEngine, answer, fail, hang, prompt
+from support.free_port import free_port
+from support.places import ROOT
+from support.polling import until
+from support.rig import Rig
+from support.serving import serving
+
+from dynamo_router.router import tracing
+from dynamo_router.router.observability import ObservabilityConfig
+from dynamo_router.router.tracing import span_export_of
+from dynamo_router.router.tracing.request_spans import NAME, RequestSpans
+from dynamo_router.runtime.errors import ConfigError
+
+Code = grpc.StatusCode
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CALLER = (("traceparent", f"00-{TRACE}-{PARENT}-01"), ("tracestate", "congo=t61rcWkgMzE"))
+
+
+class Spans:
+    """What was exported, and a tracing that exports to it."""
+
+    def __init__(self, sampler: sampling.Sampler = sampling.DEFAULT_ON) -> None:
+        self._kept = InMemorySpanExporter()
+        provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._kept))
+        self.tracing = RequestSpans(provider)
+
+    def all(self) -> list[ReadableSpan]:
+        return list(self._kept.get_finished_spans())
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.all() if span.name == name]
+
+    async def server(self) -> ReadableSpan:
+        """The one of the request, once it ended."""
+        await until(lambda: self.named(NAME))
+        (span,) = self.named(NAME)
+        return span
+
+
+def hex_of(span: ReadableSpan) -> tuple[str, str]:
+    """(trace id, span id) as they are written."""
+    assert span.context is not None
+    return f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}"
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+async def test_a_request_is_a_tree_of_spans_under_its_callers() -> None:
+    spans = Spans()
+    async with Rig(FakeEngine(worker_id=2**64 - 1), tracing=spans.tracing) as rig:
+        (engine,) = rig.engines
+        await rig.answers(prompt("r1", 12), metadata=(*CALLER, ("baggage", "k=v")))
+        server = await spans.server()
+    trace_id, parent = hex_of(server)
+    assert trace_id == TRACE and server.parent is not None
+    assert f"{server.parent.span_id:016x}" == PARENT
+    children = {span.name: span for span in spans.all() if span is not server}
+    assert sorted(children) == ["attempt", "decide", "queue"]
+    for span in children.values():
+        assert span.parent is not None and f"{span.parent.span_id:016x}" == parent
+        assert server.start_time <= span.start_time + 10_000_000  # two clocks
+        assert span.start_time <= span.end_time <= server.end_time + 10_000_000
+    assert (server.kind.name, children["attempt"].kind.name) == ("SERVER", "CLIENT")
+    said = attributes(server)
+    assert said["dynamo.worker_id"] == str(2**64 - 1)
+    assert (said["rpc.grpc.status_code"], said["dynamo.prompt_tokens"]) == (0, 12)
+    assert (said["dynamo.request_id"], said["dynamo.messages"]) == ("r1", 3)
+    assert {"dynamo.worker_id", "dynamo.dp_rank", "dynamo.overlap_blocks"} <= set(
+        attributes(children["decide"])
+    )
+    assert attributes(children["attempt"])["server.address"] == engine.address
+    # What the worker was told: our span is its parent.
+    (told,) = engine.metadata
+    assert told["traceparent"] == f"00-{TRACE}-{hex_of(children['attempt'])[1]}-01"
+    assert (told["tracestate"], told["baggage"]) == ("congo=t61rcWkgMzE", "k=v")
+
+
+async def test_each_attempt_is_a_span_with_its_cause() -> None:
+    spans = Spans()
+    engines = [FakeEngine(fail(Code.UNAVAILABLE, "full of cats"), worker_id=n) for n in (1, 2)]
+    async with Rig(*engines, tracing=spans.tracing) as rig:
+        engines[1].script = answer
+        for _ in range(2):
+            await rig.answers(prompt("r1"))
+            await rig.settled()
+    attempts = spans.named("attempt")
+    causes = [attributes(span).get("dynamo.cause") for span in attempts]
+    assert "unavailable" in causes and None in causes
+    failed = attempts[causes.index("unavailable")]
+    assert (failed.status.status_code.name, failed.status.description) == ("ERROR", "full of cats")
+    doors = spans.named(NAME)
+    assert [span.status.status_code.name for span in doors] == ["UNSET"] * 2
+    tried = [attributes(span).get("dynamo.failed_attempts") for span in doors]
+    assert ("1:unavailable",) in tried
+    parents = [e.metadata[-1]["traceparent"].split("-")[2] for e in engines]
+    assert set(parents) <= {hex_of(span)[1] for span in attempts}
+
+
+async def test_a_request_that_nobody_could_serve_is_an_error() -> None:
+    spans = Spans()
+    async with Rig(tracing=spans.tracing) as rig:
+        code, said = await rig.refusal(prompt("r1"))
+        server = await spans.server()
+        assert (await rig.refusal(b"junk"))[0] is Code.INVALID_ARGUMENT
+        await until(lambda: len(spans.named(NAME)) == 2)
+    assert code is Code.UNAVAILABLE
+    assert (server.status.status_code.name, server.status.description) == ("ERROR", said)
+    assert [span.name for span in spans.all()] == ["queue", NAME, NAME]
+
+
+async def test_spans_and_attributes_are_those_that_are_documented() -> None:
+    spans = Spans()
+    engines = [FakeEngine(fail(Code.UNAVAILABLE, "full"), worker_id=1), FakeEngine(worker_id=2)]
+    async with Rig(*engines, tracing=spans.tracing) as rig:
+        for number in range(2):
+            await rig.answers(prompt(f"r{number}"))
+            await rig.settled()
+    doc = (ROOT / "docs" / "observability.md").read_text().split("## Spans")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:5] for line in doc.splitlines() if line.startswith("| `")]
+    documented = {
+        name.strip(" `"): set(re.findall("`([\\w.]+)`", what)) for name, _, _, what in rows
+    }
+    seen: dict[str, set[str]] = {}
+    for span in spans.all():
+        seen.setdefault(span.name, set()).update(attributes(span))
+    assert {name: what - {"worker_id"} for name, what in documented.items()} == seen
+
+
+async def test_a_client_that_leaves_is_no_error_and_leaves_no_span_open() -> None:
+    spans = Spans()
+    async with Rig(FakeEngine(hang), tracing=spans.tracing) as rig:
+        call = rig.call(prompt("r1"))
+        await rig.running(rig.engines[0])
+        call.cancel()
+        await rig.settled()
+        server = await spans.server()
+    assert server.status.status_code.name == "UNSET"
+    assert attributes(server)["rpc.grpc.status_code"] == Code.CANCELLED.value[0]
+    assert sorted(span.name for span in spans.all()) == sorted([NAME, "attempt", "decide", "queue"])
+
+
+async def test_what_is_not_sampled_makes_no_span_and_says_so_on() -> None:
+    spans = Spans()
+    async with Rig(FakeEngine(), tracing=spans.tracing) as rig:
+        unsampled = (("traceparent", f"00-{TRACE}-{PARENT}-00"),)
+        await rig.answers(prompt("r1"), metadata=unsampled)
+        await rig.settled()
+        (told,) = rig.engines[0].metadata
+    assert spans.all() == []
+    assert told["traceparent"].startswith(f"00-{TRACE}-") and told["traceparent"].endswith("-00")
+
+
+@pytest.mark.parametrize("given", [(), (("traceparent", "junk"),), CALLER[1:]])
+async def test_without_a_caller_that_can_be_believed_a_trace_begins_here(given: Any) -> None:
+    spans = Spans()
+    async with Rig(FakeEngine(), tracing=spans.tracing) as rig:
+        await rig.answers(prompt("r1"), metadata=given)
+        server = await spans.server()
+        (told,) = rig.engines[0].metadata
+    assert server.parent is None
+    assert told["traceparent"].split("-")[1] == hex_of(server)[0] != TRACE
+
+
+async def test_untraced_the_context_goes_through_as_it_came() -> None:
+    async with Rig(FakeEngine()) as rig:
+        await rig.answers(prompt("r1"), metadata=CALLER)
+        (told,) = rig.engines[0].metadata
+    assert (told["traceparent"], told["tracestate"]) == (CALLER[0][1], CALLER[1][1])
+
+
+class Collector:
+    """An OpenTelemetry collector, as far as traces over OTLP/gRPC go."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.asked = 0
+        self.go = asyncio.Event()
+        self.go.set()
+        self.services: set[str] = set()
+
+    async def export(self, request: Any, context: Any) -> Any:
+        self.asked += 1
+        await self.go.wait()
+        for resource in request.resource_spans:
+            named = {a.key: a.value.string_value for a in resource.resource.attributes}
+            self.services.add(named["service.name"])
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        return otlp.ExportTraceServiceResponse()
+
+
+@asynccontextmanager
+async def collecting() -> AsyncIterator[tuple[Collector, str]]:
+    """A collector and its address."""
+    collector = Collector()
+    server = aio.server()
+    method = grpc.unary_unary_rpc_method_handler(
+        collector.export,
+        otlp.ExportTraceServiceRequest.FromString,
+        otlp.ExportTraceServiceResponse.SerializeToString,
+    )
+    service = "opentelemetry.proto.collector.trace.v1.TraceService"
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {"Export": method}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield collector, f"http://127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_a_served_router_sends_its_spans_to_a_collector() -> None:
+    async with collecting() as (collector, endpoint):
+        seen = ObservabilityConfig(otel_endpoint=endpoint)
+        async with serving(FakeEngine(worker_id=7), observability=seen) as doors:
+            await doors.answers(prompt("r1"))
+        # Closed: what was there has been sent.
+        names = sorted(span.name for span in collector.spans)
+        assert names == sorted([NAME, "queue", "decide", "attempt"])
+        assert len({span.trace_id for span in collector.spans}) == 1
+        assert collector.services == {"dynamo-router"}
+
+
+async def test_a_collector_that_is_away_holds_nobody_up() -> None:
+    seen = ObservabilityConfig(otel_endpoint=f"http://127.0.0.1:{free_port()}")
+    async with serving(FakeEngine(), observability=seen) as doors:
+        for number in range(5):
+            assert await doors.answers(prompt(f"r{number}"))
+        async with asyncio.timeout(10):
+            await doors.server.close()
+
+
+async def test_a_collector_that_hangs_keeps_nobody_from_ending() -> None:
+    async with collecting() as (collector, endpoint):
+        collector.go.clear()
+        export = span_export_of(endpoint)
+        assert export is not None
+        export.tracing.begin(()).ended(None, Code.OK, "")
+        closing = asyncio.create_task(export.close(timeout_s=0.2))
+        await until(lambda: collector.asked)
+        async with asyncio.timeout(10):
+            await closing
+        wait_over = [t for t in threading.enumerate() if t.name == "last spans"]
+        await until(lambda: not any(thread.is_alive() for thread in wait_over))
+        assert not collector.spans
+
+
+def test_nobody_traces_unless_asked() -> None:
+    assert span_export_of(None, {}) is None
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    assert span_export_of(None, {**endpoint, "OTEL_TRACES_EXPORTER": "none"}) is None
+    assert span_export_of(None, {**endpoint, "OTEL_SDK_DISABLED": "true"}) is None
+
+
+async def test_the_standard_variables_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with collecting() as (collector, endpoint):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "router-7")
+        async with serving(FakeEngine()) as doors:
+            await doors.answers(prompt("r1"))
+        assert collector.services == {"router-7"} and collector.spans
+
+
+def test_without_the_packages_a_flag_is_refused_and_a_variable_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracing, "_PACKAGES", ("opentelemetry.no_such_package",))
+    with pytest.raises(ConfigError, match=r"dynamo-router\[otel\]"):
+        span_export_of("http://127.0.0.1:1", {})
+    assert span_export_of(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}) is None
