@@ -14,7 +14,9 @@ from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.metrics.page import MetricsPage
 from dynamo_router.router.metrics.worker_requests import WorkerRequests
 from dynamo_router.router.metrics.workers import worker_metrics
+from dynamo_router.router.observability import ObservabilityConfig
 from dynamo_router.runtime.clock import ManualClock
+from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState
@@ -174,3 +176,8 @@ async def test_a_worker_that_leaves_while_it_is_looked_at_is_left_out(fleet: Fle
     fleet.router.add_worker(999)  # under the number of the one that left
     rest = [view.worker.worker_id for views in steps for view in views]
     assert 150 not in rest and len(rest) == 198 - len(seen)
+
+
+def test_a_bound_below_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="metrics_max_workers"):
+        ObservabilityConfig(metrics_max_workers=-1)
