@@ -8,12 +8,14 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from ..runtime.native._memory cimport Memory, array_release, array_reserve, memory_init
+from ..runtime.native._mix cimport random_multiplier
 from ..runtime.native._table cimport (
     NONE,
     Table,
-    hash_pair,
+    table_hash_pair,
     table_add,
     table_free,
+    table_init,
     table_remove,
     table_reserve,
     table_seek,
@@ -58,7 +60,7 @@ cdef uint32_t find_prediction(
     const Predictions* p, uint32_t worker, uint64_t sequence_hash
 ) noexcept nogil:
     cdef uint64_t step = 0
-    cdef uint32_t hashed = hash_pair(sequence_hash, worker)
+    cdef uint32_t hashed = table_hash_pair(&p.by_sequence_hash, sequence_hash, worker)
     cdef uint32_t i
     while True:
         i = table_seek(&p.by_sequence_hash, hashed, &step)
@@ -119,14 +121,14 @@ cdef void touch_prediction(
         p.all[i].worker = worker
         p.all[i].live = True
         p.count += 1
-        table_add(&p.by_sequence_hash, hash_pair(sequence_hash, worker), i)
+        table_add(&p.by_sequence_hash, table_hash_pair(&p.by_sequence_hash, sequence_hash, worker), i)
     p.all[i].deadline = deadline
     append_prediction(p, i)
 
 
 cdef void forget_prediction(Predictions* p, uint32_t i) noexcept nogil:
     unlink_prediction(p, i)
-    table_remove(&p.by_sequence_hash, hash_pair(p.all[i].sequence_hash, p.all[i].worker), i)
+    table_remove(&p.by_sequence_hash, table_hash_pair(&p.by_sequence_hash, p.all[i].sequence_hash, p.all[i].worker), i)
     p.all[i].live = False
     p.all[i].after = p.vacant
     p.vacant = i
@@ -142,6 +144,7 @@ cdef class PredictionTree:
 
     def __cinit__(self):
         memory_init(&self.predictions.memory)
+        table_init(&self.predictions.by_sequence_hash, random_multiplier())
         self.predictions.vacant = self.predictions.front = self.predictions.back = NONE
         self.tree = RadixTree()
 

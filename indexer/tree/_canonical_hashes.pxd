@@ -11,7 +11,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from ...runtime.native._table cimport (
     NONE,
     Table,
-    hash_key,
+    table_hash,
     table_add,
     table_bits,
     table_has_capacity,
@@ -48,7 +48,7 @@ cdef inline bint is_live(const Tree* tree, uint32_t block) noexcept nogil:
 cdef inline uint32_t find_canonical(const Tree* tree, uint64_t external_hash) noexcept nogil:
     """The block whose canonical hash this is, or NONE."""
     cdef uint64_t step = 0
-    cdef uint32_t hashed = hash_key(external_hash)
+    cdef uint32_t hashed = table_hash(&tree.by_external_hash, external_hash)
     cdef uint32_t block
     while True:
         block = table_seek(&tree.by_external_hash, hashed, &step)
@@ -92,7 +92,7 @@ cdef inline uint32_t enter_run(Tree* tree, uint32_t start, uint32_t i, uint32_t 
 
 cdef inline void shadow_block(Tree* tree, uint32_t block) noexcept nogil:
     """A block goes in whose hash is another one's: it has no entry, not even a stale one."""
-    cdef uint32_t hashed = hash_key(tree.blocks.external_hash[block])
+    cdef uint32_t hashed = table_hash(&tree.by_external_hash, tree.blocks.external_hash[block])
     while tree.stale != 0 and table_remove(&tree.by_external_hash, hashed, block):
         tree.stale -= 1
     tree.shadowed += 1
@@ -109,11 +109,11 @@ cdef inline void forget_blocks(
         tree.n_blocks -= n
         return
     for i in range(min(n, <uint32_t>AHEAD)):
-        table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i]))
+        table_prefetch(&tree.by_external_hash, table_hash(&tree.by_external_hash, external_hashes[i]))
     for i in range(n):
         if i + AHEAD < n:
-            table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i + AHEAD]))
-        if not table_remove(&tree.by_external_hash, hash_key(external_hashes[i]), start + i):
+            table_prefetch(&tree.by_external_hash, table_hash(&tree.by_external_hash, external_hashes[i + AHEAD]))
+        if not table_remove(&tree.by_external_hash, table_hash(&tree.by_external_hash, external_hashes[i]), start + i):
             tree.shadowed -= 1
         yield_after(&tree.memory.yield_points, 1)
     tree.n_blocks -= n
@@ -129,15 +129,15 @@ cdef inline void fill_hashes(Tree* tree, Table* new) noexcept nogil:
         edge = &tree.edges[e]
         external_hashes = tree.blocks.external_hash + edge.start
         for i in range(min(edge.len, <uint32_t>AHEAD)):
-            table_prefetch(new, hash_key(external_hashes[i]))
+            table_prefetch(new, table_hash(&tree.by_external_hash, external_hashes[i]))
         for i in range(edge.len):
             if i + AHEAD < edge.len:
-                table_prefetch(new, hash_key(external_hashes[i + AHEAD]))
+                table_prefetch(new, table_hash(&tree.by_external_hash, external_hashes[i + AHEAD]))
             if (
                 not edge.flags & SHADOWS
                 or find_canonical(tree, external_hashes[i]) == edge.start + i
             ):
-                table_add(new, hash_key(external_hashes[i]), edge.start + i)
+                table_add(new, table_hash(&tree.by_external_hash, external_hashes[i]), edge.start + i)
     exclude_readers(&tree.memory.yield_points)
     table_replace(&tree.by_external_hash, new, &tree.memory)
     tree.stale = 0

@@ -10,8 +10,8 @@ from ...runtime.native._memory cimport array_trim, shrunk_capacity
 from ...runtime.native._table cimport (
     NONE,
     Table,
-    hash_key,
-    hash_pair,
+    table_hash,
+    table_hash_pair,
     table_bits,
     table_open,
     table_prefetch,
@@ -52,7 +52,7 @@ cdef inline void move_entry(
     Tree* tree, const Edge* edge, uint32_t old, uint32_t new
 ) noexcept nogil:
     """The block of an edge has another position, where there may be a stale entry for its hash."""
-    cdef uint32_t hashed = hash_key(tree.blocks.external_hash[old])
+    cdef uint32_t hashed = table_hash(&tree.by_external_hash, tree.blocks.external_hash[old])
     if not edge.flags & SHADOWS or is_canonical(tree, old):
         table_rename(&tree.by_external_hash, hashed, old, new)
         return
@@ -77,7 +77,7 @@ cdef inline bint move_edge_blocks(Tree* tree, uint32_t e, bint entered) noexcept
     for i in range(edge.len):
         if entered:
             if i + AHEAD < edge.len:
-                table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i + AHEAD]))
+                table_prefetch(&tree.by_external_hash, table_hash(&tree.by_external_hash, external_hashes[i + AHEAD]))
             move_entry(tree, edge, old + i, new + i)
         tree.blocks.local_hash[new + i] = tree.blocks.local_hash[old + i]
         tree.blocks.external_hash[new + i] = external_hashes[i]
@@ -137,7 +137,7 @@ cdef inline void renumber_edge(Tree* tree, uint32_t old, uint32_t new) noexcept 
     edge[0] = tree.edges[old]
     own_range(tree, edge.start, edge.cap, new)
     table_rename(
-        &tree.children, hash_pair(tree.blocks.local_hash[edge.start], edge.parent), old, new
+        &tree.children, table_hash_pair(&tree.children, tree.blocks.local_hash[edge.start], edge.parent), old, new
     )
     if edge.prev != NONE:
         tree.edges[edge.prev].next = new

@@ -8,7 +8,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from ...runtime.native._memory cimport Memory, array_give_back, array_grow
-from ...runtime.native._table cimport NONE, hash_key
+from ...runtime.native._table cimport NONE, table_hash
 from ...runtime.native._yield_points cimport exclude_readers, admit_readers, yield_after, yield_limit
 from ._arena cimport arena_allocate, arena_reserve, common_run
 from ._canonical_hashes cimport enter_run, reserve_hashes, shadow_block
@@ -99,7 +99,7 @@ cdef inline bint append_holes(
         tree.blocks.local_hash[edge.start + i] = local_hashes[i]
         tree.blocks.external_hash[edge.start + i] = external_hashes[i]
         yield_after(&tree.memory.yield_points, 1)
-        if not enter_run(tree, edge.start, i, hash_key(external_hashes[i])):
+        if not enter_run(tree, edge.start, i, table_hash(&tree.by_external_hash, external_hashes[i])):
             shadow_block(tree, edge.start + i)
             edge.flags |= SHADOWS
     own_range(tree, edge.start, n, e)

@@ -17,9 +17,10 @@ from ...runtime.native._memory cimport (
 )
 from ...runtime.native._table cimport (
     NONE,
-    hash_key,
+    table_hash,
     table_add,
     table_give_back,
+    table_init,
     table_remove,
     table_rename,
     table_reserve,
@@ -47,7 +48,7 @@ cdef inline uint32_t alias_by_external_hash(
     cdef uint32_t i, hashed
     if aliases == NULL:
         return NONE
-    hashed = hash_key(external_hash)
+    hashed = table_hash(&aliases.by_external_hash, external_hash)
     while True:
         i = table_seek(&aliases.by_external_hash, hashed, &step)
         if i == NONE or aliases.all[i].external_hash == external_hash:
@@ -60,7 +61,7 @@ cdef inline uint32_t alias_by_block(const Aliases* aliases, uint32_t block) noex
     cdef uint32_t i, hashed
     if aliases == NULL:
         return NONE
-    hashed = hash_key(block)
+    hashed = table_hash(&aliases.by_block, block)
     while True:
         i = table_seek(&aliases.by_block, hashed, &step)
         if i == NONE or aliases.all[i].block == block:
@@ -75,6 +76,8 @@ cdef inline bint reserve_alias(Tree* tree, uint32_t worker) noexcept nogil:
         aliases = <Aliases*>memory_zeroed(memory, sizeof(Aliases))
         if aliases == NULL:
             return False
+        table_init(&aliases.by_external_hash, tree.by_external_hash.multiplier)
+        table_init(&aliases.by_block, tree.by_external_hash.multiplier)
         tree.workers[worker].aliases = aliases
     if not table_reserve(&aliases.by_external_hash, memory, 1):
         return False
@@ -101,8 +104,8 @@ cdef inline void alias_add(
     tree.n_aliases += 1
     aliases.all[i].external_hash = external_hash
     aliases.all[i].block = block
-    table_add(&aliases.by_external_hash, hash_key(external_hash), i)
-    table_add(&aliases.by_block, hash_key(block), i)
+    table_add(&aliases.by_external_hash, table_hash(&aliases.by_external_hash, external_hash), i)
+    table_add(&aliases.by_block, table_hash(&aliases.by_block, block), i)
 
 
 cdef inline void forget_alias(Tree* tree, uint32_t worker, uint32_t block) noexcept nogil:
@@ -115,12 +118,12 @@ cdef inline void forget_alias(Tree* tree, uint32_t worker, uint32_t block) noexc
         return
     alias = &aliases.all[i]
     last = aliases.used - 1
-    table_remove(&aliases.by_external_hash, hash_key(alias.external_hash), i)
-    table_remove(&aliases.by_block, hash_key(alias.block), i)
+    table_remove(&aliases.by_external_hash, table_hash(&aliases.by_external_hash, alias.external_hash), i)
+    table_remove(&aliases.by_block, table_hash(&aliases.by_block, alias.block), i)
     if i != last:
         alias[0] = aliases.all[last]
-        table_rename(&aliases.by_external_hash, hash_key(alias.external_hash), last, i)
-        table_rename(&aliases.by_block, hash_key(alias.block), last, i)
+        table_rename(&aliases.by_external_hash, table_hash(&aliases.by_external_hash, alias.external_hash), last, i)
+        table_rename(&aliases.by_block, table_hash(&aliases.by_block, alias.block), last, i)
     aliases.used = last
     tree.n_aliases -= 1
 
@@ -128,9 +131,9 @@ cdef inline void forget_alias(Tree* tree, uint32_t worker, uint32_t block) noexc
 cdef inline void alias_move(Aliases* aliases, uint32_t i, uint32_t block) noexcept nogil:
     """Its block has got another id."""
     cdef Alias* alias = &aliases.all[i]
-    table_remove(&aliases.by_block, hash_key(alias.block), i)
+    table_remove(&aliases.by_block, table_hash(&aliases.by_block, alias.block), i)
     alias.block = block
-    table_add(&aliases.by_block, hash_key(block), i)
+    table_add(&aliases.by_block, table_hash(&aliases.by_block, block), i)
 
 
 cdef inline void drop_aliases(Tree* tree, uint32_t worker) noexcept nogil:

@@ -4,11 +4,13 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from ...runtime.native._memory cimport array_release, array_reserve, memory_init
+from ...runtime.native._mix cimport random_multiplier
 from ...runtime.native._table cimport (
     NONE,
-    hash_pair,
+    table_hash_pair,
     table_add,
     table_free,
+    table_init,
     table_remove,
     table_reserve,
     table_seek,
@@ -36,6 +38,7 @@ cdef enum:
 
 cdef Tree* tree_open() noexcept nogil:
     cdef Tree* tree = <Tree*>calloc(1, sizeof(Tree))
+    cdef uint64_t multiplier
     if tree == NULL:
         return NULL
     memory_init(&tree.memory)
@@ -43,6 +46,10 @@ cdef Tree* tree_open() noexcept nogil:
     tree.fresh = NONE
     tree.edges_free = tree.workers_free = NONE
     arena_init(&tree.blocks)
+    multiplier = random_multiplier()
+    table_init(&tree.by_external_hash, multiplier)
+    table_init(&tree.children, multiplier)
+    table_init(&tree.by_worker_id, multiplier)
     if not reserve_edge(tree):
         tree_close(tree)
         return NULL
@@ -103,7 +110,7 @@ cdef uint32_t tree_find_worker(
     cdef uint64_t step = 0
     cdef uint32_t w
     while True:
-        w = table_seek(&tree.by_worker_id, hash_pair(worker_id, dp_rank), &step)
+        w = table_seek(&tree.by_worker_id, table_hash_pair(&tree.by_worker_id, worker_id, dp_rank), &step)
         if w == NONE or (
             tree.workers[w].worker_id == worker_id and tree.workers[w].dp_rank == dp_rank
         ):
@@ -143,7 +150,7 @@ cdef uint32_t tree_intern_worker(Tree* tree, uint64_t worker_id, uint32_t dp_ran
     tree.workers[w].dp_rank = dp_rank
     tree.workers[w].live = True
     tree.numbers[w] = NONE
-    table_add(&tree.by_worker_id, hash_pair(worker_id, dp_rank), w)
+    table_add(&tree.by_worker_id, table_hash_pair(&tree.by_worker_id, worker_id, dp_rank), w)
     tree.n_workers += 1
     tree.workers_version += 1
     return w
@@ -186,7 +193,7 @@ cdef void tree_clear(Tree* tree, uint32_t worker) noexcept nogil:
 cdef void tree_drop_worker(Tree* tree, uint32_t worker) noexcept nogil:
     cdef Worker* gone = &tree.workers[worker]
     tree_clear(tree, worker)
-    table_remove(&tree.by_worker_id, hash_pair(gone.worker_id, gone.dp_rank), worker)
+    table_remove(&tree.by_worker_id, table_hash_pair(&tree.by_worker_id, gone.worker_id, gone.dp_rank), worker)
     gone.live = False
     gone.next_vacant = tree.workers_free
     tree.workers_free = worker

@@ -5,7 +5,7 @@ from libc.string cimport memset
 from ...runtime.native._memory cimport LARGE, array_reserve, array_touch, enlarged_capacity
 from ...runtime.native._table cimport (
     NONE,
-    hash_pair,
+    table_hash_pair,
     table_add,
     table_remove,
     table_reserve,
@@ -44,7 +44,7 @@ cdef inline uint32_t find_child(
         return child
     if tree.edges[child].next == NONE:
         return NONE
-    hashed = hash_pair(local_hash, parent)
+    hashed = table_hash_pair(&tree.children, local_hash, parent)
     while True:
         child = table_seek(&tree.children, hashed, &step)
         if child == NONE or (
@@ -64,7 +64,7 @@ cdef inline void link_child(Tree* tree, uint32_t parent, uint32_t child) noexcep
     if after != NONE:
         tree.edges[after].prev = child
     tree.edges[parent].first_child = child
-    table_add(&tree.children, hash_pair(tree.blocks.local_hash[edge.start], parent), child)
+    table_add(&tree.children, table_hash_pair(&tree.children, tree.blocks.local_hash[edge.start], parent), child)
 
 
 cdef inline void unlink_child(Tree* tree, uint32_t child) noexcept nogil:
@@ -75,7 +75,7 @@ cdef inline void unlink_child(Tree* tree, uint32_t child) noexcept nogil:
         tree.edges[edge.parent].first_child = edge.next
     if edge.next != NONE:
         tree.edges[edge.next].prev = edge.prev
-    table_remove(&tree.children, hash_pair(tree.blocks.local_hash[edge.start], edge.parent), child)
+    table_remove(&tree.children, table_hash_pair(&tree.children, tree.blocks.local_hash[edge.start], edge.parent), child)
 
 
 cdef inline bint reserve_edge(Tree* tree) noexcept nogil:
@@ -168,8 +168,8 @@ cdef inline void rename_parent(
     cdef uint64_t local_hash
     while child != NONE:
         local_hash = tree.blocks.local_hash[tree.edges[child].start]
-        table_remove(&tree.children, hash_pair(local_hash, old), child)
-        table_add(&tree.children, hash_pair(local_hash, new), child)
+        table_remove(&tree.children, table_hash_pair(&tree.children, local_hash, old), child)
+        table_add(&tree.children, table_hash_pair(&tree.children, local_hash, new), child)
         tree.edges[child].parent = new
         child = tree.edges[child].next
 

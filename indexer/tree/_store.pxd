@@ -4,7 +4,7 @@ from libc.string cimport memcpy
 
 from ...runtime.native._table cimport (
     NONE,
-    hash_key,
+    table_hash,
     table_prefetch,
 )
 from ...runtime.native._yield_points cimport yield_after, yield_limit
@@ -89,13 +89,13 @@ cdef inline uint32_t enter_canonical(
     cdef const Aliases* aliases = tree.workers[worker].aliases
     cdef uint32_t i
     for i in range(min(n, <uint32_t>AHEAD)):
-        table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i]))
+        table_prefetch(&tree.by_external_hash, table_hash(&tree.by_external_hash, external_hashes[i]))
     for i in range(n):
         if i + AHEAD < n:
-            table_prefetch(&tree.by_external_hash, hash_key(external_hashes[i + AHEAD]))
+            table_prefetch(&tree.by_external_hash, table_hash(&tree.by_external_hash, external_hashes[i + AHEAD]))
         if alias_by_external_hash(aliases, external_hashes[i]) != NONE:
             return i
-        if not enter_run(tree, start, i, hash_key(external_hashes[i])):
+        if not enter_run(tree, start, i, table_hash(&tree.by_external_hash, external_hashes[i])):
             return i
     return n
 

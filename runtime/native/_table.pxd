@@ -26,6 +26,25 @@ cdef struct Table:
     uint64_t mask     # capacity - 1; capacity is a power of two
     uint32_t shift    # 32 - log2(capacity)
     uint32_t count    # slots in use
+    uint64_t multiplier  # of its hashes; odd
+
+
+cdef inline void table_init(Table* table, uint64_t multiplier) noexcept nogil:
+    """Of a zeroed struct. A multiplier that nobody can foretell keeps keys that are crafted to collide
+    from doing so."""
+    table.multiplier = multiplier
+
+
+cdef inline uint32_t table_hash(const Table* table, uint64_t key) noexcept nogil:
+    """The hash of a key in this table."""
+    return hash_key(table.multiplier, key)
+
+
+cdef inline uint32_t table_hash_pair(
+    const Table* table, uint64_t key, uint32_t other
+) noexcept nogil:
+    """The hash of a pair in this table."""
+    return hash_pair(table.multiplier, key, other)
 
 
 cdef inline uint32_t table_bits(uint64_t count, uint32_t fifths) noexcept nogil:
@@ -51,7 +70,10 @@ cdef inline void table_replace(Table* table, const Table* new, Memory* memory) n
     """Let a new table take the place of one whose entries it has."""
     cdef uint64_t* old = table.slots
     cdef size_t size = (table.mask + 1) * sizeof(uint64_t)
-    table[0] = new[0]
+    table.slots = new.slots
+    table.mask = new.mask
+    table.shift = new.shift
+    table.count = new.count
     if old != NULL:
         array_give_back(memory, old, size)
 

@@ -7,12 +7,14 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
 from ....runtime.native._memory cimport Memory, memory_init
+from ....runtime.native._mix cimport GOLDEN
 from ....runtime.native._table cimport (
     NONE,
     Table,
-    hash_key,
+    table_hash,
     table_add,
     table_free,
+    table_init,
     table_remove,
     table_reserve,
     table_seek,
@@ -48,6 +50,7 @@ cdef inline void pool_init(Pool* pool, uint32_t capacity) noexcept nogil:
     pool.capacity = capacity
     pool.vacant = pool.oldest = pool.newest = NONE
     memory_init(&pool.memory)
+    table_init(&pool.table, GOLDEN)  # every run alike
 
 
 cdef inline void pool_free(Pool* pool) noexcept nogil:
@@ -58,7 +61,7 @@ cdef inline void pool_free(Pool* pool) noexcept nogil:
 
 cdef inline uint32_t pool_find(const Pool* pool, uint64_t sequence_hash) noexcept nogil:
     """The id of a cached block; NONE if it is not cached."""
-    cdef uint32_t hashed = hash_key(sequence_hash)
+    cdef uint32_t hashed = table_hash(&pool.table, sequence_hash)
     cdef uint64_t step = 0
     cdef uint32_t id = table_seek(&pool.table, hashed, &step)
     while id != NONE and pool.blocks[id].sequence_hash != sequence_hash:
@@ -112,7 +115,7 @@ cdef inline uint64_t pool_evict(Pool* pool) noexcept nogil:
     cdef uint32_t id = pool.oldest
     cdef uint64_t sequence_hash = pool.blocks[id].sequence_hash
     pool_unlink(pool, id)
-    table_remove(&pool.table, hash_key(sequence_hash), id)
+    table_remove(&pool.table, table_hash(&pool.table, sequence_hash), id)
     pool.blocks[id].newer = pool.vacant
     pool.vacant = id
     pool.version += 1
@@ -150,5 +153,5 @@ cdef inline uint32_t pool_add(
     pool.serial += 1
     pool.active += 1
     pool.version += 1
-    table_add(&pool.table, hash_key(sequence_hash), id)
+    table_add(&pool.table, table_hash(&pool.table, sequence_hash), id)
     return id
