@@ -126,8 +126,9 @@ class KvRouterConfig:
     )
     router_max_index_blocks: int = option(
         2**26,
-        "With KV events: most different blocks indexed in a storage tier (about 40 bytes each);"
-        " beyond, those of use longest ago are dropped.",
+        "With KV events: most different blocks indexed in a storage tier (about 40 bytes each),"
+        " engines' own hashes of shared blocks included; beyond, those of use longest ago are"
+        " dropped.",
         "--router-max-index-blocks",
     )
     max_unknown_workers: int = option(

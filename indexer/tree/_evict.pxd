@@ -9,7 +9,8 @@ bytes an edge and writes to three edges a use; on a conversation trace they hit 
 
 What a worker loses is counted in `missing`: as long as that is not 0, blocks and parents which
 the tree does not know are no sign of lost events. It is an upper estimate, except that removals
-of blocks which nobody ever stored lower it; a clear ends it.
+of blocks which nobody ever stored lower it; a clear ends it. Until then the worker is `lossy`: what
+it says of blocks below an unknown parent, the tree no longer claims elsewhere.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -35,6 +36,11 @@ cdef enum:
     BATCH = 4096   # blocks dropped at once, at most a sixteenth of the budget
 
 
+cdef inline uint64_t charged_blocks(const Tree* tree) noexcept nogil:
+    """What counts for the budget: blocks, and aliases, which take as much memory."""
+    return tree.n_blocks + tree.n_aliases
+
+
 cdef inline void lose_blocks(
     Tree* tree, uint32_t worker, uint32_t first, uint32_t end
 ) noexcept nogil:
@@ -42,6 +48,7 @@ cdef inline void lose_blocks(
     cdef uint32_t block
     tree.workers[worker].blocks -= end - first
     tree.workers[worker].missing += end - first
+    tree.workers[worker].lossy = True
     if has_aliases(tree, worker):
         for block in range(first, end):
             forget_alias(tree, worker, block)
@@ -92,11 +99,14 @@ cdef inline void cut_branch(Tree* tree, uint32_t e, uint64_t target) noexcept no
     cdef uint64_t over
     cdef uint32_t keep
     while True:
-        over = tree.n_blocks - target
+        over = charged_blocks(tree) - target
+        if tree.n_aliases != 0:
+            # As many blocks as go with so many aliases, on the average; rounded up.
+            over = min(over, over * tree.n_blocks // charged_blocks(tree) + 1)
         keep = tree.edges[e].len - <uint32_t>over if over < tree.edges[e].len else 0
         e = cut_edge(tree, e, keep)
         if (
-            tree.n_blocks <= target
+            charged_blocks(tree) <= target
             or e == ROOT
             or tree.edges[e].first_child != NONE
             or tree.edges[e].mark != 0
@@ -115,12 +125,12 @@ cdef inline void keep_budget(Tree* tree) noexcept nogil:
     cdef Edge* edge
     cdef uint32_t fresh = tree.fresh
     tree.fresh = NONE
-    if tree.n_blocks <= tree.max_blocks:
+    if charged_blocks(tree) <= tree.max_blocks:
         return
     target = tree.max_blocks - min(tree.max_blocks >> 4, <uint64_t>BATCH)
     if fresh != NONE:
         edge_mark(&tree.edges[tree.blocks.owner[fresh]], FRESH)
-    while tree.n_blocks > target:
+    while charged_blocks(tree) > target:
         yield_after(&tree.memory.yield_points, tree.hand & 1)  # a look is less than storing a block
         tree.hand += 1
         if tree.hand >= tree.edges_used:

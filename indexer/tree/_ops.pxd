@@ -27,7 +27,8 @@ cdef struct WorkerInfo:
 
 cdef struct TreeTotals:
     uint64_t blocks          # different ones, the holes above them included
-    uint64_t max_blocks      # the most of them after any event
+    uint64_t aliases         # hashes of single workers for blocks that others call otherwise
+    uint64_t max_blocks      # the most of both after any event
     uint64_t bytes           # allocated
     uint64_t evicted         # blocks dropped to keep the budget, since the tree was made
     uint64_t evictions       # branches cut for that
@@ -41,7 +42,7 @@ cdef struct Hits:
 cdef Tree* tree_open() noexcept nogil                # empty; NULL: no memory
 cdef void tree_close(Tree* tree) noexcept nogil      # NULL is allowed
 
-# The most blocks that stay after an event, at least 1. What does not fit is dropped, longest unused
+# The most blocks and aliases that stay after an event, at least 1. What does not fit is dropped, longest unused
 # first, and counted.
 cdef void tree_limit(Tree* tree, uint64_t max_blocks) noexcept nogil
 cdef void tree_set_yield_points(Tree* tree, YieldPoints points) noexcept nogil

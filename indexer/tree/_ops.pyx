@@ -95,6 +95,7 @@ cdef void tree_set_yield_points(Tree* tree, YieldPoints points) noexcept nogil:
 cdef TreeTotals tree_totals(const Tree* tree) noexcept nogil:
     cdef TreeTotals totals
     totals.blocks = tree.n_blocks
+    totals.aliases = tree.n_aliases
     totals.max_blocks = tree.max_blocks
     totals.bytes = tree.memory.bytes + sizeof(Tree)
     totals.evicted = tree.evicted

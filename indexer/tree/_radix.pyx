@@ -101,8 +101,8 @@ cdef class RadixTree:
     A worker is an id, which means its rank 0, or (worker_id, dp_rank). Hashes are arrays of
     uint64, which are not copied, or lists or tuples of ints.
 
-    With `max_blocks` the tree holds no more than that many different blocks after any call: it
-    drops the branches that were of use longest ago. What a worker loses that way is counted in
+    With `max_blocks` the tree holds no more than that many different blocks after any call, where
+    a hash that a worker alone has for a block (`num_aliases`) counts as one: it drops the branches that were of use longest ago. What a worker loses that way is counted in
     `num_missing`; the tree then says less than the worker holds, never more.
     """
 
@@ -383,6 +383,10 @@ cdef class RadixTree:
     def __len__(self):
         """How many different blocks are held, with the holes above them."""
         return tree_totals(self.tree).blocks
+
+    def num_aliases(self):
+        """How many hashes of single workers there are for blocks that others call otherwise."""
+        return tree_totals(self.tree).aliases
 
     def memory_bytes(self):
         """Bytes allocated, used or kept for use."""

@@ -121,6 +121,7 @@ cdef inline void clear_worker(Tree* tree, uint32_t worker) noexcept nogil:
     cdef Worker* holder = &tree.workers[worker]
     cdef uint32_t i
     holder.missing = 0
+    holder.lossy = False
     holder.blocks = 0
     drop_aliases(tree, worker)
     tree.leaving_stale = True

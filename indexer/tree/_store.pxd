@@ -246,12 +246,14 @@ cdef inline int refuse_orphans(
 ) noexcept nogil:
     """What a chain without a known parent means."""
     cdef uint32_t elsewhere
-    if tree.workers[worker].missing == 0:
+    if not tree.workers[worker].lossy:
         return TREE_PARENT_NOT_FOUND
     # The parent may have been dropped. Then the worker does hold these blocks, and not, under the
     # same hashes, others.
     if not uncover_blocks(tree, worker, external_hashes, n, &elsewhere):
         return TREE_NO_MEMORY
+    if tree.workers[worker].missing == 0:
+        return TREE_PARENT_NOT_FOUND
     tree.workers[worker].missing += n
     return TREE_PARENT_EVICTED
 

@@ -14,7 +14,7 @@ Invariants (held by tests/instruments/tree_check.pyx):
   (_held_edges.pxd).
 - A worker with an alias for a block covers that block, and the alias is its only hash for it.
 - The last block of an edge without children is covered by somebody.
-- After every event n_blocks is at most max_blocks (_evict.pxd).
+- After every event n_blocks and n_aliases come to max_blocks at most (_evict.pxd).
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -99,6 +99,7 @@ cdef struct Worker:
     uint32_t edges_used      # entries of that list
     uint32_t edges_capacity
     uint32_t dp_rank
+    bint lossy               # whether any of it was dropped for the budget since it held nothing
     bint unlisted            # whether edges are missing in the list, for want of memory
     uint32_t next_vacant     # of a vacant number: the next one, or NONE
     bint live                # whether the number is in use
@@ -122,7 +123,7 @@ cdef struct Tree:
     bint compacting_edges    # whether edges are being moved
     uint32_t n_edges         # in use, root included
     uint64_t n_blocks        # in edges, holes included
-    uint64_t max_blocks      # the most of them that stay after an event
+    uint64_t max_blocks      # the most of them, aliases included, that stay after an event
     uint32_t hand            # edge that the clock of eviction looked at last
     uint32_t fresh           # last block of the last stored event, or NONE
     uint64_t evicted         # blocks dropped to keep the budget, since the tree was made

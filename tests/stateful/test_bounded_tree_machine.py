@@ -12,6 +12,7 @@ from oracles.tree import OracleTree, Refused
 from support.held_blocks import TOP, chained_hashes, read_holdings
 
 from dynamo_router.indexer.tree import RadixTree
+from dynamo_router.indexer.tree._inspect import read_aliases, read_edges
 from dynamo_router.runtime.errors import EventError
 
 WORKERS = [(0, 0), (0, 1), (1, 0), (TOP, 0)] + [(100 + w, 0) for w in range(80)]
@@ -38,6 +39,8 @@ class BoundedTreeMachine(RuleBasedStateMachine):
         self.truth = OracleTree()
         self.told = OracleTree()
         self.missing = {}
+        self.lossy = set()  # workers that lost something to the budget
+        self.misled = set()  # that removed what they never held meanwhile
         self.dropped = 0
         self.chains = [[]]
 
@@ -45,15 +48,14 @@ class BoundedTreeMachine(RuleBasedStateMachine):
         told = self.told
         if parent is None or parent in told.held.get(worker, {}):
             expected = refusal(lambda: told.store(worker, parent, hashes, path))
-        elif not self.missing.get(worker):
-            expected = "parent_not_found"
-            told.held.setdefault(worker, {})
         else:
-            expected = "parent_evicted"
-            for external_hash in hashes:
-                if external_hash in told.held[worker]:
+            held = told.held.setdefault(worker, {})
+            expected = "parent_evicted" if self.missing.get(worker) else "parent_not_found"
+            for external_hash in hashes if worker in self.lossy else ():
+                if external_hash in held:
                     told.drop(worker, external_hash)
-            self.missing[worker] += len(hashes)
+            if expected == "parent_evicted":
+                self.missing[worker] += len(hashes)
         refusal(lambda: self.truth.store(worker, parent, hashes, path))
         assert refusal(lambda: self.tree.store(worker, parent, hashes, path)) == expected
         self.take_note()
@@ -67,13 +69,16 @@ class BoundedTreeMachine(RuleBasedStateMachine):
             for external_hash, path in held.items()
             if external_hash not in kept.get(worker, {})
         }
-        assert len(self.tree) <= self.budget
-        if size <= self.budget:
+        assert len(self.tree) + self.tree.num_aliases() == self.charged() <= self.budget
+        # Each of them may have been an alias before some were dropped.
+        most = size + sum(map(len, self.told.holdings().values()))
+        if most <= self.budget:
             assert not gone
+        assert gone or size <= self.budget
+        if not gone:
             return
-        assert gone
         target = self.budget - min(self.budget // 16, SLACK)
-        assert len(set(gone.values())) <= size - target
+        assert len(set(gone.values())) <= most - target
         left = {path for held in kept.values() for path in held.values()}
         lost = set(gone.values())
         for path in left:  # dropped for everybody, with all that continues it
@@ -81,6 +86,7 @@ class BoundedTreeMachine(RuleBasedStateMachine):
         for worker, external_hash in gone:
             self.told.drop(worker, external_hash)
             self.missing[worker] = self.missing.get(worker, 0) + 1
+            self.lossy.add(worker)
         blocks, branches = self.tree.evicted()
         assert blocks - self.dropped == size - len(self.tree) and branches > 0
         self.dropped = blocks
@@ -115,14 +121,18 @@ class BoundedTreeMachine(RuleBasedStateMachine):
 
     @rule(worker=A_WORKER, data=st.data())
     def remove(self, worker, data):
-        """What it holds, in the tree or not; something it never held only if nothing is missing,
-        because the tree cannot tell the two apart."""
+        """What it holds, in the tree or not, or something it never held: the tree cannot tell that
+        from what it dropped, so that `missing` is no upper estimate any more."""
         hashes = sorted(self.truth.held.get(worker, {}))
         some = (
             data.draw(st.lists(st.sampled_from(hashes), max_size=6, unique=True)) if hashes else []
         )
-        if not self.missing.get(worker) and data.draw(st.booleans()):
-            some.append(5)
+        if data.draw(st.booleans()):
+            some.append(data.draw(st.sampled_from([5, 1])))
+            if some[-1] in hashes:
+                some.pop()
+            elif self.missing.get(worker):
+                self.misled.add(worker)
         unknown = len(
             [
                 external_hash
@@ -143,14 +153,23 @@ class BoundedTreeMachine(RuleBasedStateMachine):
         self.tree.clear_all_blocks(worker)
         self.told.clear(worker)
         self.truth.clear(worker)
+        self.forget(worker)
+
+    def forget(self, worker):
         self.missing[worker] = 0
+        self.lossy.discard(worker)
+        self.misled.discard(worker)
+
+    def charged(self):
+        """Blocks and aliases, counted in the structure."""
+        return sum(len(edge[3]) for edge in read_edges(self.tree)) + len(read_aliases(self.tree))
 
     @rule(worker=A_WORKER)
     def remove_worker(self, worker):
         self.tree.remove_worker(worker)
         self.told.drop_worker(worker)
         self.truth.drop_worker(worker)
-        self.missing[worker] = 0
+        self.forget(worker)
 
     @rule(worker=A_WORKER, requests=st.integers(0, 2), data=st.data())
     def run_short_of_memory(self, worker, requests, data):
@@ -183,7 +202,8 @@ class BoundedTreeMachine(RuleBasedStateMachine):
             kept = held.get(worker, {})
             assert kept.items() <= truth.items()
             missing = self.tree.num_missing(worker)
-            assert missing == self.missing.get(worker, 0) >= len(truth) - len(kept)
+            assert missing == self.missing.get(worker, 0)
+            assert missing >= len(truth) - len(kept) or worker in self.misled
 
 
 TestBoundedTreeMachine = BoundedTreeMachine.TestCase

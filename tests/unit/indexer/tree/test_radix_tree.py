@@ -3,6 +3,7 @@
 import array
 import json
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -368,3 +369,28 @@ def test_a_crowd_is_matched_under_its_numbers(numbered: str) -> None:
             if number is not None and number < size:
                 expected[number] = 2 if worker == 5 else 3
         assert np.array_equal(out, expected) and longest == expected.max()
+
+
+@pytest.mark.parametrize("ask", ["match", "workers"])
+def test_names_that_are_made_while_workers_change_are_made_again(ask: str) -> None:
+    """A profile hook stands for another thread: it is let in while the names are made."""
+    tree = RadixTree()
+    for worker in range(4):
+        tree.store(worker, None, [77], [77])
+
+    done: list[bool] = []
+
+    def hook(frame: object, event: str, arg: object) -> None:
+        if not done:
+            done.append(True)
+            tree.remove_worker(0)
+            tree.store(99, None, [77], [77])
+
+    sys.setprofile(hook)
+    try:
+        first = tree.match([77]).scores if ask == "match" else tree.workers()
+    finally:
+        sys.setprofile(None)
+    assert done and first is not None
+    present = {(1, 0), (2, 0), (3, 0), (99, 0)}
+    assert set(tree.match([77]).scores) == present == set(tree.workers())

@@ -90,3 +90,28 @@ def test_without_memory_the_budget_is_kept_all_the_same(requests):
     fail_allocations_after(tree, None)
     for worker, blocks in tree.match(range(40)).scores.items():
         assert blocks <= (40 if worker[0] == 0 else 20 + worker[0])
+
+
+def test_what_workers_call_otherwise_counts_as_blocks():
+    """Engines that hash differently take as much memory for one prompt as for one each."""
+    tree = RadixTree(max_blocks=1000)
+    for worker in range(64):
+        own = worker << 32
+        tree.store(worker, None, range(own, own + 50), range(50))
+        check_integrity(tree)
+        assert len(tree) + tree.num_aliases() <= 1000
+    assert len(tree) > 1 and tree.num_aliases() > 500
+    assert min(tree.evicted()) > 0
+    scores = tree.match(range(50)).scores
+    assert scores and all(overlap <= 50 for overlap in scores.values())
+
+
+def test_removals_of_what_was_never_held_make_no_claim_too_many():
+    """They lower what the tree thinks it dropped; a block below one of those is still elsewhere."""
+    tree = RadixTree(max_blocks=4)
+    tree.store(1, None, range(10), range(10))
+    assert tree.num_missing(1) == 6
+    tree.remove(1, [1000, 1001, 1002, 1003, 1004, 1005])
+    assert tree.num_missing(1) == 0
+    assert refusal(tree.store, 1, 9, [2], [77]) == "parent_not_found"
+    assert tree.match(range(10)).scores == {(1, 0): 2}  # 2 is below 9 now
