@@ -229,8 +229,12 @@ class DistributedRuntime:
             raise ValueError("a runtime with a store finds instances by itself")
         client = Client(name, self._plane, self._store, fixed)
         self._clients.append(client)
-        async with asyncio.timeout(self._startup_timeout_s):
-            await client.start()
+        try:
+            async with asyncio.timeout(self._startup_timeout_s):
+                await client.start()
+        except TimeoutError:
+            text = f"the store did not say within {self._startup_timeout_s:g} s who serves {name}"
+            raise StoreError(text) from None
         return client
 
     def _on_lease_lost(self) -> None:

@@ -7,7 +7,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from structlog import get_logger
 
-from ..kv_stores import Bucket, Change, Deleted, Entry, Listing
+from ..kv_stores import Bucket, Change, Deleted, Entry, Listing, StoreError
 from ..supervised import stopped, supervise
 
 K = TypeVar("K")
@@ -57,6 +57,7 @@ class PrefixWatcher(Generic[K, V]):
         self._names: dict[K, set[str]] = {}
         self._values: dict[K, V] = {}
         self._listed = asyncio.Event()
+        self._refusal: StoreError | None = None
         self._task: asyncio.Task[None] | None = None
         self.listeners: list[Callable[[K, V | None], None]] = []
         self.malformed = 0
@@ -67,10 +68,13 @@ class PrefixWatcher(Generic[K, V]):
         return self._values
 
     async def start(self) -> None:
-        """Watch; returns once the first listing is in."""
+        """Watch; returns once the first listing is in. StoreError if the store refuses us."""
         if self._task is None:
             self._task = supervise(f"watch of {self._bucket.name}", self._follow)
         await self._listed.wait()
+        if self._refusal is not None:
+            await self.close()
+            raise self._refusal
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -91,9 +95,15 @@ class PrefixWatcher(Generic[K, V]):
             self._learn(change)
 
     async def _follow(self) -> None:
-        async with aclosing(self._bucket.watch(self._prefix)) as changes:
-            async for change in changes:
-                self.take_in(change)
+        try:
+            async with aclosing(self._bucket.watch(self._prefix)) as changes:
+                async for change in changes:
+                    self.take_in(change)
+        except StoreError as error:
+            if self._listed.is_set():
+                raise  # it let us in before: it is asked again
+            self._refusal = error
+            self._listed.set()
 
     def _learn(self, entry: Entry) -> None:
         before = self._entries.get(entry.key)

@@ -118,7 +118,9 @@ class Registrations:
         backoff = Backoff(first=0.05, cap=5.0, rng=self._rng)
         retry = self._clock.now()
         while True:
-            due = min(self.keep_alive.due, retry) if self._missing else self.keep_alive.due
+            due = self.keep_alive.due
+            if self._missing and self.keep_alive.step is LeaseStep.RENEW:
+                due = min(due, retry)  # without a lease there is nothing to write under
             try:
                 async with asyncio.timeout(max(0.0, due - self._clock.now())):
                     await self._changed.wait()

@@ -11,7 +11,7 @@ from support.servers.stores import OpenStore
 from dynamo_router.runtime import Client, DistributedRuntime
 from dynamo_router.runtime.components import CancellationToken, EndpointName
 from dynamo_router.runtime.errors import ConfigError, InvalidRequestError, NoWorkersError
-from dynamo_router.runtime.kv_stores import MemoryStore
+from dynamo_router.runtime.kv_stores import MemoryStore, StoreError
 from dynamo_router.runtime.request_planes import Fault, RequestContext, RequestError
 
 pytestmark = pytest.mark.usefixtures("leaves_no_task")
@@ -195,6 +195,23 @@ async def test_without_a_store_addresses_are_given() -> None:
         assert len(await take(client.direct({"n": 1}, 0))) == 1
     with pytest.raises(RuntimeError, match="not started"):
         _ = DistributedRuntime().instance_id
+
+
+async def test_a_store_that_is_silent_is_not_waited_for_for_ever() -> None:
+    class SilentStore(MemoryStore):
+        def bucket(self, name: str) -> Any:
+            found = super().bucket(name)
+
+            async def watch(prefix: str = "") -> AsyncIterator[Any]:
+                await asyncio.Event().wait()
+                yield
+
+            found.watch = watch  # type: ignore[assignment]
+            return found
+
+    async with DistributedRuntime(SilentStore(), startup_timeout_s=0.1) as runtime:
+        with pytest.raises(StoreError, match=f"did not say within 0.1 s who serves {NAME}"):
+            await runtime.client(NAME)
 
 
 async def test_what_is_declared_wrongly_is_said_at_once() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 from support.polling import until
 
 from dynamo_router.runtime.discovery import PrefixWatcher, full_key_string, key_string, lease_id
-from dynamo_router.runtime.kv_stores import Deleted, Entry, KeyValueStore, Listing, MemoryStore
+from dynamo_router.runtime.kv_stores import (
+    Deleted,
+    Entry,
+    FileStore,
+    KeyValueStore,
+    Listing,
+    MemoryStore,
+    StoreError,
+)
 
 pytestmark = pytest.mark.usefixtures("leaves_no_task")
 
@@ -53,6 +62,16 @@ async def test_it_follows_the_store(store: KeyValueStore, other: KeyValueStore, 
     await until(lambda: watcher.values == {"1": 11})
     assert heard == [("1", 1), ("2", 2), ("1", None), ("1", 11), ("2", None)]
     assert watcher.malformed == 1
+    await watcher.close()
+
+
+async def test_a_store_that_refuses_us_says_so_at_once(tmp_path: Path) -> None:
+    """As etcd does for a user who may not read."""
+    (tmp_path / "file").write_bytes(b"")
+    store = FileStore(tmp_path)
+    watcher = PrefixWatcher(store.bucket("file"), key_string, value_of)
+    with pytest.raises(StoreError):
+        await watcher.start()
     await watcher.close()
 
 

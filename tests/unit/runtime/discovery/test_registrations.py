@@ -8,11 +8,13 @@ import pytest
 from support.polling import until
 from support.servers.etcd import EtcdServer
 
+from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.runtime.discovery import Registrations
 from dynamo_router.runtime.kv_stores import (
     EtcdConfig,
     EtcdStore,
     KeyValueStore,
+    LeaseLostError,
     MemoryStore,
     StoreError,
 )
@@ -130,6 +132,39 @@ async def test_without_a_store_the_start_fails_in_time() -> None:
         _ = registrations.lease
     await registrations.close()
     await store.close()
+
+
+class CountingClock(SystemClock):
+    calls = 0
+
+    def now(self) -> float:
+        self.calls += 1
+        return super().now()
+
+
+class LosingStore(MemoryStore):
+    """Grants one lease, says that it is lost, and then nothing any more."""
+
+    asked = 0
+
+    async def grant(self, ttl_s: float = 10.0, lease: int | None = None) -> int:
+        self.asked += 1
+        if self.asked > 1:
+            raise StoreError("away")
+        return await super().grant(ttl_s)
+
+    async def renew(self, lease: int) -> float:
+        raise LeaseLostError("gone")
+
+
+async def test_waiting_for_the_store_is_no_work() -> None:
+    clock, store = CountingClock(), LosingStore()
+    registrations = Registrations(store, 0.2, clock=clock)
+    await registrations.start()
+    await registrations.register(BUCKET, "a", b"1")
+    await until(lambda: store.asked >= 5)
+    assert clock.calls < 200
+    await registrations.close()
 
 
 async def test_what_was_taken_away_while_it_was_written_does_not_stay() -> None:

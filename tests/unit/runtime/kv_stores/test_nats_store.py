@@ -6,7 +6,8 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from support.polling import DEADLINE_S
+import structlog
+from support.polling import DEADLINE_S, until
 from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.runtime.errors import ConfigError
@@ -18,6 +19,7 @@ from dynamo_router.runtime.kv_stores import (
     NatsStore,
     StoreError,
     nats_connection,
+    nats_watch,
 )
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -46,6 +48,34 @@ async def test_a_watch_goes_on_after_a_restart(server: JetStreamServer) -> None:
             assert isinstance(change, Listing) and change.entries[0].key == "a"
             if len(change.entries) == 1:
                 assert await anext(watch) == Entry("b", b"2", last)
+    await store.close()
+
+
+async def test_a_paused_nats_is_noticed_and_the_watch_goes_on(
+    server: JetStreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_watch, "HEARTBEAT_S", 0.3)
+    monkeypatch.setattr(nats_watch, "_SILENCE_S", 0.9)
+    monkeypatch.setattr(nats_connection, "_ATTEMPT_S", 0.3)
+    store = NatsStore(NatsAddress(server.url))
+    bucket = store.bucket("v1/x")
+    await bucket.put("a", b"1")
+    async with aclosing(bucket.watch()) as watch:
+        await anext(watch)
+        waiting = asyncio.create_task(anext(watch))
+        server.pause()
+        with structlog.testing.capture_logs() as logs:
+            await until(lambda: any("lost NATS" in entry["event"] for entry in logs))
+            with pytest.raises(StoreError) as caught:
+                await bucket.put("b", b"1")
+        assert caught.value.transient
+        server.resume()
+        async with asyncio.timeout(DEADLINE_S):
+            change = await waiting
+            assert isinstance(change, Listing)
+            last = await bucket.put("c", b"3")
+            while change != Entry("c", b"3", last):
+                change = await anext(watch)
     await store.close()
 
 
