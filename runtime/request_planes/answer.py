@@ -12,6 +12,7 @@ from .messages import KILL
 from .response_reader import Ended, Event, ResponseReader, subject_of
 
 HANDSHAKE_TIMEOUT_S = 10.0
+_MAX_HANDSHAKE_BYTES = 4096
 WAITING_PARTS = 64
 """Parts of an answer that wait for a slow reader before the worker has to."""
 
@@ -109,6 +110,8 @@ class CallHomeLine(asyncio.Protocol):
                 self._deadline.cancel()
         if frames and self._answer is not None:
             self._answer.on_frames(frames)
+        if self._answer is None and self._decoder.partial > _MAX_HANDSHAKE_BYTES:
+            self.close()  # a stranger who wants us to keep things
         if (failure := self._decoder.failure) is not None:
             log.warning("an answer's connection is closed", error=str(failure))
             if self._answer is not None:

@@ -79,9 +79,9 @@ class _Decoder(Generic[T]):
         """why the stream cannot go on, behind the frames that were good"""
 
     @property
-    def partial(self) -> bool:
-        """Whether a frame has begun and not ended."""
-        return bool(self._data)
+    def partial(self) -> int:
+        """Bytes of a frame that has begun and not ended."""
+        return len(self._data)
 
     def feed(self, data: bytes) -> list[T]:
         """The frames that are complete now. If one can never be, `failure` says why."""

@@ -39,6 +39,11 @@ class RequestClient:
         return frozenset(self._carriers)
 
     @property
+    def address(self) -> str:
+        """Where answers come home to; empty before `start`."""
+        return self._address
+
+    @property
     def connections(self) -> int:
         """To workers, over TCP."""
         return self._tcp.connections

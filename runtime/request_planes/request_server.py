@@ -23,6 +23,8 @@ from .messages import (
 )
 
 DIAL_TIMEOUT_S = 5.0
+MAX_CALLERS = 1024
+"""Connections of callers at a time: each may hold a request that is not all there."""
 LINGER_S = 10.0
 """How long the caller has to close an answer that is complete."""
 
@@ -117,8 +119,15 @@ class RequestServer:
         answer.add_done_callback(self._answers.discard)
         return ""
 
-    def on_caller(self, caller: "_Caller", here: bool) -> None:
-        (self._callers.add if here else self._callers.discard)(caller)
+    def on_caller(self, caller: "_Caller") -> bool:
+        """Whether there is room for one more."""
+        if len(self._callers) >= MAX_CALLERS:
+            return False
+        self._callers.add(caller)
+        return True
+
+    def on_caller_gone(self, caller: "_Caller") -> None:
+        self._callers.discard(caller)
 
 
 class _Caller(asyncio.Protocol):
@@ -132,10 +141,12 @@ class _Caller(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._server.on_caller(self, True)
+        if not self._server.on_caller(self):
+            log.warning("a caller is turned away: there are too many", callers=MAX_CALLERS)
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.on_caller(self, False)
+        self._server.on_caller_gone(self)
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None

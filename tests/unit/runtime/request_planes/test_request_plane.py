@@ -4,7 +4,7 @@ import asyncio
 import json
 from base64 import b64decode
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from dynamo_router.runtime.request_planes import (
     RequestError,
     RequestServer,
     annotated,
+    request_server,
 )
 from dynamo_router.runtime.request_planes.frames import (
     RequestDecoder,
@@ -243,6 +244,18 @@ async def test_strangers_end_their_own_connection_only(
     writer.write_eof()
     async with asyncio.timeout(10):
         await reader.read()
+    writer.close()
+    assert len(await ask(client, at(server), {"n": 2})) == 2
+
+
+async def test_callers_beyond_a_bound_are_turned_away(
+    server: RequestServer, client: RequestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_server, "MAX_CALLERS", 1)
+    assert len(await ask(client, at(server), {"n": 2})) == 2
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    with suppress(ConnectionError):
+        assert await reader.read() == b""
     writer.close()
     assert len(await ask(client, at(server), {"n": 2})) == 2
 

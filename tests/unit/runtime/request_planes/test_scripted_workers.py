@@ -150,6 +150,19 @@ async def test_a_worker_that_misbehaves_is_told_from_the_others(
         await worker.wait_closed()
 
 
+async def test_a_stranger_at_the_port_for_answers_makes_us_keep_nothing(
+    client: RequestClient,
+) -> None:
+    """It announces a handshake of 100 KiB and sends part of it, or sends garbage."""
+    host, port = client.address.rsplit(":", 1)
+    for data in (b"\0" * 5 + b"\1\x90\0" + b"\0" * 16 + b"x" * 5000, b"\xff" * 24):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        LINES.append(writer)
+        writer.write(data)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+
+
 async def test_recorded_answers_of_a_real_worker_are_read(client: RequestClient) -> None:
     cases = json.loads((VECTORS / "request_plane" / "tcp_generate.json").read_text())["cases"]
     case = cases["complete_3_tokens"]
