@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import Protocol, cast
 
 from structlog import get_logger
 
@@ -91,8 +91,7 @@ class CallHomeLine(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         self._answers.on_line(self, True)
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
+from typing import cast
 
 from structlog import get_logger
 
@@ -82,8 +83,7 @@ class WorkerLine(asyncio.Protocol):
         self.alive = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         self.alive = True
 
     def send(self, frame: bytes, answer: Answer) -> "asyncio.Future[str]":

@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from support.polling import until
 from support.servers.stores import OpenStore
 
 from dynamo_router.runtime import Client, DistributedRuntime
 from dynamo_router.runtime.components import CancellationToken, EndpointName
 from dynamo_router.runtime.errors import ConfigError, InvalidRequestError, NoWorkersError
-from dynamo_router.runtime.kv_stores import MemoryStore, StoreError
+from dynamo_router.runtime.kv_stores import FileStore, MemoryStore, StoreError
 from dynamo_router.runtime.request_planes import Fault, RequestContext, RequestError
 
 pytestmark = pytest.mark.usefixtures("leaves_no_task")
@@ -212,6 +214,20 @@ async def test_a_store_that_is_silent_is_not_waited_for_for_ever() -> None:
     async with DistributedRuntime(SilentStore(), startup_timeout_s=0.1) as runtime:
         with pytest.raises(StoreError, match=f"did not say within 0.1 s who serves {NAME}"):
             await runtime.client(NAME)
+
+
+def test_it_runs_on_uvloop_as_serve_does(tmp_path: Path) -> None:
+    async def meet() -> list[Any]:
+        async with (
+            worker(FileStore(tmp_path)) as serving,
+            DistributedRuntime(FileStore(tmp_path)) as caller,
+        ):
+            client = await caller.client(NAME)
+            await sees(client, serving)
+            answers = [take(client.round_robin({"n": 300})) for _ in range(5)]
+            return await asyncio.gather(*answers)
+
+    assert [len(parts) for parts in uvloop.run(meet())] == [300] * 5
 
 
 async def test_what_is_declared_wrongly_is_said_at_once() -> None:
