@@ -35,6 +35,12 @@ class RequestLimits:
         "A worker that begins no answer for so long while others do is ejected.",
         "--stuck-timeout-s",
     )
+    hedge_after_s: float | None = option(
+        None,
+        "A request without a first message after so long is also sent to a second worker, and "
+        "whichever answers first serves it. Not given: never.",
+        "--hedge-after-s",
+    )
     retry_budget: float = option(
         0.2,
         "Most requests on a further attempt at a time, as a share of those in flight. Requests "

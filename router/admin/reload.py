@@ -38,6 +38,7 @@ REQUESTS = (
     "limits.write_timeout_s",
     "limits.total_timeout_s",
     "limits.stuck_timeout_s",
+    "limits.hedge_after_s",
     "limits.retry_budget",
     "limits.retry_budget_least",
 )

@@ -4,8 +4,9 @@ Entered by the services.
 """
 
 from .access_log import AccessLog
-from .dispatch import DP_RANK_KEY, Dispatcher
+from .dispatch import Dispatcher
 from .observers import DispatchObserver, OutputTracking
+from .relay import DP_RANK_KEY
 from .request import Flight, NoTrace, RequestTrace, Tracing
 from .request_reader import MAX_DECODED_BYTES, RequestReader
 from .status import ClientGoneError, status_of

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import math
 import secrets
-from collections.abc import AsyncGenerator
+from collections import ChainMap, Counter
 from functools import partial
 from typing import cast
 
@@ -19,7 +19,6 @@ from ...runtime.clock import Clock
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.limit_hits import LimitHits
-from ...workers.failures import Origin
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import Metadata
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
@@ -29,19 +28,17 @@ from ..policy import Decision
 from ..request_limits import RequestLimits
 from .attempts import Attempts, RetryBudget
 from .generate_request import GenerateFacts, Respond, restore_id, with_request_id
+from .hedging import Hedging
 from .ledger import AttemptLedger
 from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
 from .prefill_estimate import PrefillEstimate
-from .request import ABORT_TIMEOUT_S, NO_TRACE, Aborts, Flight, TakenBack, Tracing
+from .relay import Relay
+from .request import ABORT_TIMEOUT_S, NO_TRACE, Aborts, Flight, Tracing
 from .request_reader import RequestReader
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
 from .turns import Admission
 from .watch import FlightWatch
-
-DP_RANK_KEY = "x-dynamo-dp-rank"
-CLOCK_SLACK_S = 0.05
-"""A call that ends by its deadline may do so that much before we think it should."""
 
 
 class Dispatcher:
@@ -86,8 +83,20 @@ class Dispatcher:
         self.aborts = Aborts()
         self.plain = PlainCalls(monitor, clock, self._observer, max_attempts)
         self._ledger = AttemptLedger(router, monitor, clock, self.budget, estimate, self._load_fell)
-        self._watch = FlightWatch(
+        self._relay = Relay(router, monitor, clock, self._ledger, self._observer, self.aborts)
+        self._hedging = Hedging(
+            limits.hedge_after_s,
+            router,
+            self._ledger,
+            self._relay,
+            self.budget,
+            self.hits,
+            admission,
             self._flights,
+        )
+        self._relay.on_begun = self._hedging.drop
+        self._watch = FlightWatch(
+            ChainMap(self._flights, self._hedging.hedges),
             router,
             monitor,
             clock,
@@ -103,6 +112,11 @@ class Dispatcher:
     @property
     def in_flight(self) -> int:
         return len(self._flights) + self.plain.in_flight
+
+    @property
+    def hedges(self) -> Counter[str]:
+        """How second attempts ended: won, lost, failed."""
+        return self._hedging.counts
 
     async def generate(
         self,
@@ -138,7 +152,7 @@ class Dispatcher:
             return decision.worker
         except asyncio.CancelledError as error:
             code = grpc.StatusCode.CANCELLED
-            if flight is None or not self._is_late(flight):
+            if flight is None or not self._relay.is_late(flight):
                 raise
             code = grpc.StatusCode.DEADLINE_EXCEEDED
             if flight.taken_back is None or cast("asyncio.Task[object]", flight.task).uncancel():
@@ -146,12 +160,17 @@ class Dispatcher:
             raise RequestTimeoutError(flight.taken_back.text) from error
         except BaseException as error:
             code, said = status_of(error)
-            if isinstance(error, ClientGoneError) and flight is not None and self._is_late(flight):
+            if (
+                isinstance(error, ClientGoneError)
+                and flight is not None
+                and self._relay.is_late(flight)
+            ):
                 code = grpc.StatusCode.DEADLINE_EXCEEDED
             raise
         finally:
             if flight is not None:
                 del self._flights[flight.request_id]
+                self._hedging.drop(flight)
                 if code is not grpc.StatusCode.OK:
                     self._ledger.on_request_failed(flight, code, said)
             self._observer.on_end(flight, code)
@@ -163,6 +182,7 @@ class Dispatcher:
         if flight is None:
             return False, f"request {request_id} not found"
         flight.aborted = True
+        self._hedging.drop(flight)
         if flight.client is None or flight.call is None:
             if self._admission is not None:
                 error = RequestAbortedError(f"request {request_id} was aborted")
@@ -183,6 +203,7 @@ class Dispatcher:
         self._max_attempts = self.plain.max_attempts = max_attempts
         self.budget.share, self.budget.least = limits.retry_budget, limits.retry_budget_least
         self._watch.set_limits(limits, silence_s)
+        self._hedging.after_s = limits.hedge_after_s
 
     def start(self) -> None:
         """Begin to look after what is in flight."""
@@ -191,6 +212,7 @@ class Dispatcher:
     async def close(self) -> None:
         """Stop watching, and wait for aborts on their way."""
         await self._watch.close()
+        await self._hedging.close()
         await self.aborts.close()
         self.reader.close()
 
@@ -245,9 +267,12 @@ class Dispatcher:
                 raise failure from None
             if failure is not None:
                 self._observer.on_retry(flight, failure)
-            failure = await self._attempt(flight, decision, respond, metadata)
+            self._hedging.plan(flight, metadata)
+            failure = await self._relay.run(flight, decision, respond, metadata)
+            if flight.hedge is not None or flight.hedge_timer is not None:
+                failure = await self._hedging.settle(flight, failure, respond, metadata)
             if failure is None:
-                return decision
+                return flight.decision or decision
             self._check_aborted(flight)
             if flight.pinned is not None or not self._may_retry(flight):
                 raise failure
@@ -281,9 +306,10 @@ class Dispatcher:
             excluded = excluded | flight.attempts.worker_ids
         else:
             flight.queue_s = began - flight.arrived
+        flight.booking_id = flight.request_id
         decision = self._router.decide(
             facts.prompt,
-            flight.request_id,
+            flight.booking_id,
             excluded_workers=excluded,
             pinned_worker=flight.pinned,
             expected_output_tokens=facts.max_tokens or None,
@@ -291,83 +317,6 @@ class Dispatcher:
         flight.decision, flight.decision_s = decision, self._now() - began
         flight.trace.decided(flight)
         return decision
-
-    async def _attempt(
-        self, flight: Flight, decision: Decision, respond: Respond, metadata: Metadata
-    ) -> Exception | None:
-        """One worker's try. None: it answered. Else what to tell the client if nobody else does.
-
-        The request is booked on entry, freed on return.
-        """
-        observer, now, ledger = self._observer, self._now, self._ledger
-        reports = self._monitor.reports
-        worker_id, request_id = decision.worker.worker_id, flight.request_id
-        answers: AsyncGenerator[bytes, None] | None = None
-        running = False  # on the worker, as far as we know
-        client = flight.client = self._monitor.client(worker_id)
-        call = None
-        try:
-            if client is None:
-                said = "it has no address"
-                return ledger.on_failed(flight, Origin.CONNECT, grpc.StatusCode.UNAVAILABLE, said)
-            entry = self._router.registry.entry(worker_id)
-            if entry is not None and entry.dp_size > 1:
-                metadata = (*metadata, (DP_RANK_KEY, str(decision.worker.dp_rank)))
-            ledger.on_sent(flight, decision)
-            metadata = flight.trace.sent(flight, metadata)
-            left = None if flight.deadline == math.inf else flight.deadline - flight.sent_at
-            call = flight.call = client.generate(flight.body, timeout=left, metadata=metadata)
-            running = True
-            answers = cast("AsyncGenerator[bytes, None]", aiter(call))
-            async for message in answers:
-                at = now()
-                observer.on_message(flight, message, at)
-                if not flight.messages:
-                    ledger.on_first_message(flight, message, at)
-                flight.messages += 1
-                flight.last_message, flight.last_message_at = message, at
-                flight.since, flight.writing = at, True
-                await respond(message)
-                flight.since, flight.writing = now(), False
-            running = False
-            if not flight.messages:
-                said = "it ended without an answer"
-                return ledger.on_failed(flight, Origin.EMPTY, grpc.StatusCode.OK, said)
-            reports.succeeded(worker_id, now() - flight.sent_at)
-            return None
-        except grpc.RpcError as error:
-            running = False
-            assert client is not None
-            origin, details = client.origin_of(error), error.details() or ""
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and self._is_late(flight):
-                origin = Origin.DEADLINE
-            return ledger.on_failed(flight, origin, error.code(), details, error)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if call is None or task is None or task.cancelling():
-                ledger.on_cancelled(flight, worker_id, late=self._is_late(flight))
-                raise  # by our client, by its deadline, by our own shutdown or by a time-out
-            code, why = grpc.StatusCode.CANCELLED, flight.taken_back
-            if why is None:  # its channel was closed
-                return ledger.on_failed(flight, Origin.WORKER_DOWN, code, "it was removed")
-            return ledger.on_failed(flight, why.origin, code, why.text)
-        except BaseException:
-            reports.given_up(worker_id)
-            raise
-        finally:
-            ledger.on_ended(flight)
-            flight.trace.attempt_ended(flight)
-            if running and client is not None and call is not None:
-                call.cancel()
-                self.aborts.send(client, request_id)
-                if answers is not None:  # a generator, which must not be left to the collector
-                    await answers.aclose()
-
-    def _is_late(self, flight: Flight) -> bool:
-        """Whether its time is over: its client's deadline, or a limit of ours."""
-        if flight.taken_back in (TakenBack.WRITE, TakenBack.TOTAL):
-            return True
-        return self._now() >= flight.deadline - CLOCK_SLACK_S
 
     def _load_fell(self) -> None:
         if self._admission is not None:

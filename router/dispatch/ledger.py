@@ -75,7 +75,7 @@ class AttemptLedger:
         waited = now - flight.sent_at
         if flight.facts.streaming:
             cached_tokens = told_cached_tokens(message)
-            self._router.mark_prefill_complete(flight.request_id, cached_tokens=cached_tokens)
+            self._router.mark_prefill_complete(flight.booking_id, cached_tokens=cached_tokens)
             self._estimate.observe(flight.uncached_tokens, waited)
             self._load_fell()
         else:  # the whole answer
@@ -131,7 +131,7 @@ class AttemptLedger:
     def on_ended(self, flight: Flight) -> None:
         """Whatever became of it."""
         # A message is a token or a few: it is their pace that a policy learns.
-        self._router.free(flight.request_id, output_tokens=flight.messages or None)
+        self._router.free(flight.booking_id, output_tokens=flight.messages or None)
         flight.call = None
         if flight.prefill_timer is not None:
             flight.prefill_timer.cancel()
@@ -180,5 +180,5 @@ class AttemptLedger:
     def _release_prefill(self, flight: Flight) -> None:
         flight.prefill_timer = None
         flight.counts_prefill = False
-        self._router.release_prefill(flight.request_id)
+        self._router.release_prefill(flight.booking_id)
         self._load_fell()

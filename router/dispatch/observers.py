@@ -54,7 +54,7 @@ class OutputTracking:
         except DecodeError:  # an affair of the engine and its client
             generated = 0
         if generated:
-            self._router.add_output_tokens(flight.request_id, generated)
+            self._router.add_output_tokens(flight.booking_id, generated)
         self._inner.on_message(flight, message, now)
 
     def on_retry(self, flight: Flight, error: BaseException) -> None:

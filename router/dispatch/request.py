@@ -7,7 +7,7 @@ import math
 from collections.abc import Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 from grpc import aio
@@ -19,6 +19,9 @@ from ..admission import NORMAL, Urgency
 from ..policy import Decision
 from .attempts import Attempts
 from .generate_request import GenerateFacts
+
+if TYPE_CHECKING:
+    from .hedging import Hedge
 
 ABORT_TIMEOUT_S = 2.0
 MAX_PENDING_ABORTS = 1024
@@ -32,6 +35,7 @@ class TakenBack(enum.Enum):
     WORKER_DOWN = Origin.WORKER_DOWN, None, "it turned unhealthy"
     WRITE = Origin.CLIENT, "write_timeout_s", "its client did not read for too long"
     TOTAL = Origin.DEADLINE, "total_timeout_s", "the request took too long"
+    OVERTAKEN = Origin.ROUTER, None, "another worker was first to answer"
 
     def __init__(self, origin: Origin, limit: str | None, text: str) -> None:
         self.origin = origin
@@ -130,6 +134,16 @@ class Flight:
     trace: RequestTrace = NO_TRACE
     aborted: bool = False
     """somebody asked to abort it"""
+    booking_id: str = ""
+    """of the current attempt; its own id, but for a hedge"""
+    hedged: bool = False
+    """there was a second attempt beside the first"""
+    hedge_timer: asyncio.TimerHandle | None = None
+    hedge: "Hedge | None" = None
+    """the second attempt, while neither has begun to answer"""
+
+    def __post_init__(self) -> None:
+        self.booking_id = self.booking_id or self.request_id
 
     def take_back(self, why: TakenBack) -> bool:
         """End the current attempt; False if there is none, or it is being ended already."""

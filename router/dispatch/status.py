@@ -16,6 +16,10 @@ class RequestTimeoutError(RouterError):
     """The request hit a limit of ours on its time, or its client's deadline."""
 
 
+class OvertakenError(RouterError):
+    """An attempt was given up because another one of the same request was first to answer."""
+
+
 class ClientGoneError(RouterError):
     """The client went away while a message was being written to it."""
 

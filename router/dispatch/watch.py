@@ -111,8 +111,8 @@ class FlightWatch:
                 touched = now
                 self._estimate.forget(now)
                 self._on_load_fell()  # workers come and go, and bookings of others expire
-                for request_id in self._flights:
-                    self._router.touch(request_id)
+                for flight in self._flights.values():
+                    self._router.touch(flight.booking_id)
 
     def _look(self, now: float) -> None:
         active: dict[int, float] = {}  # worker -> when it last did something, if it owes us
@@ -160,7 +160,7 @@ class FlightWatch:
                 flight.uncached_tokens
             ):
                 flight.counts_prefill = False
-                self._router.release_prefill(flight.request_id)
+                self._router.release_prefill(flight.booking_id)
                 self._on_load_fell()
 
     def _end(self, flight: Flight, why: TakenBack) -> None:

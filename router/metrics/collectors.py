@@ -141,12 +141,17 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iter
             "Requests on a further attempt that count.",
             dispatcher.budget.retrying,
         )
+        hedges = CounterMetricFamily(
+            "dynamo_router_hedges", "Second attempts, by how they ended.", labels=["outcome"]
+        )
+        for outcome in ("won", "lost", "failed"):
+            hedges.add_metric([outcome], dispatcher.hedges[outcome])
         policies = CounterMetricFamily(
             "dynamo_router_policy_failures",
             "Times that an installed policy raised or answered nonsense.",
             router.policy_failures,
         )
-        return (limits, loops, retrying, policies)
+        return (limits, loops, retrying, hedges, policies)
 
     return collect
 

@@ -89,6 +89,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.cancelled: list[str] = []
         self.finished: list[str] = []
+        self.ended: list[str] = []  # in whatever way
         self.embed: Callable[[bytes, Any], Awaitable[bytes]] | None = None
         self.port = 0
         self._server: Any = None
@@ -131,6 +132,8 @@ class FakeEngine:
         except asyncio.CancelledError:
             self.cancelled.append(request.request_id)
             raise
+        finally:
+            self.ended.append(request.request_id)
 
     async def abort(self, request: Any, context: Any) -> Any:
         self.aborted.append(request.request_id)

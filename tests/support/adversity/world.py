@@ -32,7 +32,7 @@ SERVE = (
     *("--probe-retry-most-s", "0.3", "--ejection-s", "0.3", "--longest-ejection-s", "1"),
     *("--request-timeout-s", "5", "--attempt-timeout-s", "4", "--write-timeout-s", "3"),
     *("--worker-keepalive-s", "2", "--worker-keepalive-timeout-s", "2"),
-    *("--worker-connect-timeout-s", "2", "--router-active-request-expiry-secs", "3"),
+    *("--worker-connect-timeout-s", "2", "--router-active-request-expiry-secs", "5"),
 )
 CHANNEL = (
     ("grpc.use_local_subchannel_pool", 1),

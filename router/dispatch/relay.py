@@ -1,0 +1,173 @@
+"""One attempt: a request to one worker, and its answer back to the client."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import cast
+
+import grpc
+from grpc import aio
+
+from ...runtime.clock import Clock
+from ...workers.failures import Origin
+from ...workers.health import HealthMonitor
+from ...workers.trtllm_client import Metadata, TrtllmClient
+from ..kv_router import KvRouter
+from ..policy import Decision
+from .generate_request import Respond
+from .ledger import AttemptLedger
+from .observers import DispatchObserver
+from .request import Aborts, Flight, TakenBack
+from .status import OvertakenError
+
+DP_RANK_KEY = "x-dynamo-dp-rank"
+CLOCK_SLACK_S = 0.05
+"""A call that ends by its deadline may do so that much before we think it should."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that is with a worker. `running`: it is there still, as far as we know."""
+
+    client: TrtllmClient
+    call: "aio.UnaryStreamCall[bytes, bytes]"
+    answers: AsyncGenerator[bytes, None]
+    running: bool = True
+
+
+class Relay:
+    """Sends requests and passes messages on. An attempt is booked before, and freed here."""
+
+    def __init__(
+        self,
+        router: KvRouter,
+        monitor: HealthMonitor,
+        clock: Clock,
+        ledger: AttemptLedger,
+        observer: DispatchObserver,
+        aborts: Aborts,
+    ) -> None:
+        self._router = router
+        self._monitor = monitor
+        self._now = clock.now
+        self._ledger = ledger
+        self._observer = observer
+        self._aborts = aborts
+        self.on_begun: Callable[[Flight], None] | None = None
+        """hears of a flight whose first message came, if it has or plans a hedge"""
+
+    def send(self, flight: Flight, decision: Decision, metadata: Metadata) -> Sent | None:
+        """Begin an attempt; None if its worker has no address any more."""
+        worker_id = decision.worker.worker_id
+        client = flight.client = self._monitor.client(worker_id)
+        if client is None:
+            return None
+        entry = self._router.registry.entry(worker_id)
+        if entry is not None and entry.dp_size > 1:
+            metadata = (*metadata, (DP_RANK_KEY, str(decision.worker.dp_rank)))
+        self._ledger.on_sent(flight, decision)
+        metadata = flight.trace.sent(flight, metadata)
+        left = None if flight.deadline == math.inf else flight.deadline - flight.sent_at
+        call = flight.call = client.generate(flight.body, timeout=left, metadata=metadata)
+        return Sent(client, call, cast("AsyncGenerator[bytes, None]", aiter(call)))
+
+    async def run(
+        self,
+        flight: Flight,
+        decision: Decision,
+        respond: Respond,
+        metadata: Metadata,
+        sent: Sent | None = None,
+    ) -> Exception | None:
+        """One worker's try. None: it answered. Else what to tell the client if nobody else does.
+
+        The request is booked on entry, freed on return. It is sent, if it was not before.
+        """
+        observer, now, ledger = self._observer, self._now, self._ledger
+        reports, worker_id = self._monitor.reports, decision.worker.worker_id
+        try:
+            if sent is None:
+                sent = self.send(flight, decision, metadata)
+            if sent is None:
+                return self.failed(flight, Origin.CONNECT, "it has no address")
+            async for message in sent.answers:
+                at = now()
+                if flight.taken_back is TakenBack.OVERTAKEN:
+                    break
+                observer.on_message(flight, message, at)
+                if not flight.messages:
+                    ledger.on_first_message(flight, message, at)
+                    if flight.hedge_timer is not None or flight.hedge is not None:
+                        assert self.on_begun is not None
+                        self.on_begun(flight)
+                flight.messages += 1
+                flight.last_message, flight.last_message_at = message, at
+                flight.since, flight.writing = at, True
+                await respond(message)
+                flight.since, flight.writing = now(), False
+            if flight.taken_back is TakenBack.OVERTAKEN:
+                return self.taken_back(flight)
+            sent.running = False
+            if not flight.messages:
+                return self.failed(flight, Origin.EMPTY, "it ended without an answer")
+            reports.succeeded(worker_id, now() - flight.sent_at)
+            return None
+        except grpc.RpcError as error:
+            assert sent is not None
+            return self.failed_by(flight, sent, error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if sent is None or task is None or task.cancelling():
+                ledger.on_cancelled(flight, worker_id, late=self.is_late(flight))
+                raise  # by our client, by its deadline, by our own shutdown or by a time-out
+            return self.taken_back(flight)
+        except BaseException:
+            reports.given_up(worker_id)
+            raise
+        finally:
+            ledger.on_ended(flight)
+            flight.trace.attempt_ended(flight)
+            if sent is not None:
+                await self.stop(flight, sent)
+
+    # How an attempt ends, also that of a hedge
+
+    def failed(self, flight: Flight, origin: Origin, said: str) -> Exception:
+        """There was no answer, nor a status that says why."""
+        code = grpc.StatusCode.OK if origin is Origin.EMPTY else grpc.StatusCode.UNAVAILABLE
+        return self._ledger.on_failed(flight, origin, code, said)
+
+    def failed_by(self, flight: Flight, sent: Sent, error: grpc.RpcError) -> Exception:
+        """Its call ended with a status."""
+        sent.running = False
+        origin, details = sent.client.origin_of(error), error.details() or ""
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and self.is_late(flight):
+            origin = Origin.DEADLINE
+        return self._ledger.on_failed(flight, origin, error.code(), details, error)
+
+    def taken_back(self, flight: Flight) -> Exception:
+        """Its call was cancelled, and not because its client went away."""
+        code, why = grpc.StatusCode.CANCELLED, flight.taken_back
+        if why is TakenBack.OVERTAKEN:
+            assert flight.decision is not None
+            self._monitor.reports.given_up(flight.decision.worker.worker_id)
+            return OvertakenError(why.text)
+        if why is None:  # its channel was closed
+            return self._ledger.on_failed(flight, Origin.WORKER_DOWN, code, "it was removed")
+        return self._ledger.on_failed(flight, why.origin, code, why.text)
+
+    async def stop(self, flight: Flight, sent: Sent) -> None:
+        """Have the worker stop what may still run there."""
+        if sent.running:
+            sent.running = False
+            sent.call.cancel()
+            self._aborts.send(sent.client, flight.request_id)
+            # A generator, which must not be left to the collector.
+            await sent.answers.aclose()
+
+    def is_late(self, flight: Flight) -> bool:
+        """Whether its time is over: its client's deadline, or a limit of ours."""
+        if flight.taken_back in (TakenBack.WRITE, TakenBack.TOTAL):
+            return True
+        return self._now() >= flight.deadline - CLOCK_SLACK_S
