@@ -137,9 +137,12 @@ async def _load(call: Any, bodies: Iterator[bytes], config: ProxyBenchConfig) ->
     async def client(count: int) -> None:
         for _ in range(count):
             body, began = next(bodies), time.perf_counter_ns()
-            messages = 0
-            async for _ in call(body):
-                messages += 1
+            messages, stream = 0, call(body)
+            try:
+                async for _ in stream:
+                    messages += 1
+            finally:
+                stream.cancel()  # nothing, if it has ended
             assert messages == 2, messages
             latencies.append((time.perf_counter_ns() - began) / 1e3)
 

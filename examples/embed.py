@@ -55,7 +55,6 @@ class Frontend:
         finally:
             call.cancel()  # the engine stops, even if only our task was cancelled
             self.router.free(request_id)  # however the stream ended
-            call.cancel()  # and so that the engine never generates for nobody
 
 
 async def main(nats_url: str, *addresses: str) -> None:

@@ -200,7 +200,7 @@ class TrtllmClient:
     async def check_health(self, *, timeout: float) -> EngineIdentity:
         """Ask whether the engine is well; WorkerError with its own words if it says it is not."""
         call = self._health_check(pb.HealthCheckRequest(), timeout=timeout)
-        identity, answer = _identity_of(await call.initial_metadata()), await call
+        identity, answer = await _answer(call)
         if answer.status.strip().upper() != "OK":
             raise WorkerError(f"engine reports {answer.status!r}")
         return identity
@@ -246,9 +246,18 @@ def _serialize(message: Any) -> bytes:
     return body
 
 
-async def _answer_or_none(call: Any) -> tuple[EngineIdentity, Any]:
+async def _answer(call: Any) -> tuple[EngineIdentity, Any]:
+    """A unary call's metadata and answer. The call ends with the task: grpc.aio goes on with one
+    whose metadata alone was waited for."""
     try:
         return _identity_of(await call.initial_metadata()), await call
+    finally:
+        call.cancel()  # nothing, if it has ended
+
+
+async def _answer_or_none(call: Any) -> tuple[EngineIdentity, Any]:
+    try:
+        return await _answer(call)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return EngineIdentity(), None

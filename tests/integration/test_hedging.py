@@ -51,8 +51,9 @@ async def begin(rig: Rig, request: Any, **more: Any) -> Any:
 
 async def messages_of(call: Any) -> list[Any]:
     messages = []
-    while (message := await call.read()) is not aio.EOF:
-        messages.append(pb.GenerateResponse.FromString(message))
+    async with asyncio.timeout(30):
+        while (message := await call.read()) is not aio.EOF:
+            messages.append(pb.GenerateResponse.FromString(message))
     return messages
 
 

@@ -79,9 +79,10 @@ class FakeEngine:
         self.model = pb.GetModelInfoResponse(model_id="fake", vocab_size=1000, max_input_len=100)
         self.server_info = pb.GetServerInfoResponse(version="1", world_size=1)
         self.go = asyncio.Event()
-        self.deaf: asyncio.Event | None = None  # health checks wait for it
+        self.deaf: asyncio.Event | None = None  # health checks and model infos wait for it
         self.unimplemented: set[str] = set()
         self.probes = 0
+        self.questions = 0  # waiting until it is deaf no more
         self.described = 0
         self.undescribed: grpc.StatusCode | None = None  # what GetServerInfo fails with
         self.requests: list[Any] = []
@@ -143,12 +144,12 @@ class FakeEngine:
 
     async def health_check(self, request: Any, context: Any) -> Any:
         self.probes += 1
-        if self.deaf is not None:
-            await self.deaf.wait()
+        await self._listen()
         await self._introduce(context)
         return pb.HealthCheckResponse(status=self.status)
 
     async def get_model_info(self, request: Any, context: Any) -> Any:
+        await self._listen()
         await self._introduce(context)
         return self.model
 
@@ -158,6 +159,14 @@ class FakeEngine:
             await context.abort(self.undescribed, "no description")
         await self._introduce(context)
         return self.server_info
+
+    async def _listen(self) -> None:
+        if self.deaf is not None:
+            self.questions += 1
+            try:
+                await self.deaf.wait()
+            finally:
+                self.questions -= 1
 
     async def _introduce(self, context: Any) -> None:
         said = {

@@ -7,6 +7,7 @@ import pytest
 from grpc import aio
 from support.adversity.fault_proxy import FaultProxy
 from support.fake_engine import FakeEngine, Script, chunk, fail, hang, pb, prompt
+from support.polling import until
 
 from dynamo_router.workers.failures import (
     MAX_DETAILS,
@@ -135,6 +136,20 @@ async def test_a_request_that_is_too_large_does_not_leave() -> None:
         try:
             assert await _origin(client, bytes(33 << 20)) is Origin.REQUEST_SIZE
             assert not engine.requests
+        finally:
+            await client.close()
+
+
+@pytest.mark.parametrize("method", ["check_health", "describe"])
+async def test_a_question_ends_with_the_task_that_asks_it(method: str) -> None:
+    async with FakeEngine() as engine:
+        engine.deaf = asyncio.Event()
+        client = TrtllmClient(engine.address)
+        try:
+            asking = asyncio.create_task(getattr(client, method)(timeout=60))
+            await until(lambda: engine.questions)
+            asking.cancel()
+            await until(lambda: not engine.questions)
         finally:
             await client.close()
 
