@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..runtime.settings import bad_setting, option, options_of, values_of
 from . import simulate
-from .load import LoadClient, LoadStats, OnStart, encode_generate, progress_bar
+from .load import LoadClient, LoadStats, OnStart, TargetAccess, encode_generate, progress_bar
 from .results import Goodput, ObjectiveConfig, Output, Run, runs_content, runs_table
 from .simulation import Load, SimulationConfig, idle_engine_ms
 from .traces import TraceRequest, read_trace, token_ids
@@ -21,7 +21,7 @@ from .traces import TraceRequest, read_trace, token_ids
 DEFAULT_VOCAB_SIZE = 32_000
 LIVE_ONLY = (
     *("concurrency", "streaming", "vocab_size", "timeout_s", "connect_timeout_s"),
-    *("max_in_flight", "policy"),
+    *("max_in_flight", "policy", "tls_ca", "tls_cert", "tls_key", "token_file"),
 )
 # Of the simulation's settings, those by which a live run is judged as well.
 JUDGED_BY = (
@@ -59,6 +59,12 @@ class ReplayConfig:
     max_in_flight: int = option(
         4096, "Hold arrivals back while so many requests run; counted in the report."
     )
+    tls_ca: str | None = option(
+        None, "Authorities (PEM) of a target with TLS; not given: the system's, at grpcs://."
+    )
+    tls_cert: str | None = option(None, "Certificate (PEM) to show to the target.")
+    tls_key: str | None = option(None, "Its private key (PEM).")
+    token_file: str | None = option(None, "File with the token of a caller with the role client.")
     mode: str | None = option(
         None,
         "How the target routes; not given: what it says of itself. Without one: as `simulate`.",
@@ -85,6 +91,17 @@ class ReplayConfig:
         Load.of(self)  # which checks the rest
         values = values_of(self)
         check_given(self, [s.key for s in options_of(ReplayConfig) if values[s.key] != s.default])
+        _ = self.access  # which checks itself
+
+    @property
+    def access(self) -> TargetAccess:
+        """What the target is shown."""
+        return TargetAccess(
+            tls_ca=self.tls_ca,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            token_file=self.token_file,
+        )
 
     def goodput(
         self, requests: int, ttft_ms: list[float], itl_ms: list[float], prompt_tokens: list[int]
@@ -133,7 +150,7 @@ async def replay(config: ReplayConfig, on_start: OnStart | None = None) -> Run:
     # Read twice, so that a bad last line is found before the first request is sent, and a long
     # trace need not be held.
     total = sum(1 for _ in _requests(config))
-    async with LoadClient(config.target) as client:
+    async with LoadClient(config.target, config.access) as client:
         info = await client.probe(config.connect_timeout_s)
         vocab_size = config.vocab_size or info.vocab_size or DEFAULT_VOCAB_SIZE
         requests = timed_requests(config, vocab_size)

@@ -8,6 +8,7 @@ from .progress import OnStart, progress_bar
 from .proxy_peers import GENERATE
 from .serve_process import READY, ServeProcess
 from .stats import LoadStats
+from .target import TargetAccess
 
 __all__ = [
     "GENERATE",
@@ -16,6 +17,7 @@ __all__ = [
     "OnStart",
     "READY",
     "ServeProcess",
+    "TargetAccess",
     "encode_generate",
     "progress_bar",
 ]

@@ -5,7 +5,7 @@ the final message's.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +21,7 @@ from ...runtime.settings import bad_setting
 from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ...workers.worker_url import parse_worker_url
+from .target import TargetAccess
 
 # What a router sends with its answers, beside the worker's id.
 DP_RANK_KEY = "x-dynamo-dp-rank"
@@ -71,18 +72,22 @@ class Outcome:
 class LoadClient:
     """Requests to one target over one channel. Use as an async context manager.
 
-    ConfigError if `target` is neither HOST:PORT nor grpc://HOST:PORT.
+    ConfigError if `target` is none of HOST:PORT, grpc://HOST:PORT and grpcs://HOST:PORT, which
+    is over TLS.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, access: TargetAccess | None = None) -> None:
         try:
-            self._address = parse_worker_url(target).address
+            url = parse_worker_url(target)
         except ConfigError:
             raise bad_setting("target", f"{target!r} is not HOST:PORT") from None
+        self._address = url.address
+        self._access = replace(access or TargetAccess(), tls=url.tls)
         self._channel: Any = None
 
     async def __aenter__(self) -> "LoadClient":
-        self._channel = aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+        self._metadata = self._access.metadata()
+        self._channel = self._access.channel(self._address, CHANNEL_OPTIONS)
         # Raw bytes both ways: requests are made ahead of their time, answers parsed once.
         self._generate = self._channel.unary_stream(f"/{SERVICE}/Generate")
         self._model_info = self._channel.unary_unary(f"/{SERVICE}/GetModelInfo")
@@ -95,7 +100,9 @@ class LoadClient:
 
     async def probe(self, timeout_s: float) -> TargetInfo:
         """Wait for the target and ask what it is. ConfigError if it does not answer in time."""
-        call = self._model_info(b"", timeout=timeout_s, wait_for_ready=True)
+        call = self._model_info(
+            b"", timeout=timeout_s, metadata=self._metadata, wait_for_ready=True
+        )
         info, metadata = pb.GetModelInfoResponse(), {}
         try:
             info.ParseFromString(await call)
@@ -122,7 +129,7 @@ class LoadClient:
     async def _count_workers(self, timeout_s: float) -> int | None:
         """How many workers a router has; None if this is an engine, or a router of another kind."""
         try:
-            answer = await self._list_workers(b"", timeout=timeout_s)
+            answer = await self._list_workers(b"", timeout=timeout_s, metadata=self._metadata)
             workers = ListWorkersResponse.FromString(answer).workers
         except (aio.AioRpcError, DecodeError):
             return None
@@ -137,7 +144,7 @@ class LoadClient:
         outcome = Outcome()
         answer = _Answer(outcome)
         started = perf_counter()
-        call: Any = self._generate(request, timeout=timeout_s)
+        call: Any = self._generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             while (data := await call.read()) is not aio.EOF:
                 answer.take(data, started)

@@ -26,6 +26,10 @@ LIVE: list[tuple[str, str, Any]] = [
     ("connect_timeout_s", "--connect-timeout", 10.0),
     ("max_in_flight", "--max-in-flight", 4096),
     ("policy", "--policy", "dynamo:16"),
+    ("tls_ca", "--tls-ca", "ca.pem"),
+    ("tls_cert", "--tls-cert", "us.pem"),
+    ("tls_key", "--tls-key", "us.key"),
+    ("token_file", "--token-file", "token"),
 ]
 VALUES: dict[type, Any] = {int: 7, float: 0.5, str: "1"}
 SWITCHES = {True: "--no-", False: "--"}  # the flag that changes a default
