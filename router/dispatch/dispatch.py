@@ -269,7 +269,7 @@ class Dispatcher:
                 self._observer.on_retry(flight, failure)
             self._hedging.plan(flight, metadata)
             failure = await self._relay.run(flight, decision, respond, metadata)
-            if flight.hedge is not None or flight.hedge_timer is not None:
+            if flight.hedging:
                 failure = await self._hedging.settle(flight, failure, respond, metadata)
             if failure is None:
                 return flight.decision or decision

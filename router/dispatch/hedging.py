@@ -84,6 +84,7 @@ class Hedging:
         self._admission = admission
         self._flights = flights
         self.hedges: dict[str, Flight] = {}
+        self._under_way: dict[str, Hedge] = {}  # by the request's id
         self.counts: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -91,6 +92,7 @@ class Hedging:
         """An attempt begins: think of a second one after a while."""
         if self.after_s is None or flight.pinned is not None or flight.hedged:
             return
+        flight.hedging = True
         loop = asyncio.get_running_loop()
         flight.hedge_timer = loop.call_later(self.after_s, self._begin, flight, metadata)
 
@@ -99,7 +101,8 @@ class Hedging:
         if flight.hedge_timer is not None:
             flight.hedge_timer.cancel()
             flight.hedge_timer = None
-        hedge, flight.hedge = flight.hedge, None
+        flight.hedging = False
+        hedge = self._under_way.pop(flight.request_id, None)
         if hedge is None:
             return
         hedge.dropped = True
@@ -113,7 +116,7 @@ class Hedging:
         self, flight: Flight, failure: Exception | None, respond: Respond, metadata: Metadata
     ) -> Exception | None:
         """The first attempt is over, and a second one is there: what came of both."""
-        hedge = flight.hedge
+        hedge = self._under_way.get(flight.request_id)
         if hedge is None or failure is None or flight.messages:
             self.drop(flight)
             return failure
@@ -125,7 +128,8 @@ class Hedging:
         await asyncio.wait((hedge.task,))
         if hedge.dropped:
             return RequestAbortedError(f"request {flight.request_id} was aborted")
-        flight.hedge = None
+        del self._under_way[flight.request_id]
+        flight.hedging = False
         if hedge.task.cancelled():
             return failure
         second = hedge.task.result()
@@ -166,7 +170,7 @@ class Hedging:
             retrying=True,
         )
         flight.hedged = True
-        hedge = flight.hedge = Hedge(twin)
+        hedge = self._under_way[flight.request_id] = Hedge(twin)
         hedge.task = asyncio.create_task(self._run(flight, hedge, metadata), name="hedge")
         self._keep(hedge.task)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import grpc
 from grpc import aio
@@ -19,9 +19,6 @@ from ..admission import NORMAL, Urgency
 from ..policy import Decision
 from .attempts import Attempts
 from .generate_request import GenerateFacts
-
-if TYPE_CHECKING:
-    from .hedging import Hedge
 
 ABORT_TIMEOUT_S = 2.0
 MAX_PENDING_ABORTS = 1024
@@ -139,8 +136,8 @@ class Flight:
     hedged: bool = False
     """there was a second attempt beside the first"""
     hedge_timer: asyncio.TimerHandle | None = None
-    hedge: "Hedge | None" = None
-    """the second attempt, while neither has begun to answer"""
+    hedging: bool = False
+    """a second attempt is planned or under way, and neither has begun to answer"""
 
     def __post_init__(self) -> None:
         self.booking_id = self.booking_id or self.request_id
