@@ -97,13 +97,8 @@ class Relay:
                     break
                 observer.on_message(flight, message, at)
                 if not flight.messages:
-<<<<<<< HEAD
                     ledger.on_first_message(flight, message, at)
-                    if flight.hedge_timer is not None or flight.hedge is not None:
-=======
-                    ledger.on_first_message(flight, at)
                     if flight.hedging:
->>>>>>> be86696 (Keep hedges where they are made)
                         assert self.on_begun is not None
                         self.on_begun(flight)
                 flight.messages += 1
