@@ -1,6 +1,7 @@
 """CandidateSource: the workers a prompt may go to, with what each has of it and its load."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +107,19 @@ class CandidateSource:
                     mask[self.registry.number(rank)] = True
         return mask
 
+    def wait_times(self, anybody: float, waiting: Mask) -> Callable[[WorkerLike | None], float]:
+        """Seconds to wait: `anybody` for a request that may go anywhere, inf for one that may only
+        go to a rank that is `waiting`."""
+        marks = waiting.tobytes()
+
+        def seconds(worker: WorkerLike | None) -> float:
+            if worker is None:
+                return anybody
+            number = self.registry.find(as_worker(worker))
+            return math.inf if number is not None and marks[number] else 0.0
+
+        return seconds
+
     def pin(self, worker: WorkerLike | None, candidates: Candidates) -> int | None:
         """The number of the one worker a request asks for, if it asks for one.
 
@@ -187,4 +201,14 @@ def new_index(config: KvRouterConfig) -> PrefixIndex:
         ttl_s=config.router_ttl_secs,
         max_blocks=config.router_max_tree_size,
         prune_target_ratio=config.router_prune_target_ratio,
+    )
+
+
+def new_slots(config: KvRouterConfig) -> SlotTable:
+    """The slot table that these settings ask for."""
+    return SlotTable(
+        config.block_size,
+        expiry_s=config.active_request_expiry_secs,
+        max_entries=config.router_max_booked_blocks,
+        owner_share=config.router_max_booked_share,
     )

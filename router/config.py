@@ -188,6 +188,8 @@ class KvRouterConfig:
         "--router-active-request-expiry-secs",
         env=("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",),
     )
+    router_max_booked_blocks: int = option(2**24, "Most blocks and requests booked as load.")
+    router_max_booked_share: float = option(0.5, "Largest part of that for one caller.")
     seed: int | None = option(None, "Seed of random choices and ties.", "--seed")
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
 
@@ -222,6 +224,9 @@ class KvRouterConfig:
                 raise bad_setting("router_predicted_ttl_secs", "needs use_kv_events")
         if not self.active_request_expiry_secs > 0:
             raise bad_setting("active_request_expiry_secs", "must be greater than 0")
+        _require_at_least("router_max_booked_blocks", self.router_max_booked_blocks, 1)
+        if not 0 < self.router_max_booked_share <= 1:
+            raise bad_setting("router_max_booked_share", "must be in (0, 1]")
         if not 0 < self.router_prune_target_ratio <= 1:
             raise bad_setting("router_prune_target_ratio", "must be in (0, 1]")
         if self.router_track_output_blocks and not self.router_track_active_blocks:

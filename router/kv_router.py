@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Self, Unpack
 
 from ..indexer.event_index import EventIndex
@@ -12,10 +12,9 @@ from ..runtime.clock import Clock, SystemClock
 from ..runtime.errors import ConfigError, InvalidRequestError
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..runtime.steps import Steps, finish
-from ..slots.table import SlotTable
 from ..workers.registry import WorkerEntry, WorkerFacts, WorkerRegistry
 from .admission import LoadLimits
-from .candidates import CandidateSource, WorkerLike, decision_of, new_index
+from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new_slots
 from .config import KvRouterConfig
 from .explain import explain
 from .policies import PolicyChoice
@@ -54,12 +53,12 @@ class KvRouter:
         self.index = new_index(self.config)
         self._clock = clock or SystemClock()
         self._rng = random.Random(self.config.seed if seed is None else seed)
-        self._slots = SlotTable(self.block_size, expiry_s=self.config.active_request_expiry_secs)
-        self._source = CandidateSource(self.registry, self.index, self._slots, self.config)
+        self.slots = new_slots(self.config)  # only to read
+        self._source = CandidateSource(self.registry, self.index, self.slots, self.config)
         self._choice = PolicyChoice(self.config, strategy)
         self._policy = self._choice.policy
         self._learner = self._policy if self._policy.learns else Policy()  # hears of requests
-        self.limits = LoadLimits(self.config.admission, self._slots, self.registry, self._policy)
+        self.limits = LoadLimits(self.config.admission, self.slots, self.registry, self._policy)
         self._dropped: list[str] | None = None  # bookings of a worker that is being removed
         self._lock = threading.RLock()
         self.registry.on_add.append(self._on_add)
@@ -68,7 +67,7 @@ class KvRouter:
         for number, worker in self.registry.numbered():
             self._on_add(worker, number)
         if self.registry.capacity > 0:  # arrays are as long as that, whoever has left
-            self._slots.reach(self.registry.capacity - 1)
+            self.slots.reach(self.registry.capacity - 1)
         for entry in self.registry.entries():
             self._on_update(entry)
 
@@ -126,7 +125,7 @@ class KvRouter:
     def requests_of(self, worker_id: int) -> int:
         """Requests booked on all ranks of a worker; 0 if it is not registered."""
         with self._lock:
-            return int(self._slots.active_requests()[self._source.mask([worker_id])].sum())
+            return int(self.slots.active_requests()[self._source.mask([worker_id])].sum())
 
     def workers(self) -> list[WorkerView]:
         """Every registered rank, then those that only publish events."""
@@ -140,7 +139,7 @@ class KvRouter:
         """
         with self._lock:
             self._expire()
-        return views_in_steps(self.registry, self._slots, self.index, self._lock)
+        return views_in_steps(self.registry, self.slots, self.index, self._lock)
 
     # Events
 
@@ -184,12 +183,14 @@ class KvRouter:
         pinned_worker: WorkerLike | None = None,
         expected_output_tokens: int | None = None,
         overrides: Mapping[str, Any] | None = None,
+        owner: str | None = None,
         **content: Unpack[ContentFields],
     ) -> Decision:
         """Choose a worker, and with a `request_id` book the request on it until `free`.
 
         `overrides` are KvRouterConfig fields for this request alone. An int in `allowed_workers`
         or `excluded_workers` stands for all ranks of a worker, in `pinned_worker` for rank 0.
+        The decision's request_id is None where it was not booked, by want of room for its `owner`.
         Raises InvalidRequestError for a prompt or an id that cannot be served, NoWorkersError
         where no worker may take the request now.
         """
@@ -200,7 +201,7 @@ class KvRouter:
         source = self._source
         with self._lock:
             now = self._expire()
-            if request_id is not None and self._slots.worker_of(request_id) is not None:
+            if request_id is not None and self.slots.worker_of(request_id) is not None:
                 said = f"request id {request_id!r} is in use"
                 raise InvalidRequestError(said, field="request_id")
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
@@ -221,7 +222,7 @@ class KvRouter:
             decision = decision_of(candidates, number, self.registry.worker(number), request_id)
             if request_id is not None:
                 saved = candidates.saved_prefill_blocks
-                booked = self._slots.add_request(
+                booked = self.slots.add_request(
                     request_id,
                     number,
                     candidates.sequence_hashes,
@@ -230,10 +231,13 @@ class KvRouter:
                     now=now,
                     expected_output_tokens=expected_output_tokens,
                     track_prefill=config.router_track_prefill_tokens,
+                    owner=owner,
                 )
                 self.limits.shares.on_given(number, takers)
                 if booked:
                     self._learner.on_booked(request_id, number, candidates)
+                else:
+                    decision = decision._replace(request_id=None)
                 if policy.needs_overlaps:
                     source.on_booked(request_id, decision.worker, prompt, now)
             return decision
@@ -299,6 +303,14 @@ class KvRouter:
                 eligible = eligible & self._source.mask([as_worker(worker)])
             return self.limits.seconds_until_free(eligible, now, hold=worker is None)
 
+    def wait_times(self) -> Callable[[WorkerLike | None], float]:
+        """`seconds_until_free` of any worker, as of now; what they have in common is found once."""
+        with self._lock:
+            now = self._expire()
+            eligible = self.registry.eligible(now)
+            anybody = self.limits.seconds_until_free(eligible, now)
+            return self._source.wait_times(anybody, self.limits.waiting(eligible))
+
     def uncached_tokens(self, token_ids: Tokens, **content: Unpack[ContentFields]) -> int:
         """Prompt tokens that even the worker with the longest overlap would have to compute."""
         prompt = prompt_of(token_ids, self.block_size, content).hashed()
@@ -327,7 +339,7 @@ class KvRouter:
             if cached_tokens is not None:
                 self._learner.on_cached(request_id, cached_tokens)
             self._learner.on_first_token(request_id, now)
-            return self._slots.mark_prefill_completed(request_id)
+            return self.slots.mark_prefill_completed(request_id)
 
     def release_prefill(self, request_id: str) -> bool:
         """Count the prompt as computed, though no first token says so; nothing is learnt from it.
@@ -335,18 +347,23 @@ class KvRouter:
         False if the request is not booked, which is no error.
         """
         with self._lock:
-            return self._slots.mark_prefill_completed(request_id)
+            return self.slots.mark_prefill_completed(request_id)
 
     def add_output_tokens(self, request_id: str, generated: int) -> None:
         """`generated` tokens are out in all. Counts where output blocks are tracked."""
         if self.config.router_track_output_blocks:
             with self._lock:
-                self._slots.add_output_tokens(request_id, generated)
+                self.slots.add_output_tokens(request_id, generated)
+
+    def touch_all(self, request_ids: Iterable[str]) -> None:
+        """`touch` for each of them, in one go."""
+        with self._lock:
+            self.slots.touch_all(request_ids, self._clock.now())
 
     def touch(self, request_id: str) -> bool:
         """The request is alive: it expires `active_request_expiry_secs` from now."""
         with self._lock:
-            return self._slots.touch(request_id, self._clock.now())
+            return self.slots.touch(request_id, self._clock.now())
 
     def free(self, request_id: str, *, output_tokens: int | None = None) -> bool:
         """The request ended, however it did. False if it is not booked, which is no error.
@@ -355,7 +372,7 @@ class KvRouter:
         """
         with self._lock:
             self._learner.on_end(request_id, self._clock.now(), output_tokens)
-            return self._slots.free(request_id)
+            return self.slots.free(request_id)
 
     # Inside
 
@@ -368,13 +385,13 @@ class KvRouter:
 
     def _on_add(self, worker: WorkerWithDpRank, number: int) -> None:
         with self._lock:
-            self._slots.add_worker(number)
+            self.slots.add_worker(number)
             self.limits.shares.on_worker(number)
             self.index.bind(worker, number)
 
     def _on_remove(self, worker: WorkerWithDpRank, number: int) -> None:
         with self._lock:
-            dropped = self._slots.remove_worker(number)
+            dropped = self.slots.remove_worker(number)
             if self._dropped is not None:
                 self._dropped += dropped
             self.index.unbind(worker)

@@ -5,8 +5,12 @@ workers/registry.py); every array is aligned by them. Pure: `now` is a monotonic
 
 Invariants: a request is booked on one worker until it is freed, expires, or its worker leaves; a
 worker's load is the sum over its requests, a block held by several of them counting once; memory
-is bounded by `max_entries` and given back when requests go.
+is bounded by `max_entries` and given back when requests go; what an owner has booked is the sum
+over its requests.
 """
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +19,7 @@ from ._sequences import SequenceBook
 
 # About 1.2 GB at the worst; a fleet of 1000 workers with 16k blocks each just fits.
 DEFAULT_MAX_ENTRIES = 2**24
+Gone = TypeVar("Gone", bound=Sequence[str])
 
 
 class SlotTable:
@@ -23,18 +28,28 @@ class SlotTable:
     `block_size` is in tokens. A request older than `expiry_s` seconds is dropped by `expire`.
     `max_entries` bounds the table: the sum, over all requests, of 1 + the blocks it holds. What
     does not fit is not booked, and counted in `refused`; its worker then looks less busy than it
-    is.
+    is. Requests may have an owner, of which each has at most `owner_share` of the table; what would
+    be more is not booked, and counted in `over_share`.
 
     Raises ValueError on a block size below 1 or an expiry that is not positive. Worker numbers
     that are not in use are a ValueError everywhere.
     """
 
     def __init__(
-        self, block_size: int, *, expiry_s: float = 300.0, max_entries: int = DEFAULT_MAX_ENTRIES
+        self,
+        block_size: int,
+        *,
+        expiry_s: float = 300.0,
+        max_entries: int = DEFAULT_MAX_ENTRIES,
+        owner_share: float = 1.0,
     ) -> None:
         self._book = SequenceBook(block_size, expiry_s, max_entries)
         self.block_size = block_size
         self.overlaps_clamped = 0  # bookings whose overlap was longer than their prompt
+        self.over_share = 0  # bookings refused because their owner has its share
+        self.max_entries_each = max(1, int(max_entries * owner_share))
+        self._owned: dict[str, tuple[str, int]] = {}  # request -> its owner, and its entries
+        self._by_owner: dict[str, int] = {}
 
     # Workers
 
@@ -44,7 +59,7 @@ class SlotTable:
 
     def remove_worker(self, number: int) -> list[str]:
         """Stop; its requests are dropped. Returns their ids."""
-        return self._book.remove_worker(number)
+        return self._disown(self._book.remove_worker(number))
 
     def reach(self, number: int) -> None:
         """Have an entry in every array for this number, whether it is in use or not."""
@@ -71,21 +86,31 @@ class SlotTable:
         now: float,
         expected_output_tokens: int | None = None,
         track_prefill: bool = True,
+        owner: str | None = None,
     ) -> bool:
         """Book a request of `isl` tokens, `overlap_blocks` of which the worker has in its cache.
 
         `seq_hashes` are those of its full blocks; None books no blocks. Without `track_prefill` it
-        adds no prefill tokens. False if the id is booked already, or the table is full.
+        adds no prefill tokens. False if the id is booked already, the table is full, or the owner
+        has its share of it.
         """
+        entries = 1 + (0 if seq_hashes is None else len(seq_hashes))
+        if owner is not None and self.entries_of(owner) + entries > self.max_entries_each:
+            self.over_share += 1
+            return False
         prefill_tokens = 0
         if track_prefill:
             prefill_tokens = isl - overlap_blocks * self.block_size
             if prefill_tokens < 0:
                 prefill_tokens = 0
                 self.overlaps_clamped += 1
-        return self._book.add_request(
+        booked = self._book.add_request(
             request_id, number, seq_hashes, isl, prefill_tokens, expected_output_tokens or 0, now
         )
+        if booked and owner is not None:
+            self._owned[request_id] = owner, entries
+            self._by_owner[owner] = self.entries_of(owner) + entries
+        return booked
 
     def mark_prefill_completed(self, request_id: str) -> bool:
         """The first token is out: its prompt weighs no more. False if the id is not booked."""
@@ -104,13 +129,22 @@ class SlotTable:
         """Note that a request is alive: its age counts from `now`. False if it is not booked."""
         return self._book.touch(request_id, now)
 
+    def touch_all(self, request_ids: Iterable[str], now: float) -> None:
+        """`touch` for each of them."""
+        touch = self._book.touch
+        for request_id in request_ids:
+            touch(request_id, now)
+
     def free(self, request_id: str) -> bool:
         """The request ended, however it did. False if the id is not booked, which is no error."""
+        if self._owned:
+            self._disown((request_id,))
         return self._book.free(request_id)
 
     def expire(self, now: float) -> list[str]:
         """Drop the requests that are too old; their ids. Costs nothing while there are none."""
-        return self._book.expire(now)
+        expired = self._book.expire(now)
+        return self._disown(expired) if expired else expired
 
     def worker_of(self, request_id: str) -> int | None:
         """The number of the worker a request is booked on."""
@@ -148,6 +182,10 @@ class SlotTable:
         """Sequence hashes that no other request has: for prompts assumed to share no blocks."""
         return self._book.fresh_hashes(count)
 
+    def entries_of(self, owner: str) -> int:
+        """What an owner has booked, in entries of the table."""
+        return self._by_owner.get(owner, 0)
+
     # What happened, and how big it is
 
     @property
@@ -176,3 +214,20 @@ class SlotTable:
     def check_integrity(self) -> None:
         """Recount everything from the requests; AssertionError if a sum is wrong. For tests."""
         self._book.check_integrity()
+        by_owner: dict[str, int] = {}
+        for request_id, (owner, entries) in self._owned.items():
+            assert self._book.worker_of(request_id) is not None
+            by_owner[owner] = by_owner.get(owner, 0) + entries
+        assert by_owner == self._by_owner
+
+    def _disown(self, request_ids: Gone) -> Gone:
+        """They are booked no more. The ids."""
+        for request_id in request_ids:
+            owner, entries = self._owned.pop(request_id, ("", 0))
+            if entries:
+                left = self._by_owner[owner] - entries
+                if left:
+                    self._by_owner[owner] = left
+                else:
+                    del self._by_owner[owner]
+        return request_ids

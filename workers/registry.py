@@ -202,6 +202,10 @@ class WorkerRegistry:
             raise InvalidRequestError(f"worker {tuple(worker)} is not registered")
         return number
 
+    def find(self, worker: WorkerWithDpRank) -> int | None:
+        """The dense number of a worker; None if it is not registered."""
+        return self._numbers.get(worker)
+
     def worker(self, number: int) -> WorkerWithDpRank:
         """The worker of a number in use; raises LookupError for others."""
         worker = self._workers[number] if 0 <= number < len(self._workers) else None

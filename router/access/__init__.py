@@ -6,10 +6,12 @@ from .callers import (
     AccessError,
     Caller,
     check_id,
+    current_account,
     current_caller,
     generation_id,
     own_id,
     selection_id,
+    set_account,
 )
 from .exposure import open_to_others
 from .grpc_guard import GuardedServer
@@ -30,6 +32,7 @@ __all__ = [
     "Rule",
     "Security",
     "check_id",
+    "current_account",
     "current_caller",
     "generation_id",
     "is_loopback",
@@ -37,4 +40,5 @@ __all__ = [
     "own_id",
     "rule_of",
     "selection_id",
+    "set_account",
 ]

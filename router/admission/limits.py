@@ -258,6 +258,17 @@ class LoadLimits:
         saturated = self._slots.active_prefill_tokens() > share * self._budgets()
         return 0.0 if (eligible & ~saturated).any() else math.inf
 
+    def waiting(self, eligible: Mask) -> Mask:
+        """Which of these ranks a request waits for that may go nowhere else: those for which alone
+        `seconds_until_free`, without a hold, is not 0."""
+        if self.any_busy:
+            eligible = eligible & ~self.busy()
+        full, share = self.full(), self.config.queue_threshold
+        waits = np.zeros_like(eligible) if full is None else full
+        if share is not None:
+            waits = waits | (self._slots.active_prefill_tokens() > share * self._budgets())
+        return eligible & waits
+
     def _budgets(self) -> Any:
         budgets = self._registry.batch_tokens
         return np.where(budgets > 0, budgets, UNKNOWN_BATCH_TOKENS)

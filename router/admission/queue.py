@@ -61,7 +61,8 @@ class AdmissionQueue:
     """Orders what waits.
 
     `seconds_until_free(lane)` says in how many seconds a request of that lane should go: 0 is now,
-    inf is not before load falls. At most `limit` requests wait. Ids are unique among them.
+    inf is not before load falls; `wait_times()` gives that for any lane, as of now, where many are
+    asked for. At most `limit` requests wait. Ids are unique among them.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class AdmissionQueue:
         *,
         policy: QueuePolicy = "fcfs",
         limit: int = 10_000,
+        wait_times: Callable[[], Callable[[Lane], float]] | None = None,
     ) -> None:
         self._seconds_until_free = seconds_until_free
+        self._wait_times = wait_times or (lambda: seconds_until_free)
         self.policy: QueuePolicy = policy
         self.limit = limit
         self._waiting: dict[str, Ticket] = {}
@@ -122,20 +125,22 @@ class AdmissionQueue:
 
         Book it, or give it up, before asking again: the answer depends on the load.
         """
-        heads = []
+        self.ask_again_s = math.inf
+        if not self._waiting:
+            return None
+        seconds, best = self._wait_times(), None
         for lane in list(self._lanes):
             head = self._head(lane)
-            if head is not None:
-                heads.append(head)
-        self.ask_again_s = math.inf
-        for entry in sorted(heads):
-            ticket = entry[3]
-            wait = self._seconds_until_free(ticket.lane)
+            if head is None or (best is not None and best < head):
+                continue
+            wait = seconds(lane)
             self._await(wait)
             if wait <= 0:
-                self.discard(ticket.request_id)
-                return ticket
-        return None
+                best = head
+        if best is None:
+            return None
+        self.discard(best[3].request_id)
+        return best[3]
 
     def discard(self, request_id: str) -> bool:
         """It waits no more, whatever the reason; False if it did not."""

@@ -18,7 +18,10 @@ def queue_of(router: KvRouter) -> AdmissionQueue:
     """A queue that asks a router when a worker is free, as its configuration says."""
     limits = router.limits
     return AdmissionQueue(
-        router.seconds_until_free, policy=limits.queue_policy, limit=limits.config.queue_limit
+        router.seconds_until_free,
+        policy=limits.queue_policy,
+        limit=limits.config.queue_limit,
+        wait_times=router.wait_times,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from ...runtime.clock import Clock
 from ...runtime.errors import NoWorkersError
 from ...runtime.limit_hits import LimitHits
+from ...runtime.steps import by_steps
 from ...runtime.supervised import stopped, supervise
 from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
@@ -19,6 +20,7 @@ from .turns import Admission
 LOOK_EVERY_S = 0.5
 TOUCH_EVERY_S = 1.0
 """How often bookings in flight are renewed; far below any sensible expiry."""
+TOUCHED_AT_ONCE = 1024
 SUSPECT_AFTER_S = 1.0
 """A worker that owes messages and sends none for so long is probed."""
 
@@ -111,8 +113,10 @@ class FlightWatch:
                 touched = now
                 self._estimate.forget(now)
                 self._on_load_fell()  # workers come and go, and bookings of others expire
-                for flight in self._flights.values():
-                    self._router.touch(flight.booking_id)
+                bookings = [flight.booking_id for flight in self._flights.values()]
+                for some in by_steps(bookings, TOUCHED_AT_ONCE):
+                    self._router.touch_all(some)
+                    await asyncio.sleep(0)
 
     def _look(self, now: float) -> None:
         active: dict[int, float] = {}  # worker -> when it last did something, if it owes us

@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from ...indexer.event_index import EventIndex
 from ...runtime import supervised
 from ...runtime.event_planes import EventPlane, PlaneState
+from ...slots.table import SlotTable
 from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
 from ..events import EventFeed, SnapshotTask
@@ -165,6 +166,28 @@ def queue_metrics(queue: AdmissionQueue) -> Callable[[], Iterable[Metric]]:
             CounterMetricFamily("dynamo_router_queue_queued", "They had to wait.", queue.queued),
             CounterMetricFamily(
                 "dynamo_router_queue_refused", "Turned away: too many waited.", queue.refused
+            ),
+        )
+
+    return collect
+
+
+def booking_metrics(slots: SlotTable) -> Callable[[], Iterable[Metric]]:
+    """What became of requests that were to be booked as load."""
+
+    def collect() -> Iterable[Metric]:
+        refused = CounterMetricFamily(
+            "dynamo_router_bookings_refused", "Not booked for want of room.", labels=["reason"]
+        )
+        refused.add_metric(["full"], slots.refused)
+        refused.add_metric(["share"], slots.over_share)
+        return (
+            refused,
+            CounterMetricFamily(
+                "dynamo_router_bookings_expired", "Dropped for their age.", slots.expired
+            ),
+            CounterMetricFamily(
+                "dynamo_router_bookings_duplicates", "Their id was booked.", slots.duplicates
             ),
         )
 

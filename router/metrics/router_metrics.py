@@ -12,6 +12,7 @@ from ..dispatch import Dispatcher
 from ..events import EventIntake
 from ..kv_router import KvRouter
 from .collectors import (
+    booking_metrics,
     dispatch_metrics,
     event_metrics,
     fault_metrics,
@@ -59,6 +60,7 @@ class RouterMetrics:
         page = self.page
         page.add(worker_metrics(self._router, self._workers, reports, max_workers))
         page.add(dispatch_metrics(dispatcher))
+        page.add(booking_metrics(self._router.slots))
         page.add(fault_metrics(self._router, dispatcher))
         page.add(security_metrics(security))
         page.add(log_metrics(log))

@@ -13,7 +13,7 @@ from grpc import aio
 
 from ...runtime.limit_hits import LimitHits
 from ...workers.trtllm_proto import SERVICE
-from ..access import GuardedServer, current_caller
+from ..access import GuardedServer, current_caller, set_account
 from ..admission import SharedBound
 from ..dispatch import MAX_DECODED_BYTES
 from ..peer_limits import PeerLimits
@@ -165,6 +165,7 @@ async def _enter(calls: CallLimits, bound: SharedBound, context: Context) -> str
     refusal = bound.take(caller)
     if refusal is not None:
         await _refuse(calls, bound, context, refusal)
+    set_account(caller)
     return caller
 
 

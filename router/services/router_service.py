@@ -12,7 +12,7 @@ from grpc import aio
 from ...runtime.errors import InvalidRequestError, RouterError
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.steps import finish_in_turns, made_in_turns
-from ..access import current_caller, selection_id
+from ..access import current_account, current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
 from ..dispatch import RequestReader, status_of
 from ..kv_router import KvRouter
@@ -73,6 +73,8 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
         self, request: pb.SelectWorkerRequest, prompt: Prompt
     ) -> pb.SelectWorkerResponse:
         decision = self._select(request, prompt)
+        if request.request_id and decision.request_id is None:
+            self._reader.hits.hit("router_max_booked_blocks")
         entry = self._router.registry.entry(decision.worker.worker_id)
         return pb.SelectWorkerResponse(
             worker=_worker(decision.worker),
@@ -94,6 +96,7 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
                 allowed_workers=list(request.allowed_worker_ids) or None,
                 pinned_worker=_pinned(request),
                 expected_output_tokens=request.expected_output_tokens if tokens_out else None,
+                owner=current_account(),
             )
         except InvalidRequestError as error:
             if error.field != "request_id":

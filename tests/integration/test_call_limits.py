@@ -10,6 +10,7 @@ from support.fake_engine import FakeEngine, prompt, stall
 from support.polling import until
 from support.serving import Doors, serving
 
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.peer_limits import PeerLimits
 from dynamo_router.router.proto import router_pb2
 from dynamo_router.workers.trtllm_client import ConnectionPolicy
@@ -150,3 +151,30 @@ async def test_metadata_messages_and_bodies_are_bounded() -> None:
         samples = await doors.metrics()
         for limit in ("max_metadata_bytes", "max_body_bytes", "max_prompt_tokens"):
             assert samples[HIT % limit] == 1
+
+
+async def test_a_caller_that_books_all_it_may_is_told_so() -> None:
+    config = KvRouterConfig(
+        block_size=16,
+        use_kv_events=False,
+        router_max_booked_blocks=100,
+        router_max_booked_share=0.2,
+    )
+    async with serving(FakeEngine(stall), router=config) as doors:
+        selections = [
+            router_pb2.SelectWorkerRequest(token_ids=range(n, n + 144), request_id=f"s{n}")
+            for n in range(3)
+        ]
+        booked = [(await doors.select.SelectWorker(each)).booked for each in selections]
+        assert booked == [True, True, False]
+        free = router_pb2.BookedRequest(request_id="s2")
+        assert not (await doors.select.Free(free)).known
+        running = asyncio.create_task(doors.answers(prompt("r1", tokens=48)))
+        await until(lambda: doors.server.router.slots.total_requests == 3)  # others still count
+        assert (await doors.select.Free(router_pb2.BookedRequest(request_id="s0"))).known
+        assert (await doors.select.SelectWorker(selections[2])).booked
+        samples = await doors.metrics()
+        assert samples['dynamo_router_bookings_refused_total{reason="share"}'] == 1
+        assert samples[HIT % "router_max_booked_blocks"] == 1
+        running.cancel()
+        await asyncio.wait([running])

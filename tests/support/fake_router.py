@@ -1,6 +1,6 @@
 """A router that takes workers in turn and keeps a ledger of its bookings."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from dynamo_router.router.policy.decision import Decision
@@ -70,9 +70,8 @@ class LedgerRouter:
         self.released.append(request_id)
         return True
 
-    def touch(self, request_id: str) -> bool:
-        self.touched.append(request_id)
-        return request_id in self.booked
+    def touch_all(self, request_ids: Iterable[str]) -> None:
+        self.touched += request_ids
 
     def free(self, request_id: str, *, output_tokens: int | None = None) -> bool:
         del self.booked[request_id]
