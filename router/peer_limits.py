@@ -34,6 +34,22 @@ class PeerLimits:
         256, "Longest request id, adapter name or cache namespace; longer is INVALID_ARGUMENT."
     )
     max_metadata_bytes: int = option(8192, "Most metadata of a gRPC call: RESOURCE_EXHAUSTED.")
+    max_connections: int = option(
+        8192, "Most gRPC connections of callers; less if there are not enough descriptors."
+    )
+    max_http_connections: int = option(
+        512, "Most HTTP connections; a further one ends the one that was silent longest."
+    )
+    connection_handshake_s: float = option(
+        5.0, "How long a client may take to begin to speak gRPC, TLS included."
+    )
+    connection_idle_s: float = option(600.0, "How long a connection without a call may stay open.")
+    connection_age_s: float | None = option(
+        None, "How old a gRPC connection may get; clients open another one. None: any age."
+    )
+    connection_age_grace_s: float = option(
+        3600.0, "How long calls may go on over a connection that is too old."
+    )
     max_body_bytes: int = option(16 << 20, "Longest body of an HTTP request.")
     message_timeout_s: float = option(
         60.0, "How long a client may take to send the message of its call.", "--message-timeout-s"
@@ -42,7 +58,7 @@ class PeerLimits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (math.isfinite(value) and value > 0):
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise bad_setting(field.name, f"{value!r} must be finite and greater than 0")
         if self.max_share_per_caller > 1:
             raise bad_setting("max_share_per_caller", "must be at most 1")

@@ -192,12 +192,14 @@ class Server:
             open_calls=calls.open_calls,
             http_connections=lambda: self._http.open,
         )
+        workers = len(config.workers) + config.mock_engines.mockers
         self._http = HttpServer(
             self.router,
             self.metrics.page,
             self._health,
             security=self.security,
             reader=reader,
+            workers=workers,
             admin_routes=AdminRoutes(self.admin, self._reloader).routes,
         )
         self._grpc = GrpcServer(
@@ -211,6 +213,7 @@ class Server:
             RouterService(self.router, reader, self.admin),
             access=self.security.access,
             calls=calls,
+            workers=workers,
             max_message_bytes=config.connection.max_message_bytes,
             tls=self.security.server_tls,
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 import sys
@@ -41,6 +42,20 @@ def why_cannot_listen(host: str, port: int) -> tuple[str, str]:
         key = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
         return key, error.strerror or str(error)
     return "port", "is it in use?"
+
+
+def open_files() -> tuple[int, int]:
+    """(how many files of ours are open, how many may be)."""
+    if sys.platform == "win32":
+        return 0, 1 << 16  # there is no such limit
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        in_use = len(os.listdir("/dev/fd"))
+    except OSError:
+        in_use = 64
+    return in_use, 1 << 16 if soft == resource.RLIM_INFINITY else soft
 
 
 class StopSignals:

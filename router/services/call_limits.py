@@ -38,6 +38,7 @@ class CallLimits:
         on_request_refused: Callable[[], None] = lambda: None,
     ) -> None:
         share = limits.max_share_per_caller
+        self.limits = limits
         self.hits = hits
         self.message_timeout_s = limits.message_timeout_s
         self.max_metadata_bytes = limits.max_metadata_bytes

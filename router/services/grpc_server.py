@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any, cast
 
+import structlog
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
@@ -16,9 +17,12 @@ from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from ..access import Access, GuardedServer
 from ..peer_limits import PeerLimits
 from .call_limits import CallLimits, LimitedServer
+from .connections import plan_connections
 from .router_service import SERVICE as ROUTER_SERVICE
 from .router_service import RouterService
 from .trtllm_service import TrtllmService
+
+log = structlog.get_logger(__name__)
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.bdp_probe", 0),  # as towards the workers
@@ -54,16 +58,22 @@ class GrpcServer:
         *,
         access: Access | None = None,
         calls: CallLimits | None = None,
+        workers: int = 0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         tls: ServerTls | None = None,
     ) -> None:
         self._tls = tls
         calls = calls or CallLimits(PeerLimits(), LimitHits())
+        plan = plan_connections(calls.limits, workers)
+        if plan.warning:
+            log.warning(plan.warning)
         sizes = (
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.max_receive_message_length", max_message_bytes),
         )
-        self._server = aio.server(options=(*_OPTIONS, *sizes, *_call_options(calls)))
+        connections = _connection_options(calls.limits, plan.grpc)
+        options = (*_OPTIONS, *sizes, *connections, *_call_options(calls))
+        self._server = aio.server(options=options)
         self._health = cast(Any, health).aio.HealthServicer()  # its stubs know no asyncio
         self._serving: bool | None = None
         self._wanted = False
@@ -120,6 +130,19 @@ class GrpcServer:
         self._serving = serving
         for name in ("", TRTLLM_SERVICE):
             await self._health.set(name, _SERVING if serving else _NOT_SERVING)
+
+
+def _connection_options(limits: PeerLimits, most: int) -> tuple[tuple[str, Any], ...]:
+    """What bounds connections. gRPC closes those beyond the limit at once, without a count."""
+    options: tuple[tuple[str, Any], ...] = (
+        ("grpc.max_allowed_incoming_connections", most),
+        ("grpc.server_handshake_timeout_ms", int(limits.connection_handshake_s * 1e3)),
+        ("grpc.max_connection_idle_ms", int(limits.connection_idle_s * 1e3)),
+        ("grpc.max_connection_age_grace_ms", int(limits.connection_age_grace_s * 1e3)),
+    )
+    if limits.connection_age_s is not None:
+        options += (("grpc.max_connection_age_ms", int(limits.connection_age_s * 1e3)),)
+    return options
 
 
 def _call_options(calls: CallLimits) -> tuple[tuple[str, Any], ...]:

@@ -18,6 +18,7 @@ from ..dispatch import RequestReader
 from ..kv_router import KvRouter
 from ..metrics import MetricsPage
 from ..views import WorkerView
+from .connections import HttpConnections, plan_connections
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Health = Callable[[], tuple[bool, dict[str, Any]]]
@@ -52,10 +53,13 @@ class HttpServer:
         *,
         security: Security,
         reader: RequestReader,
+        workers: int = 0,
         admin_routes: Sequence[web.RouteDef] = (),
     ) -> None:
         self._security = security
         self._reader = reader
+        most = plan_connections(reader.limits, workers).http
+        self.connections = HttpConnections(most, reader.limits.connection_idle_s, reader.hits)
         self._router = router
         self._metrics = metrics
         self._health = health
@@ -75,6 +79,7 @@ class HttpServer:
                 *admin_routes,
             ],
             max_body_bytes=reader.limits.max_body_bytes,
+            wrap=self.connections.bounded,
             middlewares=[self._errors_as_json, self._guard.middleware],
         )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from typing import Any
 
 from grpc import aio
@@ -178,3 +179,22 @@ async def test_a_caller_that_books_all_it_may_is_told_so() -> None:
         assert samples[HIT % "router_max_booked_blocks"] == 1
         running.cancel()
         await asyncio.wait([running])
+
+
+async def test_connections_that_say_nothing_keep_nobody_out_for_long() -> None:
+    limits = PeerLimits(max_connections=8, max_http_connections=8, connection_handshake_s=0.3)
+    async with serving(FakeEngine(), peers=limits) as doors, AsyncExitStack() as stack:
+        addresses = (doors.server.grpc_address, doors.server.http_address)
+        readers = []
+        for address in addresses * 20:
+            host, _, port = address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            readers.append(reader)
+        code, _ = await doors.http("GET", "/health")
+        assert code == 200
+        channel = await stack.enter_async_context(aio.insecure_channel(addresses[0]))
+        health = channel.unary_unary(f"/{SERVICE}/HealthCheck", None, None)
+        body = await health(b"", wait_for_ready=True, timeout=30)
+        assert pb.HealthCheckResponse.FromString(body).status == "OK"
+        assert (await doors.metrics())[HIT % "max_http_connections"] >= 12
