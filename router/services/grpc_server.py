@@ -154,5 +154,6 @@ def _call_options(calls: CallLimits) -> tuple[tuple[str, Any], ...]:
         ("grpc.absolute_max_metadata_size", metadata),
         ("grpc.server.max_pending_requests", PENDING_CALLS * most),
         ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING_CALLS * most),
-        ("grpc.max_concurrent_streams", most),  # of one connection; further ones wait in clients
+        # Of one connection. Where it is reached gRPC refuses streams as if we were gone.
+        ("grpc.max_concurrent_streams", 2 * PENDING_CALLS * most),
     )

@@ -35,7 +35,7 @@ async def status(call: Any) -> str:
 
 async def test_a_burst_beyond_what_grpc_lets_wait_is_answered_or_counted() -> None:
     calls, most = 3200, 50
-    limits = PeerLimits(max_requests=most, max_share_per_caller=1.0)
+    limits = PeerLimits(max_requests=most, max_questions=400, max_share_per_caller=1.0)
     async with serving(engine := FakeEngine(stall), peers=limits) as doors:
         bodies = [prompt(f"r{n}").SerializeToString() for n in range(calls)]
         burst = [asyncio.create_task(status(generate(doors, body))) for body in bodies]
