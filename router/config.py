@@ -225,10 +225,9 @@ class KvRouterConfig:
         if not self.active_request_expiry_secs > 0:
             raise bad_setting("active_request_expiry_secs", "must be greater than 0")
         _require_at_least("router_max_booked_blocks", self.router_max_booked_blocks, 1)
-        if not 0 < self.router_max_booked_share <= 1:
-            raise bad_setting("router_max_booked_share", "must be in (0, 1]")
-        if not 0 < self.router_prune_target_ratio <= 1:
-            raise bad_setting("router_prune_target_ratio", "must be in (0, 1]")
+        for key in ("router_max_booked_share", "router_prune_target_ratio"):
+            if not 0 < getattr(self, key) <= 1:
+                raise bad_setting(key, "must be in (0, 1]")
         if self.router_track_output_blocks and not self.router_track_active_blocks:
             raise bad_setting("router_track_output_blocks", "needs router_track_active_blocks")
 

@@ -190,7 +190,6 @@ class KvRouter:
 
         `overrides` are KvRouterConfig fields for this request alone. An int in `allowed_workers`
         or `excluded_workers` stands for all ranks of a worker, in `pinned_worker` for rank 0.
-        The decision's request_id is None where it was not booked, by want of room for its `owner`.
         Raises InvalidRequestError for a prompt or an id that cannot be served, NoWorkersError
         where no worker may take the request now.
         """
@@ -306,8 +305,7 @@ class KvRouter:
     def wait_times(self) -> Callable[[WorkerLike | None], float]:
         """`seconds_until_free` of any worker, as of now; what they have in common is found once."""
         with self._lock:
-            now = self._expire()
-            eligible = self.registry.eligible(now)
+            eligible = self.registry.eligible(now := self._expire())
             anybody = self.limits.seconds_until_free(eligible, now)
             return self._source.wait_times(anybody, self.limits.waiting(eligible))
 
@@ -356,7 +354,6 @@ class KvRouter:
                 self.slots.add_output_tokens(request_id, generated)
 
     def touch_all(self, request_ids: Iterable[str]) -> None:
-        """`touch` for each of them, in one go."""
         with self._lock:
             self.slots.touch_all(request_ids, self._clock.now())
 
