@@ -23,6 +23,7 @@ SHORTEST_EXPIRY_S = 5.0
 """A service that is held up for a moment must not lose its bookings."""
 
 FORECAST, DYNAMO = "forecast", "dynamo"  # the policies that are ours
+_SIZES = ("router_max_index_blocks", "router_max_tree_size", "router_max_booked_blocks")
 # What Dynamo's cost function is made of; other policies have no use for it.
 DYNAMO_KNOBS = (
     "overlap_score_credit",
@@ -200,10 +201,9 @@ class KvRouterConfig:
             text = f"{self.index_read_path!r} is not offered: decisions read the index 'shared'"
             raise bad_setting("index_read_path", text)
         self._check_policy()
-        _require_at_least("block_size", self.block_size, 1)
-        _require_at_least("router_max_index_blocks", self.router_max_index_blocks, 1)
+        for key in ("block_size", *_SIZES):
+            _require_at_least(key, getattr(self, key), 1)
         _require_at_least("max_unknown_workers", self.max_unknown_workers, 1)
-        _require_at_least("router_max_tree_size", self.router_max_tree_size, 1)
         for key in (
             "overlap_score_credit",
             "overlap_score_credit_decay",
@@ -224,7 +224,6 @@ class KvRouterConfig:
                 raise bad_setting("router_predicted_ttl_secs", "needs use_kv_events")
         if not self.active_request_expiry_secs > 0:
             raise bad_setting("active_request_expiry_secs", "must be greater than 0")
-        _require_at_least("router_max_booked_blocks", self.router_max_booked_blocks, 1)
         for key in ("router_max_booked_share", "router_prune_target_ratio"):
             if not 0 < getattr(self, key) <= 1:
                 raise bad_setting(key, "must be in (0, 1]")
