@@ -7,6 +7,7 @@ by the clock and as CPU time of the loop's thread, which does not count what a b
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import time
@@ -18,7 +19,7 @@ from grpc import aio
 from dynamo_router.router.config import KvRouterConfig, ServeConfig
 from dynamo_router.router.peer_limits import PeerLimits
 from dynamo_router.router.proto import router_pb2 as rpb
-from dynamo_router.router.serve import Server
+from dynamo_router.router.serve import GC_THRESHOLDS, Server
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 16
@@ -58,6 +59,9 @@ async def serve(workers: int) -> None:
         await server.start()
         for number in range(workers):
             server.router.add_worker(number + 1, address=f"10.0.0.1:{number + 1}")
+        gc.collect()
+        gc.freeze()  # as `serve` does
+        gc.set_threshold(*GC_THRESHOLDS)
         watch = asyncio.create_task(gaps.watch())
         for case in ("nothing", *CASES):
             gaps.restart()
