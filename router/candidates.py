@@ -189,12 +189,22 @@ def decision_of(
     )
 
 
+UNKNOWN_SHARE = 8
+"""Workers that nobody registered fill one part in so many of the index, if they can be so small."""
+LEAST_UNKNOWN_BLOCKS = 4096
+"""That each of them may hold in any case: what an engine caches until it is registered."""
+
+
 def new_index(config: KvRouterConfig) -> PrefixIndex:
     """The index that these settings ask for: told by engines, or predicting from decisions."""
     if config.use_kv_events:
         return EventIndex(
             max_workers=config.max_unknown_workers,
             max_blocks=config.router_max_index_blocks,
+            max_unknown_blocks=max(
+                config.router_max_index_blocks // UNKNOWN_SHARE // config.max_unknown_workers,
+                LEAST_UNKNOWN_BLOCKS,
+            ),
             predict_ttl_s=0.0 if config.adapts_predicted_ttl else config.router_predicted_ttl_secs,
         )
     return ApproximateIndex(

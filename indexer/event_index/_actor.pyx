@@ -145,6 +145,7 @@ cdef class IndexActor:
         size_t max_bytes=1 << 28,
         uint32_t max_workers=65536,
         max_blocks=None,
+        uint64_t max_unknown_blocks=0,
     ):
         cdef SharedState* state
         if max_messages == 0 or max_bytes == 0 or max_workers == 0:
@@ -152,6 +153,7 @@ cdef class IndexActor:
         self.trees = tuple([RadixTree(max_blocks) for _ in range(TIERS)])
         self.state = state = open_state(self.trees, max_messages, max_bytes)
         state.ingest.sources.max_unknown = max_workers
+        state.ingest.sources.max_unknown_blocks = max_unknown_blocks
         if pthread_create(&self.thread, NULL, index_thread, state) != 0:
             raise RuntimeError("cannot start the index thread")
         self.running = True

@@ -9,8 +9,9 @@ from ..tree._ops cimport (
     TREE_PARENT_NOT_FOUND,
     tree_find_worker,
     tree_intern_worker,
+    tree_worker_info,
 )
-from ..wire._events cimport EVENT_CLEARED, Event, EventBatch
+from ..wire._events cimport EVENT_CLEARED, EVENT_STORED, Event, EventBatch
 from ..wire._wire cimport TOPIC_HEARTBEAT, TOPIC_KV_EVENTS
 from ._cursor cimport (
     SOURCE_EXACT,
@@ -35,6 +36,7 @@ from ._reorder cimport (
     REORDER_FULL,
     REORDER_KNOWN,
     ParkedEvent,
+    ReorderBudget,
     reorder_clear,
     reorder_drop_below,
     reorder_drop_first,
@@ -51,7 +53,7 @@ from ._sources cimport (
     spoke_for,
 )
 from ._threads cimport atomic_add
-from ._tiers cimport DEVICE, Tiers, tiers_apply, tiers_clear
+from ._tiers cimport DEVICE, Tiers, tier_worker, tiers_apply, tiers_clear
 
 cdef struct Counters:
     uint64_t messages      # taken out of the mailbox
@@ -74,17 +76,51 @@ cdef struct Ingest:
     uint32_t alarms        # times a source was no longer well; atomic
 
 
+cdef inline bint has_room(
+    const Ingest* ingest, const Event* event, uint32_t worker, const Source* source
+) noexcept nogil:
+    """Whether a stored event is within what a worker that nobody told of may hold in a tier."""
+    cdef uint64_t most = ingest.sources.max_unknown_blocks
+    cdef uint32_t inside
+    if not source.unknown or most == 0 or event.kind != EVENT_STORED:
+        return True
+    inside = tier_worker(&ingest.tiers, event.tier, worker)
+    if inside == UINT32_MAX:
+        return event.count <= most
+    return tree_worker_info(ingest.tiers.trees[event.tier], inside).blocks + event.count <= most
+
+
+cdef inline bint may_park(
+    const Ingest* ingest, const Event* event, const Source* source
+) noexcept nogil:
+    """Whether an event may wait behind a gap: workers that nobody told of have a quarter of what
+    may wait in all, so that the others' gaps can be filled."""
+    cdef const ReorderBudget* budget = &ingest.sources.budget
+    if not source.unknown or ingest.sources.max_unknown_blocks == 0:
+        return True
+    return (
+        budget.events < budget.max_events // 4
+        and budget.blocks + event.count <= budget.max_blocks // 4
+    )
+
+
 cdef inline void apply_in_turn(
     Ingest* ingest,
     const Event* event,
     const uint64_t* external_hashes,
     const uint64_t* local_hashes,
     uint32_t worker,
-    EventCursor* cursor,
+    Source* source,
 ) noexcept nogil:
     """Apply the event that the cursor moved to."""
-    cdef int status = tiers_apply(&ingest.tiers, event, worker, external_hashes, local_hashes)
+    cdef EventCursor* cursor = &source.cursor
+    cdef int status
     cursor.applied += 1
+    if not has_room(ingest, event, worker, source):
+        ingest.counters.refused += 1
+        cursor_orphan(cursor)  # it is to announce itself once somebody knows it
+        return
+    status = tiers_apply(&ingest.tiers, event, worker, external_hashes, local_hashes)
     if status == TREE_PARENT_NOT_FOUND and event.tier == DEVICE:
         cursor_orphan(cursor)  # in a lower tier it need not mean that anything was missed
     elif status == TREE_INVALID_SEQUENCE:
@@ -123,7 +159,7 @@ cdef inline void apply_parked(Ingest* ingest, uint32_t worker, Source* source) n
             parked.hashes,
             parked.hashes + parked.event.count,
             worker,
-            cursor,
+            source,
         )
         reorder_drop_first(&source.parked, &ingest.sources.budget)
 
@@ -251,17 +287,19 @@ cdef inline void take_event(Ingest* ingest, const Event* event) noexcept nogil:
     if verdict & VERDICT_APPLY:
         if is_clear and not in_line:
             tiers_clear(&ingest.tiers, worker)  # it says nothing of what was missed in other tiers
-        apply_in_turn(ingest, event, external_hashes, local_hashes, worker, &source.cursor)
+        apply_in_turn(ingest, event, external_hashes, local_hashes, worker, source)
         apply_parked(ingest, worker, source)
     elif verdict & VERDICT_PARK:
-        status = reorder_put(
-            &source.parked,
-            &ingest.sources.budget,
-            event,
-            ingest.batch.sequence,
-            external_hashes,
-            local_hashes,
-        )
+        status = REORDER_FULL
+        if may_park(ingest, event, source):
+            status = reorder_put(
+                &source.parked,
+                &ingest.sources.budget,
+                event,
+                ingest.batch.sequence,
+                external_hashes,
+                local_hashes,
+            )
         if status == REORDER_KNOWN:
             source.cursor.duplicates += 1
         elif status == REORDER_FULL:

@@ -100,7 +100,7 @@ def dump_source(IndexActor actor not None, worker):
                 cursor.origin,
                 tuple([
                     (source.past.all[i].publisher_id, source.past.all[i].end)
-                    for i in range(<int>PAST)
+                    for i in range(<uint32_t>PAST)
                     if source.past.all[i].end != 0
                 ]),
             ),

@@ -42,6 +42,7 @@ cdef struct Sources:
     size_t count           # of `all`
     uint32_t unknown       # how many of them are
     uint32_t max_unknown   # the most there may be
+    uint64_t max_unknown_blocks  # that each of them may hold in a tier; 0: no bound of their own
     ReorderBudget budget
     Departed departed[256] # workers that left last, a ring
     uint32_t next_departed # where the next one goes in it

@@ -44,7 +44,9 @@ class EventIndex:
     `max_messages` and `max_bytes` bound what may wait: a message beyond is refused and counted,
     and its loss shows as a gap of its source. `max_workers` bounds how many (worker, rank) are
     indexed that nobody but their own messages told of: what others say is counted in `refused`.
-    Those that are bound, announced, restored or fed by `apply_cache_event` are not counted.
+    Those that are bound, announced, restored or fed by `apply_cache_event` are not counted. With
+    `max_unknown_blocks` each of the former holds no more than so many blocks in a tier, and all of
+    them have a quarter of what may wait behind gaps.
     `max_blocks` bounds how many different blocks are indexed in each storage tier: beyond, the
     branches that were of use longest ago are dropped, and their holders are `trimmed`. ValueError
     if a bound is not a whole number from 1 on.
@@ -70,13 +72,15 @@ class EventIndex:
         max_bytes: int = 1 << 28,
         max_workers: int = 65536,
         max_blocks: int | None = None,
+        max_unknown_blocks: int | None = None,
         predict_ttl_s: float | None = None,
     ) -> None:
         _require_bound("max_bytes", max_bytes, 2**63)
         for name, bound in (("max_messages", max_messages), ("max_workers", max_workers)):
             _require_bound(name, bound, 2**32)
-        if max_blocks is not None:
-            _require_bound("max_blocks", max_blocks, 2**63)
+        for name, limit in (("max_blocks", max_blocks), ("max_unknown_blocks", max_unknown_blocks)):
+            if limit is not None:
+                _require_bound(name, limit, 2**63)
         self._predicted = None if predict_ttl_s is None else ApproximateIndex(ttl_s=predict_ttl_s)
         self._overlaps = np.zeros(0, dtype=np.uint32)
         self._actor = IndexActor(
@@ -84,6 +88,7 @@ class EventIndex:
             max_bytes=max_bytes,
             max_workers=max_workers,
             max_blocks=max_blocks,
+            max_unknown_blocks=max_unknown_blocks or 0,
         )
         _actors.add(self._actor)
 

@@ -136,7 +136,7 @@ cdef int decode_hashes(ByteReader* reader, EventBatch* batch) noexcept nogil:
 
 cdef int decode_stored(ByteReader* reader, EventBatch* batch, Event* event) noexcept nogil:
     cdef Item stored, key, parent
-    cdef bint has_blocks = False
+    cdef bint has_blocks = False, has_parent = False, has_others = False
     cdef int code = open_struct(reader, &stored)
     event.kind = EVENT_STORED
     while code == DECODE_OK:
@@ -144,6 +144,7 @@ cdef int decode_stored(ByteReader* reader, EventBatch* batch, Event* event) noex
         if code != DECODE_OK:
             break
         if field_is(&key, "parent_hash", 0):
+            has_parent = True
             code = read_value(reader, &parent)
             event.has_parent = code == DECODE_OK and parent.kind != ITEM_NIL
             if event.has_parent:
@@ -153,9 +154,12 @@ cdef int decode_stored(ByteReader* reader, EventBatch* batch, Event* event) noex
             batch.n_blocks = event.first
             code = decode_blocks(reader, batch)
         else:
+            has_others = has_others or not field_is(&key, "start_position", 1)
             code = skip_value(reader)
     if code != DECODE_END:
         return code
+    if has_others and not has_parent:
+        return DECODE_MISSING_FIELD  # one of the others may be its damaged name
     return DECODE_OK if has_blocks else DECODE_MISSING_FIELD
 
 

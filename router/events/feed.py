@@ -119,7 +119,10 @@ class EventFeed:
         self._notice_refused(now)
         if asked := self._index.relearn():
             log.info("room for dropped blocks again", sources=asked)
-        sources = self._index.sources()
+        sources: list[SourceStatus] = []
+        for some in self._index.sources_in_steps():
+            sources += some
+            await asyncio.sleep(0)  # a large fleet's take a while
         registered = {worker for _, worker in self._registry.numbered()}
         self._forget_strangers({source.worker for source in sources} - registered, now)
         self._notice_unannounced(sources, registered)

@@ -23,15 +23,25 @@ from ..urls import user_of
 CONNECT_TIMEOUT_S = 2
 FLUSH_TIMEOUT_S = 5
 MAX_UNSENT_BYTES = 1 << 20
+MESSAGES_A_TURN = 64
+"""Read, or handed to a handler, before whatever else is due on the loop gets its turn."""
 _NEVER_S = 10**6
 _NO_LIMIT = 1 << 62
 
 
 class _Client(Client):
     """nats-py's client, which would send its credentials in the clear if a server at a tls://
-    address, or somebody in between, says that it has no TLS."""
+    address, or somebody in between, says that it has no TLS; and would read all that has come in
+    one go, however much that is."""
 
     secret = False
+    _read = 0
+
+    async def _process_msg(self, *message: Any) -> None:
+        await super()._process_msg(*message)
+        self._read += 1
+        if self._read % MESSAGES_A_TURN == 0:
+            await asyncio.sleep(0)
 
     def _connect_command(self) -> bytes:
         writer = getattr(self._transport, "_io_writer", None)
@@ -133,8 +143,14 @@ class NatsLink:
     ) -> Callable[[], Awaitable[None]]:
         """As `subscribe`, with the headers of messages."""
 
+        handled = 0
+
         async def on_message(message: Msg) -> None:
+            nonlocal handled
             handler(message)
+            handled += 1
+            if handled % MESSAGES_A_TURN == 0:
+                await asyncio.sleep(0)
 
         subscription = await self._client.subscribe(
             subject,

@@ -107,6 +107,8 @@ def read_data(data: Any) -> EventData:
     kind = kind.decode("latin1") if isinstance(kind, bytes) else kind
     if kind == "stored":
         found = fields(content, "parent_hash", "start_position", "blocks")
+        if isinstance(content, dict) and "parent_hash" not in found and len(content) > len(found):
+            raise Refused("perhaps a damaged parent_hash")
         parent = found.get("parent_hash")
         blocks = []
         for each in array(need(found, "blocks")):

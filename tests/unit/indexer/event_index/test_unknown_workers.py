@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from dynamo_router.indexer.event_index.actor import EventIndex
-from dynamo_router.indexer.wire.codec import encode_event_message, encode_heartbeat
+from dynamo_router.indexer.source import SourceState
+from dynamo_router.indexer.wire.codec import (
+    encode_cache_event,
+    encode_event_message,
+    encode_heartbeat,
+)
 from dynamo_router.indexer.wire.events import RouterEvent, Stored, StoredBlock
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
@@ -84,7 +89,7 @@ def test_one_that_left_makes_room_for_another(index: EventIndex) -> None:
 
 def test_unnumbered_events_are_the_callers_word(index: EventIndex) -> None:
     strangers(index, 3)
-    event = b'{"event_id":1,"data":{"stored":{"blocks":[{"block_hash":10,"tokens_hash":100}]}}}'
+    event = encode_cache_event(RouterEvent(KNOWN, 1, Stored(None, [StoredBlock(10, 100)])))
     index.apply_cache_event(KNOWN, event)
     index.apply(stored(KNOWN))
     assert KNOWN in index.scores(CHAIN) and index.counters()["refused"] == 0
@@ -95,3 +100,44 @@ def test_what_strangers_send_costs_no_memory_beyond_the_bound(index: EventIndex)
     before = index.counters()["index_bytes"]
     strangers(index, 20_000)
     assert index.counters()["index_bytes"] == before and len(index.sources()) == 3
+
+
+def chain(
+    worker: WorkerWithDpRank, event_id: int, *blocks: int, parent: int | None = None
+) -> bytes:
+    stored = Stored(parent, [StoredBlock(b, b) for b in blocks])
+    return encode_event_message([RouterEvent(worker, event_id, stored)], 2, event_id - 1, 0)
+
+
+def test_a_stranger_holds_no_more_than_its_share_until_it_is_known() -> None:
+    index = EventIndex(max_unknown_blocks=8)
+    index.apply(chain(KNOWN, 1, *range(1, 9)))
+    index.apply(chain(KNOWN, 2, 9, parent=8))
+    (source,) = index.sources()
+    assert source.blocks == 8 and source.state is SourceState.REBUILDING
+    assert index.counters()["refused"] == 1
+    index.apply(chain(KNOWN, 3, 50))
+    index.bind(KNOWN, 0)
+    index.apply(chain(KNOWN, 4, 9, parent=8))
+    assert index.sources()[0].blocks == 9 and index.counters()["refused"] == 2
+    index.close()
+
+
+def test_strangers_leave_room_behind_gaps_for_others() -> None:
+    index = EventIndex(max_unknown_blocks=100)
+    index.await_replays(max_events=40)
+    index.bind(KNOWN, 0)
+    for worker_id in range(5):
+        worker = WorkerWithDpRank(worker_id)
+        index.apply(chain(worker, 1, 1))
+        for event_id in range(3, 20):
+            index.apply(chain(worker, event_id, event_id))
+    assert index.counters()["held_now"] <= 10
+    index.apply(chain(KNOWN, 1, 1))
+    for event_id in range(3, 30):
+        index.apply(chain(KNOWN, event_id, event_id))
+    assert index.counters()["held_now"] >= 27
+    index.apply(chain(KNOWN, 2, 2))
+    known = {source.worker: source for source in index.sources()}[KNOWN]
+    assert known.state is SourceState.EXACT and known.blocks == 29
+    index.close()

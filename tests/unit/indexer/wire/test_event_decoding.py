@@ -299,6 +299,8 @@ WRONG = {
         envelope([{"worker_id": 7, "event": {"data": "cleared"}}]),
         envelope([{"worker_id": 7, "event": {"event_id": 1}}]),
         with_data({"stored": {"parent_hash": None}}),
+        # The name of its parent is damaged, perhaps: it is not the beginning of a prompt.
+        with_data({"stored": {"parent_hasi": 5, "blocks": [BLOCK]}}),
         with_data({"stored": {"blocks": [{"block_hash": 1}]}}),
         with_data({"stored": {"blocks": [{"tokens_hash": 1}]}}),
         with_data({"stored": [None, None, [[1]]]}),

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -240,6 +241,28 @@ async def test_a_slow_consumer_loses_and_counts(nats: EmbeddedNats) -> None:
         assert slow.stats.receive_dropped > 0
         assert slow.stats.received == len(got)
         assert slow.stats.connects == 1
+
+
+async def test_a_flood_leaves_others_their_turns(nats: EmbeddedNats) -> None:
+    async with plane_at(nats.url) as flooded, plane_at(nats.url) as sender:
+        await until(lambda: flooded.state is sender.state is PlaneState.CONNECTED)
+        got: list[bytes] = []
+        seen_by_turn: list[int] = []
+        await flooded.subscribe("a", lambda _, payload: got.append(payload))
+
+        async def take_turns() -> None:
+            while len(got) < 5000:
+                seen_by_turn.append(len(got))
+                await asyncio.sleep(0)
+            seen_by_turn.append(len(got))
+
+        turns = asyncio.create_task(take_turns())
+        for _ in range(5000):
+            await sender.publish("a", b"x")
+        await sender.flush()
+        await asyncio.wait_for(turns, 15)
+        longest = max(after - before for before, after in pairwise(seen_by_turn))
+        assert longest <= nats_link.MESSAGES_A_TURN
 
 
 async def test_a_message_beyond_the_servers_limit_is_dropped(nats: EmbeddedNats) -> None:
