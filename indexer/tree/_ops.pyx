@@ -363,6 +363,7 @@ cdef int tree_store_image(
     cdef size_t i, at = 0
     cdef int status
     tree.workers[worker].missing += missing
+    tree.workers[worker].lossy = True  # perhaps: blocks may have been dropped before it was read
     for i in range(n_runs):
         if runs[i].count > n_blocks - at:
             return -1
