@@ -284,24 +284,6 @@ async def test_abort_reaches_the_worker_that_has_the_request() -> None:
         await rig.settled()
 
 
-async def test_an_abort_that_comes_before_a_retry_ends_the_request() -> None:
-    async def lost(engine, request, context):
-        await engine.go.wait()
-        await context.abort(Code.UNAVAILABLE, "lost it")
-        yield
-
-    async with Rig(FakeEngine(lost), FakeEngine(lost)) as rig:
-        call = rig.call(prompt("r1"))
-        await until(lambda: any(engine.requests for engine in rig.engines))
-        await rig.unary("Abort", pb.AbortRequest(request_id="r1"), pb.AbortResponse)
-        for engine in rig.engines:
-            engine.go.set()
-        assert await call.code() is Code.CANCELLED
-        assert "aborted" in await call.details()
-        assert sum(len(engine.requests) for engine in rig.engines) == 1
-        await rig.settled()
-
-
 async def test_an_unknown_abort_is_no_error() -> None:
     async with Rig(FakeEngine()) as rig:
         said = await rig.unary("Abort", pb.AbortRequest(request_id="x"), pb.AbortResponse)
