@@ -109,7 +109,6 @@ class WorkerAdmin:
             raise AdminError(grpc.StatusCode.INVALID_ARGUMENT, text)
         engine = self._find(name)
         self._monitor.drain(engine)
-        log.info("worker drains", address=engine.url.address, worker_id=engine.worker_id)
         if deadline_s is not None:
             await self._wait(lambda: not self._in_flight(engine), deadline_s)
         return self._status(engine, self._warn_if_last())
