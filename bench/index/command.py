@@ -14,6 +14,7 @@ from .memory import measure_memory
 from .phases import measure_phases
 from .plots import draw_growth
 from .soak import SoakConfig, measure_soak, soak_table
+from .stretches import measure_stretches
 from .tables import TABLES, goal_table
 
 MEASURES = {
@@ -22,6 +23,7 @@ MEASURES = {
     "drained": measure_drained,
     "memory": measure_memory,
     "growth": measure_growth,
+    "stretches": measure_stretches,
     "events": measure_events,
 }
 

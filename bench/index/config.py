@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ...runtime.settings import bad_setting, option
 from .rivals import available_adapters
 
-PARTS = ("hashing", "phases", "drained", "memory", "growth", "events")
+PARTS = ("hashing", "phases", "drained", "memory", "growth", "stretches", "events")
 
 
 @dataclass(frozen=True, kw_only=True)

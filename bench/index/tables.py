@@ -196,11 +196,25 @@ def _short(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
+def stretch_table(results: Rows) -> Table:
+    """How long the writer keeps readers out, at most."""
+    table = _table(
+        "longest stretch that keeps readers out", ("work",), ("blocks", "us", "worst us")
+    )
+    for result in results:
+        us = result["longest_us"]
+        table.add_row(
+            result["work"], f"{result['blocks']:,}", f"{us['median']:.0f}", f"{us['max']:.0f}"
+        )
+    return table
+
+
 TABLES: Mapping[str, Callable[[Rows], Table]] = {
     "hashing": hashing_table,
     "phases": phase_table,
     "drained": drained_table,
     "memory": memory_table,
     "growth": growth_table,
+    "stretches": stretch_table,
     "events": event_table,
 }

@@ -124,6 +124,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "remove worker",
         "B/entry",
         "through NATS",
+        "keeps readers out",
         "dynamo is not",
     ):
         assert words in shown
