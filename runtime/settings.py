@@ -261,7 +261,7 @@ def _as_kind(kind: type, value: Any) -> Any:
         raise TypeError
     if kind is int and isinstance(value, float):
         raise TypeError
-    converted = kind(value)
+    converted: Any = kind(value)
     if kind is int and not -LARGEST <= converted <= LARGEST:
         raise OverflowError
     return converted

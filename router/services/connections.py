@@ -115,11 +115,11 @@ class BoundedConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._inner.resume_writing()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._connections.on_closed(self)
         if self._timer is not None:
             self._timer.cancel()
-        self._inner.connection_lost(error)
+        self._inner.connection_lost(exc)
 
     def abort(self) -> None:
         """End it at once."""

@@ -37,8 +37,10 @@ class _Client(Client):
     secret = False
     _read = 0
 
-    async def _process_msg(self, *message: Any) -> None:
-        await super()._process_msg(*message)
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        await super()._process_msg(sid, subject, reply, data, headers)
         self._read += 1
         if self._read % MESSAGES_A_TURN == 0:
             await asyncio.sleep(0)

@@ -32,12 +32,15 @@ class Fleet:
         self.engines: list[Command] = []
 
     async def __aenter__(self) -> "Fleet":
-        stack = self._stack
-        await self.nats.start()
-        stack.push_async_callback(self.nats.stop)
-        for number in range(2):
-            self.engines.append(await self.start_engine(number))
-        await self.start_router(*self._serve)
+        try:
+            await self.nats.start()
+            self._stack.push_async_callback(self.nats.stop)
+            for number in range(2):
+                self.engines.append(await self.start_engine(number))
+            await self.start_router(*self._serve)
+        except BaseException:
+            await self._stack.aclose()  # nothing of a half-started one stays behind
+            raise
         return self
 
     async def start_router(self, *more: str) -> None:

@@ -57,6 +57,14 @@ class World:
         self._fault_apis = [""] * ENGINES
 
     async def __aenter__(self) -> "World":
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()  # nothing of a half-started one stays behind
+            raise
+        return self
+
+    async def _start(self) -> None:
         stack = self._stack
         await self.nats.start()
         stack.push_async_callback(self.nats.stop)
@@ -91,7 +99,6 @@ class World:
         ]
         await eventually(self.is_ready, 60.0)
         self.worker_ids = [row["worker_id"] for row in await self.engines()]
-        return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
