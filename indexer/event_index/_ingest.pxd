@@ -76,7 +76,7 @@ cdef struct Ingest:
     uint32_t alarms        # times a source was no longer well; atomic
 
 
-cdef inline bint has_room(
+cdef inline bint has_capacity(
     const Ingest* ingest, const Event* event, uint32_t worker, const Source* source
 ) noexcept nogil:
     """Whether a stored event is within what a worker that nobody told of may hold in a tier."""
@@ -116,7 +116,7 @@ cdef inline void apply_in_turn(
     cdef EventCursor* cursor = &source.cursor
     cdef int status
     cursor.applied += 1
-    if not has_room(ingest, event, worker, source):
+    if not has_capacity(ingest, event, worker, source):
         ingest.counters.refused += 1
         cursor_orphan(cursor)  # it is to announce itself once somebody knows it
         return
