@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..indexer.event_index import EventIndex
 from ..runtime.identity import WorkerWithDpRank
-from ..workers.registry import WorkerRegistry
+from ..workers.registry import WorkerRegistry, WorkerState
 
 LATE_S = 0.25  # events that come sooner after the first token are not late
 MIN_TTL_S = 5.0  # where they are late, a decision is believed for at least so long
@@ -96,7 +96,9 @@ class EventWatch:
         """Look at what is due; costs next to nothing while nothing is."""
         if now >= self._next_look:
             for request_id, sample in list(self._samples.items()):
-                if sample.since is None:
+                if not self._is_well(sample.worker):
+                    del self._samples[request_id]  # it may have died with its events untold
+                elif sample.since is None:
                     if now - sample.booked_at > MAX_TTL_S:  # it never had a first token
                         del self._samples[request_id]
                 elif now >= sample.look_at:
@@ -110,6 +112,10 @@ class EventWatch:
             self._next_sizes = now + SIZES_INTERVAL_S
             if any(entry.total_kv_blocks is None for entry in self._registry.entries()):
                 self._learn_sizes()
+
+    def _is_well(self, worker: WorkerWithDpRank) -> bool:
+        entry = self._registry.entry(worker.worker_id)
+        return entry is not None and entry.state is WorkerState.READY
 
     def _look_after(self, request_id: str, sample: _Sample, now: float) -> None:
         assert sample.since is not None

@@ -182,9 +182,10 @@ cdef inline void timeline_begin_step(
 ) noexcept nogil:
     """Begin a step at that time with what is left of the stream, or none.
 
-    A step that had begun is begun anew, with what came behind it.
+    A step that had begun is begun anew, with what came behind it. In a queue of nobody nothing is
+    left, though a request that ended in its first step took its tokens with it.
     """
-    cdef int64_t left = timeline.end - timeline.done
+    cdef int64_t left = timeline.end - timeline.done if timeline.head != NO_BOOKING else 0
     timeline.waiting_attended += timeline.attended
     timeline.attended = 0.0
     timeline.running = left if left < timeline.budget else timeline.budget

@@ -234,7 +234,10 @@ async def test_an_engine_that_no_longer_describes_itself_goes_on() -> None:
 
 
 async def test_connecting_may_take_longer_than_a_probe() -> None:
+    handlers = set[asyncio.Task[None] | None]()
+
     async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.add(asyncio.current_task())
         await asyncio.sleep(0.8)  # the fault itself: an engine that is slow to greet
         there, here = await asyncio.open_connection("127.0.0.1", engine.port)
         pumps = [
@@ -242,6 +245,7 @@ async def test_connecting_may_take_longer_than_a_probe() -> None:
             asyncio.create_task(_pump(there, writer)),
         ]
         await asyncio.wait(pumps)
+        handlers.remove(asyncio.current_task())
 
     async with FakeEngine() as engine:
         proxy = await asyncio.start_server(late, "127.0.0.1", 0)
@@ -250,6 +254,7 @@ async def test_connecting_may_take_longer_than_a_probe() -> None:
             await until_state(monitor, WorkerState.READY)
         proxy.close()
         await proxy.wait_closed()
+        await until(lambda: not handlers)
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

@@ -33,6 +33,8 @@ SERVE = (
     *("--request-timeout-s", "5", "--attempt-timeout-s", "4", "--write-timeout-s", "3"),
     *("--worker-keepalive-s", "2", "--worker-keepalive-timeout-s", "2"),
     *("--worker-connect-timeout-s", "2", "--router-active-request-expiry-secs", "5"),
+    # The index is held against the engines, so what decisions predict of them stays out of it.
+    *("--router-predicted-ttl-secs", "0"),
 )
 CHANNEL = (
     ("grpc.use_local_subchannel_pool", 1),

@@ -13,6 +13,7 @@ from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.router.event_watch import MAX_TTL_S, MIN_TTL_S, SAMPLE_EVERY
 from dynamo_router.runtime.clock import ManualClock
+from dynamo_router.workers.registry import WorkerState
 
 BLOCK = 16
 
@@ -107,6 +108,19 @@ def test_events_that_never_come_are_late_as_well(fleet: Fleet) -> None:
     for _ in range(20):
         fleet.serve(None)
     assert fleet.index.predict_ttl_s is not None and fleet.index.predict_ttl_s >= MIN_TTL_S
+
+
+def test_a_worker_that_died_with_its_events_untold_is_not_late(fleet: Fleet) -> None:
+    fleet.serve(None)
+    for worker_id in range(2):
+        fleet.router.registry.set_state(worker_id, WorkerState.UNHEALTHY)
+    fleet.clock.advance(0.1)
+    fleet.router.workers()
+    for worker_id in range(2):
+        fleet.router.registry.set_state(worker_id, WorkerState.READY)
+    fleet.clock.advance(10.0)
+    fleet.router.decide([7] * BLOCK)
+    assert fleet.index.predict_ttl_s == 0.0
 
 
 def test_dynamos_cost_and_a_time_that_was_set_are_left_alone() -> None:
