@@ -255,3 +255,18 @@ def test_an_outlier_does_not_turn_the_model_over(router: KvRouter, clock: Manual
     router.free("stalled")
     engines.serve(5, 200)
     assert terms(router, 300)[1]["prefill_s"] == pytest.approx(before, rel=0.3)
+
+
+def test_a_request_that_ends_in_its_first_step_leaves_no_step_behind() -> None:
+    kernel = Forecast(ForecastParams())
+    kernel.add_worker(0, None, None)
+    everyone = np.ones(1, np.bool_)
+    kernel.book("first", 0, 10, 10, 0.0)
+    kernel.score(10, 16, None, None, everyone, 5.0)  # its prompt is computed, it is not told yet
+    kernel.book("second", 0, 10, 10, 5.0)
+    kernel.end("second", 5.0, 0)
+    kernel.first_token("first", 5.0)
+    kernel.end("first", 5.0, 1)
+    kernel.check_integrity()
+    [row] = kernel.explain(10, 16, None, None, 1, 5.001).values()
+    assert row["wait_s"] == 0
