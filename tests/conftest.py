@@ -9,8 +9,11 @@ import pytest
 from hypothesis import settings
 from support.machines import lengthen
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("untimed", deadline=None)
+THOROUGH = environ.get("HYPOTHESIS_PROFILE") == "thorough"
+
+# How long an example takes says how busy the machine is. A run that gates a change judges that
+# change: it draws the same examples each time. The thorough runs are those that look for new ones.
+settings.register_profile("untimed", deadline=None, derandomize=not THOROUGH)
 settings.load_profile("untimed")
 
 

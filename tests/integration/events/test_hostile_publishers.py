@@ -58,8 +58,8 @@ class Engine:
             clock=SystemClock(),
             heartbeat_s=0.2,
         )
-        self.door = FakeEngine(worker_id=worker_id)
-        self.door.publisher_ids = str(self.publisher.publisher_id)
+        self.server = FakeEngine(worker_id=worker_id)
+        self.server.publisher_ids = str(self.publisher.publisher_id)
 
     def flip(self, block: int) -> None:
         if block in self.blocks:
@@ -131,7 +131,7 @@ async def scene() -> AsyncIterator[Scene]:
         engines = [Engine(worker_id, ours) for worker_id in ENGINES]
         router = KvRouterConfig(block_size=BLOCK, max_unknown_workers=MOST_STRANGERS, seed=1)
         doors = await stack.enter_async_context(
-            serving(*(engine.door for engine in engines), router=router, nats=nats.url)
+            serving(*(engine.server for engine in engines), router=router, nats=nats.url)
         )
         for engine in engines:
             await engine.publisher.start()
