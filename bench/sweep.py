@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ..router.config import KvRouterConfig, ServeConfig
+from ..router.config import KvRouterConfig
+from ..router.serve_config import ServeConfig
 from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting, option, options_of, resolve
 from .results import Output, format_number, new_table

@@ -1,4 +1,4 @@
-"""Configuration: the knobs of a decision (KvRouterConfig) and of the service (ServeConfig).
+"""Configuration of a decision: KvRouterConfig.
 
 Knobs that Dynamo has carry its names, flags and environment variables.
 """
@@ -6,21 +6,9 @@ Knobs that Dynamo has carry its names, flags and environment variables.
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
-from ..runtime.settings import SHORTEST_S, bad_setting, is_finite, option
-from ..runtime.urls import DEFAULT_NATS_URL
-from ..workers.health_tracker import HealthPolicy
-from ..workers.outliers import OutlierPolicy
-from ..workers.trtllm_client import ConnectionPolicy
+from ..runtime.settings import bad_setting, is_finite, option
 from .admission import AdmissionConfig
-from .mock_process import MockEnginesConfig
-from .observability import ObservabilityConfig
-from .peer_limits import PeerLimits
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
-from .request_limits import RequestLimits
-
-SHORTEST_EXPIRY_S = 5.0
-"""A service that is held up for a moment must not lose its bookings."""
 
 FORECAST, DYNAMO = "forecast", "dynamo"  # the policies that are ours
 _SIZES = ("router_max_index_blocks", "router_max_tree_size", "router_max_booked_blocks")
@@ -202,8 +190,8 @@ class KvRouterConfig:
             raise bad_setting("index_read_path", text)
         self._check_policy()
         for key in ("block_size", *_SIZES):
-            _require_at_least(key, getattr(self, key), 1)
-        _require_at_least("max_unknown_workers", self.max_unknown_workers, 1)
+            require_at_least(key, getattr(self, key), 1)
+        require_at_least("max_unknown_workers", self.max_unknown_workers, 1)
         for key in (
             "overlap_score_credit",
             "overlap_score_credit_decay",
@@ -212,14 +200,14 @@ class KvRouterConfig:
             "router_temperature",
             "router_ttl_secs",
         ):
-            _require_at_least(key, getattr(self, key), 0)
+            require_at_least(key, getattr(self, key), 0)
         for key in LOWER_TIER_WEIGHTS:
             if not 0 <= getattr(self, key) <= 1:
                 raise bad_setting(key, f"{getattr(self, key)!r} is not in 0..1")
         if self.overlap_score_weight is not None:
-            _require_at_least("overlap_score_weight", self.overlap_score_weight, 0)
+            require_at_least("overlap_score_weight", self.overlap_score_weight, 0)
         if self.router_predicted_ttl_secs is not None:
-            _require_at_least("router_predicted_ttl_secs", self.router_predicted_ttl_secs, 0)
+            require_at_least("router_predicted_ttl_secs", self.router_predicted_ttl_secs, 0)
             if not self.use_kv_events:
                 raise bad_setting("router_predicted_ttl_secs", "needs use_kv_events")
         if not self.active_request_expiry_secs > 0:
@@ -239,7 +227,7 @@ class KvRouterConfig:
                 scale = float(given)
             except ValueError:
                 raise bad_setting("policy", f"{given!r} in {self.policy!r} is no number") from None
-            _require_at_least("policy", scale, 0)
+            require_at_least("policy", scale, 0)
             for key in ("prefill_load_scale", "overlap_score_weight"):
                 if getattr(self, key) != _default_of(key):
                     raise bad_setting(key, f"the policy {self.policy!r} has set it")
@@ -287,114 +275,11 @@ class KvRouterConfig:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig:
-    """What `dynamo-router serve` runs. Raises ConfigError, naming the key, on a bad value."""
-
-    host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(8000, "gRPC port; 0 takes a free one.")
-    http_port: int = option(8081, "HTTP port for /metrics, /health, /workers; 0 takes a free one.")
-    admin_host: str | None = option(
-        None, "Address of the admin routes, which change or reveal things. Not given: loopback."
-    )
-    admin_port: int | None = option(
-        None, "HTTP port of the admin routes; 0 takes a free one. Not given: the HTTP port."
-    )
-    allowed_hosts: tuple[str, ...] = option(
-        (), "Another name of this router in URLs (Host header); may be repeated.", "--allowed-host"
-    )
-    auth_tokens: str | None = option(
-        None, "File of the callers: tokens, names, roles. Not given: nobody needs a token."
-    )
-    tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
-    worker_tls: WorkerTlsConfig = field(default_factory=WorkerTlsConfig)
-    router: KvRouterConfig = field(default_factory=KvRouterConfig)
-    workers: tuple[str, ...] = option(
-        (),
-        "An engine, grpc://HOST:PORT[?id=WORKER_ID], or grpcs:// for TLS; grpc+dns://NAME:PORT:"
-        " one at each address of a name. May be repeated.",
-        "--worker",
-        url=True,
-    )
-    dns_refresh_s: float = option(10.0, "How often names of grpc+dns:// are looked up.")
-    mock_engines: MockEnginesConfig = field(
-        default_factory=MockEnginesConfig, metadata={"inline": True}
-    )
-    nats: str | None = option(
-        None,
-        url=True,
-        help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
-        "else one is started.",
-    )
-    nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
-    namespace: str = option("dynamo", "Namespace of the engines' event subjects.")
-    component: str = option("backend", "Component of the engines' event subjects.")
-    endpoint: str = option("generate", "Endpoint of the engines' event subjects.")
-    model_id: str | None = option(None, "Model name to report; not given: the engines'.")
-    unknown_worker_ttl_s: float = option(
-        300.0, "How long events of a worker nobody registered are kept."
-    )
-    index_snapshot: str | None = option(
-        None, "File to keep the index in, for a warm restart; not given: none."
-    )
-    index_snapshot_interval_s: float = option(60.0, "How often that file is written.")
-    max_attempts: int = option(3, "Workers tried before a request fails, if none has answered yet.")
-    request_timeout_s: float | None = option(
-        600.0,
-        "Longest silence of a worker in a request, and so the longest time for an answer that is "
-        "not streamed; none: as long as its connection lives.",
-    )
-    limits: RequestLimits = field(default_factory=RequestLimits)
-    peers: PeerLimits = field(default_factory=PeerLimits)
-    health: HealthPolicy = field(default_factory=HealthPolicy)
-    outliers: OutlierPolicy = field(default_factory=OutlierPolicy)
-    connection: ConnectionPolicy = field(default_factory=ConnectionPolicy)
-    mixed_models: bool = option(
-        False, "Admit engines of another model than most of them serve.", "--mixed-models"
-    )
-    drain_timeout_s: float = option(10.0, "How long running requests may finish at shutdown.")
-    lame_duck_s: float = option(
-        2.0,
-        "How long new requests are still served after SIGTERM, while health says that none should"
-        " come any more.",
-    )
-    observability: ObservabilityConfig = field(
-        default_factory=ObservabilityConfig, metadata={"inline": True}
-    )
-
-    def __post_init__(self) -> None:
-        for key in ("port", "http_port"):
-            if not 0 <= getattr(self, key) <= 65535:
-                raise bad_setting(key, "must be in 0..65535")
-        if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
-            raise bad_setting("admin_port", "must be in 0..65535")
-        self.nats_auth.check_has_server(self.nats)
-        _require_at_least("max_attempts", self.max_attempts, 1)
-        _require_at_least("drain_timeout_s", self.drain_timeout_s, 0)
-        _require_at_least("lame_duck_s", self.lame_duck_s, 0)
-        _require_at_least("unknown_worker_ttl_s", self.unknown_worker_ttl_s, 0)
-        if self.index_snapshot is not None and not self.router.use_kv_events:
-            raise bad_setting("index_snapshot", "needs use_kv_events")
-        for key in ("namespace", "component", "endpoint"):
-            if not getattr(self, key):
-                raise bad_setting(key, "must not be empty")
-        _require_at_least("index_snapshot_interval_s", self.index_snapshot_interval_s, SHORTEST_S)
-        _require_at_least("dns_refresh_s", self.dns_refresh_s, SHORTEST_S)
-        if self.request_timeout_s is not None:
-            _require_at_least("request_timeout_s", self.request_timeout_s, SHORTEST_S)
-        expiry = self.router.active_request_expiry_secs
-        if expiry < SHORTEST_EXPIRY_S:
-            raise bad_setting(
-                "active_request_expiry_secs",
-                f"{expiry!r} must be at least {SHORTEST_EXPIRY_S:g}: bookings of requests in "
-                "flight are renewed each second",
-            )
-
-
 def _default_of(key: str) -> Any:
     return KvRouterConfig.__dataclass_fields__[key].default
 
 
-def _require_at_least(key: str, value: float, least: float) -> None:
+def require_at_least(key: str, value: float, least: float) -> None:
+    """ConfigError, naming the key, unless a setting is finite and at least so much."""
     if not (is_finite(value) and value >= least):
         raise bad_setting(key, f"{value!r} must be finite and at least {least}")

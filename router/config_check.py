@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..runtime.settings import Resolved, bad_setting
-from .config import DYNAMO, DYNAMO_KNOBS, ServeConfig
+from .config import DYNAMO, DYNAMO_KNOBS
 from .policy import LOWER_TIER_WEIGHTS
+from .serve_config import ServeConfig
 
 _OF_KV = ("policy", "router_temperature", *DYNAMO_KNOBS, *LOWER_TIER_WEIGHTS)
 

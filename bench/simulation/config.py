@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field, fields, replace
 
-from ...router.config import KvRouterConfig, ServeConfig
+from ...router.config import KvRouterConfig
+from ...router.serve_config import ServeConfig
 from ...runtime.settings import bad_setting, option, resolve
 from ...workers.mocker import (
     ENGINE_TYPES,

@@ -3,7 +3,7 @@
 from ...runtime.clock import Clock
 from ...runtime.security import ClientTls, FileWatch, NatsAuth, ServerTls, WorkerTlsConfig
 from ...runtime.urls import redact_url
-from ..config import ServeConfig
+from ..serve_config import ServeConfig
 from .access import Access
 from .exposure import open_to_others
 from .http_guard import HttpGuard, Listener, is_loopback, parse_ip

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from ...runtime.logs import LogOutput
 from ...workers.health import HealthMonitor
-from ..config import ServeConfig
 from ..dispatch import Admission, Dispatcher
 from ..kv_router import KvRouter
+from ..serve_config import ServeConfig
 from .reload import ADMISSION, HEALTH, KNOBS, LOG, OUTLIERS, REQUESTS, Change, check_changes
 from .worker_list import WorkerList, check_worker_lists
 

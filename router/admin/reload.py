@@ -10,8 +10,9 @@ from ...runtime.errors import ConfigError
 from ...runtime.settings import Resolved, SettingsSource
 from ...workers.health_tracker import HealthPolicy
 from ...workers.outliers import OutlierPolicy
-from ..config import DYNAMO, DYNAMO_KNOBS, ServeConfig
+from ..config import DYNAMO, DYNAMO_KNOBS
 from ..policy import LOWER_TIER_WEIGHTS
+from ..serve_config import ServeConfig
 
 ADMISSION = tuple(
     f"router.admission.{name}"

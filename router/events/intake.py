@@ -18,7 +18,7 @@ from ...runtime.limit_hits import LimitHits
 from ...runtime.security import NatsAuth
 from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from ...workers.registry import WorkerRegistry
-from ..config import ServeConfig
+from ..serve_config import ServeConfig
 from .feed import EventFeed
 from .snapshot_task import SnapshotTask
 

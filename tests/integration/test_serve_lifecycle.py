@@ -16,9 +16,10 @@ from support.polling import until
 from support.processes import own_children
 from support.serving import BLOCK, serving
 
-from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.mock_process import MockEnginesConfig
 from dynamo_router.router.serve import Server
+from dynamo_router.router.serve_config import ServeConfig
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState

@@ -10,9 +10,10 @@ from support.calls import messages_of
 from support.fake_engine import FakeEngine
 from support.polling import until
 
-from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2_grpc
 from dynamo_router.router.serve import Server
+from dynamo_router.router.serve_config import ServeConfig
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 16

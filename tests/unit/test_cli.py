@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from dynamo_router import cli
-from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.mock_process import MockEnginesConfig
+from dynamo_router.router.serve_config import ServeConfig
 from dynamo_router.runtime.errors import ConfigError
 
 

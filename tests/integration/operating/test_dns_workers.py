@@ -11,9 +11,10 @@ from support.polling import until
 from support.security.certificates import Authority
 
 from dynamo_router.router.admin import WorkerAdmin, WorkerList
-from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.serve import Server
+from dynamo_router.router.serve_config import ServeConfig
 from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.security import ClientTls, ServerTls, ServerTlsConfig, WorkerTlsConfig

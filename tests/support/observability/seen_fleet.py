@@ -15,8 +15,9 @@ from support.security.certificates import Authority
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
-from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.serve import Server
+from dynamo_router.router.serve_config import ServeConfig
 from dynamo_router.runtime import supervised
 from dynamo_router.runtime.errors import WorkerError
 from dynamo_router.runtime.identity import WorkerWithDpRank

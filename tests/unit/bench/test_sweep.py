@@ -10,7 +10,8 @@ import pytest
 from dynamo_router.bench.simulation.config import SimulationConfig
 from dynamo_router.bench.sweep import Sweep, SweepConfig, apply_settings, configuration, run
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
-from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.serve_config import ServeConfig
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.settings import resolve
 

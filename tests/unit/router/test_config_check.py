@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_router.router.config import KvRouterConfig, ServeConfig
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.config_check import RULES, check_snapshot_path, vain_settings
+from dynamo_router.router.serve_config import ServeConfig
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.process import why_cannot_listen
 from dynamo_router.runtime.settings import options_of, resolve

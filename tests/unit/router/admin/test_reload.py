@@ -7,7 +7,7 @@ import pytest
 
 from dynamo_router.router.admin.reload import LIVE, Change, Reloader, changes_of, check_changes
 from dynamo_router.router.admin.worker_list import check_worker_lists
-from dynamo_router.router.config import ServeConfig
+from dynamo_router.router.serve_config import ServeConfig
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.settings import SettingsSource, options_of, resolve
 

@@ -1,0 +1,84 @@
+"""dynamo-router serve: runs a Server until a signal, then drains it."""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+
+import structlog
+import uvloop
+
+from ..runtime.errors import ConfigError
+from ..runtime.logs import LogOutput
+from ..runtime.process import StopSignals, allow_open_files, on_hangup, run_until
+from ..runtime.settings import SettingsSource
+from ..runtime.urls import redact_text
+from .config_check import check_snapshot_path, vain_settings
+from .serve import Server
+from .serve_config import ServeConfig
+
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Requests make no cycles; looking for some after every 700 objects is wasted on them."""
+OPEN_FILES = 1 << 16
+
+log = structlog.get_logger(__name__)
+
+
+def run(config: ServeConfig, source: SettingsSource[ServeConfig] | None = None) -> int:
+    """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start.
+
+    `source` is where the configuration came from, to be read again at each SIGHUP.
+    """
+    output = config.observability.open_log()
+    allow_open_files(OPEN_FILES)  # a connection for each worker and each client
+    # gRPC's core logs each fork and each peer that goes; we say what matters of that ourselves.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    for text in vain_settings(source.current) if source is not None else ():
+        log.warning(text)
+    try:
+        if config.index_snapshot is not None:
+            check_snapshot_path(config.index_snapshot)
+        uvloop.run(run_server(config, source, output))
+    except ConfigError as error:
+        print(f"dynamo-router: {redact_text(str(error))}", file=sys.stderr)
+        return 1
+    finally:
+        output.close()
+    return 0
+
+
+async def run_server(
+    config: ServeConfig,
+    source: SettingsSource[ServeConfig] | None = None,
+    output: LogOutput | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then drain; a second signal ends that. After SIGTERM health
+    says for `lame_duck_s` that nobody should come any more, before anybody is turned away. SIGHUP
+    has the configuration read again.
+
+    Prints one line when it is ready. ConfigError if it cannot start.
+    """
+    server = Server(config, source, output)
+    with StopSignals() as signals, on_hangup(server.reload):
+        try:
+            await run_until(asyncio.create_task(server.start()), signals.drain)
+            if not signals.drain.is_set():
+                # What is here now stays: the collector need not look at it again and again.
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(*GC_THRESHOLDS)
+                print(server.ready_line, flush=True)
+                await signals.drain.wait()
+                # Ctrl-C is a person's, whom no load balancer has to hear of first.
+                config = server.config
+                lame_duck_s = config.lame_duck_s if signals.first is signal.SIGTERM else 0.0
+                if lame_duck_s:
+                    print(f"not serving in {lame_duck_s:g} s", flush=True)
+                    server.turn_away()
+                    await run_until(asyncio.create_task(asyncio.sleep(lame_duck_s)), signals.end)
+                print(f"draining for at most {config.drain_timeout_s:g} s", flush=True)
+                draining = asyncio.create_task(server.drain(config.drain_timeout_s))
+                await run_until(draining, signals.end)
+        finally:
+            await server.close()
