@@ -186,15 +186,19 @@ class TrtllmClient:
         connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
         return origin_of(error.code(), error.details() or "", connected=connected)
 
-    async def embed(self, request: bytes, *, timeout: float | None = None) -> bytes:
-        answer: bytes = await self._embed(request, timeout=timeout)
+    async def embed(
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> bytes:
+        answer: bytes = await self._embed(request, timeout=timeout, metadata=metadata)
         return answer
 
     def get_tokenizer(
-        self, request: bytes, *, timeout: float | None = None
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> "aio.UnaryStreamCall[bytes, bytes]":
         """Ask for the tokenizer; iterate the call for its chunks, and end it as a generation."""
-        call: aio.UnaryStreamCall[bytes, bytes] = self._get_tokenizer(request, timeout=timeout)
+        call: aio.UnaryStreamCall[bytes, bytes] = self._get_tokenizer(
+            request, timeout=timeout, metadata=metadata
+        )
         return call
 
     async def check_health(self, *, timeout: float) -> EngineIdentity:

@@ -4,10 +4,11 @@ Entered by the services.
 """
 
 from .access_log import AccessLog
+from .attempts import Attempt
 from .dispatch import Dispatcher
 from .observers import DispatchObserver, OutputTracking
 from .relay import DP_RANK_KEY
-from .request import Flight, NoTrace, RequestTrace, Tracing
+from .request import CallTrace, Flight, NoTrace, RequestTrace, Tracing
 from .request_reader import MAX_DECODED_BYTES, RequestReader
 from .status import ClientGoneError, status_of
 from .turns import Admission, admission_of, queue_of
@@ -16,6 +17,8 @@ __all__ = [
     "AccessLog",
     "DP_RANK_KEY",
     "Admission",
+    "Attempt",
+    "CallTrace",
     "ClientGoneError",
     "DispatchObserver",
     "Dispatcher",

@@ -81,7 +81,7 @@ class Dispatcher:
         self.hits = hits or LimitHits()
         self.reader = reader or RequestReader(router.block_size, hits=self.hits)
         self.aborts = Aborts()
-        self.plain = PlainCalls(monitor, clock, self._observer, max_attempts)
+        self.plain = PlainCalls(monitor, clock, self._observer, max_attempts, tracing)
         self._ledger = AttemptLedger(router, monitor, clock, self.budget, estimate, self._load_fell)
         self._relay = Relay(router, monitor, clock, self._ledger, self._observer, self.aborts)
         self._hedging = Hedging(

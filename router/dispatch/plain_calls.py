@@ -10,13 +10,14 @@ from ...runtime.clock import Clock
 from ...runtime.errors import NoWorkersError
 from ...workers.failures import Origin, judge
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_client import TrtllmClient
+from ...workers.trtllm_client import Metadata, TrtllmClient
 from .attempts import Attempt, Attempts
 from .observers import DispatchObserver
+from .request import NO_TRACE, CallTrace, Tracing
 from .status import status_of
 
 Respond = Callable[[bytes], Awaitable[None]]
-Call = Callable[[TrtllmClient, float | None, Respond], Awaitable[None]]
+Call = Callable[[TrtllmClient, float | None, Metadata, Respond], Awaitable[None]]
 
 
 class PlainCalls:
@@ -32,58 +33,82 @@ class PlainCalls:
         clock: Clock,
         observer: DispatchObserver,
         max_attempts: int,
+        tracing: Tracing = NO_TRACE,
     ) -> None:
         self._monitor = monitor
         self._now = clock.now
         self._observer = observer
+        self._tracing = tracing
         self.max_attempts = max_attempts
         self._turn = itertools.count()
         self.in_flight = 0
         self._running: Counter[int] = Counter()  # by worker
 
-    async def embed(self, request: bytes, timeout: float | None) -> bytes:
+    async def embed(self, request: bytes, timeout: float | None, metadata: Metadata = ()) -> bytes:
         """The answer to an EmbedRequest. Raises as Dispatcher.generate does."""
         answers: list[bytes] = []
 
-        async def call(client: TrtllmClient, left: float | None, respond: Respond) -> None:
-            await respond(await client.embed(request, timeout=left))
+        async def call(
+            client: TrtllmClient, left: float | None, metadata: Metadata, respond: Respond
+        ) -> None:
+            await respond(await client.embed(request, timeout=left, metadata=metadata))
 
         async def keep(answer: bytes) -> None:
             answers.append(answer)
 
-        await self._serve(call, keep, timeout)
+        await self._serve("Embed", call, keep, timeout, metadata)
         return answers[0]
 
-    async def get_tokenizer(self, request: bytes, respond: Respond, timeout: float | None) -> None:
+    async def get_tokenizer(
+        self, request: bytes, respond: Respond, timeout: float | None, metadata: Metadata = ()
+    ) -> None:
         """Pass a tokenizer on, piece by piece; once the first one is, there is no retry."""
 
-        async def call(client: TrtllmClient, left: float | None, respond: Respond) -> None:
-            stream = client.get_tokenizer(request, timeout=left)
+        async def call(
+            client: TrtllmClient, left: float | None, metadata: Metadata, respond: Respond
+        ) -> None:
+            stream = client.get_tokenizer(request, timeout=left, metadata=metadata)
             try:
                 async for message in stream:
                     await respond(message)
             finally:
                 stream.cancel()  # nothing, if it has ended
 
-        await self._serve(call, respond, timeout)
+        await self._serve("GetTokenizer", call, respond, timeout, metadata)
 
     def requests_of(self, worker_id: int) -> int:
         """How many run on a worker now."""
         return self._running[worker_id]
 
-    async def _serve(self, call: Call, respond: Respond, timeout: float | None) -> None:
-        code = grpc.StatusCode.OK
+    async def _serve(
+        self,
+        method: str,
+        call: Call,
+        respond: Respond,
+        timeout: float | None,
+        metadata: Metadata,
+    ) -> None:
+        code, said = grpc.StatusCode.OK, ""
         self.in_flight += 1
+        trace = self._tracing.begin_call(method, metadata)
         try:
-            await self._try_workers(call, respond, timeout)
+            await self._try_workers(call, respond, timeout, metadata, trace)
         except BaseException as error:
-            code = status_of(error)[0]
+            code, said = status_of(error)
             raise
         finally:
             self.in_flight -= 1
             self._observer.on_end(None, code)
+            trace.ended(code, said)
 
-    async def _try_workers(self, call: Call, respond: Respond, timeout: float | None) -> None:
+    async def _try_workers(
+        self,
+        call: Call,
+        respond: Respond,
+        timeout: float | None,
+        metadata: Metadata,
+        trace: CallTrace,
+    ) -> None:
         attempts, began, passed = Attempts(self.max_attempts), self._now(), 0
 
         async def count(message: bytes) -> None:
@@ -99,8 +124,10 @@ class PlainCalls:
             sent = self._now()
             left = None if timeout is None else began + timeout - sent
             self._running[worker_id] += 1
+            told = trace.sent(worker_id, client.address, len(attempts) + 1, metadata)
+            failure: Attempt | None = None
             try:
-                await call(client, left, count)
+                await call(client, left, told, count)
                 return
             except grpc.RpcError as error:
                 origin = client.origin_of(error)
@@ -108,12 +135,13 @@ class PlainCalls:
                     origin = Origin.DEADLINE
                 verdict = judge(origin, error.code(), started=passed > 0)
                 self._monitor.reports.noticed(worker_id, verdict)
-                details = error.details() or ""
-                attempts.add(Attempt(worker_id, origin, verdict, details))
+                failure = Attempt(worker_id, origin, verdict, error.details() or "")
+                attempts.add(failure)
                 others = {w for w, _ in self._monitor.ready_workers()} - attempts.worker_ids
                 if not attempts.may_go_on or not others:
                     raise
             finally:
+                trace.attempt_ended(passed, failure)
                 self._running[worker_id] -= 1
                 if not self._running[worker_id]:
                     del self._running[worker_id]

@@ -17,7 +17,7 @@ from ...workers.failures import Origin
 from ...workers.trtllm_client import Metadata, TrtllmClient
 from ..admission import NORMAL, Urgency
 from ..policy import Decision
-from .attempts import Attempts
+from .attempts import Attempt, Attempts
 from .generate_request import GenerateFacts
 
 ABORT_TIMEOUT_S = 2.0
@@ -58,11 +58,28 @@ class RequestTrace(Protocol):
         """The request ended; None if it could not be read."""
 
 
+class CallTrace(Protocol):
+    """Hears of one call that books nothing, on the event loop."""
+
+    def sent(self, worker_id: int, address: str, attempt: int, metadata: Metadata) -> Metadata:
+        """An attempt begins, the first is 1; the metadata to send in place of these."""
+        ...
+
+    def attempt_ended(self, messages: int, failure: Attempt | None) -> None:
+        """However it did, after so many messages."""
+
+    def ended(self, code: grpc.StatusCode, said: str) -> None: ...
+
+
 class Tracing(Protocol):
     """Who traces requests."""
 
     def begin(self, metadata: Metadata) -> RequestTrace:
-        """A request has come, with the trace context of its caller in the metadata."""
+        """A Generate has come, with the trace context of its caller in the metadata."""
+        ...
+
+    def begin_call(self, method: str, metadata: Metadata) -> CallTrace:
+        """The same of Embed and GetTokenizer."""
         ...
 
 
@@ -71,6 +88,9 @@ class NoTrace:
 
     def begin(self, metadata: Metadata) -> RequestTrace:
         return self
+
+    def begin_call(self, method: str, metadata: Metadata) -> CallTrace:
+        return NO_CALL_TRACE
 
     def decided(self, flight: "Flight") -> None: ...
 
@@ -82,7 +102,18 @@ class NoTrace:
     def ended(self, flight: "Flight | None", code: grpc.StatusCode, said: str) -> None: ...
 
 
-NO_TRACE = NoTrace()
+class NoCallTrace:
+    """The same of a call that books nothing."""
+
+    def sent(self, worker_id: int, address: str, attempt: int, metadata: Metadata) -> Metadata:
+        return metadata
+
+    def attempt_ended(self, messages: int, failure: Attempt | None) -> None: ...
+
+    def ended(self, code: grpc.StatusCode, said: str) -> None: ...
+
+
+NO_TRACE, NO_CALL_TRACE = NoTrace(), NoCallTrace()
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from grpc import aio
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank, as_worker
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_client import WORKER_ID_KEY
+from ...workers.trtllm_client import WORKER_ID_KEY, Metadata
 from ...workers.trtllm_proto import SERVICE, pb
 from ..access import current_caller
 from ..admission import NORMAL, Urgency
@@ -106,14 +106,15 @@ class TrtllmService(grpc.GenericRpcHandler):
 
     async def _embed(self, request: bytes, context: Context) -> bytes:
         try:
-            return await self._dispatcher.plain.embed(request, context.time_remaining())
+            timeout, forwarded = context.time_remaining(), _forwarded(context)
+            return await self._dispatcher.plain.embed(request, timeout, forwarded)
         except Exception as error:
             await abort_with(context, error)
 
     async def _get_tokenizer(self, request: bytes, context: Context) -> None:
         try:
             await self._dispatcher.plain.get_tokenizer(
-                request, partial(_write, context), context.time_remaining()
+                request, partial(_write, context), context.time_remaining(), _forwarded(context)
             )
         except Exception as error:
             await abort_with(context, error)
@@ -172,6 +173,12 @@ async def _write(context: Context, message: bytes) -> None:
     except Exception as error:
         # gRPC tells of it by an internal error of its own, whose type it does not export.
         raise ClientGoneError("the client went away") from error
+
+
+def _forwarded(context: Context) -> Metadata:
+    """What of a call's metadata goes on to the worker."""
+    metadata = cast(Any, context.invocation_metadata()) or ()
+    return [(key, value) for key, value in metadata if key in _FORWARDED]
 
 
 def _read_metadata(

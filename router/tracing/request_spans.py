@@ -11,7 +11,7 @@ from opentelemetry.util.types import Attributes
 
 from ...workers.trtllm_client import Metadata
 from ...workers.trtllm_proto import SERVICE
-from ..dispatch import Flight, RequestTrace
+from ..dispatch import Attempt, CallTrace, Flight, RequestTrace
 
 NAME = f"{SERVICE}/Generate"
 _CONTEXT_KEYS = ("traceparent", "tracestate")
@@ -26,13 +26,10 @@ class RequestSpans:
         self._tracer = provider.get_tracer("dynamo_router")
 
     def begin(self, metadata: Metadata) -> RequestTrace:
-        span = self._tracer.start_span(
-            NAME,
-            context=_caller_of(metadata),
-            kind=SpanKind.SERVER,
-            attributes={"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": "Generate"},
-        )
-        return _RequestTrace(self, span)
+        return _RequestTrace(self, self._server("Generate", metadata))
+
+    def begin_call(self, method: str, metadata: Metadata) -> CallTrace:
+        return _CallTrace(self, self._server(method, metadata))
 
     def child(
         self, context: Context, name: str, kind: SpanKind, attributes: Attributes, began: int
@@ -42,16 +39,100 @@ class RequestSpans:
             name, context=context, kind=kind, attributes=attributes, start_time=began
         )
 
+    def _server(self, method: str, metadata: Metadata) -> Span:
+        return self._tracer.start_span(
+            f"{SERVICE}/{method}",
+            context=_caller_of(metadata),
+            kind=SpanKind.SERVER,
+            attributes={"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method},
+        )
 
-class _RequestTrace:
-    """Of one request. Worker ids are text: they may be larger than an attribute's numbers."""
+
+class _ServerSpan:
+    """Of one call, and the span of the attempt that goes on. Worker ids are text: they may be
+    larger than an attribute's numbers.
+    """
 
     def __init__(self, spans: RequestSpans, span: Span) -> None:
         self._spans = spans
         self._span = span
         self._context = set_span_in_context(span, Context())
-        self._began = time.time_ns()
         self._attempt: Span | None = None
+
+    def _attempt_began(
+        self, metadata: Metadata, attributes: dict[str, str | int] | None
+    ) -> Metadata:
+        """The metadata with our context in place of the caller's; no attributes: no span."""
+        context = self._context
+        if attributes is not None:
+            attributes = {"rpc.system": "grpc", **attributes}
+            self._attempt = self._spans.child(
+                context, "attempt", SpanKind.CLIENT, attributes, time.time_ns()
+            )
+            context = set_span_in_context(self._attempt, context)
+        ours: dict[str, str] = {}
+        _W3C.inject(ours, context)
+        rest = tuple(pair for pair in metadata if pair[0] not in _CONTEXT_KEYS)
+        return (*ours.items(), *rest)
+
+    def _attempt_ended(self, messages: int, failure: Attempt | None) -> None:
+        span, self._attempt = self._attempt, None
+        if span is None:
+            return
+        span.set_attribute("dynamo.messages", messages)
+        if failure is not None:
+            span.set_attribute("dynamo.cause", failure.verdict.cause)
+            span.set_status(Status(StatusCode.ERROR, failure.details[:200]))
+        span.end()
+
+    def _ended(self, code: grpc.StatusCode, said: str) -> None:
+        span = self._span
+        if span.is_recording():
+            number: int = code.value[0]
+            span.set_attribute("rpc.grpc.status_code", number)
+            if code is not grpc.StatusCode.OK and code not in _CLIENTS_DOING:
+                span.set_status(Status(StatusCode.ERROR, said[:200]))
+        span.end()
+
+
+class _CallTrace(_ServerSpan):
+    """Of a call that books nothing."""
+
+    def __init__(self, spans: RequestSpans, span: Span) -> None:
+        super().__init__(spans, span)
+        self._failed: list[str] = []
+
+    def sent(self, worker_id: int, address: str, attempt: int, metadata: Metadata) -> Metadata:
+        if not self._span.is_recording():
+            return self._attempt_began(metadata, None)
+        self._span.set_attribute("dynamo.worker_id", str(worker_id))
+        return self._attempt_began(
+            metadata,
+            {
+                "dynamo.worker_id": str(worker_id),
+                "dynamo.attempt": attempt,
+                "server.address": address,
+            },
+        )
+
+    def attempt_ended(self, messages: int, failure: Attempt | None) -> None:
+        self._attempt_ended(messages, failure)
+        if failure is not None:
+            self._failed.append(f"{failure.worker_id}:{failure.verdict.cause}")
+        self._span.set_attribute("dynamo.messages", messages)
+
+    def ended(self, code: grpc.StatusCode, said: str) -> None:
+        if self._failed:
+            self._span.set_attribute("dynamo.failed_attempts", self._failed)
+        self._ended(code, said)
+
+
+class _RequestTrace(_ServerSpan):
+    """Of a Generate."""
+
+    def __init__(self, spans: RequestSpans, span: Span) -> None:
+        super().__init__(spans, span)
+        self._began = time.time_ns()
         self._failed = 0  # attempts whose failure a span has told of
 
     def decided(self, flight: Flight) -> None:
@@ -76,48 +157,29 @@ class _RequestTrace:
         )
 
     def sent(self, flight: Flight, metadata: Metadata) -> Metadata:
-        context = self._context
+        attributes: dict[str, str | int] | None = None
         if self._span.is_recording() and flight.decision is not None:
             worker = flight.decision.worker
-            attributes: dict[str, str | int] = {
-                "rpc.system": "grpc",
+            attributes = {
                 "dynamo.worker_id": str(worker.worker_id),
                 "dynamo.dp_rank": worker.dp_rank,
                 "dynamo.attempt": len(flight.attempts) + 1,
             }
             if flight.client is not None:
                 attributes["server.address"] = flight.client.address
-            self._attempt = self._spans.child(
-                context, "attempt", SpanKind.CLIENT, attributes, time.time_ns()
-            )
-            context = set_span_in_context(self._attempt, context)
-        ours: dict[str, str] = {}
-        _W3C.inject(ours, context)
-        rest = tuple(pair for pair in metadata if pair[0] not in _CONTEXT_KEYS)
-        return (*ours.items(), *rest)
+        return self._attempt_began(metadata, attributes)
 
     def attempt_ended(self, flight: Flight) -> None:
-        span, self._attempt = self._attempt, None
-        if span is None:
-            return
-        span.set_attribute("dynamo.messages", flight.messages)
-        if len(flight.attempts) > self._failed:
+        failure = None
+        if len(flight.attempts) > self._failed and self._attempt is not None:
             self._failed = len(flight.attempts)
-            last = flight.attempts.last
-            span.set_attribute("dynamo.cause", last.verdict.cause)
-            span.set_status(Status(StatusCode.ERROR, last.details[:200]))
-        span.end()
+            failure = flight.attempts.last
+        self._attempt_ended(flight.messages, failure)
 
     def ended(self, flight: Flight | None, code: grpc.StatusCode, said: str) -> None:
-        span = self._span
-        if span.is_recording():
-            number: int = code.value[0]
-            span.set_attribute("rpc.grpc.status_code", number)
-            if flight is not None:
-                self._describe(flight)
-            if code is not grpc.StatusCode.OK and code not in _CLIENTS_DOING:
-                span.set_status(Status(StatusCode.ERROR, said[:200]))
-        span.end()
+        if self._span.is_recording() and flight is not None:
+            self._describe(flight)
+        self._ended(code, said)
 
     def _describe(self, flight: Flight) -> None:
         span, decision = self._span, flight.decision

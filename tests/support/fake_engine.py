@@ -92,6 +92,7 @@ class FakeEngine:
         self.finished: list[str] = []
         self.ended: list[str] = []  # in whatever way
         self.embed: Callable[[bytes, Any], Awaitable[bytes]] | None = None
+        self.tokenizer: Callable[[bytes, Any], AsyncIterator[bytes]] | None = None
         self.port = 0
         self._server: Any = None
 
@@ -206,4 +207,6 @@ class _Handler(grpc.GenericRpcHandler):
             return None
         if method.endswith("/Embed") and self._engine.embed is not None:
             return grpc.unary_unary_rpc_method_handler(self._engine.embed)
+        if method.endswith("/GetTokenizer") and self._engine.tokenizer is not None:
+            return grpc.unary_stream_rpc_method_handler(self._engine.tokenizer)
         return self._methods.get(method)

@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.calls import messages_of
 from support.fake_engine import FakeEngine, answer, fail, hang, prompt
 from support.free_port import free_port
 from support.places import ROOT
@@ -26,6 +27,7 @@ from dynamo_router.router.observability import ObservabilityConfig
 from dynamo_router.router.tracing import span_export_of
 from dynamo_router.router.tracing.request_spans import NAME, RequestSpans
 from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.workers.trtllm_proto import SERVICE
 
 Code = grpc.StatusCode
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -127,10 +129,92 @@ async def test_a_request_that_nobody_could_serve_is_an_error() -> None:
     assert [span.name for span in spans.all()] == ["queue", NAME, NAME]
 
 
+def offers_all(engine: FakeEngine) -> list[dict[str, Any]]:
+    """Have an engine embed and give its tokenizer away; the metadata of each such call."""
+    told: list[dict[str, Any]] = []
+
+    async def embed(request: bytes, context: Any) -> bytes:
+        told.append(dict(context.invocation_metadata()))
+        return b"vector"
+
+    async def tokenizer(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        told.append(dict(context.invocation_metadata()))
+        for piece in (b"a", b"b"):
+            yield piece
+
+    engine.embed, engine.tokenizer = embed, tokenizer
+    return told
+
+
+async def embed_and_tokenizer(rig: Rig, metadata: Any = (), times: int = 1) -> None:
+    """Ask so many times for each, and be answered."""
+    embed = rig.channel.unary_unary(f"/{SERVICE}/Embed", None, None)
+    tokenizer = rig.channel.unary_stream(f"/{SERVICE}/GetTokenizer", None, None)
+    for _ in range(times):
+        assert await embed(b"", metadata=metadata) == b"vector"
+    for _ in range(times):
+        assert await messages_of(tokenizer(b"", metadata=metadata)) == [b"a", b"b"]
+
+
+async def test_embed_and_get_tokenizer_are_spans_under_their_callers_too() -> None:
+    spans, engine = Spans(), FakeEngine(worker_id=2**64 - 1)
+    told = offers_all(engine)
+    async with Rig(engine, tracing=spans.tracing) as rig:
+        await embed_and_tokenizer(rig, (*CALLER, ("baggage", "k=v"), ("x-other", "1")))
+        await until(lambda: len(spans.all()) == 4)
+    attempts = spans.named("attempt")
+    for method, messages, attempt, metadata in zip(
+        ("Embed", "GetTokenizer"), (1, 2), attempts, told, strict=True
+    ):
+        (server,) = spans.named(f"{SERVICE}/{method}")
+        assert hex_of(server)[0] == TRACE and server.parent is not None
+        assert f"{server.parent.span_id:016x}" == PARENT
+        assert (server.kind.name, attempt.kind.name) == ("SERVER", "CLIENT")
+        assert attempt.parent is not None and attempt.parent == server.context
+        said = attributes(server)
+        assert (said["rpc.method"], said["rpc.grpc.status_code"]) == (method, 0)
+        assert said["dynamo.worker_id"] == str(2**64 - 1)
+        assert said["dynamo.messages"] == attributes(attempt)["dynamo.messages"] == messages
+        assert metadata["traceparent"] == f"00-{TRACE}-{hex_of(attempt)[1]}-01"
+        assert (metadata["tracestate"], metadata["baggage"]) == ("congo=t61rcWkgMzE", "k=v")
+        assert "x-other" not in metadata
+
+
+async def test_an_embed_that_failed_somewhere_says_where_and_why() -> None:
+    spans, good, bad = Spans(), FakeEngine(worker_id=1), FakeEngine(worker_id=2)
+    offers_all(good)
+
+    async def broken(request: bytes, context: Any) -> bytes:
+        await context.abort(Code.UNAVAILABLE, "full of cats")
+        raise AssertionError
+
+    bad.embed = broken
+    async with Rig(good, bad, tracing=spans.tracing) as rig:
+        embed = rig.channel.unary_unary(f"/{SERVICE}/Embed", None, None)
+        for _ in range(2):
+            assert await embed(b"") == b"vector"
+        await until(lambda: len(spans.named(f"{SERVICE}/Embed")) == 2)
+        await good.stop()
+        with pytest.raises(aio.AioRpcError):
+            await embed(b"")
+        await until(lambda: len(spans.named(f"{SERVICE}/Embed")) == 3)
+    *fine, failed = spans.named(f"{SERVICE}/Embed")
+    assert [span.status.status_code.name for span in fine] == ["UNSET"] * 2
+    tried = [attributes(span).get("dynamo.failed_attempts") for span in fine]
+    assert sorted(tried, key=str) == sorted([None, ("2:unavailable",)], key=str)
+    assert failed.status.status_code.name == "ERROR"
+    causes = [attributes(span).get("dynamo.cause") for span in spans.named("attempt")]
+    assert causes.count(None) == 2 and causes.count("unavailable") >= 1
+    cats = [s.status for s in spans.named("attempt") if s.status.description == "full of cats"]
+    assert cats and cats[0].status_code.name == "ERROR"
+
+
 async def test_spans_and_attributes_are_those_that_are_documented() -> None:
     spans = Spans()
     engines = [FakeEngine(fail(Code.UNAVAILABLE, "full"), worker_id=1), FakeEngine(worker_id=2)]
+    offers_all(engines[1])
     async with Rig(*engines, tracing=spans.tracing) as rig:
+        await embed_and_tokenizer(rig, times=2)  # the engines take turns
         for number in range(2):
             await rig.answers(prompt(f"r{number}"))
             await rig.settled()
