@@ -40,6 +40,11 @@ class PeerLimits:
     max_http_connections: int = option(
         512, "Most HTTP connections; a further one ends the one that was silent longest."
     )
+    max_connection_share: float = option(
+        0.5,
+        "Largest share of each of those that one address may have (IPv6: one /64), loopback too; "
+        "1 is no bound.",
+    )
     connection_handshake_s: float = option(
         5.0, "How long a client may take to begin to speak gRPC, TLS included."
     )
@@ -60,5 +65,6 @@ class PeerLimits:
             value = getattr(self, field.name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise bad_setting(field.name, f"{value!r} must be finite and greater than 0")
-        if self.max_share_per_caller > 1:
-            raise bad_setting("max_share_per_caller", "must be at most 1")
+        for key in ("max_share_per_caller", "max_connection_share"):
+            if getattr(self, key) > 1:
+                raise bad_setting(key, "must be at most 1")

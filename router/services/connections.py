@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ...runtime.limit_hits import LimitHits
 from ...runtime.process import open_files
 from ..peer_limits import PeerLimits
+from .connection_share import network_of
 
 SPARE = 32
 """Descriptors for NATS, files, and whatever comes up."""
@@ -47,14 +48,21 @@ def share_descriptors(
     return ConnectionPlan(grpc, http, warning)
 
 
+def share_of(most: int, share: float) -> int:
+    """How many of so many connections one address may have."""
+    return most if share >= 1 else max(LEAST, int(most * share))
+
+
 class HttpConnections:
     """The open HTTP connections, at most `most`: one more ends the one that was silent longest.
 
-    One that is silent for `idle_s` ends too. Each of them is counted in `hits`.
+    Of an address at most `share` of that: there one more ends its own. One that is silent for
+    `idle_s` ends too. Each of them is counted in `hits`.
     """
 
-    def __init__(self, most: int, idle_s: float, hits: LimitHits) -> None:
+    def __init__(self, most: int, idle_s: float, hits: LimitHits, share: float = 1.0) -> None:
         self.most = most
+        self.most_each = share_of(most, share)
         self.idle_s = idle_s
         self._hits = hits
         self._open: OrderedDict[BoundedConnection, None] = OrderedDict()
@@ -67,6 +75,11 @@ class HttpConnections:
         return BoundedConnection(protocol, self)
 
     def on_opened(self, connection: "BoundedConnection") -> None:
+        if len(self._open) >= self.most_each < self.most:
+            same = [each for each in self._open if each.peer == connection.peer]
+            if len(same) >= self.most_each:
+                self._hits.hit("max_connection_share")
+                same[0].abort()
         if len(self._open) >= self.most:
             self._hits.hit("max_http_connections")
             next(iter(self._open)).abort()
@@ -94,9 +107,12 @@ class BoundedConnection(asyncio.Protocol):
         self._transport: asyncio.BaseTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard = self._loop.time()
+        self.peer = ""
+        """whose it is, as far as shares of connections go"""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self.peer = network_of(str((transport.get_extra_info("peername") or ("",))[0]))
         self._connections.on_opened(self)
         self._inner.connection_made(transport)
         self._wait(self._connections.idle_s)

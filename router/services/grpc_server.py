@@ -17,7 +17,8 @@ from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from ..access import Access, GuardedServer
 from ..peer_limits import PeerLimits
 from .call_limits import CallLimits, LimitedServer
-from .connections import plan_connections
+from .connection_share import ConnectionShare, ConnectionWatch
+from .connections import plan_connections, share_of
 from .router_service import SERVICE as ROUTER_SERVICE
 from .router_service import RouterService
 from .trtllm_service import TrtllmService
@@ -75,6 +76,11 @@ class GrpcServer:
         options = (*_OPTIONS, *sizes, *connections, *_call_options(calls))
         self._server = aio.server(options=options)
         self._health = cast(Any, health).aio.HealthServicer()  # its stubs know no asyncio
+        self._share: ConnectionShare | None = None
+        if calls.limits.max_connection_share < 1:
+            most_each = share_of(plan.grpc, calls.limits.max_connection_share)
+            self._share = ConnectionShare(most_each, calls.hits)
+        self._watch: ConnectionWatch | None = None
         self._serving: bool | None = None
         self._wanted = False
         self._updates: set[asyncio.Task[None]] = set()
@@ -106,6 +112,9 @@ class GrpcServer:
         await self._health.set(ROUTER_SERVICE, _SERVING)
         await self._report(False)
         await self._server.start()
+        if self._share is not None:
+            self._watch = ConnectionWatch(self.port, self._share)
+            self._watch.start()
 
     def set_serving(self, serving: bool) -> None:
         """Tell grpc.health.v1 whether a request can be served now."""
@@ -117,6 +126,8 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Take no more requests, let those in flight end for `grace_s`, cancel the rest."""
+        if self._watch is not None:
+            await self._watch.close()
         if self._updates:
             await asyncio.wait(self._updates)
         await self._health.enter_graceful_shutdown()

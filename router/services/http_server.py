@@ -59,7 +59,10 @@ class HttpServer:
         self._security = security
         self._reader = reader
         most = plan_connections(reader.limits, workers).http
-        self.connections = HttpConnections(most, reader.limits.connection_idle_s, reader.hits)
+        limits = reader.limits
+        self.connections = HttpConnections(
+            most, limits.connection_idle_s, reader.hits, limits.max_connection_share
+        )
         self._router = router
         self._metrics = metrics
         self._health = health

@@ -198,3 +198,35 @@ async def test_connections_that_say_nothing_keep_nobody_out_for_long() -> None:
         body = await health(b"", wait_for_ready=True, timeout=30)
         assert pb.HealthCheckResponse.FromString(body).status == "OK"
         assert (await doors.metrics())[HIT % "max_http_connections"] >= 12
+
+
+async def test_one_address_does_not_take_all_connections() -> None:
+    limits = PeerLimits(max_connections=24, max_http_connections=24)
+    async with serving(FakeEngine(), peers=limits) as doors, AsyncExitStack() as stack:
+        host, _, port = doors.server.grpc_address.rpartition(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+        for _, writer in opened:
+            stack.callback(writer.close)
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+
+        async def hits() -> float:
+            return (await doors.metrics()).get(HIT % "max_connection_share", 0)
+
+        async with asyncio.timeout(15):
+            while await hits() < 8:
+                await asyncio.sleep(0.05)
+        health = pb.HealthCheckRequest()  # of a connection that was there before
+        assert (await doors.trtllm("HealthCheck", health, pb.HealthCheckResponse)).status == "OK"
+
+
+async def test_an_address_ends_its_own_http_connections() -> None:
+    limits = PeerLimits(max_http_connections=16)
+    async with serving(FakeEngine(), peers=limits) as doors, AsyncExitStack() as stack:
+        host, _, port = doors.server.http_address.rpartition(":")
+        for _ in range(12):
+            _, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+        assert (await doors.http("GET", "/live"))[0] == 200
+        samples = await doors.metrics()
+        assert samples[HIT % "max_connection_share"] >= 4
+        assert HIT % "max_http_connections" not in samples
