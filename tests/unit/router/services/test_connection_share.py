@@ -34,9 +34,9 @@ class Shares(RuleBasedStateMachine):
     @rule(peer=st.sampled_from("abc"))
     def connects(self, peer: str) -> None:
         self.made += 1
-        room = Counter(self.open.values())[peer] < MOST_EACH
-        assert self.share.add(self.made, peer) is room
-        if room:
+        may_stay = Counter(self.open.values())[peer] < MOST_EACH
+        assert self.share.add(self.made, peer) is may_stay
+        if may_stay:
             self.open[self.made] = peer
         else:
             self.refused += 1
