@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from ...router.config import KvRouterConfig
+from ...runtime.settings import bad_setting
 from ...workers.mocker import parse_speeds
 from ..traces import read_turns
 from .bounds import hit_rate_bounds
@@ -35,6 +36,12 @@ class Experiment:
         self._turns = read_turns(
             load.trace, trace_block_size=load.trace_block_size, limit=load.requests
         )
+        if config.search.capacity and not self._span_s() > 0:
+            text = (
+                f"the requests of {load.trace} all arrive at one time, so they have no rate that"
+                " could be raised: give them times to find a capacity"
+            )
+            raise bad_setting("capacity", text)
         self._bounds = hit_rate_bounds(
             [turn.request for turn in self._turns],
             block_size=config.block_size,
@@ -92,8 +99,12 @@ class Experiment:
 
     def _usual_rate(self) -> float:
         """Requests a second of the trace at its own speed."""
+        return len(self._turns) / self._span_s()
+
+    def _span_s(self) -> float:
+        """From the first arrival that the trace has a time for to the last."""
         times = [turn.request.timestamp_ms for turn in self._turns]
-        return len(times) / max((max(times) - min(times)) / 1e3, 1e-9)
+        return (max(times) - min(times)) / 1e3
 
     def _run(self, variant: PolicyVariant, seed: int, arrival_speedup: float) -> Result:
         config, load, trace = self.config, self.load, self.trace(seed)

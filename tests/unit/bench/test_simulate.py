@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.traces import SIZE, request
 
 from dynamo_router.bench.simulate import SimulateConfig, comparison_table, run
 from dynamo_router.bench.simulation.capacity import CapacityConfig
@@ -15,7 +16,7 @@ from dynamo_router.bench.simulation.experiment import Experiment, compare_polici
 from dynamo_router.bench.simulation.policies import PolicyVariant, parse_policies
 from dynamo_router.bench.simulation.published import LMetric
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
-from dynamo_router.bench.traces.trace import TraceError
+from dynamo_router.bench.traces.trace import TraceError, encode_request
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.settings import resolve
@@ -280,6 +281,17 @@ def test_capacity_is_a_rate_at_which_enough_answers_are_good(tmp_path: Path) -> 
     (there,) = simulate(tmp_path, **how, arrival_speedup=speedup)["runs"]
     (beyond,) = simulate(tmp_path, **how, arrival_speedup=1.1 * speedup)["runs"]
     assert there["goodput"]["relative"] >= 0.9 > beyond["goodput"]["relative"]
+
+
+def test_capacity_of_a_trace_with_one_timestamp_is_refused(tmp_path: Path) -> None:
+    """There is no rate to raise: to answer 0, or any other, would be made up."""
+    trace = tmp_path / "at_once.jsonl"
+    trace.write_bytes(b"".join(encode_request(request(5, [0, 10 + at])) for at in range(4)))
+    load = Load(trace=str(trace), trace_block_size=SIZE)
+    searched = SimulationConfig(search=CapacityConfig(capacity=True))
+    with pytest.raises(ConfigError, match="capacity: .*at_once.jsonl all arrive at one time"):
+        Experiment(searched, load, 2)
+    assert len(Experiment(SimulationConfig(), load, 2).trace(0)) == 4
 
 
 def test_without_events_the_router_predicts_what_is_cached(tmp_path: Path) -> None:
