@@ -161,7 +161,7 @@ def _parameter(spec: OptionSpec) -> click.Parameter:
     kind: Any = click.Choice(spec.choices) if spec.choices else spec.kind
     if spec.positional:
         count = -1 if spec.repeated else 1
-        required = spec.default is None
+        required = spec.default is None and not spec.optional
         return click.Argument([spec.name], type=kind, required=required, nargs=count)
     names = [spec.name]
     for flag in spec.flags:

@@ -4,6 +4,8 @@ Every cell of the grid is a fleet: its size, arrivals, caches, how late and how 
 events are, and perhaps something that the policy's model of it does not foresee. In each the policy
 runs beside Dynamo's cost at several scales, and other baselines, with the same seeds.
 The results are kept line by line, so that a grid that was interrupted goes on where it was.
+
+Without a trace it is the evaluation: on traffic and fleets that nothing was tuned on.
 """
 
 import json
@@ -15,6 +17,7 @@ from typing import Any
 
 from ..router.config import DYNAMO
 from ..runtime.settings import bad_setting, option
+from .evaluation import EvaluationConfig, run_evaluation
 from .results import Output, require_matplotlib
 from .simulation import (
     FIGURES,
@@ -36,13 +39,20 @@ from .traces import TRACE_BLOCK_SIZE
 
 BASE_WORKERS = 8
 NO_ERROR = "none"
+DEFAULT_SEEDS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridConfig:
     """What to compare where. Raises ConfigError, naming the key, on a bad value."""
 
-    trace: str = field(metadata={"help": "The trace, a JSON lines file.", "positional": True})
+    trace: str | None = field(
+        default=None,
+        metadata={
+            "help": "The trace, a JSON lines file; none with --report or --split.",
+            "positional": True,
+        },
+    )
     out: str = option("grid.jsonl", "Keep every run's figures in this file, and go on from it.")
     policy: str = option("forecast", "The policy under test.")
     scales: str = option("1,2,4,8,16,32,64", "prefill_load_scale values of Dynamo's cost.")
@@ -61,20 +71,32 @@ class GridConfig:
     capacity: bool = option(
         False, "Find the capacity as well: the highest rate at which 95 % meet the objective."
     )
-    seeds: int = option(4, "Runs of each policy in each cell.")
+    seeds: int | None = option(None, "Runs of each policy in each cell; not given: 4.")
     seed: int = option(0, "The first seed.")
     requests: int | None = option(None, "Only the trace's first N requests.")
     arrival_speedup: float = option(2.0, "How much faster the trace arrives at 8 workers.")
     num_gpu_blocks: int = option(8192, "KV-cache blocks of an engine.")
     block_size: int = option(64, "Tokens in a KV-cache block.")
     worker_speeds: str = option("1", "How fast each engine is, over and over.")
-    report: bool = option(False, "Run nothing: show what is kept.")
+    report: bool = option(
+        False,
+        "Without a trace: how the policy does on the report's traffic, fleets and model errors,"
+        " the worst first. With one: run nothing, show what is kept.",
+    )
+    evaluation: EvaluationConfig = field(
+        default_factory=EvaluationConfig, metadata={"inline": True}
+    )
     plot: str | None = option(None, "Draw the ratios into this PNG file.")
     json: str | None = option(None, 'Write the cells as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
+        if self.seeds is not None and self.seeds < 1:
             raise bad_setting("seeds", f"{self.seeds} must be at least 1")
+        if (self.trace is None) != (self.report or self.evaluation.split is not None):
+            if self.trace is None:
+                raise bad_setting("trace", "is needed, or --report, or --split")
+            if self.evaluation.split is not None:
+                raise bad_setting("split", "has traffic of its own: give no trace")
         for key in ("scales", "workers", "rates", "caches", "delays_ms", "losses"):
             if not all(value >= 0 for value in self.values(key)):
                 raise bad_setting(key, f"{getattr(self, key)!r}: none may be negative")
@@ -121,7 +143,8 @@ def run_grid(config: GridConfig, kept: Kept) -> Iterator[tuple[Cell, str, int, F
     """What is missing in `kept`, seed by seed, so that an interrupted grid has all cells."""
     scales = [f"{DYNAMO}:{scale:g}" for scale in config.values("scales")]
     names = [config.policy, *scales, *config.names("baselines")]
-    for seed, cell in product(range(config.seed, config.seed + config.seeds), cells(config)):
+    seeds = range(config.seed, config.seed + (config.seeds or DEFAULT_SEEDS))
+    for seed, cell in product(seeds, cells(config)):
         simulation = _simulation(config, cell)
         variants = parse_policies(
             ",".join(names),
@@ -155,6 +178,7 @@ def _simulation(config: GridConfig, cell: Cell) -> SimulationConfig:
 
 
 def _load(config: GridConfig, cell: Cell) -> Load:
+    assert config.trace is not None
     return Load(
         trace=config.trace,
         requests=config.requests,
@@ -164,6 +188,15 @@ def _load(config: GridConfig, cell: Cell) -> Load:
 
 def run(config: GridConfig) -> int:
     """The command: 0, or 130 on Ctrl-C."""
+    if config.trace is None:
+        return run_evaluation(
+            config.evaluation,
+            policy=config.policy,
+            seeds=config.seeds,
+            requests=config.requests,
+            capacity=config.capacity,
+            json=config.json,
+        )
     output = Output(config.json, width=200)
     if config.plot is not None:
         require_matplotlib()

@@ -17,6 +17,7 @@ from ..router.config import KvRouterConfig
 from ..router.serve_config import ServeConfig
 from ..runtime.errors import ConfigError
 from ..runtime.settings import bad_setting, option, options_of, resolve
+from .evaluation import require_tunable
 from .results import Output, format_number, new_table
 from .simulation import (
     DEFAULT_WORKERS,
@@ -148,6 +149,7 @@ class Sweep:
         if config.objective == "capacity":
             simulation = replace(simulation, search=replace(simulation.search, capacity=True))
         self._experiment = Experiment(simulation, Load.of(config), config.workers)
+        require_tunable(config.trace, self._experiment.trace(config.seed).requests)
         self._base = replace(
             config.simulation.router(),
             block_size=config.simulation.block_size,

@@ -3,6 +3,7 @@
 Entered by every command and room of bench; knows none of them.
 """
 
+from .confidence import bootstrap_interval, geometric_mean, ratio_interval
 from .environment import describe_environment, pin_to_core, unpin
 from .objectives import Goodput, ObjectiveConfig
 from .output import Output, format_number, new_table, write_json
@@ -16,12 +17,15 @@ __all__ = [
     "Output",
     "Run",
     "Summary",
+    "bootstrap_interval",
     "describe_environment",
     "format_number",
+    "geometric_mean",
     "new_table",
     "percentiles",
     "pin_to_core",
     "prepare_plots",
+    "ratio_interval",
     "require_matplotlib",
     "runs_content",
     "runs_table",

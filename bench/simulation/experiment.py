@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from ...router.config import KvRouterConfig
-from ...runtime.settings import bad_setting
 from ...workers.mocker import parse_speeds
 from ..traces import read_turns
 from .bounds import hit_rate_bounds
@@ -17,6 +16,9 @@ from .prepared_trace import SimulatedTrace
 from .request_log import RequestLog
 from .simulated_run import SimulatedRun, summarise_run
 from .simulation import FleetSpec, Simulation
+
+EVEN_RATE = 1.0
+"""Requests a second, at speed-up 1, of a trace that has no rate of its own when one is needed."""
 
 
 class Result(NamedTuple):
@@ -36,12 +38,6 @@ class Experiment:
         self._turns = read_turns(
             load.trace, trace_block_size=load.trace_block_size, limit=load.requests
         )
-        if config.search.capacity and not self._span_s() > 0:
-            text = (
-                f"the requests of {load.trace} all arrive at one time, so they have no rate that"
-                " could be raised: give them times to find a capacity"
-            )
-            raise bad_setting("capacity", text)
         self._bounds = hit_rate_bounds(
             [turn.request for turn in self._turns],
             block_size=config.block_size,
@@ -76,11 +72,14 @@ class Experiment:
         found = self._run(variant, seed, load.arrival_speedup)
         run = found.run
         if search.capacity:
-            tried = {load.arrival_speedup: run.goodput.relative or 0.0}
+            tried = {}
+            if self._span_s() > 0:
+                tried[load.arrival_speedup] = run.goodput.relative or 0.0
 
             def share_at(speedup: float) -> float:
                 if speedup not in tried:
-                    goodput = self._run(variant, seed, speedup).run.goodput
+                    evenly = not self._span_s() > 0
+                    goodput = self._run(variant, seed, speedup, evenly=evenly).run.goodput
                     tried[speedup] = goodput.relative or 0.0
                 return tried[speedup]
 
@@ -98,19 +97,27 @@ class Experiment:
         return found._replace(run=run, cpu_s=time.process_time() - started)
 
     def _usual_rate(self) -> float:
-        """Requests a second of the trace at its own speed."""
-        return len(self._turns) / self._span_s()
+        """Requests a second of the trace at its own speed.
+
+        Where all come at one time they have no rate: a search then sends them evenly apart.
+        """
+        span_s = self._span_s()
+        return len(self._turns) / span_s if span_s > 0 else EVEN_RATE
 
     def _span_s(self) -> float:
         """From the first arrival that the trace has a time for to the last."""
         times = [turn.request.timestamp_ms for turn in self._turns]
         return (max(times) - min(times)) / 1e3
 
-    def _run(self, variant: PolicyVariant, seed: int, arrival_speedup: float) -> Result:
+    def _run(
+        self, variant: PolicyVariant, seed: int, arrival_speedup: float, *, evenly: bool = False
+    ) -> Result:
         config, load, trace = self.config, self.load, self.trace(seed)
         started = time.process_time()
         if arrival_speedup != load.arrival_speedup:
             trace = trace.sped_up(arrival_speedup)
+        if evenly:
+            trace = trace.evenly_apart(1 / (EVEN_RATE * arrival_speedup))
         fleet = FleetSpec(
             workers=self.workers,
             engine=config.engine_config(),

@@ -4,6 +4,8 @@ kv                     the default policy of mode kv
 dynamo:SCALE           mode kv with Dynamo's cost at that prefill_load_scale
 dynamo:SCALE+queue     the same with its queue: threshold 0, the shortest prompt first (wspt)
 lmetric, llm-d, preble what others have published: see published.py
+llm-d:P:Q:M            with these weights of prefix, queue and memory
+preble:BALANCE         with another load over the least, above which no prefix is followed
 forecast, or the name of a policy that an installed package offers
 round-robin, random, least-loaded, power-of-two
 prefix-hash:BLOCKS     by the hash of the prompt's first blocks (of the trace: 512 tokens)
@@ -26,10 +28,11 @@ from .published import LlmD, LMetric, Preble
 LOAD_MODES = ("round-robin", "random", "least-loaded", "power-of-two")
 CHWBL_BLOCKS = 2
 WITH_QUEUE = "+queue"
-PUBLISHED: Mapping[str, Callable[[], Policy]] = {
-    "lmetric": LMetric,
-    "llm-d": LlmD,
-    "preble": Preble,
+# By name: the policy, and how many numbers its variants are told.
+PUBLISHED: Mapping[str, tuple[Callable[..., Policy], int]] = {
+    "lmetric": (LMetric, 0),
+    "llm-d": (LlmD, 3),
+    "preble": (Preble, 1),
 }
 
 
@@ -74,8 +77,12 @@ def _parse(name: str, base: KvRouterConfig, trace_block_size: int) -> PolicyVari
         if name == "kv":
             config = replace(base, mode="kv")
             return PolicyVariant("kv", config.policy_name, config)
-        if name in PUBLISHED:
-            return PolicyVariant(name, name, base, PUBLISHED[name])
+        if kind in PUBLISHED and len(values) in (0, PUBLISHED[kind][1]):
+            published, numbers = PUBLISHED[kind][0], tuple(map(float, values))
+            if not all(0 <= each < math.inf for each in numbers):
+                raise ValueError("its numbers must be finite and at least 0")
+            policy = ":".join((kind, *(f"{each:g}" for each in numbers)))
+            return PolicyVariant(kind, policy, base, lambda: published(*numbers))
         if kind == DYNAMO and len(values) == 1:
             queued = values[0].endswith(WITH_QUEUE)
             config = replace(

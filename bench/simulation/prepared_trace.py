@@ -62,6 +62,14 @@ class SimulatedTrace:
         other._set_times(arrival_speedup)
         return other
 
+    def evenly_apart(self, gap_s: float) -> Self:
+        """The same requests, each this long after the one before; turns follow as they do."""
+        other = copy(self)
+        other.arrivals_s = self.arrivals_s.copy()
+        firsts = ~np.isnan(other.arrivals_s)
+        other.arrivals_s[firsts] = gap_s * np.arange(int(firsts.sum()))
+        return other
+
     def __len__(self) -> int:
         return len(self.requests)
 

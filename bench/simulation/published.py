@@ -50,7 +50,13 @@ class LlmD(Policy):
     anywhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        prefix: float = LLM_D_PREFIX,
+        queue: float = LLM_D_QUEUE,
+        memory: float = LLM_D_MEMORY,
+    ) -> None:
+        self._weights = prefix, queue, memory
         self._blocks: dict[int, int] = {}
 
     def on_worker(self, number: int, entry: WorkerEntry) -> None:
@@ -66,7 +72,8 @@ class LlmD(Policy):
         told = np.array([self._blocks.get(number, 0) for number in range(count)], np.float64)
         total = np.where(told > 0, told, max(1.0, float(used.max(initial=1.0))))
         memory = 1.0 - np.minimum(1.0, used / total)
-        scores = LLM_D_PREFIX * prefix + LLM_D_QUEUE * queue + LLM_D_MEMORY * memory
+        of_prefix, of_queue, of_memory = self._weights
+        scores = of_prefix * prefix + of_queue * queue + of_memory * memory
         return np.where(eligible, -scores, np.inf)
 
 
@@ -80,7 +87,8 @@ class Preble(Policy):
     The paper's third term, what is evicted for it, is left out: routers are not told.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, balance: float = PREBLE_BALANCE) -> None:
+        self._balance = balance
         self._recent: deque[tuple[float, int, float]] = deque()  # time, worker number, tokens
         self._load: dict[int, float] = {}
         self._running: dict[str, int] = {}  # worker number by request id
@@ -97,7 +105,7 @@ class Preble(Policy):
         if candidates.isl - least <= least:
             return costs
         longest = eligible & (uncached == least)
-        balanced = longest & (load <= PREBLE_BALANCE * float(load[eligible].min()) + candidates.isl)
+        balanced = longest & (load <= self._balance * float(load[eligible].min()) + candidates.isl)
         return np.where(balanced, load, np.inf) if balanced.any() else costs
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:

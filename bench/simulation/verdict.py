@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from rich.table import Table
 
 from ..results import format_number, new_table, save_figure
 from .cells import Cell, Figures, Kept
+from .comparison import compare_figure
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,14 @@ def _judge_cell(
     def own(key: str) -> float:
         return mean(run[key] for run in mine)
 
-    def best(key: str, pick: Any = min) -> float:
-        return float(pick(mean(run[key] for run in runs) for runs in rivals.values()))
+    def best(key: str) -> float:
+        found = compare_figure(key, mine, rivals)
+        assert found is not None, key
+        return found.best
 
-    def ratio(key: str, pick: Any) -> float | None:
-        """None unless all of them have the figure."""
-        everybody = [*mine, *(run for runs in rivals.values() for run in runs)]
-        if not all(key in run for run in everybody) or not best(key, pick) > 0:
-            return None
-        return own(key) / best(key, pick)
+    def ratio(key: str) -> float | None:
+        found = compare_figure(key, mine, rivals)
+        return None if found is None else found.ratio
 
     def shares(value: Callable[[str], float]) -> dict[str, float | None]:
         known = all("goodput_relative" in run for run in mine) and all(
@@ -108,16 +107,16 @@ def _judge_cell(
         ttft_p99_ratio=own("ttft_p99") / best("ttft_p99"),
         e2e_ratio=own("e2e") / best("e2e"),
         of_pooled=own("of_pooled"),
-        best_of_pooled=best("of_pooled", max),
+        best_of_pooled=best("of_pooled"),
         balance=own("balance"),
         best_balance=best("balance"),
         failed=own("rejected") + own("errors"),
         goodput=shares(own),
-        best_goodput=shares(lambda key: best(key, max)),
-        goodput_ratio=ratio("goodput_relative", max),
-        engine_s_ratio=ratio("engine_s_per_1000_good", min),
+        best_goodput=shares(best),
+        goodput_ratio=ratio("goodput_relative"),
+        engine_s_ratio=ratio("engine_s_per_1000_good"),
         capacity=own("capacity") if all("capacity" in run for run in mine) else None,
-        capacity_ratio=ratio("capacity", max),
+        capacity_ratio=ratio("capacity"),
     )
 
 

@@ -6,6 +6,7 @@ Entered by the commands `synthesize`, `analyze`, `fidelity` and `demo`, and by t
 from .markov import WINDOW
 from .sample import KINDS, SAMPLE_TRACE, ModelKind, sample_traffic, synthesize
 from .scaling import Scaling
+from .streams import Stream, Streams
 from .trace_model import TraceModel, describe_model, is_model, learn_model, load_model, save_model
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "ModelKind",
     "SAMPLE_TRACE",
     "Scaling",
+    "Stream",
+    "Streams",
     "TraceModel",
     "WINDOW",
     "describe_model",

@@ -190,6 +190,10 @@ def test_a_run_that_served_nobody_fails(tmp_path: Path) -> None:
         "dynamo:+queue",
         "dynamo:4+wait",
         "lmetric:2",
+        "llm-d:1",
+        "llm-d:1:2:-1",
+        "preble:inf",
+        "preble:x",
     ],
 )
 def test_a_name_of_no_policy_is_refused(name: str) -> None:
@@ -283,15 +287,23 @@ def test_capacity_is_a_rate_at_which_enough_answers_are_good(tmp_path: Path) -> 
     assert there["goodput"]["relative"] >= 0.9 > beyond["goodput"]["relative"]
 
 
-def test_capacity_of_a_trace_with_one_timestamp_is_refused(tmp_path: Path) -> None:
-    """There is no rate to raise: to answer 0, or any other, would be made up."""
-    trace = tmp_path / "at_once.jsonl"
-    trace.write_bytes(b"".join(encode_request(request(5, [0, 10 + at])) for at in range(4)))
-    load = Load(trace=str(trace), trace_block_size=SIZE)
-    searched = SimulationConfig(search=CapacityConfig(capacity=True))
-    with pytest.raises(ConfigError, match="capacity: .*at_once.jsonl all arrive at one time"):
-        Experiment(searched, load, 2)
-    assert len(Experiment(SimulationConfig(), load, 2).trace(0)) == 4
+def test_capacity_of_a_trace_with_one_timestamp_is_that_of_even_arrivals(tmp_path: Path) -> None:
+    """Speeding it up changes nothing: the search answered 0, or a rate that meant nothing."""
+    at_once, even = tmp_path / "at_once.jsonl", tmp_path / "even.jsonl"
+    prompts = [list(range(1000 * n, 1000 * n + 400)) for n in range(40)]
+    for path, gap_ms in ((at_once, 0), (even, 1000)):
+        made = [request(gap_ms * n, prompt, output=20) for n, prompt in enumerate(prompts)]
+        path.write_bytes(b"".join(map(encode_request, made)))
+    searched = CapacityConfig(capacity=True, capacity_precision=0.1)
+    how: dict[str, Any] = {"compare": "round-robin", "requests": 40, "trace_block_size": SIZE}
+    runs = [
+        simulate(tmp_path, trace=str(path), **how, search=searched)["runs"][0]
+        for path in (at_once, even)
+    ]
+    assert runs[0]["goodput"]["relative"] < 0.95, "all at once they are too many"
+    speedups = [run["details"]["capacity_speedup"] for run in runs]
+    assert speedups[0] == speedups[1] > 1
+    assert runs[0]["capacity"] == pytest.approx(runs[1]["capacity"], rel=0.03)
 
 
 def test_without_events_the_router_predicts_what_is_cached(tmp_path: Path) -> None:

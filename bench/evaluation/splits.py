@@ -1,0 +1,199 @@
+"""What policies are evaluated on: families of traffic, fleets, model errors and seeds, in splits.
+
+Chosen once, before tuning, and held apart: `train` is there to tune on, `validate` to decide
+between what was tuned, `report` to tell how good it is. No seed and no value of any parameter is in
+two splits; a test holds that. Whoever tunes asks `tuning_split`, which refuses the report.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...runtime.settings import bad_setting
+from ..traces import TraceRequest
+from ..traffic import Bursts, TrafficSpec
+
+TRAIN, VALIDATE, REPORT = SPLIT_NAMES = ("train", "validate", "report")
+TUNABLE = (TRAIN, VALIDATE)
+
+# By family and parameter: the values of train, validate and report. Lengths in tokens, times in s.
+FAMILIES: Mapping[str, Mapping[str, tuple[Any, Any, Any]]] = {
+    "conversation": {
+        "rate": (6.2, 6.6, 4.8),
+        "prefixes": (6, 9, 4),
+        "popularity": (0.8, 1.0, 0.6),
+        "prefix_tokens": (1300, 700, 1900),
+        "prefix_spread": (0.3, 0.5, 0.4),
+        "turns": (4.0, 3.4, 4.6),
+        "user_tokens": (380, 450, 320),
+        "user_spread": (1.0, 0.9, 1.1),
+        "output_tokens": (260, 230, 290),
+        "output_spread": (0.7, 0.8, 0.75),
+        "pause_s": (30.0, 24.0, 40.0),
+        "pause_spread": (0.9, 1.0, 0.8),
+    },
+    "agents": {
+        "rate": (3.4, 3.7, 3.0),
+        "prefixes": (3, 5, 4),
+        "popularity": (0.5, 0.9, 0.7),
+        "prefix_tokens": (6000, 4500, 7500),
+        "prefix_spread": (0.25, 0.35, 0.3),
+        "turns": (9.0, 7.5, 11.0),
+        "user_tokens": (900, 1100, 750),
+        "user_spread": (1.1, 1.0, 1.2),
+        "output_tokens": (90, 120, 75),
+        "output_spread": (0.8, 0.7, 0.9),
+        "pause_s": (1.5, 2.2, 1.0),
+        "pause_spread": (0.8, 0.9, 1.0),
+        "forks": (0.03, 0.04, 0.025),
+    },
+    "documents": {
+        "rate": (3.6, 4.0, 2.5),
+        "prefixes": (160, 220, 120),
+        "popularity": (0.9, 0.8, 1.0),
+        "prefix_tokens": (9000, 7000, 11_000),
+        "prefix_spread": (0.6, 0.7, 0.5),
+        "turns": (2.4, 3.0, 2.0),
+        "user_tokens": (90, 60, 120),
+        "user_spread": (0.6, 0.7, 0.5),
+        "output_tokens": (170, 140, 200),
+        "output_spread": (0.6, 0.5, 0.7),
+        "pause_s": (20.0, 14.0, 27.0),
+        "pause_spread": (0.8, 0.7, 0.9),
+    },
+    "batch": {
+        "rate": (4.6, 5.2, 4.0),
+        "prefixes": (12, 20, 8),
+        "popularity": (0.4, 0.2, 0.6),
+        "prefix_tokens": (1800, 1200, 2600),
+        "prefix_spread": (0.4, 0.5, 0.3),
+        "turns": (1.0, 1.05, 1.02),
+        "user_tokens": (1200, 900, 1600),
+        "user_spread": (0.6, 0.7, 0.5),
+        "output_tokens": (220, 180, 150),
+        "output_spread": (0.5, 0.6, 0.4),
+        "pause_s": (5.0, 6.0, 7.0),
+        "pause_spread": (0.5, 0.6, 0.7),
+        "job_requests": (12.0, 9.0, 16.0),
+    },
+    "bursts": {
+        "rate": (7.0, 7.6, 6.4),
+        "prefixes": (5, 7, 10),
+        "popularity": (0.8, 0.6, 1.0),
+        "prefix_tokens": (900, 1500, 1100),
+        "prefix_spread": (0.3, 0.4, 0.5),
+        "turns": (2.4, 1.9, 3.0),
+        "user_tokens": (500, 650, 420),
+        "user_spread": (0.9, 0.8, 1.0),
+        "output_tokens": (180, 150, 210),
+        "output_spread": (0.7, 0.6, 0.8),
+        "pause_s": (12.0, 16.0, 9.0),
+        "pause_spread": (0.8, 0.9, 0.7),
+        "bursts": (Bursts(factor=4, on_s=9, period_s=60), Bursts(factor=3, on_s=12, period_s=45),
+                   Bursts(factor=5, on_s=8, period_s=50)),
+    },
+    "tenants": {
+        "rate": (6.6, 5.6, 6.0),
+        "prefixes": (40, 25, 60),
+        "popularity": (1.1, 0.9, 1.0),
+        "prefix_tokens": (4000, 5500, 3000),
+        "prefix_spread": (0.6, 0.5, 0.7),
+        "turns": (1.6, 1.4, 1.9),
+        "user_tokens": (260, 350, 200),
+        "user_spread": (0.8, 0.9, 1.0),
+        "output_tokens": (200, 170, 230),
+        "output_spread": (0.6, 0.7, 0.8),
+        "pause_s": (15.0, 20.0, 11.0),
+        "pause_spread": (0.7, 0.8, 0.9),
+    },
+}  # fmt: skip
+NO_HISTORY = ("documents",)  # a question about a document does not repeat those before it
+
+
+class FleetSize(NamedTuple):
+    """Engines, the KV-cache blocks of each, and the load in parts of a family's rate."""
+
+    workers: int
+    num_gpu_blocks: int
+    load: float
+
+    def __str__(self) -> str:
+        return f"{self.workers} x {self.num_gpu_blocks} blocks, load {self.load:g}"
+
+
+# The first is where model errors are tried and capacity is looked for.
+FLEETS: Mapping[str, tuple[FleetSize, ...]] = {
+    TRAIN: (FleetSize(4, 4096, 0.72), FleetSize(8, 8192, 1.0)),
+    VALIDATE: (FleetSize(3, 5120, 0.8), FleetSize(10, 3072, 0.6)),
+    REPORT: (FleetSize(5, 3584, 0.68), FleetSize(12, 6144, 1.05)),
+}
+# What a fleet has that a policy's model of it does not: settings of the simulation.
+ERRORS: Mapping[str, Mapping[str, tuple[Any, Any, Any]]] = {
+    "attention": {"attention_us_per_ktoken2": (350.0, 700.0, 500.0)},
+    "late-events": {"event_delay_ms": (20_000.0, 90_000.0, 60_000.0)},
+    "no-events": {"kv_events": (False, False, False)},
+    "slow-worker": {"worker_speeds": ("1,1,0.5,1", "0.4,1,1", "1,0.33,1,1,1")},
+    "untold-facts": {
+        "engine_facts": (False, False, False),
+        "max_num_batched_tokens": (4096, 3072, 2048),
+        "num_gpu_blocks": (3072, 2560, 2048),
+    },
+}
+SEEDS: Mapping[str, tuple[int, ...]] = {
+    TRAIN: (101, 102, 103, 104),
+    VALIDATE: (201, 202, 203, 204),
+    REPORT: (301, 302, 303, 304),
+}
+# Block ids of a split's traffic begin here, so that a file of it tells where it comes from.
+FIRST_IDS: Mapping[str, int] = {TRAIN: 1 << 60, VALIDATE: 1 << 61, REPORT: 1 << 62}
+
+
+@dataclass(frozen=True)
+class Split:
+    """One of the splits, as what it is run from."""
+
+    name: str
+    seeds: tuple[int, ...]
+    fleets: tuple[FleetSize, ...]
+    traffic: Mapping[str, TrafficSpec]
+    errors: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def first_id(self) -> int:
+        """The lowest block id of its traffic."""
+        return FIRST_IDS[self.name]
+
+
+def split_of(name: str) -> Split:
+    """The split of this name; ConfigError if there is none."""
+    if name not in SPLIT_NAMES:
+        raise bad_setting("split", f"{name!r} is none of {', '.join(SPLIT_NAMES)}")
+    place = SPLIT_NAMES.index(name)
+    traffic = {
+        family: TrafficSpec(
+            family=family,
+            history=family not in NO_HISTORY,
+            **{key: values[place] for key, values in parameters.items()},
+        )
+        for family, parameters in FAMILIES.items()
+    }
+    errors = {
+        kind: {key: values[place] for key, values in settings.items()}
+        for kind, settings in ERRORS.items()
+    }
+    return Split(name, SEEDS[name], FLEETS[name], traffic, errors)
+
+
+def tuning_split(name: str) -> Split:
+    """The split of this name, for whoever tunes; ConfigError for the report's."""
+    if name not in TUNABLE:
+        raise bad_setting("split", f"{name!r} is not for tuning: {' and '.join(TUNABLE)} are")
+    return split_of(name)
+
+
+def require_tunable(source: str, requests: Iterable[TraceRequest]) -> None:
+    """ConfigError if any of the requests is the report's traffic, in whatever file it stands."""
+    low = FIRST_IDS[REPORT]
+    if any(low <= each < 2 * low for request in requests for each in request.hash_ids[-1:]):
+        text = f"{source} is traffic of the report: to tune on it would make the report worthless"
+        raise bad_setting("trace", text)

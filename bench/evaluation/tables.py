@@ -1,0 +1,120 @@
+"""An evaluation as tables, the worst cell first, and as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from ..results import format_number, new_table
+from .cells import EvaluationCell
+from .verdict import COMPARED, CellVerdict, FigureSummary, summarise_figure
+
+HOW_TO_READ = (
+    "Ratios are the policy's mean over that of the best baseline, for each figure and cell the one"
+    " of all variants that is best there. Above 1 is a gain in goodput and capacity, below 1 in"
+    " all else. Goodput is by the relative objective; below 0.05 it counts as 0.05. In brackets:"
+    " 95 % intervals, Student's t over paired seeds in a cell (seeds draw the traffic), a two-level"
+    " bootstrap over cells and seeds for geometric means."
+)
+
+
+def cells_table(verdicts: Sequence[CellVerdict], policy: str) -> Table:
+    """A row for each cell, in the order given, with the baseline that is best at the worst."""
+    table = new_table("cell", "worst at", title=f"{policy}, worst cells first")
+    shown = [key for key in COMPARED if any(key in each.figures for each in verdicts)]
+    for key in shown:
+        table.add_column(COMPARED[key], justify="right", no_wrap=True)
+    for heading in ("goodput", "TTFT ms", "failed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in verdicts:
+        worst = each.worst_figure
+        rival = each.figures[worst].rival if worst in each.figures else "-"
+        table.add_row(
+            str(each.cell),
+            f"{COMPARED[worst]}, {rival}",
+            *(_ratio(each, key, interval=key == worst) for key in shown),
+            f"{_beside(each, 'goodput_relative', 3)}",
+            f"{_beside(each, 'ttft', 0)}",
+            format_number(each.failed, 0),
+        )
+    return table
+
+
+def summary_table(verdicts: Sequence[CellVerdict], title: str) -> Table:
+    """A row for each figure: the worst cell, the median one, the best, and the geometric mean."""
+    table = new_table("figure", title=title)
+    for heading in ("worst", "median", "best", "geometric mean", "cells", "worst cell"):
+        table.add_column(heading, justify="left" if heading == "worst cell" else "right")
+    for key, name in COMPARED.items():
+        found = summarise_figure(key, verdicts)
+        if found is not None:
+            table.add_row(
+                name,
+                *(f"{value:.3f}" for value in (found.worst, found.median, found.best)),
+                f"{found.geometric_mean:.3f} ({found.low:.3f} to {found.high:.3f})",
+                str(found.cells),
+                str(found.worst_cell),
+            )
+    return table
+
+
+def groups_table(verdicts: Sequence[CellVerdict]) -> Table:
+    """Geometric means by family where the model is right, and by kind of model error."""
+    table = new_table("cells", title="geometric means")
+    for name in COMPARED.values():
+        table.add_column(name, justify="right")
+    groups: dict[str, list[CellVerdict]] = {}
+    for each in verdicts:
+        groups.setdefault(each.cell.error or each.cell.family, []).append(each)
+    for name, members in groups.items():
+        found = [summarise_figure(key, members) for key in COMPARED]
+        table.add_row(name, *("-" if s is None else f"{s.geometric_mean:.3f}" for s in found))
+    return table
+
+
+def evaluation_content(verdicts: Sequence[CellVerdict]) -> dict[str, Any]:
+    """For JSON: the summary of every figure, and every cell with every figure, worst first."""
+    return {
+        "summary": {
+            key: _summary_content(found)
+            for key in COMPARED
+            if (found := summarise_figure(key, verdicts)) is not None
+        },
+        "cells": [
+            {
+                "cell": cell_content(each.cell),
+                "seeds": list(each.seeds),
+                "worst_figure": each.worst_figure,
+                "behind": each.behind,
+                "failed": each.failed,
+                "figures": {key: found._asdict() for key, found in each.figures.items()},
+            }
+            for each in verdicts
+        ],
+    }
+
+
+def cell_content(cell: EvaluationCell) -> dict[str, Any]:
+    """A cell, flat."""
+    return {"family": cell.family, **cell.fleet._asdict(), "error": cell.error}
+
+
+def _summary_content(found: FigureSummary) -> dict[str, Any]:
+    cells = {key: cell_content(getattr(found, key)) for key in ("worst_cell", "best_cell")}
+    return {**found._asdict(), **cells}
+
+
+def _ratio(verdict: CellVerdict, key: str, *, interval: bool) -> str:
+    found = verdict.figures.get(key)
+    if found is None or found.ratio is None:
+        return "-"
+    if not interval or found.low is None or found.high is None:
+        return f"{found.ratio:.3f}"
+    return f"{found.ratio:.3f} ({found.low:.3f}-{found.high:.3f})"
+
+
+def _beside(verdict: CellVerdict, key: str, digits: int) -> str:
+    found = verdict.figures.get(key)
+    if found is None:
+        return "-"
+    return f"{format_number(found.own, digits)} / {format_number(found.best, digits)}"

@@ -1,0 +1,165 @@
+"""Makes requests from a TrafficSpec: sessions that open, take turns, share what they begin with.
+
+Arrivals are open loop: a turn comes when the answer before it would be over on an engine that
+takes ANSWER_TOKEN_S a token, so that every policy gets the same requests at the same times.
+"""
+
+import math
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import accumulate
+from statistics import NormalDist
+from typing import NamedTuple
+
+from ..synthesizer import Stream, Streams
+from ..traces import TraceRequest
+from .spec import TrafficSpec
+
+TRAFFIC_BLOCK_SIZE = 64
+"""Tokens that an id stands for: short prompts share little of blocks that are longer."""
+ANSWER_TOKEN_S = 0.015
+WARM_UP_SESSIONS = 3  # mean session lengths before the first request that is kept
+_NORMAL = NormalDist()
+
+
+class _Turn(NamedTuple):
+    """A turn to come, ordered by time. The prompt before it had `tokens`, `ids` its full blocks."""
+
+    time_s: float
+    order: int
+    ids: tuple[int, ...]
+    tokens: int  # of the prompt it carries on from, with the answer to that
+    base_ids: tuple[int, ...]  # of the shared beginning
+    base_tokens: int
+
+
+def generate_traffic(
+    spec: TrafficSpec, requests: int, *, rate: float, seed: int, first_id: int = 0
+) -> list[TraceRequest]:
+    """So many requests at `rate` a second in the mean, ascending by time from 0 ms.
+
+    The trace has blocks of TRAFFIC_BLOCK_SIZE, with ids from `first_id` on. Equal arguments give
+    equal requests. Sessions have been under way for some time when the first request comes.
+    """
+    if requests < 1 or not rate > 0:
+        raise ValueError(f"cannot make {requests} requests at {rate} a second")
+    walker = _Sessions(spec, rate, Streams(seed), first_id)
+    made: list[TraceRequest] = []
+    begin = None
+    for time_s, length, output, ids in walker.turns():
+        if time_s < walker.warm_up_s:
+            continue
+        begin = time_s if begin is None else begin
+        made.append(TraceRequest(round((time_s - begin) * 1e3), length, output, ids))
+        if len(made) == requests:
+            break
+    return made
+
+
+class _Sessions:
+    def __init__(self, spec: TrafficSpec, rate: float, streams: Streams, first_id: int) -> None:
+        self._spec = spec
+        self._next_id = first_id
+        self._order = 0
+        self._pending: list[_Turn] = []
+        self._arrivals, self._choice = streams["arrivals"], streams["prefixes"]
+        self._lengths, self._outputs = streams["lengths"], streams["outputs"]
+        self._pauses, self._sizes = streams["pauses"], streams["sizes"]
+        weights = [(place + 1) ** -spec.popularity for place in range(spec.prefixes)]
+        self._shares = [part / sum(weights) for part in accumulate(weights)]
+        lengths = streams["prefix lengths"]
+        self._prefixes: list[tuple[tuple[int, ...], int]] = []
+        for _ in range(spec.prefixes):
+            tokens = _lognormal(lengths, spec.prefix_tokens, spec.prefix_spread)
+            tokens = min(tokens, spec.max_prompt_tokens // 2)
+            self._prefixes.append((self._fresh(tokens // TRAFFIC_BLOCK_SIZE), tokens))
+        # A side session has as many turns as any other, and side sessions of its own.
+        per_session = spec.turns / (1 - spec.forks * spec.turns)
+        self._opening_rate = rate / per_session / spec.job_requests
+        answer_s = spec.output_tokens * ANSWER_TOKEN_S
+        self.warm_up_s = WARM_UP_SESSIONS * spec.turns * (spec.pause_s + answer_s)
+
+    def turns(self) -> Iterator[tuple[float, int, int, tuple[int, ...]]]:
+        """Time, prompt length, output length and ids of every request, by time, for ever."""
+        for opening_s in self._openings():
+            while self._pending and self._pending[0].time_s <= opening_s:
+                found = self._take(heappop(self._pending))
+                if found is not None:
+                    yield found
+            ids, tokens = self._prefixes[self._prefix()]
+            for _ in range(self._geometric(self._spec.job_requests)):
+                self._add(opening_s, ids, tokens, ids, tokens)
+
+    def _openings(self) -> Iterator[float]:
+        """Times at which sessions open; within bursts more often than between them."""
+        now, bursts, stream = 0.0, self._spec.bursts, self._arrivals
+        peak = self._opening_rate * (bursts.factor if bursts else 1.0)
+        while True:
+            now -= math.log(1 - stream.random()) / peak
+            if bursts is not None and now % bursts.period_s >= bursts.on_s:
+                rest = bursts.period_s - bursts.on_s
+                between = (bursts.period_s - bursts.factor * bursts.on_s) / rest
+                if stream.random() >= between / bursts.factor:
+                    continue
+            yield now
+
+    def _take(self, turn: _Turn) -> tuple[float, int, int, tuple[int, ...]] | None:
+        """The request of a turn, None where it would be too long; what follows it is pending."""
+        spec = self._spec
+        length = turn.tokens + _lognormal(self._lengths, spec.user_tokens, spec.user_spread)
+        if length > spec.max_prompt_tokens:
+            return None
+        blocks = -(-length // TRAFFIC_BLOCK_SIZE)
+        ids = (*turn.ids, *self._fresh(blocks - len(turn.ids)))
+        output = _lognormal(self._outputs, spec.output_tokens, spec.output_spread)
+        if spec.history:
+            carried, tokens = ids[: length // TRAFFIC_BLOCK_SIZE], length + output
+        else:
+            carried, tokens = turn.base_ids, turn.base_tokens
+        over_s = turn.time_s + output * ANSWER_TOKEN_S
+        followers = int(self._sizes.random() < 1 - 1 / spec.turns)
+        followers += int(spec.forks > 0 and self._sizes.random() < spec.forks)
+        for _ in range(followers):
+            pause_s = spec.pause_s * _spread(self._pauses, spec.pause_spread)
+            self._add(over_s + pause_s, carried, tokens, turn.base_ids, turn.base_tokens)
+        return turn.time_s, length, output, ids
+
+    def _add(
+        self,
+        time_s: float,
+        ids: tuple[int, ...],
+        tokens: int,
+        base_ids: tuple[int, ...],
+        base_tokens: int,
+    ) -> None:
+        self._order += 1
+        turn = _Turn(time_s, self._order, ids, tokens, base_ids, base_tokens)
+        heappush(self._pending, turn)
+
+    def _prefix(self) -> int:
+        at = self._choice.random()
+        return next(
+            (place for place, share in enumerate(self._shares) if at < share), len(self._shares) - 1
+        )
+
+    def _geometric(self, mean: float) -> int:
+        """At least 1, with this mean."""
+        if mean == 1:
+            return 1
+        return 1 + int(math.log(1 - self._sizes.random()) / math.log(1 - 1 / mean))
+
+    def _fresh(self, count: int) -> tuple[int, ...]:
+        start = self._next_id
+        self._next_id += count
+        return tuple(range(start, start + count))
+
+
+def _spread(stream: Stream, spread: float) -> float:
+    """A lognormal factor with a mean of 1."""
+    share = min(max(stream.random(), 1e-12), 1 - 1e-12)
+    return math.exp(spread * _NORMAL.inv_cdf(share) - spread * spread / 2)
+
+
+def _lognormal(stream: Stream, mean: float, spread: float) -> int:
+    """A length of at least 1 with about this mean."""
+    return max(1, round(mean * _spread(stream, spread)))

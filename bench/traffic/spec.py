@@ -1,0 +1,77 @@
+"""The parameters of generated traffic: what sessions are like, and how they come."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bursts:
+    """Sessions open `factor` times as often during the first `on_s` of every `period_s`.
+
+    The mean rate stays: between bursts they open less often.
+    """
+
+    factor: float
+    on_s: float
+    period_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.factor > 1 and 0 < self.on_s < self.period_s):
+            raise ValueError(f"bursts need a factor above 1 and 0 < on_s < period_s: {self}")
+        if self.factor * self.on_s > self.period_s:
+            raise ValueError(f"bursts hold more than all requests: {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficSpec:
+    """One kind of traffic. Lengths are means in tokens, times means in seconds.
+
+    A session begins with one of `prefixes` shared beginnings (a system prompt, a tool list, a
+    document), the k-th most popular drawn with a weight of k ** -popularity; their lengths are
+    lognormal. It has a geometric number of turns. Each adds `user_tokens` to the prompt, and gets
+    `output_tokens`; lognormal with the given spreads (the standard deviation of the logarithm).
+    With `history` a turn repeats the whole session before it, the answers included; without, only
+    the shared beginning. After an answer the next turn waits `pause_s` (lognormal, `pause_spread`).
+    With the chance `forks` a turn starts a side session that carries on from its prompt, too.
+    `job_requests` sessions open together, with the same beginning: 1, or batches of a geometric
+    size of that mean. Turns whose prompt would be longer than `max_prompt_tokens` end the session.
+
+    `rate` are requests a second for each worker, at load 1.
+    """
+
+    family: str
+    rate: float
+    prefixes: int
+    popularity: float
+    prefix_tokens: int
+    prefix_spread: float
+    turns: float
+    user_tokens: int
+    user_spread: float
+    output_tokens: int
+    output_spread: float
+    pause_s: float
+    pause_spread: float
+    history: bool = True
+    forks: float = 0.0
+    job_requests: float = 1.0
+    bursts: Bursts | None = None
+    max_prompt_tokens: int = 32_768
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "prefixes", "prefix_tokens", "user_tokens", "output_tokens"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{self.family}: {name} must be greater than 0")
+        for name in ("turns", "job_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{self.family}: {name} must be at least 1")
+        if not 0 <= self.forks * self.turns < 1:
+            raise ValueError(f"{self.family}: side sessions must die out")
+
+    def parameters(self) -> dict[str, object]:
+        """What tells this kind from another of its family, by name; switches are left out."""
+        skipped = ("family", "history", "max_prompt_tokens")
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in skipped and getattr(self, each.name) != each.default
+        }
