@@ -12,7 +12,7 @@ from .nats_connection import NatsAddress
 from .nats_store import NatsStore
 from .store import KeyValueStore
 
-BACKENDS = ("etcd", "file", "memory", "nats")
+BACKENDS = ("etcd", "file", "kubernetes", "memory", "nats")
 BACKEND_VARIABLE = "DYN_DISCOVERY_BACKEND"
 _OTHER_NAMES = {"kv_store": "etcd", "mem": "memory"}
 
@@ -42,6 +42,10 @@ def open_store(
         return EtcdStore(EtcdConfig.from_environment(given))
     if name == "file":
         return FileStore(given.get("DYN_FILE_KV") or None)
+    if name == "kubernetes":
+        from .kubernetes import KubernetesConfig, KubernetesStore  # an extra
+
+        return KubernetesStore(KubernetesConfig.from_environment(given))
     if name == "memory":
         return MemoryStore()
     if name == "nats":

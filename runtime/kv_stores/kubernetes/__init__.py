@@ -1,0 +1,7 @@
+"""How do processes in a Kubernetes cluster find each other? What they wrote, and who is ready."""
+
+from .kubernetes_config import KubernetesConfig
+from .kubernetes_store import KubernetesStore
+from .pod_identity import PodIdentity, instance_id_of
+
+__all__ = ["KubernetesConfig", "KubernetesStore", "PodIdentity", "instance_id_of"]

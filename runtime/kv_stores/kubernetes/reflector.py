@@ -1,0 +1,93 @@
+"""One kind of object kept up to date: a list and its watch, asked as a ResourceCursor says."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from random import Random
+
+from structlog import get_logger
+
+from ...backoff import Backoff
+from ..store import StoreError
+from .kubernetes_api import ApiError, KubernetesApi
+from .resource_cursor import GONE, ApiStatusError, ListPage, Outcome, ResourceCursor
+
+log = get_logger(__name__)
+
+
+class Reflector:
+    """`run` goes on until it is cancelled; StoreError if the server never let us in."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        path: str,
+        tell: Callable[[Outcome], None],
+        *,
+        labels: str = "",
+        watch_s: float,
+        rng: Random | None = None,
+    ) -> None:
+        self._api, self._path, self._tell = api, path, tell
+        self._params = {"labelSelector": labels} if labels else {}
+        self._watch_s = watch_s
+        self._rng = rng or Random()
+        self.cursor = ResourceCursor()
+
+    async def run(self) -> None:
+        backoff = Backoff(rng=self._rng)
+        synced = False
+        while True:
+            delay = 0.0
+            try:
+                request = self.cursor.request
+                if isinstance(request, ListPage):
+                    synced = await self._list(request) or synced
+                else:
+                    await self._watch(request.version)
+                backoff.reset()
+            except (StoreError, ApiStatusError, ValueError) as error:
+                if _code(error) == GONE:
+                    log.info("Kubernetes forgot changes: listed again", path=self._path)
+                    self.cursor.on_gone()
+                elif isinstance(error, ValueError):
+                    self.cursor.on_malformed()
+                elif isinstance(error, StoreError) and not error.transient and not synced:
+                    raise
+                log.warning("a watch of Kubernetes goes on later", path=self._path,
+                            error=str(error)[:300])  # fmt: skip
+                asked = error.retry_after_s if isinstance(error, ApiError) else 0.0
+                delay = max(asked, backoff.next())
+            await asyncio.sleep(delay)
+
+    async def _list(self, request: ListPage) -> bool:
+        """Whether the list is complete."""
+        params = dict(self._params)
+        if request.limit:
+            params["limit"] = str(request.limit)
+        if request.token:
+            params["continue"] = request.token
+        listed = self.cursor.on_page(await self._api.call("GET", self._path, params))
+        if listed is not None:
+            self._tell(listed)
+        return listed is not None
+
+    async def _watch(self, version: str) -> None:
+        lasts_s = max(1, round(self._watch_s * self._rng.uniform(0.8, 1.0)))
+        params = {
+            **self._params,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(lasts_s),
+        }
+        async with aclosing(self._api.lines(self._path, params, lasts_s)) as lines:
+            async for line in lines:
+                if (changed := self.cursor.on_event(line)) is not None:
+                    self._tell(changed)
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, ApiStatusError):
+        return error.code
+    return error.status if isinstance(error, ApiError) else 0
