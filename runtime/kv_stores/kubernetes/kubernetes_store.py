@@ -26,7 +26,7 @@ from .kubernetes_api import KubernetesApi
 from .kubernetes_config import KubernetesConfig
 from .own_metadata import OwnMetadata
 from .reflector import Reflector
-from .resource_cursor import Listed, Outcome
+from .resource_position import Listed, Outcome
 from .worker_metadata import GROUP, MAPS, PLURAL, VERSION, normalized
 
 LABELS = "nvidia.com/dynamo-discovery-enabled=true"

@@ -1,4 +1,4 @@
-"""One kind of object kept up to date: a list and its watch, asked as a ResourceCursor says."""
+"""One kind of object kept up to date: a list and its watch, asked as a ResourcePosition says."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from structlog import get_logger
 from ...backoff import Backoff
 from ..store import StoreError
 from .kubernetes_api import ApiError, KubernetesApi
-from .resource_cursor import GONE, ApiStatusError, ListPage, Outcome, ResourceCursor
+from .resource_position import GONE, ApiStatusError, ListPage, Outcome, ResourcePosition
 
 log = get_logger(__name__)
 
@@ -32,7 +32,7 @@ class Reflector:
         self._params = {"labelSelector": labels} if labels else {}
         self._watch_s = watch_s
         self._rng = rng or Random()
-        self.cursor = ResourceCursor()
+        self.position = ResourcePosition()
 
     async def run(self) -> None:
         backoff = Backoff(rng=self._rng)
@@ -40,7 +40,7 @@ class Reflector:
         while True:
             delay = 0.0
             try:
-                request = self.cursor.request
+                request = self.position.request
                 if isinstance(request, ListPage):
                     synced = await self._list(request) or synced
                 else:
@@ -49,9 +49,9 @@ class Reflector:
             except (StoreError, ApiStatusError, ValueError) as error:
                 if _code(error) == GONE:
                     log.info("Kubernetes forgot changes: listed again", path=self._path)
-                    self.cursor.on_gone()
+                    self.position.on_gone()
                 elif isinstance(error, ValueError):
-                    self.cursor.on_malformed()
+                    self.position.on_malformed()
                 elif isinstance(error, StoreError) and not error.transient and not synced:
                     raise
                 log.warning("a watch of Kubernetes goes on later", path=self._path,
@@ -67,7 +67,7 @@ class Reflector:
             params["limit"] = str(request.limit)
         if request.token:
             params["continue"] = request.token
-        listed = self.cursor.on_page(await self._api.call("GET", self._path, params))
+        listed = self.position.on_page(await self._api.call("GET", self._path, params))
         if listed is not None:
             self._tell(listed)
         return listed is not None
@@ -83,7 +83,7 @@ class Reflector:
         }
         async with aclosing(self._api.lines(self._path, params, lasts_s)) as lines:
             async for line in lines:
-                if (changed := self.cursor.on_event(line)) is not None:
+                if (changed := self.position.on_event(line)) is not None:
                     self._tell(changed)
 
 

@@ -27,7 +27,7 @@ from dynamo_router.runtime.kv_stores.kubernetes import (
     KubernetesStore,
     PodIdentity,
     instance_id_of,
-    resource_cursor,
+    resource_position,
 )
 
 pytestmark = pytest.mark.usefixtures("leaves_no_task")
@@ -180,7 +180,7 @@ async def test_a_watch_goes_on_from_where_it_was_and_bookmarks_move_it(
 async def test_long_lists_come_in_pages(
     server: KubernetesServer, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resource_cursor, "PAGE", 3)
+    monkeypatch.setattr(resource_position, "PAGE", 3)
     names = [f"worker-{number}" for number in range(10)]
     for name in names:
         store = clients(add_pod(server, name))
@@ -196,7 +196,7 @@ async def test_long_lists_come_in_pages(
 async def test_a_list_whose_moment_is_forgotten_is_asked_for_in_one_piece(
     server: KubernetesServer, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resource_cursor, "PAGE", 1)
+    monkeypatch.setattr(resource_position, "PAGE", 1)
     for number in range(3):
         worker = clients(add_pod(server, f"worker-{number}"))
         await worker.bucket(INSTANCES).put(f"a/b/c/{number}", VALUE)

@@ -55,7 +55,7 @@ class ApiStatusError(Exception):
         self.code = code
 
 
-class ResourceCursor:
+class ResourcePosition:
     """Ask `request` what to do, do it, and report what came of it."""
 
     def __init__(self) -> None:
