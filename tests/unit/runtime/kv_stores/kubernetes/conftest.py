@@ -1,0 +1,23 @@
+"""An API server for each test, and clients of it that are closed behind it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.servers.kubernetes import KubernetesServer
+from support.servers.kubernetes.clients import Clients
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[KubernetesServer]:
+    running = KubernetesServer()
+    await running.start()
+    yield running
+    await running.stop()
+
+
+@pytest.fixture
+async def clients(server: KubernetesServer, tmp_path: Path) -> AsyncIterator[Clients]:
+    made = Clients(server, tmp_path)
+    yield made
+    await made.close()
