@@ -2,11 +2,10 @@
 
 One cursor per (worker, rank). A source is one publisher: it numbers its events from 1 (or 0),
 growing by one, and its envelopes by a sequence of its own, from 0; both grow together, each
-envelope has an event of this source, and what is sent again is sent under its old numbers. So two
-events that follow each other are in the same envelope or in neighbouring ones. Where they are not,
-or where an envelope brings an event anew that an earlier one brought, the engine behind the
-publisher began its numbering anew, and the messages that would have shown it are missing.
-Sequences may wrap around.
+envelope has an event of this source, and what is sent again is sent under its old numbers. So from
+one event to another of the same numbering, ids grow at least as much as sequences. Where they do
+not, the engine behind the publisher restarted between the two, whatever else was heard: the one in
+the later envelope belongs to a later numbering. Sequences may wrap around.
 
 Bare events have no envelope, and so neither publisher nor sequence. An id that goes back is then the
 only sign of a restart, and a restart may show no sign at all: such a source is never exact, though
@@ -48,6 +47,14 @@ cdef enum Suspicion:       # of an exact source, until it says more
     SUSPECT_RESTORED = 2   # what we know of it was read from a file
 
 
+cdef enum Place:           # of an event or heartbeat, beside what is known of the present numbering
+    PLACE_SAME = 0         # nothing speaks against its being of the same numbering
+    PLACE_OLDER = 1        # it is of an older numbering
+    PLACE_OUTDATED = 2     # so it is, but later than the last event applied: that one is, too
+    PLACE_NEWER = 3        # of a newer numbering than the last event applied, as the newest one is
+    PLACE_NEWEST = 4       # of a newer numbering than all that is known
+
+
 cdef enum Verdict:         # bits
     VERDICT_IGNORE = 0     # already applied, or of a numbering that is over
     VERDICT_APPLY = 1      # it is the next event
@@ -69,7 +76,7 @@ cdef struct PastPublishers:
 cdef struct EventCursor:
     uint64_t publisher_id   # who is believed
     uint64_t floor          # sequences before it belong to an older numbering of the same publisher
-    uint64_t sequence       # the latest seen
+    uint64_t sequence       # the latest seen: that of the event `newest`
     uint64_t applied_sequence  # of the last event applied; meaningful when `linked`
     uint64_t last_event_id  # applied, and all before it
     uint64_t newest         # the highest id known of: above last_event_id a gap is open
@@ -164,33 +171,81 @@ cdef inline void cursor_hear(EventCursor* c, uint64_t sequence) noexcept nogil:
 
 
 cdef inline void cursor_note(EventCursor* c, uint64_t sequence, uint64_t event_id) noexcept nogil:
-    """An event of this number exists."""
+    """An event of this number exists, in an envelope of this sequence."""
+    cdef uint64_t first = sequence - event_id
     if event_id > c.newest:
         c.newest = event_id
     if is_before(c.sequence, sequence):
         c.sequence = sequence
+    if event_id < FAR and is_before(c.floor, first):
+        c.floor = first  # an event 0 would have been there, or later
 
 
-cdef inline void cursor_renumber(EventCursor* c) noexcept nogil:
-    """The engine restarted behind its publisher some time after the last event applied: what came
-    after that may be of either numbering, and is asked for again."""
+cdef inline void cursor_renumber(EventCursor* c, uint64_t floor) noexcept nogil:
+    """The engine restarted behind its publisher after the last event applied, and before the
+    newest one known: all that came from `floor` on is asked for again."""
     cdef uint64_t sequence = c.sequence
     cdef uint64_t newest = c.newest
-    cursor_restart(c, c.applied_sequence + 1)
+    cdef uint8_t suspect = c.suspect
+    cursor_restart(c, floor)
+    c.suspect = suspect
     cursor_note(c, sequence, newest)
+
+
+cdef inline bint restarted_between(
+    uint64_t sequence, uint64_t event_id, uint64_t later_sequence, uint64_t later_id
+) noexcept nogil:
+    """Whether two events of a publisher, the second one in a later envelope, cannot be of one
+    numbering."""
+    if not is_before(sequence, later_sequence):
+        return False
+    return later_id <= event_id or later_id - event_id < later_sequence - sequence
 
 
 cdef inline bint cursor_breaks(
     const EventCursor* c, uint64_t sequence, uint64_t event_id
 ) noexcept nogil:
-    """Whether an event cannot be of the numbering of the last one applied: it comes in a later
-    envelope though that one or a later event came before, or an envelope between them is missing.
-    """
-    if not c.linked or not is_before(c.applied_sequence, sequence):
-        return False
-    return event_id <= c.last_event_id or (
-        event_id == c.last_event_id + 1 and sequence != c.applied_sequence + 1
+    """Whether an event is of a later numbering than the last one applied."""
+    return c.linked and restarted_between(
+        c.applied_sequence, c.last_event_id, sequence, event_id
     )
+
+
+cdef inline int cursor_place(
+    const EventCursor* c, uint64_t sequence, uint64_t event_id
+) noexcept nogil:
+    """The Place of an event, or of a heartbeat that names it.
+
+    What waits between the last event applied and the newest one is not looked at: that is done
+    when its turn comes.
+    """
+    if c.origin == ORIGIN_UNHEARD:
+        return PLACE_SAME
+    if is_before(sequence, c.floor):
+        return PLACE_OLDER
+    if restarted_between(c.sequence, c.newest, sequence, event_id):
+        return PLACE_NEWEST
+    if restarted_between(sequence, event_id, c.sequence, c.newest):
+        if c.linked and is_before(c.applied_sequence, sequence):
+            return PLACE_OUTDATED
+        return PLACE_OLDER
+    if c.linked and event_id > c.last_event_id and is_before(sequence, c.applied_sequence):
+        return PLACE_OLDER
+    return PLACE_NEWER if cursor_breaks(c, sequence, event_id) else PLACE_SAME
+
+
+cdef inline int cursor_follow(EventCursor* c, uint64_t sequence, int place) noexcept nogil:
+    """Go over to another numbering of the publisher, if something said at a Place shows that there
+    is one: VERDICT_RESET if so."""
+    if place == PLACE_NEWEST:
+        cursor_restart(c, c.sequence + 1)
+    elif place == PLACE_NEWER:
+        cursor_renumber(c, c.applied_sequence + 1)
+    elif place == PLACE_OUTDATED:
+        cursor_renumber(c, sequence + 1)
+    else:
+        return 0
+    return VERDICT_RESET
 
 
 cdef inline void cursor_apply(EventCursor* c, uint64_t sequence, uint64_t event_id) noexcept nogil:
@@ -218,6 +273,7 @@ cdef inline int cursor_admit(
     event has no publisher and no sequence; both are 0.
     """
     cdef int reset = 0
+    cdef int place
     cdef bint in_line
     cdef bint another = publisher_id != c.publisher_id or bare != c.bare
     c.heard += 1
@@ -230,26 +286,15 @@ cdef inline int cursor_admit(
     elif another:
         cursor_change(c, past, publisher_id, bare)
         reset = VERDICT_RESET
-    elif c.fresh and c.newest == 0:
-        pass  # nothing is known that could be contradicted
-    elif bare:
-        if event_id <= c.newest:
-            # NATS delivers in order, and once: nothing but a restart makes ids go back.
-            cursor_restart(c, 0)
-            reset = VERDICT_RESET
-    elif (
-        is_before(sequence, c.floor)
-        or (event_id > c.newest and is_before(sequence, c.sequence))
-        or (c.linked and event_id > c.last_event_id and is_before(sequence, c.applied_sequence))
-    ):
-        c.duplicates += 1
-        return VERDICT_IGNORE
-    elif event_id <= c.newest and is_before(c.sequence, sequence):
-        # Sent later, numbered lower: the engine behind the publisher restarted.
-        cursor_restart(c, c.sequence + 1)
-        reset = VERDICT_RESET
-    elif cursor_breaks(c, sequence, event_id):
-        cursor_renumber(c)
+    elif not bare:
+        place = cursor_place(c, sequence, event_id)
+        reset = cursor_follow(c, sequence, place)
+        if place == PLACE_OLDER or place == PLACE_OUTDATED:
+            c.duplicates += 1
+            return VERDICT_IGNORE | reset
+    elif event_id <= c.newest and not (c.fresh and c.newest == 0):
+        # NATS delivers in order, and once: nothing but a restart makes ids go back.
+        cursor_restart(c, 0)
         reset = VERDICT_RESET
     cursor_hear(c, sequence)
     if c.fresh:
@@ -290,6 +335,8 @@ cdef inline int cursor_heartbeat(
 ) noexcept nogil:
     """The source says what its last event was, and the sequence of that one's envelope."""
     cdef int verdict = VERDICT_IGNORE
+    cdef int place
+    cdef bint said_now = True
     c.heard += 1
     c.beats += 1
     if c.state == SOURCE_SILENT:
@@ -298,18 +345,20 @@ cdef inline int cursor_heartbeat(
         # Unlike a stray event this says who is alive.
         cursor_change(c, past, publisher_id, False)
         verdict = VERDICT_RESET
-    elif c.origin == ORIGIN_UNHEARD:
-        pass
-    elif is_before(sequence, c.sequence):
+    else:
+        place = cursor_place(c, sequence, last_event_id)
+        verdict = cursor_follow(c, sequence, place)
+        said_now = place != PLACE_OLDER and place != PLACE_OUTDATED and (
+            c.origin == ORIGIN_UNHEARD or not is_before(sequence, c.sequence)
+        )
+    if said_now:
+        cursor_hear(c, sequence)
+        if last_event_id > c.newest and not cursor_has_gap(c) and not c.fresh:
+            c.gaps += 1
+        cursor_note(c, sequence, last_event_id)
+        c.suspect = SUSPECT_NOT
+    elif verdict == VERDICT_IGNORE:
         return VERDICT_IGNORE  # overtaken by an event
-    elif is_before(c.sequence, sequence) and last_event_id <= c.newest:
-        cursor_restart(c, c.sequence + 1)
-        verdict = VERDICT_RESET
-    cursor_hear(c, sequence)
-    if last_event_id > c.newest and not cursor_has_gap(c) and not c.fresh:
-        c.gaps += 1
-    cursor_note(c, sequence, last_event_id)
-    c.suspect = SUSPECT_NOT
     if cursor_has_gap(c) and not (buffer_gaps and c.state == SOURCE_EXACT):
         verdict |= VERDICT_GIVE_UP
     return verdict

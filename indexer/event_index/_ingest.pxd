@@ -27,6 +27,7 @@ from ._cursor cimport (
     cursor_breaks,
     cursor_change,
     cursor_give_up,
+    cursor_has_gap,
     cursor_heartbeat,
     cursor_orphan,
     cursor_renumber,
@@ -142,15 +143,15 @@ cdef inline void apply_parked(Ingest* ingest, uint32_t worker, Source* source) n
     reorder_drop_below(&source.parked, &ingest.sources.budget, cursor.last_event_id + 1)
     while source.parked.count:
         parked = source.parked.heap
-        if parked.event.event_id != cursor.last_event_id + 1:
+        if cursor_breaks(cursor, parked.sequence, parked.event.event_id):
+            reset_source(ingest, worker, source)
+            cursor_renumber(cursor, cursor.applied_sequence + 1)
             break
         if cursor.linked and is_before(parked.sequence, cursor.applied_sequence):
             # Of an older numbering; the one that belongs here is still missing.
             reorder_drop_first(&source.parked, &ingest.sources.budget)
-            break
-        if cursor_breaks(cursor, parked.sequence, parked.event.event_id):
-            reset_source(ingest, worker, source)
-            cursor_renumber(cursor)
+            continue
+        if parked.event.event_id != cursor.last_event_id + 1:
             break
         cursor_apply(cursor, parked.sequence, parked.event.event_id)
         apply_in_turn(
@@ -253,8 +254,11 @@ cdef inline void end_turn(
     Ingest* ingest, uint32_t worker, Source* source, bint was_well
 ) noexcept nogil:
     """What is left to do after a source said something."""
-    if source.parked.count and source.cursor.state != SOURCE_EXACT:
-        give_up_gap(ingest, worker, source)  # it must announce itself anyway
+    cdef const EventCursor* cursor = &source.cursor
+    if cursor_has_gap(cursor) and (
+        cursor.state != SOURCE_EXACT or ingest.sources.budget.max_events == 0
+    ):
+        give_up_gap(ingest, worker, source)  # it must announce itself anyway, or nobody is asked
     if was_well and not source_is_well(source):
         atomic_add(&ingest.alarms, 1)
 

@@ -35,16 +35,11 @@ class CursorMachine(RuleBasedStateMachine):
         self.begin(None)
 
     def begin(self, message: Message | None) -> None:
-        """A numbering is believed from here on.
-
-        Nothing of it is known yet; or, where it was found out late that the engine restarted, that
-        it may have come as far as what was heard before.
-        """
+        """A numbering is believed from here on, of which nothing is known yet."""
         self.life = message.life if message else 0
+        self.publisher = message.publisher if message else 0
         self.heard: set[int] = set()  # its events
         self.known = 0  # the highest id it is known to have used
-        if message is not None:
-            self.known = self.cursor()["newest"]
         self.sequence = 0  # of the latest envelope
         self.deaf = False
 
@@ -140,14 +135,19 @@ class CursorMachine(RuleBasedStateMachine):
         self.events += message.data is not None
         self.cleared = self.cleared or message.data == Cleared()
         if before is None or after.restarts > before.restarts:
+            assert message.life > self.life or message.publisher != self.publisher
             self.begin(message)
-        elif message.publisher != self.believed() or message.life < self.life:
-            # Said by a publisher that is over, or by the engine before it restarted. In place it
-            # may wait, where the event that it is taken for is missing.
+        elif message.publisher != self.publisher or message.life < self.life:
+            # Said by a publisher that is over, or by the engine before it restarted.
             assert (self.claims(), after.last_event_id) == (claims, before.last_event_id)
-            assert self.in_place or self.held() == held
-            if self.held() == held:
-                return
+            assert self.held() == held
+            return
+        if self.known == 0:
+            # A heartbeat with id 0 may also come from an engine that said nothing yet.
+            self.life = message.life
+        assert message.life == self.life
+        if before is None or after.restarts > before.restarts:
+            pass
         elif message.data is not None and self.is_old(before, message):
             assert after.duplicates == before.duplicates + 1
             assert (self.claims(), after.last_event_id) == (claims, before.last_event_id)
@@ -162,9 +162,6 @@ class CursorMachine(RuleBasedStateMachine):
             passed = before is not None and after.duplicates > before.duplicates
             self.deaf = self.deaf and passed
             self.heard.add(message.event_id)
-        if self.in_place and after.missing is not None and after.missing.last is not None:
-            # What waited under the number of an event that is still missing was let go.
-            self.heard -= set(range(after.missing.first, after.missing.last + 1))
         self.known = max(self.known, message.event_id)
         self.sequence = max(self.sequence, message.sequence)
 

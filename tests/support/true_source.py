@@ -39,7 +39,7 @@ class TrueSource:
     """Numbers its events from 1, each in an envelope of its own."""
 
     def __init__(self) -> None:
-        self.life = self.publisher = 0
+        self.life = self.publisher = self.event_id = 0
         self.sequence = -1
         self.after: defaultdict[tuple[int, int], set[Cache]] = defaultdict(set)
         """by publisher and event id: what was cached just after; one cache for each life"""
@@ -47,9 +47,10 @@ class TrueSource:
 
     def restart(self, *, in_place: bool) -> None:
         """Begin with an empty cache and the first event id; in place the publisher lives on."""
-        self.life += 1
         if not in_place:
             self.publisher, self.sequence = self.publisher + 1, -1
+        if not in_place or self.event_id:
+            self.life += 1  # of one that said nothing nobody knows
         self.event_id = 0
         self.cache: Cache = frozenset()
         self.said: list[Message] = []

@@ -67,6 +67,43 @@ def test_an_envelope_that_is_missing_between_two_events_in_line_hides_a_restart(
     assert claims(index) == {11, 20} and source(index).state is SourceState.EXACT
 
 
+@pytest.mark.parametrize("heartbeat", [False, True])
+def test_a_gap_of_more_envelopes_than_events_hides_a_restart(
+    index: EventIndex, heartbeat: bool
+) -> None:
+    index.apply(message(1, 0, 10))
+    said = encode_heartbeat(W, 3, 1, 3, 0) if heartbeat else message(3, 3, 23)
+    index.apply(said)  # the new engine's event 1 was in envelope 1
+    assert claims(index) == set() and source(index).restarts == 1
+    assert source(index).missing == Missing(1, 0, 3 if heartbeat else 2)
+    for late in (message(2, 2, 22), message(1, 1, 21), message(3, 3, 23)):
+        index.apply(late)
+    assert claims(index) == {21, 22, 23} and source(index).state is SourceState.EXACT
+    assert source(index).restarts == 1
+
+
+@pytest.mark.parametrize("heartbeat", [False, True])
+def test_what_was_said_before_a_restart_is_not_taken_for_what_is_missing(
+    index: EventIndex, heartbeat: bool
+) -> None:
+    index.apply(encode_heartbeat(W, 4, 1, 4, 0) if heartbeat else message(4, 4, 24))
+    for late in (message(1, 0, 10), message(2, 1), encode_heartbeat(W, 2, 1, 1, 0)):
+        index.apply(late)  # event 0 or 1 of the new engine was in envelope 0 or 1, or later
+    assert claims(index) == set() and source(index).duplicates == 2
+    assert source(index).missing == Missing(1, 0, 4 if heartbeat else 3)
+
+
+@pytest.mark.parametrize("heartbeat", [False, True])
+def test_what_comes_late_shows_a_restart_after_it(index: EventIndex, heartbeat: bool) -> None:
+    index.apply(message(1, 0, 10))
+    index.apply(message(11, 2, 31))  # 2 to 10 in envelope 1, or 1 to 10 of a new engine
+    index.apply(encode_heartbeat(W, 12, 1, 1, 0) if heartbeat else message(12, 1, 12))
+    assert claims(index) == set() and source(index).restarts == 1
+    assert source(index).state is SourceState.RECOVERING
+    index.give_up(W)
+    assert source(index).state is SourceState.REBUILDING
+
+
 def test_without_anybody_to_ask_it_is_not_exact() -> None:
     index = EventIndex()
     index.apply(message(1, 0, 10))
