@@ -2,7 +2,7 @@
 
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 
 import structlog
 
@@ -10,6 +10,7 @@ from ..runtime.child_process import ChildError, ChildProcess
 from ..runtime.errors import ConfigError
 from ..runtime.security import NatsAuthConfig
 from ..runtime.settings import bad_setting, option
+from ..workers.mocker import TierConfig
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -28,6 +29,8 @@ class MockEnginesConfig:
     num_gpu_blocks: int = option(16384, "KV-cache blocks of each mock engine.")
     max_num_seqs: int = option(256, "Most running requests of each mock engine.")
     max_num_batched_tokens: int = option(8192, "Token budget of a mock engine's step.")
+
+    tiers: TierConfig = field(default_factory=TierConfig, metadata={"inline": True})
 
     def __post_init__(self) -> None:
         if not 0 <= self.mocker_port <= 65535:
@@ -69,10 +72,13 @@ class MockProcess:
             "--max-num-seqs": config.max_num_seqs,
             "--max-num-batched-tokens": config.max_num_batched_tokens,
             "--model-id": model_id,
+            **{f"--{key.replace('_', '-')}": each for key, each in asdict(config.tiers).items()},
         }
         command = [sys.executable, "-m", "dynamo_router", "mocker"]
         for flag, value in flags.items():
-            if value is not None:
+            if value is True:
+                command.append(flag)
+            elif value not in (None, False):
                 command += [flag, str(value)]
         env = {}
         if nats_url is not None:

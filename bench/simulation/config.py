@@ -9,6 +9,7 @@ from ...workers.mocker import (
     ENGINE_TYPES,
     PREEMPTION_MODES,
     EngineConfig,
+    TierConfig,
     parse_speeds,
 )
 from ..results import ObjectiveConfig
@@ -89,6 +90,7 @@ class SimulationConfig:
         "Microseconds that a step takes longer for each thousand prompt tokens and thousand tokens"
         " of context that they attend to; about 500 for a dense 8B model.",
     )
+    tiers: TierConfig = field(default_factory=TierConfig, metadata={"inline": True})
     kv_events: bool = option(
         True, "Engines tell of their caches. Off: the router predicts them from its decisions."
     )
@@ -137,4 +139,5 @@ class SimulationConfig:
             num_gpu_blocks=self.num_gpu_blocks,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            tiers=self.tiers,
         )

@@ -153,6 +153,7 @@ class Experiment:
                 "startup_time_s": config.startup_time_s,
                 "planner_profile_data": config.planner_profile_data,
                 "attention_us_per_ktoken2": config.attention_us_per_ktoken2,
+                **asdict(config.tiers),
                 "kv_events": config.kv_events,
                 "engine_facts": config.engine_facts,
                 "event_delay_ms": config.event_delay_ms,

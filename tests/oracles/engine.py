@@ -29,7 +29,7 @@ class OracleMockEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.kv = KvManager(config.num_gpu_blocks)
+        self.kv = KvManager(config.num_gpu_blocks, config.tiers, config.block_size)
         self.scheduler = Scheduler(config, self.kv)
         self._jobs: dict[str, Job] = {}
 
@@ -53,9 +53,11 @@ class OracleMockEngine:
     def abort(self, request_id: str) -> None:
         self.scheduler.remove(self._jobs.pop(request_id))
 
-    def step(self) -> OracleStep:
+    def step(self, now: float = 0.0, speed: float = 1.0) -> OracleStep:
+        """The step that begins at `now`, on an engine of that speed."""
         if not self._jobs:
             return OracleStep(0.0, [], [], 0, 0)
+        self.kv.now = self.kv.ready = now
         plan = self.scheduler.schedule()
         timing = self.config.timing
         milliseconds = timing.prefill_ms(plan.prefill_tokens)
@@ -70,9 +72,8 @@ class OracleMockEngine:
                 self.scheduler.release(job)
                 del self._jobs[job.sequence.request.request_id]
         events = self.kv.take_events()
-        return OracleStep(
-            milliseconds / 1000, outputs, events, plan.prefill_tokens, len(plan.preempted)
-        )
+        seconds = milliseconds / 1000 / speed + (self.kv.ready - now)
+        return OracleStep(seconds, outputs, events, plan.prefill_tokens, len(plan.preempted))
 
 
 def line(xs: Row[float], ys: Row[float], x: float) -> float:

@@ -41,11 +41,11 @@ class OracleEngine:
                 self._step = None
             if not self.engine.has_work or self._clock >= until:
                 return
-            self._step = self.engine.step()
+            self._step = self.engine.step(self._clock, self.speed)
             self.steps += 1
             if self._step.events:
                 self.events.append((self._clock, self._step.events))
-            self._clock += self._step.duration_s / self.speed
+            self._clock += self._step.duration_s
 
     def _emit(self, step: OracleStep) -> None:
         for job in step.outputs:

@@ -12,12 +12,17 @@ into a set gives, after every call, exactly the full blocks that are here.
 from collections.abc import Iterator
 from typing import Protocol
 
+from oracles.lower_tiers import LowerTiers
+
 from dynamo_router.workers.mocker.kv_events import (
     BlocksRemoved,
     BlocksStored,
     CachedBlock,
     KvEvent,
 )
+from dynamo_router.workers.mocker.tiers import TierConfig
+
+USUAL_LEVEL = 1
 
 
 class Holder(Protocol):
@@ -31,13 +36,20 @@ class Holder(Protocol):
 class KvManager:
     """The two pools and the four signals use, deref, destroy and promote."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, tiers: TierConfig, block_size: int) -> None:
         """`capacity`: blocks, full and partial, active and inactive together."""
+        block_s = [block_size * tiers.kv_bytes_per_token / speed for _, speed in tiers.lower]
         self.capacity = capacity
         self._holders: dict[int, int] = {}  # active block -> requests that hold it
-        self._inactive: dict[int, None] = {}  # first to leave first
+        self._inactive: dict[int, tuple[int, int]] = {}  # its level and order: the least leaves
+        self._order = 0
+        self._lineage = tiers.eviction == "lineage"
+        self.lower = LowerTiers(tiers, block_s)
         self._cached: dict[int, CachedBlock] = {}  # full blocks; a parent comes before its children
         self._last_partial = 0
+        self.now = 0.0  # when what is asked for begins to be loaded
+        self.ready = 0.0  # when all that was asked for of late is on the device
+        self._ready: dict[int, float] = {}
         self._events: list[KvEvent] = []
 
     @property
@@ -66,7 +78,7 @@ class KvManager:
         """How many leading ones of the first `limit` hashes are cached."""
         cached = self._cached
         for depth in range(limit):
-            if hashes[depth] not in cached:
+            if hashes[depth] not in cached and not self.lower.has(hashes[depth]):
                 return depth
         return limit
 
@@ -75,10 +87,11 @@ class KvManager:
         holders = self._holders
         return sum(block not in holders for block in hashes[first:last])
 
-    def use(self, sequence: Holder, first: int, last: int) -> bool:
+    def use(self, sequence: Holder, first: int, last: int, computed: int) -> bool:
         """Hold full blocks first..last-1 of `sequence`, one more holder each; all or none.
 
-        Blocks that are not cached come into the cache. False if that would need more room than
+        Blocks that are not on the device come onto it; those of the first `computed` ones from a
+        lower tier. False if that would need more room than
         evicting every inactive block gives.
         """
         hashes, holders, inactive = sequence.hashes, self._holders, self._inactive
@@ -87,6 +100,7 @@ class KvManager:
         missing: list[int] = []
         for position in range(first, last):
             block = hashes[position]
+            self.ready = max(self.ready, self._ready.get(block, 0.0))
             if block in holders:
                 holders[block] += 1
             elif block in inactive:
@@ -95,11 +109,30 @@ class KvManager:
             else:
                 missing.append(position)
         if missing:
-            self._free_blocks(len(missing))
-            for position in missing:
-                holders[hashes[position]] = 1
-            self._store(sequence, missing)
+            self._bring(sequence, missing, computed)
         return True
+
+    def _bring(self, sequence: Holder, missing: list[int], computed: int) -> None:
+        """Blocks that the device has not come onto it, loaded or computed."""
+        hashes = sequence.hashes
+        taken: list[BlocksRemoved] = []
+        for position in missing:
+            block = hashes[position]
+            self._ready[block] = 0.0
+            tier = self.lower.take(block)
+            if tier is not None:
+                if position < computed:
+                    self._ready[block] = self.lower.load(tier, self.now)
+                    self.ready = max(self.ready, self._ready[block])
+                if not taken or taken[-1].tier != tier:
+                    taken.append(BlocksRemoved([], tier))
+                taken[-1].block_hashes.append(block)
+        self._free_blocks(len(missing))
+        for position in missing:
+            self._holders[hashes[position]] = 1
+        self._store(sequence, missing)
+        if self.lower.told:
+            self._events += taken
 
     def use_partial(self) -> int | None:
         """A new partial block with one holder: its id. None if there is no room."""
@@ -120,22 +153,22 @@ class KvManager:
         if block in self._holders:
             self._holders[block] += 1
             return
-        self._holders[block] = 1
         if block in self._inactive:
+            self._holders[block] = 1
             del self._inactive[block]
         else:
-            self._store(sequence, [position])
+            self._bring(sequence, [position], 0)
 
     def deref(self, sequence: Holder, held: int) -> None:
         """Let go of the first `held` full blocks, the last one first; unheld ones turn inactive."""
-        holders, inactive = self._holders, self._inactive
+        holders, inactive, level = self._holders, self._inactive, USUAL_LEVEL
         for block in reversed(sequence.hashes[:held]):
             left = holders[block] - 1
             if left:
                 holders[block] = left
             else:
                 del holders[block]
-                inactive[block] = None
+                inactive[block] = max([level, *self._behind(block)]), self._next_order()
 
     def destroy(self, partial: int) -> None:
         """Give up a partial block; nothing of it stays."""
@@ -158,11 +191,33 @@ class KvManager:
     def _free_blocks(self, blocks: int) -> None:
         """Evict until `blocks` more fit; the caller knows that they can."""
         excess = len(self._holders) + len(self._inactive) + blocks - self.capacity
-        if excess > 0:
-            evicted = list(self._inactive)[:excess]
-            for block in evicted:
-                del self._inactive[block], self._cached[block]
-            self._events.append(BlocksRemoved(evicted))
+        evicted: list[tuple[CachedBlock, int]] = []
+        while len(evicted) < excess:
+            block = min(filter(self._may_leave, self._inactive), key=self._inactive.__getitem__)
+            level, _ = self._inactive.pop(block)
+            evicted.append((self._cached.pop(block), level))
+            parent = evicted[-1][0].parent_hash
+            if self._lineage and parent in self._inactive and self._may_leave(parent):
+                self._inactive[parent] = self._inactive[parent][0], self._next_order()
+        if evicted:
+            self._events += self.lower.push_down(evicted)
+            self._events.append(BlocksRemoved([block.block_hash for block, _ in evicted]))
+
+    def _may_leave(self, block: int) -> bool:
+        return not self._lineage or not self._behind(block)
+
+    def _behind(self, block: int) -> list[int]:
+        """The levels of the blocks behind this one that nobody holds."""
+        cached = self._cached
+        return [
+            level
+            for other, (level, _) in self._inactive.items()
+            if cached[other].parent_hash == block
+        ]
+
+    def _next_order(self) -> int:
+        self._order += 1
+        return self._order
 
     def _store(self, sequence: Holder, positions: list[int]) -> None:
         """Cache new blocks; announce each run of neighbours as one chain."""

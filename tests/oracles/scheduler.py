@@ -263,7 +263,7 @@ class Scheduler:
             assert job.partial is not None
             kv.promote(job.partial, job, first - 1)
             job.partial = None
-        assert kv.use(job, first, full)
+        assert kv.use(job, first, full, job.computed // job.block_size)
         if opened:
             job.partial = kv.use_partial()
             assert job.partial is not None

@@ -1,6 +1,6 @@
 """Requests and replayed caches for the tests of the mock engine."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -17,14 +17,19 @@ def request(request_id: str, tokens: Iterable[int], max_tokens: int = 1, **more:
     )
 
 
-def apply(cache: set[int], events: Iterable[KvEvent]) -> None:
-    """Replay events as a router would, which knows only what it was told."""
+def apply(cache: set[int], events: Iterable[KvEvent], elsewhere: Collection[int] = ()) -> None:
+    """Replay a tier's events as a router would, which knows only what it was told.
+
+    A parent may be in another tier: `elsewhere`.
+    """
     for event in events:
         if isinstance(event, BlocksStored):
             parent = event.parent_hash
             for block in event.blocks:
                 assert block.parent_hash == parent, "a chain is broken"
-                assert parent is None or parent in cache, "stored behind an unknown parent"
+                assert parent is None or parent in cache or parent in elsewhere, (
+                    "stored behind an unknown parent"
+                )
                 assert block.block_hash not in cache, "stored twice"
                 cache.add(block.block_hash)
                 parent = block.block_hash

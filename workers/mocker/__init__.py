@@ -4,6 +4,7 @@ Entered by simulations through virtual engines; the command `mocker` and tests r
 """
 
 from .config import ENGINE_TYPES, EVEN_SPEEDS, PREEMPTION_MODES, EngineConfig, parse_speeds
+from .tiers import TierConfig
 from .virtual import EngineStats, VirtualFleet
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "PREEMPTION_MODES",
     "EngineConfig",
     "EngineStats",
+    "TierConfig",
     "VirtualFleet",
     "parse_speeds",
 ]

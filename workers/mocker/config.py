@@ -7,6 +7,7 @@ from functools import cached_property
 from ...runtime.security import NatsAuthConfig, ServerTlsConfig
 from ...runtime.settings import bad_setting, option
 from ...runtime.urls import DEFAULT_NATS_URL
+from .tiers import TierConfig
 from .timing import StepTiming, load_timing
 
 MAX_TOKEN_ID = 2**32
@@ -73,6 +74,7 @@ class EngineConfig:
     vocab_size: int = option(32000, "Token ids are below this.")
     eos_token_id: int = option(2, "A token id that is never generated.")
     decode_speedup_ratio: float = option(1.0, "How much faster decoding is than the timing model.")
+    tiers: TierConfig = field(default_factory=TierConfig, metadata={"inline": True})
 
     def __post_init__(self) -> None:
         for key in ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):

@@ -8,6 +8,7 @@ those of the simulation (_engine.pyx); here are the tokens, and what a request m
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ...indexer.wire import TIERS, StorageTier
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from .config import EngineConfig
 from .core import SingleEngine
@@ -15,6 +16,8 @@ from .kv_events import BlocksRemoved, BlocksStored, CachedBlock, KvEvent
 from .sampling import EngineRequest
 from .sequence import Sequence
 
+ENGINE_TIERS: tuple[StorageTier, ...] = TIERS[:3]
+"""The tiers that a mock engine has blocks in, from the fastest down."""
 _NUMBERS = 2**32
 
 
@@ -37,7 +40,10 @@ class MockEngine:
         self._live: dict[str, int] = {}
         self._sequences: dict[int, Sequence] = {}
         self._last_number = 0
-        self._cached: dict[int, CachedBlock] = {}  # a parent comes before its children
+        # By tier, as announced; on the device a parent comes before its children.
+        self._cached: dict[StorageTier, dict[int, CachedBlock]] = {
+            tier: {} for tier in ENGINE_TIERS
+        }
 
     @property
     def running(self) -> int:
@@ -66,13 +72,15 @@ class MockEngine:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._live
 
-    def cached_blocks(self) -> Iterable[CachedBlock]:
-        """Every full block in the cache, parents first."""
-        return self._cached.values()
+    def cached_blocks(self, tier: StorageTier = "device") -> Iterable[CachedBlock]:
+        """Every full block in a tier, parents first; none of a tier that is not announced."""
+        blocks = self._cached[tier].values()
+        # What goes down a tier goes before its parent does.
+        return blocks if tier == "device" else reversed(blocks)
 
     def holders(self) -> dict[int, int]:
-        """How many requests hold each cached block."""
-        return {block_hash: holders for block_hash, _, _, holders in self._core.cache()}
+        """How many requests hold each block on the device."""
+        return {block_hash: holders for block_hash, _, _, holders in self._core.cache(0)}
 
     def submit(self, request: EngineRequest) -> Sequence:
         """Queue a request.
@@ -111,15 +119,16 @@ class MockEngine:
         self._core.abort(number)
         return True
 
-    def step(self) -> StepResult:
+    def step(self, idle_s: float = 0.0) -> StepResult:
         """Begin the next step; the caller lets `duration_s` pass before it begins another one.
 
+        `idle_s` is what has passed since the step before was over, as the engine's time goes.
         Without work nothing happens and the duration is 0. A request that finishes has let go of
         its blocks when this returns: nothing else can use them before the step is over.
         """
         if not self._live:
             return StepResult(0.0, [], [], 0, 0)
-        seconds, tokens, changes, prefill_tokens, preempted = self._core.step()
+        seconds, tokens, changes, prefill_tokens, preempted = self._core.step(idle_s)
         events = [self._event(change) for change in changes]
         outputs = []
         for number, last, cached, preemptions in tokens:
@@ -133,17 +142,27 @@ class MockEngine:
                 del self._sequences[number], self._live[sequence.request.request_id]
         return StepResult(seconds, outputs, events, prefill_tokens, preempted)
 
-    def _event(self, change: tuple[int, int, int] | list[int]) -> KvEvent:
+    def _event(self, change: tuple[int, int, int] | tuple[bool, StorageTier, list[int]]) -> KvEvent:
         """A change of the native cache, with the tokens that belong to it."""
-        if isinstance(change, list):
-            for block_hash in change:
-                del self._cached[block_hash]
-            return BlocksRemoved(change)
-        number, first, count = change
-        sequence = self._sequences[number]
-        blocks = [sequence.cached_block(index) for index in range(first, first + count)]
-        self._cached.update((block.block_hash, block) for block in blocks)
-        return BlocksStored(blocks)
+        if isinstance(change[2], list):
+            came, tier, hashes = change
+            if not came:
+                for block_hash in hashes:
+                    del self._cached[tier][block_hash]
+                return BlocksRemoved(hashes, tier)
+            blocks = [self._known(block_hash) for block_hash in hashes]
+        else:
+            number, first, count = change
+            tier, sequence = "device", self._sequences[number]
+            blocks = [sequence.cached_block(index) for index in range(first, first + count)]
+        # Lower tiers get the last block of a chain first: see cached_blocks.
+        order = blocks if tier == "device" else reversed(blocks)
+        self._cached[tier].update((block.block_hash, block) for block in order)
+        return BlocksStored(blocks, tier)
+
+    def _known(self, block_hash: int) -> CachedBlock:
+        """A block that moves: it is in its old tier still."""
+        return next(blocks[block_hash] for blocks in self._cached.values() if block_hash in blocks)
 
     def _new_number(self) -> int:
         while True:

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from ...indexer.wire import StorageTier
+
 
 class CachedBlock(NamedTuple):
     """A full block, with all that its announcement needs."""
@@ -15,9 +17,10 @@ class CachedBlock(NamedTuple):
 
 
 class BlocksStored(NamedTuple):
-    """Blocks that came into the cache: a chain, each the parent of the next, never empty."""
+    """Blocks that came into a tier: a chain, each the parent of the next, never empty."""
 
     blocks: list[CachedBlock]
+    tier: StorageTier = "device"
 
     @property
     def parent_hash(self) -> int | None:
@@ -33,9 +36,10 @@ class BlocksStored(NamedTuple):
 
 
 class BlocksRemoved(NamedTuple):
-    """Blocks that left the cache, in this order."""
+    """Blocks that left a tier, in this order."""
 
     block_hashes: list[int]
+    tier: StorageTier = "device"
 
 
 KvEvent = BlocksStored | BlocksRemoved

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from ...indexer.wire import StorageTier
 from ..trtllm_proto import common_pb
-from .engine import MockEngine
+from .engine import ENGINE_TIERS, MockEngine
 from .kv_events import BlocksStored, CachedBlock, KvEvent
 from .messages import add_kv_event, add_stored
 
@@ -112,22 +113,26 @@ class KvEventFeed:
 
     def _snapshot(self) -> list[bytes]:
         """The caches as batches: for each rank cleared, then every block, parents first."""
-        caches = [list(engine.cached_blocks()) for engine in self._engines]
+        caches = [
+            (rank, tier, list(engine.cached_blocks(tier)))
+            for rank, engine in enumerate(self._engines)
+            for tier in ENGINE_TIERS
+        ]
         parts = [
-            (rank, first, blocks[first : first + BLOCKS_PER_CHUNK])
-            for rank, blocks in enumerate(caches)
-            for first in range(0, max(1, len(blocks)), BLOCKS_PER_CHUNK)
+            (rank, tier, first, blocks[first : first + BLOCKS_PER_CHUNK])
+            for rank, tier, blocks in caches
+            for first in range(0, max(tier == "device", len(blocks)), BLOCKS_PER_CHUNK)
         ]
         chunks = []
-        for index, (rank, first, part) in enumerate(parts):
+        for index, (rank, tier, first, part) in enumerate(parts):
             batch = self._new_batch(self._sequence - len(parts) + 1 + index, rank)
             batch.snapshot.index = index
             batch.snapshot.count = len(parts)
-            batch.snapshot.blocks = sum(map(len, caches))
-            if first == 0:
+            batch.snapshot.blocks = sum(len(blocks) for _, _, blocks in caches)
+            if first == 0 and tier == "device":
                 batch.events.add().cleared.SetInParent()
-            for event in chains(part):
-                add_stored(batch, event.blocks, 0)
+            for event in chains(part, tier):
+                add_stored(batch, event, 0)
             chunks.append(batch.SerializeToString())
         return chunks
 
@@ -146,12 +151,12 @@ class KvEventFeed:
         return batch
 
 
-def chains(blocks: Iterable[CachedBlock]) -> list[BlocksStored]:
-    """The blocks, in their order, cut where one is not the parent of the next."""
+def chains(blocks: Iterable[CachedBlock], tier: StorageTier) -> list[BlocksStored]:
+    """A tier's blocks, in their order, cut where one is not the parent of the next."""
     events: list[BlocksStored] = []
     for block in blocks:
         if events and events[-1].blocks[-1].block_hash == block.parent_hash:
             events[-1].blocks.append(block)
         else:
-            events.append(BlocksStored([block]))
+            events.append(BlocksStored([block], tier))
     return events

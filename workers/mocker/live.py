@@ -139,6 +139,7 @@ class LiveEngine:
         due = clock.now()
         steps = 0
         while True:
+            over = due
             while not engine.has_work:
                 self._work.clear()
                 await self._work.wait()
@@ -146,7 +147,7 @@ class LiveEngine:
                 steps = 0
             await self.awake.wait()
             now = clock.now()
-            result = engine.step()
+            result = engine.step((due - over) * self._speedup)
             if result.events and self._on_events is not None:
                 self._on_events(result.events)
             due = max(due, now - _MOST_LAG_S) + result.duration_s * self.slowdown / self._speedup

@@ -7,11 +7,16 @@ import numpy as np
 
 from ...runtime.errors import InvalidRequestError
 from ..trtllm_proto import common_pb, pb
-from .kv_events import BlocksStored, CachedBlock, KvEvent
+from .kv_events import BlocksStored, KvEvent
 from .live import TokenStream
 from .sampling import EngineRequest
 
 _INT64 = 2**63
+_TIERS = {
+    "device": common_pb.KV_CACHE_TIER_DEVICE,
+    "host_pinned": common_pb.KV_CACHE_TIER_HOST,
+    "disk": common_pb.KV_CACHE_TIER_DISK,
+}
 
 
 def engine_request(message: Any, request_id: str) -> EngineRequest:
@@ -101,25 +106,25 @@ class ResponseWriter:
 def add_kv_event(batch: Any, event: KvEvent, event_id: int) -> None:
     """Append one cache event to a KvEventBatch."""
     if isinstance(event, BlocksStored):
-        add_stored(batch, event.blocks, event_id)
+        add_stored(batch, event, event_id)
     else:
         removed = batch.events.add(event_id=event_id).removed
         removed.block_hashes.extend(map(_signed, event.block_hashes))
-        removed.tier = common_pb.KV_CACHE_TIER_DEVICE
+        removed.tier = _TIERS[event.tier]
 
 
-def add_stored(batch: Any, blocks: list[CachedBlock], event_id: int) -> None:
+def add_stored(batch: Any, event: BlocksStored, event_id: int) -> None:
     """Append one stored event for a chain of blocks."""
     stored = batch.events.add(event_id=event_id).stored
-    first = blocks[0]
+    first = event.blocks[0]
     if first.parent_hash is not None:
         stored.parent_block_hash = _signed(first.parent_hash)
-    stored.tier = common_pb.KV_CACHE_TIER_DEVICE
+    stored.tier = _TIERS[event.tier]
     if first.lora_name is not None:
         stored.lora_name = first.lora_name
     if first.cache_namespace is not None:
         stored.cache_salt = first.cache_namespace
-    for block in blocks:
+    for block in event.blocks:
         tokens = np.frombuffer(block.token_ids, dtype="<u4")
         stored.blocks.add(
             block_hash=_signed(block.block_hash),

@@ -18,7 +18,7 @@ from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
 from .config import MockerConfig, parse_speeds
 from .dp_engine import DataParallelEngine
-from .engine import MockEngine
+from .engine import ENGINE_TIERS, MockEngine
 from .faults import HEALTHY, Fault, FaultyPlane
 from .kv_events import BlocksStored, KvEvent
 from .kv_feed import KvEventFeed, chains
@@ -114,7 +114,9 @@ class MockServer:
             self.worker_id = config.worker_id + self._index
         if self._plane is not None:
             # Enough for the announcement of a full cache, and as much again.
-            replay_bytes = (1 << 20) + 2 * _BYTES_PER_BLOCK * config.engine.num_gpu_blocks
+            tiers = config.engine.tiers
+            blocks = config.engine.num_gpu_blocks + tiers.host_blocks + tiers.disk_blocks
+            replay_bytes = (1 << 20) + 2 * _BYTES_PER_BLOCK * blocks
             self._publishers = [
                 KvEventPublisher(
                     self._plane,
@@ -199,15 +201,18 @@ class MockServer:
         publisher = self._publishers[rank]
         for event in events:
             if isinstance(event, BlocksStored):
-                publisher.stored(event.parent_hash, event.block_hashes, event.local_hashes)
+                publisher.stored(
+                    event.parent_hash, event.block_hashes, event.local_hashes, event.tier
+                )
             else:
-                publisher.removed(event.block_hashes)
+                publisher.removed(event.block_hashes, event.tier)
 
     def _snapshot(self, rank: int) -> list[StoredRun]:
-        """The whole cache of a rank as it is now, parents first."""
+        """The whole cache of a rank as it is now, the device first, in each tier parents first."""
         return [
-            StoredRun(chain.parent_hash, chain.block_hashes, chain.local_hashes)
-            for chain in chains(self.ranks.engines[rank].cached_blocks())
+            StoredRun(chain.parent_hash, chain.block_hashes, chain.local_hashes, tier)
+            for tier in ENGINE_TIERS
+            for chain in chains(self.ranks.engines[rank].cached_blocks(tier), tier)
         ]
 
 

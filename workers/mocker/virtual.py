@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...indexer.wire import encode_heartbeat
+from ...indexer.wire import TIERS, StorageTier, encode_heartbeat
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank
 from .config import EVEN_SPEEDS, EngineConfig
@@ -44,6 +44,7 @@ class EngineStats(NamedTuple):
     busy_s: float
     waited_s: float  # requests that waited, integrated over its steps
     most_waiting: int
+    loading_s: float  # of `busy_s`: waiting for blocks from host memory and disk
 
 
 class VirtualFleet:
@@ -184,9 +185,17 @@ class VirtualFleet:
         """Of every engine: the ranks of the first worker, then those of the next one."""
         return [EngineStats(*row) for row in self._fleet.stats()]
 
-    def cached_blocks(self, worker: int, rank: int = 0) -> list[tuple[int, int | None, int, int]]:
-        """(hash, parent's hash, local hash, holders) of each cached block, parents first."""
-        return self._fleet.cache(self._engine(worker, rank))
+    def cached_blocks(
+        self, worker: int, rank: int = 0, tier: StorageTier = "device"
+    ) -> list[tuple[int, int | None, int, int]]:
+        """(hash, parent's hash, local hash, holders) of each block of a tier, in the order they
+        came: on the device parents first.
+        """
+        return self._fleet.cache(self._engine(worker, rank), TIERS.index(tier))
+
+    def loaded_blocks(self, worker: int, rank: int = 0) -> tuple[int, int]:
+        """Blocks that came onto the device from host memory, and from disk."""
+        return self._fleet.loaded(self._engine(worker, rank))
 
     def pools(self, worker: int, rank: int = 0) -> tuple[int, int]:
         """Blocks held, and blocks cached that nobody holds."""

@@ -5,7 +5,8 @@
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from ._kv_manager cimport KvManager, Sequence
-from ._scheduler cimport Limits, Queues, Step
+from ._limits cimport Limits
+from ._scheduler cimport Queues, Step
 from ._timing cimport Timing
 
 cdef enum:
@@ -45,14 +46,15 @@ cdef struct Engine:
     uint32_t pending_capacity
     uint64_t next_event
     uint32_t steps
-    double busy            # seconds of all steps
+    double took            # seconds of the step that was begun last
+    double busy            # and of all steps
+    double loaded_s        # and of those that they waited for lower tiers
     double waited          # seconds of all steps times the requests that waited meanwhile
     uint32_t most_waiting
 
 # `engine` is zeroed; its first step begins at `start` at the earliest.
 cdef int engine_init(
-    Engine* engine, const Limits* limits, uint32_t capacity, bint journal, double speed,
-    double start
+    Engine* engine, const Limits* limits, bint journal, double speed, double start
 ) noexcept nogil
 cdef void engine_free(Engine* engine) noexcept nogil
 # Whether a request is here, or a step runs.

@@ -9,10 +9,9 @@ from ._timing cimport timing_attention_ms, timing_decode_ms, timing_prefill_ms
 
 
 cdef int engine_init(
-    Engine* engine, const Limits* limits, uint32_t capacity, bint journal, double speed,
-    double start
+    Engine* engine, const Limits* limits, bint journal, double speed, double start
 ) noexcept nogil:
-    kv_init(&engine.kv, capacity, limits.block_size, journal)
+    kv_init(&engine.kv, &limits.cache, journal)
     engine.next_event = 1
     engine.speed = speed
     engine.clock = start
@@ -101,10 +100,10 @@ cdef int engine_begin_step(
     Engine* engine, const Limits* limits, const Timing* timing, Record* record, Step* step
 ) noexcept nogil:
     cdef size_t entries = engine.kv.journal.length
-    cdef double seconds
+    cdef double seconds, loading
     cdef uint32_t waiting
     engine.n_pending = 0
-    engine.kv.now = engine.clock
+    engine.kv.now = engine.kv.ready = engine.clock
     if plan_step(&engine.queues, &engine.kv, limits, step) < 0 or not reserve(engine):
         return -1
     seconds = (
@@ -112,6 +111,10 @@ cdef int engine_begin_step(
         + timing_attention_ms(timing, step.attended)
         + timing_decode_ms(timing, step.decode_tokens, step.decodes)
     ) / 1000 / engine.speed
+    loading = engine.kv.ready - engine.clock
+    seconds += loading  # it computes once all blocks that it needs are on the device
+    engine.loaded_s += loading
+    engine.took = seconds
     engine.clock += seconds
     engine.stepping = 1
     engine.steps += 1

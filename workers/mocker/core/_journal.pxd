@@ -9,15 +9,19 @@ cdef enum EntryKind:
     ENTRY_REMOVED = 1
     ENTRY_CLEARED = 2
 
+cdef enum:
+    NO_REQUEST = 0xFFFFFFFF
+
 cdef struct Entry:
     double time          # when it was published
     uint64_t parent      # stored: the block before the first one, if has_parent
     uint64_t first       # of its blocks in the journal's columns
     uint32_t count
-    uint32_t request     # stored: whose blocks they are
+    uint32_t request     # stored: whose blocks they are; NO_REQUEST: they were here before
     uint32_t first_block # stored: of the first one among that request's blocks
     uint32_t message     # entries of one message are lost together
     uint8_t kind
+    uint8_t tier         # 0: the device
     uint8_t has_parent
 
 cdef struct Journal:
@@ -69,6 +73,8 @@ cdef inline Entry* journal_open(Journal* journal, EntryKind kind, uint32_t block
     entry.first = journal.blocks
     entry.count = 0
     entry.kind = kind
+    entry.tier = 0
+    entry.request = NO_REQUEST
     entry.has_parent = 0
     entry.parent = 0
     entry.message = journal.messages

@@ -1,11 +1,16 @@
 # _kv_manager.pxd: what requests hold of an engine's cache, and what is told of its changes.
 #
+# Requests hold blocks on the device. What it evicts goes down to the tiers below, and what a prompt
+# finds there is loaded: the step that needs it waits until `ready`.
+#
 # The four signals: `kv_grow` uses blocks and promotes the partial one, `kv_release` derefs full
 # blocks and destroys the partial one. A request holds its blocks from the first one on and lets go
 # of the last one first, so the cached blocks of any request are a prefix of it.
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from ._journal cimport Journal
+from ._limits cimport CacheLimits
+from ._lower_tiers cimport LowerTiers
 from ._pool cimport Pool
 
 cdef struct Sequence:      # what every step touches comes first: half a cache line
@@ -30,16 +35,17 @@ cdef struct Sequence:      # what every step touches comes first: half a cache l
     uint32_t preemptions
 
 cdef struct KvManager:
-    Pool pool
+    Pool pool              # the device
+    LowerTiers tiers       # below it
     Journal journal
     uint32_t block_size
     double now             # when what changes is told
+    double ready           # when all that was asked for of late is on the device
 
-cdef int kv_init(
-    KvManager* kv, uint32_t capacity, uint32_t block_size, bint journal
-) noexcept nogil
+cdef int kv_init(KvManager* kv, const CacheLimits* limits, bint journal) noexcept nogil
 cdef void kv_free(KvManager* kv) noexcept nogil
-# Leading ones of the first `limit` blocks that are cached; `shared`: of those, held by somebody.
+# Leading ones of the first `limit` blocks that are cached, in whatever tier; `shared`: of those, held
+# by somebody.
 cdef uint32_t kv_match(
     const KvManager* kv, const Sequence* sequence, uint32_t limit, uint32_t* shared
 ) noexcept nogil
@@ -52,9 +58,10 @@ cdef int kv_grow(
 ) noexcept nogil
 # Give up all blocks, the last one first.
 cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil
-# [(sequence hash, parent's or None, local hash, holders)] of the cached blocks, in the order they
-# came.
-cdef list kv_listing(const KvManager* kv)
+# [(sequence hash, parent's or None, local hash, holders)] of a tier's blocks, in the order they came.
+cdef list kv_listing(const KvManager* kv, int tier)
+# The same tier; IndexError if there is none of that number.
+cdef int check_tier(int tier) except -1
 # The whole cache into the journal, as an announcement at `now`; -1: no memory.
 cdef int kv_announce(
     KvManager* kv, double now, uint32_t max_events, uint32_t max_blocks

@@ -1,6 +1,6 @@
 """What requests hold of an engine's cache: see _kv_manager.pxd."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort
 
 from ....runtime.native._table cimport NONE
@@ -14,31 +14,42 @@ from ._journal cimport (
     journal_open,
     journal_put,
 )
+from ._limits cimport LOWER, CacheLimits
+from ._lower_tiers cimport (
+    tell_removed,
+    tier_load,
+    tier_of,
+    tiers_free,
+    tiers_init,
+    tiers_push_down,
+)
 from ._pool cimport (
+    USUAL_LEVEL,
     Block,
     Pool,
+    pool_acquire,
     pool_add,
-    pool_evict,
+    pool_drop,
     pool_find,
     pool_free,
-    pool_acquire,
     pool_init,
+    pool_next,
     pool_release,
 )
 
 
-cdef int kv_init(
-    KvManager* kv, uint32_t capacity, uint32_t block_size, bint journal
-) noexcept nogil:
+cdef int kv_init(KvManager* kv, const CacheLimits* limits, bint journal) noexcept nogil:
     """`kv` is zeroed."""
-    pool_init(&kv.pool, capacity)
+    pool_init(&kv.pool, limits.device_blocks, limits.lineage)
+    tiers_init(&kv.tiers, limits)
     kv.journal.on = journal
-    kv.block_size = block_size
+    kv.block_size = limits.block_size
     return 0
 
 
 cdef void kv_free(KvManager* kv) noexcept nogil:
     pool_free(&kv.pool)
+    tiers_free(&kv.tiers)
     journal_free(&kv.journal)
 
 
@@ -49,9 +60,10 @@ cdef uint32_t kv_match(
     shared[0] = 0
     while depth < limit:
         id = pool_find(&kv.pool, sequence.sequence_hashes[depth])
-        if id == NONE:
+        if id != NONE:
+            shared[0] += kv.pool.blocks[id].holders > 0
+        elif tier_of(&kv.tiers, sequence.sequence_hashes[depth], &id) < 0:
             break
-        shared[0] += kv.pool.blocks[id].holders > 0
         depth += 1
     return depth
 
@@ -89,11 +101,10 @@ cdef int kv_grow(
         return -1
     for id in range(first, depth):
         pool_acquire(pool, sequence.ids[id])
-    if full > depth:
-        if free_blocks(kv, full - depth) < 0:
-            return -1
-        if store(kv, sequence, depth, full) < 0:
-            return -1
+        if pool.blocks[sequence.ids[id]].ready > kv.ready:
+            kv.ready = pool.blocks[sequence.ids[id]].ready
+    if full > depth and store(kv, sequence, depth, full) < 0:
+        return -1
     if opened:
         if free_blocks(kv, 1) < 0:
             return -1
@@ -122,9 +133,41 @@ cdef int promote(KvManager* kv, Sequence* sequence, uint32_t index) noexcept nog
 cdef int store(
     KvManager* kv, Sequence* sequence, uint32_t first, uint32_t last
 ) noexcept nogil:
-    """Cache blocks first..last-1, for which there is room, and tell of them as one chain."""
+    """Cache blocks first..last-1, which the device has not, and tell of them as one chain.
+
+    Those that a lower tier has leave it; what counts as computed of them is loaded. The others
+    are computed anew. They leave first, so that making room does not push them out.
+    """
+    cdef uint32_t i, id, n = 0
+    cdef int tier, status
+    cdef Block* found = NULL
+    if kv.tiers.any:
+        found = <Block*>malloc((last - first) * sizeof(Block))
+        if found == NULL:
+            return -1
+        for i in range(first, last):
+            tier = tier_of(&kv.tiers, sequence.sequence_hashes[i], &id)
+            if tier >= 0:
+                found[n] = kv.tiers.pools[tier].blocks[id]
+                found[n].listed = <uint8_t>tier
+                found[n].ready = 0.0
+                if (i + 1) * kv.block_size <= sequence.computed:
+                    found[n].ready = tier_load(&kv.tiers, tier, kv.now)
+                pool_drop(&kv.tiers.pools[tier], id)
+                n += 1
+    status = free_blocks(kv, last - first)
+    if status == 0:
+        status = add_blocks(kv, sequence, first, last, found, n)
+    free(found)
+    return status
+
+
+cdef int add_blocks(
+    KvManager* kv, Sequence* sequence, uint32_t first, uint32_t last, Block* found, uint32_t n
+) noexcept nogil:
+    """Blocks first..last-1 come onto the device; `found` of them have left their lower tiers."""
     cdef Entry* entry = NULL
-    cdef uint32_t index, parent = sequence.ids[first - 1] if first else NONE
+    cdef uint32_t index, at = 0, parent = sequence.ids[first - 1] if first else NONE
     if kv.journal.on:
         entry = journal_open(&kv.journal, ENTRY_STORED, last - first)
         if entry == NULL:
@@ -142,32 +185,62 @@ cdef int store(
         if parent == NONE:
             return -1
         sequence.ids[index] = parent
+        if at < n and found[at].sequence_hash == sequence.sequence_hashes[index]:
+            kv.pool.blocks[parent].ready = found[at].ready
+            if found[at].ready > kv.ready:
+                kv.ready = found[at].ready
+            at += 1
         if entry != NULL:
             journal_put(
                 &kv.journal, entry, sequence.sequence_hashes[index], sequence.local_hashes[index]
             )
+    return tell_taken(kv, found, n)
+
+
+cdef int tell_taken(KvManager* kv, Block* found, uint32_t n) noexcept nogil:
+    """Tell of blocks that have left the lower tier which `listed` names."""
+    cdef uint32_t first = 0, end
+    while kv.journal.on and kv.tiers.told and first < n:
+        end = first
+        while end < n and found[end].listed == found[first].listed:
+            end += 1
+        if tell_removed(
+            &kv.journal, kv.now, found[first].listed, found + first, end - first
+        ) < 0:
+            return -1
+        first = end
     return 0
 
 
 cdef int free_blocks(KvManager* kv, uint32_t blocks) noexcept nogil:
     """Evict until `blocks` more fit; the caller knows that they can."""
     cdef Pool* pool = &kv.pool
-    cdef uint32_t wanted = pool.active + pool.inactive + blocks, i
-    cdef uint64_t sequence_hash
+    cdef uint32_t wanted = pool.active + pool.inactive + blocks, i, id
     cdef Entry* entry = NULL
+    cdef Block* evicted
+    cdef int status = 0
     if wanted <= pool.capacity:
         return 0
     wanted -= pool.capacity
-    if kv.journal.on:
+    evicted = <Block*>malloc(wanted * sizeof(Block))
+    if evicted == NULL:
+        return -1
+    for i in range(wanted):
+        id = pool_next(pool)
+        evicted[i] = pool.blocks[id]
+        pool_drop(pool, id)
+    if kv.tiers.any:
+        status = tiers_push_down(&kv.tiers, &kv.journal, kv.now, 0, evicted, wanted)
+    if status == 0 and kv.journal.on:
         entry = journal_open(&kv.journal, ENTRY_REMOVED, wanted)
         if entry == NULL:
-            return -1
-        entry.time = kv.now
-    for i in range(wanted):
-        sequence_hash = pool_evict(pool)
-        if entry != NULL:
-            journal_put(&kv.journal, entry, sequence_hash, 0)
-    return 0
+            status = -1
+        else:
+            entry.time = kv.now
+            for i in range(wanted):
+                journal_put(&kv.journal, entry, evicted[i].sequence_hash, 0)
+    free(evicted)
+    return status
 
 
 cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:
@@ -178,23 +251,34 @@ cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:
         sequence.partial = 0
     while index > 0:
         index -= 1
-        pool_release(&kv.pool, sequence.ids[index])
+        pool_release(&kv.pool, sequence.ids[index], USUAL_LEVEL)
     sequence.held = sequence.slack = 0
 
 
-cdef list kv_listing(const KvManager* kv):
-    cdef const Pool* pool = &kv.pool
+cdef const Pool* pool_of(const KvManager* kv, int tier) noexcept nogil:
+    """0: the device; then the tiers below it."""
+    return &kv.pool if tier == 0 else &kv.tiers.pools[tier - 1]
+
+
+cdef list kv_listing(const KvManager* kv, int tier):
+    cdef const Pool* pool = pool_of(kv, tier)
     cdef uint32_t i
     found = []
     for i in range(pool.used):
         # Ids that are free are those the table does not know.
         if pool_find(pool, pool.blocks[i].sequence_hash) == i:
             block = pool.blocks[i]
-            parent = None if block.parent == NONE else pool.blocks[block.parent].sequence_hash
+            parent = block.parent_hash if block.has_parent else None
             found.append(
                 (block.serial, block.sequence_hash, parent, block.local_hash, block.holders)
             )
     return [row[1:] for row in sorted(found)]
+
+
+cdef int check_tier(int tier) except -1:
+    if not 0 <= tier <= LOWER:
+        raise IndexError(f"there is no tier {tier}")
+    return tier
 
 
 cdef int by_serial(const void* one, const void* other) noexcept nogil:
@@ -205,19 +289,39 @@ cdef int by_serial(const void* one, const void* other) noexcept nogil:
 cdef int kv_announce(
     KvManager* kv, double now, uint32_t max_events, uint32_t max_blocks
 ) noexcept nogil:
-    cdef Pool* pool = &kv.pool
-    cdef Journal* journal = &kv.journal
-    cdef Block* cached = NULL
     cdef Entry* entry
-    cdef uint32_t id, i, n = 0, events = 1, blocks = 0
-    cdef uint64_t previous = 0
-    if not journal.on:
+    cdef int tier, tiers = 1 + LOWER if kv.tiers.told else 1
+    cdef uint32_t events = 0, blocks = 0
+    if not kv.journal.on:
         return 0
-    entry = journal_open(journal, ENTRY_CLEARED, 0)
-    if entry == NULL:
-        return -1
-    entry.time = now
-    cached = <Block*>malloc((pool.used + 1) * sizeof(Block))
+    for tier in range(tiers - 1, -1, -1):  # the device's last: it is that which ends a gap
+        if tier == 0 or pool_of(kv, tier).capacity:
+            entry = journal_open(&kv.journal, ENTRY_CLEARED, 0)
+            if entry == NULL:
+                return -1
+            entry.time = now
+            entry.tier = tier
+            events += 1
+    for tier in range(tiers):
+        if announce_tier(kv, now, tier, max_events, max_blocks, &events, &blocks) < 0:
+            return -1
+    kv.journal.messages += 1
+    return 0
+
+
+cdef int announce_tier(
+    KvManager* kv, double now, int tier, uint32_t max_events, uint32_t max_blocks,
+    uint32_t* events, uint32_t* blocks,
+) noexcept nogil:
+    """All blocks of a tier, parents first: on the device they came first, below it they came last.
+    """
+    cdef const Pool* pool = pool_of(kv, tier)
+    cdef Journal* journal = &kv.journal
+    cdef Entry* entry = NULL
+    cdef uint32_t id, i, n = 0
+    cdef uint64_t previous = 0
+    cdef Block* block
+    cdef Block* cached = <Block*>malloc((pool.used + 1) * sizeof(Block))
     if cached == NULL:
         return -1
     for id in range(pool.used):
@@ -225,26 +329,26 @@ cdef int kv_announce(
             cached[n] = pool.blocks[id]
             n += 1
     qsort(cached, n, sizeof(Block), by_serial)
-    entry = NULL
     for i in range(n):
-        if entry == NULL or cached[i].parent == NONE or (
-            pool.blocks[cached[i].parent].sequence_hash != previous
-        ) or blocks == max_blocks:
-            if events == max_events or blocks == max_blocks:
+        block = &cached[i if tier == 0 else n - 1 - i]
+        if (
+            entry == NULL or not block.has_parent or block.parent_hash != previous
+            or blocks[0] == max_blocks
+        ):
+            if events[0] == max_events or blocks[0] == max_blocks:
                 journal.messages += 1
-                events = blocks = 0
+                events[0] = blocks[0] = 0
             entry = journal_open(journal, ENTRY_STORED, n - i)
             if entry == NULL:
                 free(cached)
                 return -1
             entry.time = now
-            if cached[i].parent != NONE:
-                entry.has_parent = 1
-                entry.parent = pool.blocks[cached[i].parent].sequence_hash
-            events += 1
-        journal_put(journal, entry, cached[i].sequence_hash, cached[i].local_hash)
-        blocks += 1
-        previous = cached[i].sequence_hash
-    journal.messages += 1
+            entry.tier = tier
+            entry.has_parent = block.has_parent
+            entry.parent = block.parent_hash
+            events[0] += 1
+        journal_put(journal, entry, block.sequence_hash, block.local_hash)
+        blocks[0] += 1
+        previous = block.sequence_hash
     free(cached)
     return 0

@@ -16,18 +16,10 @@
 # oldest, only one that has brought a token since it was admitted; while there is none, the youngest
 # beside the one that needs room, which gets its token then. So between two preemptions of the same
 # request somebody brought a token, and tokens are finite.
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from ._kv_manager cimport KvManager, Sequence
-
-cdef struct Limits:
-    uint32_t block_size
-    uint32_t max_num_seqs
-    uint32_t budget        # tokens of a step
-    uint32_t admission     # most active blocks after an admission
-    uint8_t chunked
-    uint8_t classic        # else vllm
-    uint8_t oldest_first   # who is preempted; else the youngest
+from ._limits cimport Limits
 
 cdef struct Step:
     uint64_t prefill       # tokens
@@ -47,8 +39,6 @@ cdef struct Queues:
     uint64_t blocked_at    # version of the pool at which the first waiting one did not fit
     Sequence* blocked      # that one
 
-# From an EngineConfig.
-cdef int read_limits(Limits* limits, config) except -1
 cdef Sequence* sequence_new(
     uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* sequence_hashes,
     const uint64_t* local_hashes, uint32_t n_blocks, double follow

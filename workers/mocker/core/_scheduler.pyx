@@ -7,17 +7,6 @@ from libc.string cimport memcpy, memmove
 from ._kv_manager cimport kv_cached_tokens, kv_grow, kv_match, kv_release
 
 
-cdef int read_limits(Limits* limits, config) except -1:
-    limits.block_size = config.block_size
-    limits.max_num_seqs = config.max_num_seqs
-    limits.budget = config.max_num_batched_tokens
-    limits.admission = config.admission_blocks
-    limits.chunked = config.enable_chunked_prefill
-    limits.classic = config.engine_type == "classic"
-    limits.oldest_first = config.preempts == "fifo"
-    return 0
-
-
 cdef Sequence* sequence_new(
     uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* sequence_hashes,
     const uint64_t* local_hashes, uint32_t n_blocks, double follow

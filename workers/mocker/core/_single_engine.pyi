@@ -3,13 +3,15 @@ from typing import Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from ....indexer.wire import StorageTier
 from ..config import EngineConfig
 from ._timing import StepTiming
 
 _Token = tuple[int, bool, int, int]
 """request, whether it was the last one, cached prompt tokens, preemptions so far"""
-_Change = tuple[int, int, int] | list[int]
-"""blocks stored: (request, its first block, how many); or the sequence hashes of blocks removed"""
+_Change = tuple[int, int, int] | tuple[bool, StorageTier, list[int]]
+"""blocks stored on the device: (request, its first block, how many); or blocks that were cached
+before: (whether they came, else left; which tier; their sequence hashes)"""
 
 @final
 class SingleEngine:
@@ -31,8 +33,14 @@ class SingleEngine:
         """Queue a request; ValueError if the columns are too short for it."""
 
     def abort(self, request: int) -> bool: ...
-    def step(self) -> tuple[float, list[_Token], list[_Change], int, int]:
-        """(seconds, tokens, changes of the cache, prompt tokens computed, preempted)."""
+    def step(self, idle_s: float) -> tuple[float, list[_Token], list[_Change], int, int]:
+        """(seconds, tokens, changes of the cache, prompt tokens computed, preempted).
 
-    def cache(self) -> list[tuple[int, int | None, int, int]]:
-        """(sequence hash, parent's, local hash, holders) of the cached blocks, as they came."""
+        `idle_s` of the engine's time have passed since the step before it ended.
+        """
+
+    def cache(self, tier: int) -> list[tuple[int, int | None, int, int]]:
+        """(sequence hash, parent's, local hash, holders) of a tier's blocks, as they came.
+
+        0 is the device. IndexError if there is no such tier.
+        """

@@ -11,10 +11,13 @@ from ._engine cimport (
     engine_init,
     engine_submit,
 )
-from ._journal cimport ENTRY_STORED, Entry, Journal, journal_compact
-from ._kv_manager cimport Sequence, kv_listing
-from ._scheduler cimport Limits, Step, queues_remove, read_limits, sequence_new
+from ._journal cimport ENTRY_STORED, NO_REQUEST, Entry, Journal, journal_compact
+from ._kv_manager cimport Sequence, check_tier, kv_listing
+from ._limits cimport Limits, read_limits
+from ._scheduler cimport Step, queues_remove, sequence_new
 from ._timing cimport StepTiming
+
+from ....indexer.wire import TIERS
 
 
 @cython.final
@@ -27,7 +30,7 @@ cdef class SingleEngine:
 
     def __cinit__(self, config, StepTiming timing not None):
         read_limits(&self.limits, config)
-        engine_init(&self.engine, &self.limits, config.num_gpu_blocks, True, 1.0, 0.0)
+        engine_init(&self.engine, &self.limits, True, 1.0, 0.0)
         self.engine.every_token = True
         self.timing = timing
 
@@ -71,10 +74,10 @@ cdef class SingleEngine:
     def abort(self, uint32_t request):
         return bool(queues_remove(&self.engine.queues, &self.engine.kv, request))
 
-    def step(self):
+    def step(self, double idle_s):
         cdef Step step
         cdef uint32_t i
-        self.engine.clock = 0.0
+        self.engine.clock += idle_s
         if engine_begin_step(&self.engine, &self.limits, &self.timing.timing, NULL, &step) < 0:
             raise MemoryError
         self.engine.stepping = False  # it is the caller who lets the time pass
@@ -87,7 +90,7 @@ cdef class SingleEngine:
             )
             for i in range(self.engine.n_pending)
         ]
-        return self.engine.clock, tokens, self.take_changes(), step.prefill, step.preempted
+        return self.engine.took, tokens, self.take_changes(), step.prefill, step.preempted
 
     cdef list take_changes(self):
         cdef Journal* journal = &self.engine.kv.journal
@@ -97,14 +100,13 @@ cdef class SingleEngine:
         while journal.head < journal.length:
             entry = &journal.entries[journal.head]
             journal.head += 1
-            if entry.kind == ENTRY_STORED:
+            if entry.kind == ENTRY_STORED and entry.request != NO_REQUEST:
                 changes.append((entry.request, entry.first_block, entry.count))
             else:
-                changes.append(
-                    [journal.sequence_hashes[entry.first + i] for i in range(entry.count)]
-                )
+                hashes = [journal.sequence_hashes[entry.first + i] for i in range(entry.count)]
+                changes.append((entry.kind == ENTRY_STORED, TIERS[entry.tier], hashes))
         journal_compact(journal, 0)
         return changes
 
-    def cache(self):
-        return kv_listing(&self.engine.kv)
+    def cache(self, int tier):
+        return kv_listing(&self.engine.kv, check_tier(tier))

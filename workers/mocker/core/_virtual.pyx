@@ -8,6 +8,7 @@ from libc.stdlib cimport calloc, free
 import numpy as np
 
 from ....indexer.wire._writer cimport EventWriter
+from ....indexer.wire import TIERS
 from ....runtime.native._mix cimport splitmix64
 from ._engine cimport (
     Engine,
@@ -20,8 +21,9 @@ from ._engine cimport (
     engines_advance,
 )
 from ._journal cimport ENTRY_CLEARED, ENTRY_STORED, Entry, Journal, journal_compact
-from ._kv_manager cimport Sequence, kv_announce, kv_listing
-from ._scheduler cimport Limits, read_limits, sequence_new
+from ._kv_manager cimport Sequence, check_tier, kv_announce, kv_listing
+from ._limits cimport LOWER, Limits, read_limits
+from ._scheduler cimport sequence_new
 from ._timing cimport StepTiming
 
 cdef enum:
@@ -51,7 +53,7 @@ cdef class Fleet:
         self, config, StepTiming timing not None, uint32_t workers, *, const double[::1] speeds,
         bint record_events, double loss, uint64_t seed,
     ):
-        cdef uint32_t i, ranks = config.dp_size, capacity = config.num_gpu_blocks
+        cdef uint32_t i, ranks = config.dp_size
         cdef double start = config.startup_time_s
         if workers == 0:
             raise ValueError("a fleet needs an engine")
@@ -66,7 +68,7 @@ cdef class Fleet:
         read_limits(&self.limits, config)
         for i in range(self.size):
             engine_init(
-                &self.engines[i], &self.limits, capacity, record_events, speeds[i // ranks], start
+                &self.engines[i], &self.limits, record_events, speeds[i // ranks], start
             )
         self.timing = timing
         self.writer = EventWriter()
@@ -179,17 +181,18 @@ cdef class Fleet:
         """Write one event of an engine."""
         cdef Journal* journal = &self.engines[number].kv.journal
         cdef uint32_t worker = number // self.ranks, rank = number % self.ranks
+        cdef str tier = TIERS[entry.tier]
         if entry.kind == ENTRY_STORED:
             self.writer.put_stored(
                 worker, rank, event_id, entry.has_parent, entry.parent,
                 journal.sequence_hashes + entry.first, journal.local_hashes + entry.first,
-                entry.count, "device",
+                entry.count, tier,
             )
         elif entry.kind == ENTRY_CLEARED:
-            self.writer.cleared(worker, rank, event_id)
+            self.writer.cleared(worker, rank, event_id, tier)
         else:
             self.writer.put_removed(
-                worker, rank, event_id, journal.sequence_hashes + entry.first, entry.count, "device"
+                worker, rank, event_id, journal.sequence_hashes + entry.first, entry.count, tier
             )
         return 0
 
@@ -246,20 +249,27 @@ cdef class Fleet:
         return seconds, counts
 
     def stats(self):
-        """(steps, busy seconds, waited request-seconds, most waiting) of every engine."""
+        """(steps, busy seconds, waited request-seconds, most waiting, seconds for lower tiers) of
+        every engine."""
         return [
             (
                 self.engines[i].steps,
                 self.engines[i].busy,
                 self.engines[i].waited,
                 self.engines[i].most_waiting,
+                self.engines[i].loaded_s,
             )
             for i in range(self.size)
         ]
 
-    def cache(self, uint32_t engine):
-        """((sequence hash, parent's, local hash, holders), ...) as they came; for tests."""
-        return kv_listing(&self.engine(engine).kv)
+    def cache(self, uint32_t engine, int tier):
+        """((sequence hash, parent's, local hash, holders), ...) of a tier as they came; for tests.
+        """
+        return kv_listing(&self.engine(engine).kv, check_tier(tier))
+
+    def loaded(self, uint32_t engine):
+        """Blocks that came from each tier below the device."""
+        return tuple(self.engine(engine).kv.tiers.loaded[i] for i in range(LOWER))
 
     def pools(self, uint32_t engine):
         """(active, inactive) blocks."""

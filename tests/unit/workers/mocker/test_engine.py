@@ -20,9 +20,10 @@ from support.mock_requests import apply, request
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.runtime.errors import InvalidRequestError, NoWorkersError
 from dynamo_router.workers.mocker.config import ENGINE_TYPES, PREEMPTION_MODES, EngineConfig
-from dynamo_router.workers.mocker.engine import MockEngine
+from dynamo_router.workers.mocker.engine import ENGINE_TIERS, MockEngine
 from dynamo_router.workers.mocker.kv_events import BlocksStored
 from dynamo_router.workers.mocker.sampling import EngineRequest
+from dynamo_router.workers.mocker.tiers import EVICTIONS, TierConfig
 
 SMALL = EngineConfig(block_size=4, num_gpu_blocks=12, max_num_seqs=3, max_num_batched_tokens=10)
 
@@ -55,8 +56,15 @@ class EngineMachine(RuleBasedStateMachine):
         engine_type=st.sampled_from(ENGINE_TYPES),
         preemption_mode=st.sampled_from(PREEMPTION_MODES),
         chunked=st.booleans(),
+        tiers=st.builds(
+            TierConfig,
+            host_blocks=st.sampled_from([0, 3, 8, 40]),
+            disk_blocks=st.sampled_from([0, 5, 40]),
+            hide_tiers=st.booleans(),
+            eviction=st.sampled_from(EVICTIONS),
+        ),
     )
-    def start(self, engine_type, preemption_mode, chunked):
+    def start(self, engine_type, preemption_mode, chunked, tiers):
         self.config = replace(
             SMALL,
             engine_type=engine_type,
@@ -64,10 +72,12 @@ class EngineMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             max_num_batched_tokens=10 if chunked else 40,
             attention_us_per_ktoken2=5e6,
+            tiers=tiers,
         )
+        self.now = 0.0
         self.engine = MockEngine(self.config)
         self.plain = OracleMockEngine(self.config)
-        self.replayed: set[int] = set()
+        self.replayed: dict[str, set[int]] = {tier: set() for tier in ENGINE_TIERS}
         self.open: dict[str, EngineRequest] = {}
         self.received: Counter[str] = Counter()
         self.count = 0
@@ -95,11 +105,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.plain.abort(victim)
         del self.open[victim]
 
-    @rule(times=st.integers(1, 4))
-    def step(self, times):
+    @rule(times=st.integers(1, 4), idle_s=st.sampled_from([0.0, 0.001, 1.0]))
+    def step(self, times, idle_s):
         for _ in range(times):
-            result, wanted = self.engine.step(), self.plain.step()
+            idle_s *= bool(self.open)  # without work no time passes
+            self.now += idle_s
+            result, wanted = self.engine.step(idle_s), self.plain.step(self.now)
             assert result.duration_s == wanted.duration_s
+            self.now += result.duration_s
             assert result.events == wanted.events
             assert result.prefill_tokens == wanted.prefill_tokens
             assert result.preempted == wanted.preempted
@@ -116,7 +129,9 @@ class EngineMachine(RuleBasedStateMachine):
                 )
                 for job in wanted.outputs
             ]
-            apply(self.replayed, result.events)
+            for event in result.events:
+                known = set().union(*self.replayed.values())
+                apply(self.replayed[event.tier], [event], known)
             for sequence in result.outputs:
                 request_id = sequence.request.request_id
                 self.received[request_id] += 1
@@ -129,7 +144,11 @@ class EngineMachine(RuleBasedStateMachine):
     def consistent(self):
         engine, kv, scheduler = self.engine, self.plain.kv, self.plain.scheduler
         kv.check_integrity()
-        assert self.replayed == {b.block_hash for b in engine.cached_blocks()}
+        told = {tier: {b.block_hash for b in engine.cached_blocks(tier)} for tier in ENGINE_TIERS}
+        assert self.replayed == told
+        for tier, blocks in kv.lower.blocks.items():
+            assert told[tier] == (set(blocks) if kv.lower.told else set())
+            assert not (told["device"] & set(blocks)), "a block in two tiers"
         assert list(engine.cached_blocks()) == list(kv.cached_blocks())
         assert engine.holders() == kv.holders
         assert engine.active_blocks == kv.active_blocks
@@ -152,7 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(10_000):
             if not self.open:
                 break
-            self.step(1)
+            self.step(1, 0.0)
         assert not self.open, "livelock: a request never finishes"
         assert self.engine.active_blocks == 0
 

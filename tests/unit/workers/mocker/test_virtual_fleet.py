@@ -10,13 +10,15 @@ from oracles.fleet import OracleEngine
 from support.mock_requests import request
 
 from dynamo_router.indexer.wire.codec import decode_event_message
-from dynamo_router.indexer.wire.events import Cleared, Removed, Stored
+from dynamo_router.indexer.wire.events import Cleared, Removed, StorageTier, Stored
 from dynamo_router.runtime.errors import InvalidRequestError, NoWorkersError
 from dynamo_router.workers.mocker.config import ENGINE_TYPES, PREEMPTION_MODES, EngineConfig
 from dynamo_router.workers.mocker.kv_events import BlocksStored, KvEvent
 from dynamo_router.workers.mocker.sequence import Sequence
+from dynamo_router.workers.mocker.tiers import EVICTIONS, TierConfig
 from dynamo_router.workers.mocker.virtual import VirtualFleet
 
+LOWER_TIERS: tuple[StorageTier, ...] = ("host_pinned", "disk")
 SMALL = EngineConfig(block_size=4, num_gpu_blocks=12, max_num_seqs=3, max_num_batched_tokens=10)
 
 
@@ -38,23 +40,23 @@ def told(message: bytes | None) -> dict[int, list[tuple[object, ...]]]:
     events: dict[int, list[tuple[object, ...]]] = {}
     for event in decode_event_message(message) if message else []:
         mine = events.setdefault(event.worker.worker_id, [])
-        data = event.data
+        data, tier = event.data, event.storage_tier
         if isinstance(data, Stored):
             blocks = [(block.block_hash, block.tokens_hash) for block in data.blocks]
-            mine.append((event.event_id, "stored", data.parent_hash, blocks))
+            mine.append((event.event_id, "stored", tier, data.parent_hash, blocks))
         elif isinstance(data, Removed):
-            mine.append((event.event_id, "removed", list(data.block_hashes)))
+            mine.append((event.event_id, "removed", tier, list(data.block_hashes)))
         else:
             assert isinstance(data, Cleared)
-            mine.append((event.event_id, "cleared"))
+            mine.append((event.event_id, "cleared", tier))
     return events
 
 
 def plain(event_id: int, event: KvEvent) -> tuple[object, ...]:
     if isinstance(event, BlocksStored):
         blocks = list(zip(event.block_hashes, event.local_hashes, strict=True))
-        return (event_id, "stored", event.parent_hash, blocks)
-    return (event_id, "removed", event.block_hashes)
+        return (event_id, "stored", event.tier, event.parent_hash, blocks)
+    return (event_id, "removed", event.tier, event.block_hashes)
 
 
 def check_same(fleet: VirtualFleet, oracles: list[OracleEngine]) -> None:
@@ -66,6 +68,10 @@ def check_same(fleet: VirtualFleet, oracles: list[OracleEngine]) -> None:
             (block.block_hash, block.parent_hash, block.local_hash, holders[block.block_hash])
             for block in kv.cached_blocks()
         ]
+        for tier in LOWER_TIERS:
+            assert [row[0] for row in fleet.cached_blocks(number, tier=tier)] == [
+                *kv.lower.blocks[tier]
+            ]
 
 
 requests = st.lists(
@@ -80,6 +86,15 @@ requests = st.lists(
     min_size=1,
     max_size=25,
 )
+tier_configs = st.builds(
+    TierConfig,
+    host_blocks=st.sampled_from([0, 0, 2, 6, 40]),
+    disk_blocks=st.sampled_from([0, 3, 40]),
+    host_bandwidth_gbps=st.just(25.0),
+    disk_bandwidth_gbps=st.sampled_from([0.001, 10.0]),
+    hide_tiers=st.booleans(),
+    eviction=st.sampled_from(EVICTIONS),
+)
 configs = st.builds(
     EngineConfig,
     block_size=st.just(4),
@@ -93,6 +108,7 @@ configs = st.builds(
     startup_time_s=st.sampled_from([0.0, 0.0, 0.2]),
     decode_speedup_ratio=st.sampled_from([1.0, 1.5]),
     attention_us_per_ktoken2=st.sampled_from([0.0, 5e6]),
+    tiers=tier_configs,
 )
 
 
@@ -159,8 +175,8 @@ def test_an_announcement_is_the_whole_cache_in_the_order_it_came():
     assert after[0][1] == "cleared"
     known: set[object] = {None}
     blocks = []
-    for _, kind, parent, chain in after[1:]:
-        assert kind == "stored" and parent in known
+    for _, kind, tier, parent, chain in after[1:]:
+        assert (kind, tier) == ("stored", "device") and parent in known
         known |= {name for name, _ in chain}
         blocks += chain
     assert blocks == [(b.block_hash, b.local_hash) for b in oracle.engine.kv.cached_blocks()]

@@ -1,0 +1,66 @@
+"""Host memory and disk below a mock engine's device, in plain Python."""
+
+from dynamo_router.indexer.wire import StorageTier
+from dynamo_router.workers.mocker.kv_events import (
+    BlocksRemoved,
+    BlocksStored,
+    CachedBlock,
+    KvEvent,
+)
+from dynamo_router.workers.mocker.tiers import TierConfig
+
+NAMES: tuple[StorageTier, StorageTier] = ("host_pinned", "disk")
+
+
+class LowerTiers:
+    """A block is in one tier at a time; it enters with the level that it left the one above at."""
+
+    def __init__(self, config: TierConfig, block_s: list[float]) -> None:
+        self._capacity = dict(zip(NAMES, (config.host_blocks, config.disk_blocks), strict=True))
+        self._block_s = dict(zip(NAMES, block_s, strict=True))
+        self.blocks: dict[StorageTier, dict[int, tuple[int, int, CachedBlock]]] = {
+            name: {} for name in NAMES
+        }
+        self._link_free = dict.fromkeys(NAMES, 0.0)
+        self._order = 0
+        self.told = not config.hide_tiers
+
+    def has(self, block_hash: int) -> bool:
+        return any(block_hash in blocks for blocks in self.blocks.values())
+
+    def take(self, block_hash: int) -> StorageTier | None:
+        """Forget a block; where it was."""
+        for name, blocks in self.blocks.items():
+            if blocks.pop(block_hash, None):
+                return name
+        return None
+
+    def load(self, tier: StorageTier, now: float) -> float:
+        """When the tier's link has carried one block more."""
+        self._link_free[tier] = max(self._link_free[tier], now) + self._block_s[tier]
+        return self._link_free[tier]
+
+    def push_down(self, came: list[tuple[CachedBlock, int]], depth: int = 0) -> list[KvEvent]:
+        """Take in what the tier above evicted, in that order; what is told of it."""
+        while depth < len(NAMES) and not self._capacity[NAMES[depth]]:
+            depth += 1
+        if depth == len(NAMES) or not came:
+            return []
+        tier = NAMES[depth]
+        blocks, capacity = self.blocks[tier], self._capacity[tier]
+        over = max(0, len(came) - capacity)
+        excess = max(0, len(blocks) + len(came) - over - capacity)
+        leaving = sorted(blocks, key=lambda block: blocks[block][:2])[:excess]
+        evicted = [(blocks[block][2], blocks.pop(block)[0]) for block in leaving]
+        events = self.push_down([*evicted, *came[:over]], depth + 1)
+        if evicted and self.told:
+            events.append(BlocksRemoved(leaving, tier))
+        for block, level in came[over:]:
+            self._order += 1
+            blocks[block.block_hash] = level, self._order, block
+        chains: list[BlocksStored] = []
+        for block, _ in reversed(came[over:]):
+            if not chains or chains[-1].blocks[-1].block_hash != block.parent_hash:
+                chains.append(BlocksStored([], tier))
+            chains[-1].blocks.append(block)
+        return events + chains if self.told else events
