@@ -97,6 +97,11 @@ class SimulationConfig:
     engine_facts: bool = option(
         True, "The router is told how many blocks and tokens a step an engine has."
     )
+    session_hints: bool = option(
+        False,
+        "Each request tells its engine how many of its prompt's tokens a later one begins with, as"
+        " the trace has it; engines evict the rest first.",
+    )
     event_delay_ms: float = option(
         0.0, "How long a KV event is under way.", "--event-delay-ms", "--event-delay"
     )

@@ -125,6 +125,7 @@ class Experiment:
             event_delay_s=config.event_delay_ms / 1e3,
             event_loss=config.event_loss,
             told=config.engine_facts,
+            session_hints=config.session_hints,
         )
         log = Simulation(
             trace, fleet, lambda clock: variant.new_router(clock, seed), seed=seed
@@ -156,6 +157,7 @@ class Experiment:
                 **asdict(config.tiers),
                 "kv_events": config.kv_events,
                 "engine_facts": config.engine_facts,
+                "session_hints": config.session_hints,
                 "event_delay_ms": config.event_delay_ms,
                 "event_loss": config.event_loss,
                 **asdict(config.objectives),

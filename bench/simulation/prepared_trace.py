@@ -44,6 +44,7 @@ class SimulatedTrace:
         self._turns = turns
         self._seed = seed
         self._max_output = max_output
+        self._returning: list[int] | None = None
         self._hashes: list[tuple[Hashes, Hashes] | None] = [None] * len(requests)
         self._set_times(arrival_speedup)
 
@@ -78,6 +79,12 @@ class SimulatedTrace:
         length = self.requests[place].output_length
         return max(1, length if self._max_output is None else min(length, self._max_output))
 
+    def returning_tokens(self, place: int) -> int:
+        """How many of its prompt's tokens a later request begins with."""
+        if self._returning is None:
+            self._returning = returning_tokens(self.requests, self.trace_block_size)
+        return self._returning[place]
+
     def prompt(self, place: int) -> Prompt:
         """The prompt as a router takes it, hashed already."""
         length = self.requests[place].input_length
@@ -103,3 +110,16 @@ class SimulatedTrace:
         ):
             write_tokens(part, ids, VOCAB_SIZE, seed=self._seed, block_size=block_size)
         return tokens
+
+
+def returning_tokens(requests: Sequence[TraceRequest], trace_block_size: int) -> list[int]:
+    """How many tokens of each prompt one of those behind it begins with."""
+    later: set[int] = set()
+    found: list[int] = []
+    for request in reversed(requests):
+        depth = 0
+        while depth < len(request.hash_ids) and request.hash_ids[depth] in later:
+            depth += 1
+        found.append(min(depth * trace_block_size, request.input_length))
+        later.update(request.hash_ids)
+    return found[::-1]

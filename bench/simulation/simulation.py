@@ -32,6 +32,7 @@ class FleetSpec:
     speeds: tuple[float, ...] = EVEN_SPEEDS  # over and over if there are more workers
     event_delay_s: float = 0.0
     event_loss: float = 0.0
+    session_hints: bool = False  # each request says how much of it will return
     told: bool = True  # the router knows the engines' blocks and budgets
 
 
@@ -73,6 +74,7 @@ class Simulation:
             seed=seed,
         )
         self._delay = fleet.event_delay_s
+        self._hints = fleet.session_hints
         for worker in range(fleet.workers):
             self.router.add_worker(
                 worker,
@@ -233,6 +235,7 @@ class Simulation:
                 local_hashes=local,
                 sequence_hashes=sequence,
                 now=now,
+                returning_tokens=trace.returning_tokens(place) if self._hints else None,
                 followed_after_s=trace.followers[place][1] if place in trace.followers else None,
             )
             self._worker[place] = decision.worker.worker_id

@@ -34,7 +34,7 @@ MODE_KEY, POLICY_KEY = "x-dynamo-router-mode", "x-dynamo-router-policy"
 """Metadata of the answer to GetModelInfo: how requests find their worker."""
 
 # Trace context goes on to the worker; other metadata concerns this hop only.
-_FORWARDED = frozenset(("traceparent", "tracestate", "baggage"))
+_FORWARDED = frozenset(("traceparent", "tracestate", "baggage", "x-dynamo-returning-tokens"))
 
 MAX_TRAILING_BYTES = 4096
 """An engine's trailing metadata are passed on up to here: clients refuse more than 8 to 16 kB."""

@@ -46,6 +46,8 @@ class OracleMockEngine:
             eos=config.eos_token_id,
         )
         job = Job(sequence, config.block_size)
+        if request.returning_tokens is not None:
+            job.returning = request.returning_tokens // config.block_size
         self._jobs[request.request_id] = job
         self.scheduler.waiting.append(job)
         return sequence

@@ -23,6 +23,7 @@ from dynamo_router.workers.mocker.kv_events import (
 from dynamo_router.workers.mocker.tiers import TierConfig
 
 USUAL_LEVEL = 1
+PROMISED_LEVEL = 2
 
 
 class Holder(Protocol):
@@ -159,10 +160,13 @@ class KvManager:
         else:
             self._bring(sequence, [position], 0)
 
-    def deref(self, sequence: Holder, held: int) -> None:
+    def deref(self, sequence: Holder, held: int, returning: int | None) -> None:
         """Let go of the first `held` full blocks, the last one first; unheld ones turn inactive."""
-        holders, inactive, level = self._holders, self._inactive, USUAL_LEVEL
-        for block in reversed(sequence.hashes[:held]):
+        holders, inactive = self._holders, self._inactive
+        for position in reversed(range(held)):
+            block, level = sequence.hashes[position], USUAL_LEVEL
+            if returning is not None:
+                level = PROMISED_LEVEL if position < returning else 0
             left = holders[block] - 1
             if left:
                 holders[block] = left

@@ -27,6 +27,7 @@ class Job:
     cached_tokens: int | None = None
     preemptions: int = 0
     finished: bool = False
+    returning: int | None = None  # blocks that a later request begins with
     hashes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -275,7 +276,7 @@ class Scheduler:
         if job.partial is not None:
             self._kv.destroy(job.partial)
             job.partial = None
-        self._kv.deref(job, job.held)
+        self._kv.deref(job, job.held, job.returning)
         job.held = 0
 
 

@@ -98,13 +98,14 @@ class MockEngine:
             vocab_size=config.vocab_size,
             eos=config.eos_token_id,
         )
-        number = self._new_number()
+        number, returning = self._new_number(), request.returning_tokens
         self._core.submit(
             number,
             sequence.prompt_len,
             len(sequence.output),
             sequence.sequence_hashes,
             sequence.local_hashes,
+            -1 if returning is None else returning // config.block_size,
         )
         self._live[request.request_id] = number
         self._sequences[number] = sequence

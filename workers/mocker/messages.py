@@ -19,7 +19,9 @@ _TIERS = {
 }
 
 
-def engine_request(message: Any, request_id: str) -> EngineRequest:
+def engine_request(
+    message: Any, request_id: str, returning_tokens: int | None = None
+) -> EngineRequest:
     """The engine's request of a GenerateRequest.
 
     Raises InvalidRequestError on what this engine cannot do and must not ignore, because the
@@ -51,6 +53,7 @@ def engine_request(message: Any, request_id: str) -> EngineRequest:
         keep_stop_token=message.include_stop_token_in_output,
         lora_name=str(message.lora_config.task_id) if lora else None,
         cache_namespace=str(message.cache_salt_id) if salted else None,
+        returning_tokens=returning_tokens,
     )
 
 

@@ -23,6 +23,7 @@ class EngineRequest:
     keep_stop_token: bool = False  # the output ends with the stop token, if one ended it
     lora_name: str | None = None
     cache_namespace: str | None = None
+    returning_tokens: int | None = None  # how many of its tokens a later request begins with
 
 
 class OutputPlan(NamedTuple):

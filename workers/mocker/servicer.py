@@ -18,9 +18,13 @@ VERSION = "mock-1"
 DP_RANK_KEY = "x-dynamo-dp-rank"
 """Metadata that names the rank of a request: the protocol has no field for it."""
 
+RETURNING_KEY = "x-dynamo-returning-tokens"
+"""Metadata of a request: how many of its tokens a later request begins with; 0: none returns."""
+
 PUBLISHER_ID_KEY = "x-dynamo-publisher-id"
 """Metadata of answers: under which ids the ranks publish their KV events, with commas."""
 
+_MOST_DIGITS = 9  # of a number in metadata
 _MOST_ANNOUNCED = 4096  # characters: metadata has a limit, and more ranks go unannounced
 _EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -88,8 +92,9 @@ class TrtllmServicer:
         # An unnamed request cannot be aborted, but it can run.
         request_id = message.request_id or f"unnamed {next(self._unnamed)}"
         try:
-            rank = _wanted_rank(context)
-            stream = self._engine.submit(engine_request(message, request_id), rank)
+            rank = _number_in(context, DP_RANK_KEY, "dp_rank")
+            returning = _number_in(context, RETURNING_KEY, "returning_tokens")
+            stream = self._engine.submit(engine_request(message, request_id, returning), rank)
         except InvalidRequestError as error:
             duplicate = error.field == "request_id"
             code = grpc.StatusCode.ALREADY_EXISTS if duplicate else _INVALID
@@ -183,12 +188,12 @@ class TrtllmServicer:
         await context.abort(_UNIMPLEMENTED, "a mock engine has no tokenizer")
 
 
-def _wanted_rank(context: "aio.ServicerContext[Any, Any]") -> int | None:
-    """The rank that the call's metadata names. InvalidRequestError if that is no number."""
+def _number_in(context: "aio.ServicerContext[Any, Any]", wanted: str, field: str) -> int | None:
+    """What the call's metadata say under a key. InvalidRequestError if that is no number."""
     for key, value in context.invocation_metadata() or ():
-        if key == DP_RANK_KEY:
-            if not str(value).isdecimal():
-                raise InvalidRequestError(f"{DP_RANK_KEY} {value!r} is no rank", field="dp_rank")
+        if key == wanted:
+            if not str(value).isdecimal() or len(value) > _MOST_DIGITS:
+                raise InvalidRequestError(f"{wanted} {value!r} is no number", field=field)
             return int(value)
     return None
 

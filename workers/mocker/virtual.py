@@ -94,9 +94,11 @@ class VirtualFleet:
         sequence_hashes: Hashes,
         now: float,
         followed_after_s: float | None = None,
+        returning_tokens: int | None = None,
     ) -> None:
         """Queue a request; the hashes are those of every full block of prompt and output.
 
+        `returning_tokens`: how many of its tokens a later request begins with, if somebody said.
         `followed_after_s`: how long after its last token a request arrives that depends on it.
         Raises InvalidRequestError if it can never run here, NoWorkersError if the queue is full.
         """
@@ -122,6 +124,7 @@ class VirtualFleet:
             local_hashes,
             now,
             -1.0 if followed_after_s is None else followed_after_s,
+            -1 if returning_tokens is None else returning_tokens // config.block_size,
         )
 
     def advance(self, until: float, *, to_answer: bool = False) -> float:

@@ -6,7 +6,7 @@
 # The four signals: `kv_grow` uses blocks and promotes the partial one, `kv_release` derefs full
 # blocks and destroys the partial one. A request holds its blocks from the first one on and lets go
 # of the last one first, so the cached blocks of any request are a prefix of it.
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from ._journal cimport Journal
 from ._limits cimport CacheLimits
@@ -31,6 +31,7 @@ cdef struct Sequence:      # what every step touches comes first: half a cache l
     double follow          # seconds after its end that another request follows; negative: none
     uint32_t request
     uint32_t began_with    # tokens it had generated when it was admitted
+    int64_t returning      # blocks that a later request begins with; -1: nobody said
     int32_t cached         # prompt tokens found in the cache when it first ran; -1 before
     uint32_t preemptions
 

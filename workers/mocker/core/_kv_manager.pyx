@@ -24,6 +24,7 @@ from ._lower_tiers cimport (
     tiers_push_down,
 )
 from ._pool cimport (
+    LEVELS,
     USUAL_LEVEL,
     Block,
     Pool,
@@ -243,6 +244,13 @@ cdef int free_blocks(KvManager* kv, uint32_t blocks) noexcept nogil:
     return status
 
 
+cdef inline uint8_t level_of(const Sequence* sequence, uint32_t index) noexcept nogil:
+    """The level at which a request lets go of one of its blocks: see _pool.pxd."""
+    if sequence.returning < 0:
+        return USUAL_LEVEL
+    return LEVELS - 1 if index < sequence.returning else 0
+
+
 cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:
     cdef uint32_t index = sequence.held
     if sequence.partial:
@@ -251,7 +259,7 @@ cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:
         sequence.partial = 0
     while index > 0:
         index -= 1
-        pool_release(&kv.pool, sequence.ids[index], USUAL_LEVEL)
+        pool_release(&kv.pool, sequence.ids[index], level_of(sequence, index))
     sequence.held = sequence.slack = 0
 
 

@@ -29,8 +29,12 @@ class SingleEngine:
         output: int,
         sequence_hashes: NDArray[np.uint64],
         local_hashes: NDArray[np.uint64],
+        returning: int,
     ) -> None:
-        """Queue a request; ValueError if the columns are too short for it."""
+        """Queue a request; ValueError if the columns are too short for it.
+
+        `returning`: how many of its blocks a later request begins with; -1 if nobody said.
+        """
 
     def abort(self, request: int) -> bool: ...
     def step(self, idle_s: float) -> tuple[float, list[_Token], list[_Change], int, int]:

@@ -1,7 +1,7 @@
 """One engine, moved a step at a time by somebody who has a clock. The face is engine.py."""
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ._engine cimport (
     LAST_TOKEN,
@@ -55,7 +55,7 @@ cdef class SingleEngine:
 
     def submit(
         self, uint32_t request, uint32_t prompt, uint32_t output,
-        const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
+        const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes, int64_t returning,
     ):
         cdef uint32_t n = <uint32_t>sequence_hashes.shape[0]
         cdef Sequence* sequence
@@ -65,7 +65,7 @@ cdef class SingleEngine:
             raise ValueError("there are more full blocks than hashes")
         sequence = sequence_new(
             request, prompt, output, &sequence_hashes[0] if n else NULL,
-            &local_hashes[0] if n else NULL, n, -1.0
+            &local_hashes[0] if n else NULL, n, -1.0, returning
         )
         if sequence == NULL:
             raise MemoryError

@@ -2,7 +2,7 @@
 
 cimport cython
 from libc.math cimport INFINITY
-from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 import numpy as np
@@ -93,7 +93,7 @@ cdef class Fleet:
     def submit(
         self, uint32_t engine, uint32_t request, uint32_t prompt, uint32_t output,
         const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
-        double now, double follow,
+        double now, double follow, int64_t returning,
     ):
         cdef uint32_t n = <uint32_t>sequence_hashes.shape[0]
         cdef Sequence* sequence
@@ -104,7 +104,7 @@ cdef class Fleet:
             raise ValueError("there are more full blocks than hashes")
         sequence = sequence_new(
             request, prompt, output, &sequence_hashes[0] if n else NULL,
-            &local_hashes[0] if n else NULL, n, follow,
+            &local_hashes[0] if n else NULL, n, follow, returning,
         )
         if sequence == NULL:
             raise MemoryError

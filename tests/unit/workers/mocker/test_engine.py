@@ -87,11 +87,12 @@ class EngineMachine(RuleBasedStateMachine):
         own=st.integers(1, 12),
         kind=st.integers(0, 2),
         max_tokens=st.integers(1, 14),
+        returning=st.sampled_from([None, None, 0, 5, 12, 99]),
     )
-    def submit(self, prefix, own, kind, max_tokens):
+    def submit(self, prefix, own, kind, max_tokens, returning):
         self.count += 1
         tokens = [*range(10, 10 + prefix), *range(100 * kind + 100, 100 * kind + 100 + own)]
-        new = request(str(self.count), tokens, max_tokens)
+        new = request(str(self.count), tokens, max_tokens, returning_tokens=returning)
         self.engine.submit(new)
         self.plain.submit(new)
         self.open[new.request_id] = new

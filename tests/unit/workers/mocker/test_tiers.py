@@ -86,13 +86,28 @@ def test_under_lineage_the_beginnings_of_all_prompts_outlive_their_ends() -> Non
         for first in (0, 100):
             serve(engine, *range(first, first + 17))
         serve(engine, *range(200, 217))
-        return {
-            engine_block.token_ids[0] + 256 * engine_block.token_ids[1]
-            for engine_block in engine.cached_blocks()
-        }
+        return firsts(engine)
 
     assert left("lru") == {100, 104, 108, 112, 200, 204, 208, 212}
     assert left("lineage") == {0, 4, 100, 104, 200, 204, 208, 212}
+
+
+def test_what_never_returns_leaves_first_and_what_is_promised_last() -> None:
+    engine = MockEngine(config(8))
+    hints = {0: 17, 100: None, 200: 4}
+    for first, returning in hints.items():
+        tokens = [*range(first, first + 9)]
+        engine.submit(request("a", tokens, 1, returning_tokens=returning))
+        engine.step()
+    serve(engine, *range(240, 249))  # two blocks, and one that is not full
+    assert firsts(engine) == {0, 4, 100, 104, 200, 240, 244}, "204 does not return"
+    serve(engine, *range(140, 149))
+    assert firsts(engine) == {0, 4, 200, 240, 244, 140, 144}, "promised ones outlive younger ones"
+
+
+def firsts(engine: MockEngine) -> set[int]:
+    """The first token of each block on the device."""
+    return {block.token_ids[0] + 256 * block.token_ids[1] for block in engine.cached_blocks()}
 
 
 def test_the_index_claims_what_each_tier_holds() -> None:
