@@ -73,6 +73,9 @@ BENCHES: Mapping[str, Entry] = {
     ),
     "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
     "grid": Entry("A policy in many fleets.", "bench.grid:GridConfig", "bench.grid:run"),
+    "live": Entry(
+        "Real processes beside the simulation.", "bench.live:LiveConfig", "bench.live:run"
+    ),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
 }
 WORKERS: Mapping[str, Entry] = {

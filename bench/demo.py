@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..router.policy import MODES
 from ..runtime.settings import bad_setting, option
-from .load import ServeProcess, progress_bar
+from .load import ServeProcess, mock_fleet_arguments, progress_bar
 from .replay import ReplayConfig, new_loop, replay
 from .results import Output, Run, runs_content, runs_table
 from .synthesizer import SAMPLE_TRACE
@@ -62,11 +62,12 @@ class DemoConfig:
 
     def serve_arguments(self, mode: str) -> list[str]:
         """The command line of the router under test: mock engines of its own, free ports."""
-        return [
-            *("--mode", mode, "--mockers", str(self.workers), "--port", "0", "--http-port", "0"),
-            *("--block-size", str(self.block_size), "--num-gpu-blocks", str(self.num_gpu_blocks)),
-            *("--log-level", "warning"),
-        ]
+        return mock_fleet_arguments(
+            mode,
+            workers=self.workers,
+            block_size=self.block_size,
+            num_gpu_blocks=self.num_gpu_blocks,
+        )
 
 
 async def run_demo(config: DemoConfig) -> list[Run]:

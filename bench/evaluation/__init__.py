@@ -4,11 +4,12 @@ Entered by the commands `bench grid`, `bench live` and `sweep`.
 """
 
 from .command import EvaluationConfig, run_evaluation
-from .splits import REPORT, TUNABLE, require_tunable, split_of, tuning_split
+from .splits import REPORT, SPLIT_NAMES, TUNABLE, require_tunable, split_of, tuning_split
 
 __all__ = [
     "EvaluationConfig",
     "REPORT",
+    "SPLIT_NAMES",
     "TUNABLE",
     "require_tunable",
     "run_evaluation",

@@ -6,7 +6,7 @@ Entered by the commands `replay`, `demo` and `proxy`.
 from .client import LoadClient, encode_generate
 from .progress import OnStart, progress_bar
 from .proxy_peers import GENERATE
-from .serve_process import READY, ServeProcess
+from .serve_process import READY, ServeProcess, mock_fleet_arguments
 from .stats import LoadStats
 from .target import TargetAccess
 
@@ -19,5 +19,6 @@ __all__ = [
     "ServeProcess",
     "TargetAccess",
     "encode_generate",
+    "mock_fleet_arguments",
     "progress_bar",
 ]

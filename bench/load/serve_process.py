@@ -21,6 +21,17 @@ UNANNOUNCED = ("--lame-duck-s", "0")
 """Nobody balances load in front of it."""
 
 
+def mock_fleet_arguments(
+    mode: str, *, workers: int, block_size: int, num_gpu_blocks: int, speedup_ratio: float = 1.0
+) -> list[str]:
+    """The arguments of a `serve` with mock engines of its own, on free ports."""
+    return [
+        *("--mode", mode, "--mockers", str(workers), "--port", "0", "--http-port", "0"),
+        *("--block-size", str(block_size), "--num-gpu-blocks", str(num_gpu_blocks)),
+        *("--speedup-ratio", str(speedup_ratio), "--log-level", "warning"),
+    ]
+
+
 class ServeProcess:
     """The router and its mock engines, from `async with` to its end and never longer.
 

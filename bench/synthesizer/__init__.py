@@ -3,6 +3,7 @@
 Entered by the commands `synthesize`, `analyze`, `fidelity` and `demo`, and by the index benchmark.
 """
 
+from .fit import Fit, check_fit
 from .markov import WINDOW
 from .sample import KINDS, SAMPLE_TRACE, ModelKind, sample_traffic, synthesize
 from .scaling import Scaling
@@ -10,6 +11,7 @@ from .streams import Stream, Streams
 from .trace_model import TraceModel, describe_model, is_model, learn_model, load_model, save_model
 
 __all__ = [
+    "Fit",
     "KINDS",
     "ModelKind",
     "SAMPLE_TRACE",
@@ -18,6 +20,7 @@ __all__ = [
     "Streams",
     "TraceModel",
     "WINDOW",
+    "check_fit",
     "describe_model",
     "is_model",
     "learn_model",

@@ -4,6 +4,9 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..traces import TraceRequest
 from .markov import START, chain_depths
 from .scaling import MAX_REJECTED, FreshIds, Scaling
@@ -13,6 +16,9 @@ from .turn_pool import Balance, Record, TurnPool, list_records
 
 OPENINGS_HELD = 32  # to draw the next session from, near its place in the trace
 OPENINGS_SHARE = 32  # but no more than one in so many
+# Of the requests, so many may be turns too much or too few before pauses are bent. Tighter, and
+# short pauses get shorter: the hit rate of small caches rises. docs/synthesizer.md has figures.
+SLACK_PART = 400
 
 
 class Session(NamedTuple):
@@ -47,7 +53,8 @@ def walk_sessions(
 ) -> Iterator[TraceRequest]:
     """Requests at the given times, which lie about `instant_ms` apart where they differ.
 
-    At each time the turn that is longest due goes on, or a new session opens. It gets a whole
+    At each time the turn that is longest due goes on, or a new session opens; in the course of the
+    trace as many go on as in the learned one (`_Course`). It gets a whole
     record of its class: one of those that took over about as much as it does, from about the same
     part of the trace. What is longer than the scaling's limits ends a session; ConfigError if
     nothing fits them.
@@ -99,11 +106,16 @@ class _Walker:
         self._stem_depths = chain_depths(model.stem_parents, model.stem_lengths)
         self._pending: list[Turn] = []
         self._order = 0
+        # Stretched pauses are meant to have another number of sessions under way.
+        self._course = _Course(model.opens) if scaling.pause_multiplier == 1 else None
 
     def draw(self, now_ms: float, due_ms: float) -> tuple[int, int, list[int]]:
         """Input length, output as learned, and ids of the request now; turns are due until then."""
         for _ in range(MAX_REJECTED):
-            if self._pending and self._pending[0].due_ms <= due_ms:
+            goes_on = bool(self._pending) and self._pending[0].due_ms <= due_ms
+            if self._course is not None:
+                goes_on = self._course.goes_on(due=goes_on, pending=bool(self._pending))
+            if goes_on:
                 turn = heappop(self._pending)
                 pool = self._repeats if turn.length else self._pools[turn_class(turn.number)]
                 record = pool.draw(turn.takes, turn.number, self._balances[turn.session.family])
@@ -185,6 +197,37 @@ class _Walker:
             known = [*before, *self._fresh.take(max(0, blocks - len(before)))]
             self._stem_ids[family, stem] = known
         return known
+
+
+class _Course:
+    """How many requests by now were turns of sessions under way in the learned trace, and in ours.
+
+    A drawn turn may fall behind the end of the trace where the learned one did not, and each that
+    does leaves its place to a session that opens: unsteered, the shorter a trace and the longer its
+    sessions, the more its openings outnumber the learned ones, and the lower is its hit rate.
+    """
+
+    def __init__(self, opens: NDArray[np.bool_]) -> None:
+        self._opens: list[bool] = opens.tolist()
+        self._place = 0
+        self._missing = 0  # turns, negative: too many
+        self._slack = len(self._opens) // SLACK_PART
+
+    def goes_on(self, *, due: bool, pending: bool) -> bool:
+        """Whether the next request goes on with a session: if a turn is due, mostly.
+
+        Where too few did by now, the turn that is due first comes early; where too many did, it
+        waits. Beyond the learned length nothing waits: sessions are under way there from the start.
+        """
+        first_pass = self._place < len(self._opens)
+        self._missing += not self._opens[self._place % len(self._opens)]
+        self._place += 1
+        if self._missing > self._slack:
+            turn = pending
+        else:
+            turn = due and (not first_pass or self._missing > -self._slack)
+        self._missing -= turn
+        return turn
 
 
 def _share(turn: Turn, kind: int, value: float, full: int) -> int:

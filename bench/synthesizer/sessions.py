@@ -45,12 +45,15 @@ class TurnRecords:
 class SessionModel:
     """What sessions are drawn from: the stems they grow from, and their turns by class.
 
+    `opens` tells of every request, in their order, whether it opened a session.
+
     The classes are those of `turn_class`. Turns that repeat the prompt before them are in none of
     them, but in `repeats`. Stems are chains of blocks: `stem_parents` (START at the top) and
     `stem_lengths`.
     """
 
     requests: int
+    opens: NDArray[np.bool_]
     stem_parents: NDArray[np.int64]
     stem_lengths: NDArray[np.int64]
     turns: tuple[TurnRecords, ...]
@@ -111,6 +114,7 @@ def learn_sessions(tree: PrefixTree) -> SessionModel:
 
     return SessionModel(
         requests=len(columns),
+        opens=opens,
         stem_parents=stem_parents,
         stem_lengths=stem_lengths,
         turns=tuple(records((classes == each) & ~repeats) for each in range(CLASSES)),

@@ -11,7 +11,10 @@ from .streams import Stream
 NEAREST = 4  # records to choose from, by how much they take over
 POOL_SHARE = 16  # a class's pool holds one in so many of its records,
 POOL_LEAST = 32  # but at least and
-POOL_MOST = 64  # at most so many
+POOL_MOST = 64  # at most so many,
+POOL_PART = (
+    3  # and never more than one part in so many: else turns of a short trace lose its course
+)
 DEEP = 64  # blocks; deviations count the more the deeper they are, doubly from about here
 ALIKE = 2  # so many that are just alike are enough to choose from
 
@@ -94,7 +97,8 @@ class TurnPool:
 
 def pool_size(records: int) -> int:
     """How many of a class's records are to choose from at a time."""
-    return min(records, max(POOL_LEAST, min(POOL_MOST, records // POOL_SHARE)))
+    wanted = max(POOL_LEAST, min(POOL_MOST, records // POOL_SHARE))
+    return min(records, wanted, max(NEAREST, records // POOL_PART))
 
 
 def list_records(turns: TurnRecords) -> list[Record]:
