@@ -12,6 +12,7 @@ from ..discovery import Registrations
 from ..errors import ConfigError
 from ..kv_stores import LEASE_TTL_S, KeyValueStore, NatsAddress, StoreError
 from ..request_planes import (
+    GrpcListener,
     Handler,
     NatsCarrier,
     RequestClient,
@@ -58,7 +59,7 @@ class DistributedRuntime:
         capacity: int = 1024,
         startup_timeout_s: float = STARTUP_TIMEOUT_S,
         nats: NatsAddress | None = None,
-        request_plane: Literal["tcp", "nats"] = "tcp",
+        request_plane: Literal["tcp", "nats", "grpc"] = "tcp",
     ) -> None:
         """`host` is where others reach us; `port` 0 is any. The store is closed with us.
 
@@ -75,6 +76,7 @@ class DistributedRuntime:
         self._server = RequestServer(capacity)
         self._nats = NatsCarrier(nats) if nats is not None else None
         self._over_nats = request_plane == "nats"
+        self._grpc = GrpcListener(self._server) if request_plane == "grpc" else None
         self._plane = RequestClient({"nats_tcp": self._nats} if self._nats is not None else None)
         self._registrations: Registrations | None = None
         self._declared: dict[EndpointName, Handler] = {}
@@ -127,7 +129,7 @@ class DistributedRuntime:
         """Get a lease, listen, and serve what was declared. StoreError without a store in time."""
         if self._started:
             return
-        await self._server.start(self._host, self._port)
+        await (self._grpc or self._server).start(self._host, self._port)
         await self._plane.start(self._host)
         try:
             if self._store is not None:
@@ -160,6 +162,8 @@ class DistributedRuntime:
             await client.close()
         self._clients.clear()
         await self._plane.close()
+        if self._grpc is not None:
+            await self._grpc.close()
         await self._server.close()
         if self._registrations is not None:
             await self._registrations.close()
@@ -209,7 +213,8 @@ class DistributedRuntime:
         id = self.instance_id
         shown = f"[{self._host}]" if ":" in self._host else self._host
         path = path_of(name, id)
-        instance = Instance(name, id, "tcp", f"{shown}:{self._server.port}/{path}", "msgpack")
+        transport, port = ("grpc", self._grpc.port) if self._grpc else ("tcp", self._server.port)
+        instance = Instance(name, id, transport, f"{shown}:{port}/{path}", "msgpack")
         self._server.add(path, handler)
         if self._over_nats and self._nats is not None:
             instance = Instance(name, id, "nats_tcp", subject_of(name, id), "msgpack")

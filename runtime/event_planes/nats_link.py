@@ -124,6 +124,9 @@ class NatsLink:
     ) -> bytes:
         """Ask whoever serves a subject, and wait for the reply."""
         answer = await self._client.request(subject, payload, timeout=timeout_s, headers=headers)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError  # asyncio.wait_for of Python 3.11 may swallow it
         return bytes(answer.data)
 
     async def subscribe(

@@ -1,15 +1,20 @@
 """How do processes call each other? Requests and answers in parts, as Dynamo's processes do it."""
 
+from .answer_writer import Handler, RequestContext, annotated
 from .faults import Fault, RequestError
 from .frames import FrameError
+from .grpc_carrier import GrpcCarrier
+from .grpc_listener import GrpcListener
 from .nats_carrier import NatsCarrier
 from .request_client import Carrier, RequestClient
-from .request_server import Handler, RequestContext, RequestServer, annotated
+from .request_server import RequestServer
 
 __all__ = [
     "Carrier",
     "Fault",
     "FrameError",
+    "GrpcCarrier",
+    "GrpcListener",
     "Handler",
     "NatsCarrier",
     "RequestClient",

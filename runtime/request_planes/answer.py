@@ -26,6 +26,14 @@ class AnswerTable(Protocol):
     def on_line(self, line: "CallHomeLine", here: bool) -> None: ...
 
 
+class AnswerSource(Protocol):
+    """What an answer's frames come over."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def end(self, *, cancel: bool) -> None: ...
+
+
 class Answer:
     """One answer: what has come and is not read yet."""
 
@@ -33,27 +41,33 @@ class Answer:
         self._reader = ResponseReader(codec)
         self._events: deque[Event] = deque()
         self._changed = asyncio.Event()
-        self._home: CallHomeLine | None = None
+        self._home: AnswerSource | None = None
         self.begun = asyncio.Event()
 
-    def attach(self, home: "CallHomeLine") -> bool:
-        """Take what comes on this connection; False if there is one already."""
+    def attach(self, home: AnswerSource, *, begun: bool = True) -> bool:
+        """Take what comes on this connection; False if there is one already.
+
+        `begun`: that it is there is a sign of life. Else the first frame is.
+        """
         if self._home is not None:
             return False
         self._home = home
-        self.begun.set()
+        if begun:
+            self.begun.set()
         return True
 
     def on_frames(self, frames: list[TwoPart]) -> None:
         for frame in frames:
             self._events.extend(self._reader.on_frame(frame))
         self._changed.set()
+        self.begun.set()
         if self._home is not None and len(self._events) > WAITING_PARTS:
             self._home.pause()
 
     def on_eof(self) -> None:
         self._events.extend(self._reader.on_eof())
         self._changed.set()
+        self.begun.set()
 
     def on_event(self, event: Event) -> None:
         """End it from our side."""
@@ -102,7 +116,7 @@ class CallHomeLine(asyncio.Protocol):
             subject = subject_of(frames.pop(0))
             answer = self._answers.answer_for(subject) if subject is not None else None
             if answer is None or not answer.attach(self):
-                self.close()  # nobody waits for it, or not any more
+                self.end(cancel=subject is not None)  # nobody waits for it, or not any more
                 return
             self._answer = answer
             if self._deadline is not None:

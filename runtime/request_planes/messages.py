@@ -38,10 +38,13 @@ class Control(msgspec.Struct, omit_defaults=True):
 
 
 class RequestMessage(msgspec.Struct):
-    """A request that was read: who asks, where the answer goes, what is asked."""
+    """A request that was read: who asks, where the answer goes, what is asked.
+
+    Without a `call_home` the answer goes where the request came from.
+    """
 
     id: str
-    call_home: CallHome
+    call_home: CallHome | None
     codec: str
     metadata: dict[str, str]
     body: Any
@@ -64,23 +67,27 @@ def encode_request_message(
     return encode_two_part(msgspec.json.encode(control), encode_body(body, codec))
 
 
-def decode_request_message(payload: bytes) -> RequestMessage:
-    """FrameError if it is no request that we could answer."""
+def decode_request_message(payload: bytes, *, call_home: bool = True) -> RequestMessage:
+    """FrameError if it is no request that we could answer, by `call_home` or on the spot."""
     frame = decode_two_part(payload)
     try:
         control = msgspec.json.decode(frame.header, type=Control)
-        connection = control.connection_info
-        if connection is None or connection.transport != "tcp_server":
-            carrier = connection.transport if connection else "none"
-            raise FrameError(f"the answer should go over {carrier}, which we do not have")
-        call_home = msgspec.json.decode(connection.info, type=CallHome)
+        home = _call_home(control) if call_home else None
         codec = control.payload_codec or "json"
         if codec not in CODECS:
             raise FrameError(f"the codec {codec[:40]!r} is not one of {', '.join(CODECS)}")
         body = decode_body(frame.body, codec)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FrameError(f"a request cannot be read: {error}") from None
-    return RequestMessage(control.id, call_home, codec, control.metadata, body)
+    return RequestMessage(control.id, home, codec, control.metadata, body)
+
+
+def _call_home(control: Control) -> CallHome:
+    connection = control.connection_info
+    if connection is None or connection.transport != "tcp_server":
+        carrier = connection.transport if connection else "none"
+        raise FrameError(f"the answer should go over {carrier}, which we do not have")
+    return msgspec.json.decode(connection.info, type=CallHome)
 
 
 def encode_body(body: object, codec: str) -> bytes:

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from .answer import Answer, CallHomeLine
 from .faults import Fault, RequestError, fault_of_refusal
+from .grpc_carrier import GrpcCarrier
 from .messages import encode_request_message
 from .response_reader import Data, Ended
 from .tcp_carrier import TcpCarrier
@@ -16,18 +17,22 @@ CALL_HOME_TIMEOUT_S = 10.0
 
 
 class Carrier(Protocol):
-    """Brings requests to workers; the answers come home without it."""
+    """Brings requests to workers; of what it brings back itself it tells the answer."""
 
     async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> str: ...
     async def close(self) -> None: ...
 
 
 class RequestClient:
-    """One per process. Over TCP, and over what else is given as `carriers`, by transport."""
+    """One per process. Over TCP, gRPC, and what else is given as `carriers`, by transport."""
 
     def __init__(self, carriers: dict[str, Carrier] | None = None) -> None:
         self._tcp = TcpCarrier()
-        self._carriers: dict[str, Carrier] = {"tcp": self._tcp, **(carriers or {})}
+        self._carriers: dict[str, Carrier] = {
+            "tcp": self._tcp,
+            "grpc": GrpcCarrier(),
+            **(carriers or {}),
+        }
         self._listener: asyncio.Server | None = None
         self._address = ""
         self._answers: dict[str, Answer] = {}

@@ -2,25 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from collections.abc import Coroutine
+from typing import Any, cast
 
 from structlog import get_logger
 
-from ..errors import InvalidRequestError
-from ..urls import redact_text
+from .answer_writer import AnswerSink, Handler, RequestContext, write_answer
 from .faults import OVERLOADED, UNAVAILABLE
 from .frames import FrameError, RequestDecoder, TwoPartDecoder, encode_ack
-from .messages import (
-    SENTINEL,
-    RequestMessage,
-    data_frame,
-    decode_request_message,
-    final_frame,
-    handshake,
-    prologue,
-)
+from .messages import RequestMessage, decode_request_message, handshake
 
 DIAL_TIMEOUT_S = 5.0
 MAX_CALLERS = 1024
@@ -29,20 +19,6 @@ LINGER_S = 10.0
 """How long the caller has to close an answer that is complete."""
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestContext:
-    """Whose request it is. A handler that stops it looks at `cancelled` between its steps."""
-
-    id: str
-    path: str
-    metadata: dict[str, str] = field(default_factory=dict)
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-Handler: TypeAlias = Callable[[Any, RequestContext], AsyncIterator[object]]
-"""Yields the parts of an answer, each as the caller gets it (see `annotated`)."""
 
 
 class RequestServer:
@@ -103,21 +79,52 @@ class RequestServer:
             await server.wait_closed()
 
     def take(self, path: str, payload: bytes) -> str:
-        """Begin to answer a request; the acknowledgement: empty, or why not."""
+        """Begin to answer a request by call-home; the acknowledgement: empty, or why not."""
+        admitted = self._admit(path, payload, call_home=True)
+        if isinstance(admitted, str):
+            return admitted
+        handler, message = admitted
+        self._begin(_answer_at_home(handler, message, path), path)
+        return ""
+
+    def take_call(
+        self, path: str, payload: bytes, sink: AnswerSink, over: asyncio.Event
+    ) -> "asyncio.Task[None] | str":
+        """Begin to answer a request into `sink`; the task that does, or why not.
+
+        Setting `over` says that the answer is not wanted any more.
+        """
+        admitted = self._admit(path, payload, call_home=False)
+        if isinstance(admitted, str):
+            return admitted
+        handler, message = admitted
+        context = RequestContext(message.id, path, message.metadata, over)
+
+        async def answer() -> None:
+            await write_answer(handler, message, context, sink)
+            await sink.drain()
+
+        return self._begin(answer(), path)
+
+    def _admit(
+        self, path: str, payload: bytes, *, call_home: bool
+    ) -> tuple[Handler, RequestMessage] | str:
         handler = self._handlers.get(path)
         if handler is None:
             return f"{UNAVAILABLE}unknown endpoint {path}"
         if len(self._answers) >= self._capacity:
             return f"{OVERLOADED}worker at capacity"
         try:
-            message = decode_request_message(payload)
+            return handler, decode_request_message(payload, call_home=call_home)
         except FrameError as error:
             log.warning("a request cannot be answered", path=path, error=str(error)[:200])
             return f"{UNAVAILABLE}{error}"
-        answer = asyncio.create_task(_answer(handler, message, path), name=f"answer {path}")
-        self._answers.add(answer)
-        answer.add_done_callback(self._answers.discard)
-        return ""
+
+    def _begin(self, answer: Coroutine[Any, Any, None], path: str) -> "asyncio.Task[None]":
+        task = asyncio.create_task(answer, name=f"answer {path}")
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+        return task
 
     def on_caller(self, caller: "_Caller") -> bool:
         """Whether there is room for one more."""
@@ -167,10 +174,14 @@ class _CallHome(asyncio.Protocol):
     def __init__(self, over: asyncio.Event) -> None:
         self.over = over
         self._decoder = TwoPartDecoder()
+        self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self.done = asyncio.Event()
         """the caller has nothing more to say; it may still read"""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -191,85 +202,36 @@ class _CallHome(asyncio.Protocol):
         self.done.set()
         self._writable.set()
 
+    def write(self, frame: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(frame)
+
     async def drain(self) -> None:
-        """Wait while the caller does not read."""
         await self._writable.wait()
 
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
 
-async def _answer(handler: Handler, message: RequestMessage, path: str) -> None:
+
+async def _answer_at_home(handler: Handler, message: RequestMessage, path: str) -> None:
+    assert message.call_home is not None
     context = RequestContext(message.id, path, message.metadata)
-    host, _, port = message.call_home.address.rpartition(":")
+    address = message.call_home.address
+    host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(DIAL_TIMEOUT_S):
-            transport, line = await asyncio.get_running_loop().create_connection(
+            _, line = await asyncio.get_running_loop().create_connection(
                 lambda: _CallHome(context.cancelled), host.strip("[]"), int(port)
             )
     except (OSError, TimeoutError, ValueError) as error:
-        log.warning("a caller cannot be reached", address=message.call_home.address[:100],
-                    error=str(error))  # fmt: skip
+        log.warning("a caller cannot be reached", address=address[:100], error=str(error))
         return
     try:
-        transport.write(handshake(message.call_home.subject) + prologue())
-        if await _send(handler, message, context, transport, line):
-            transport.write(final_frame(message.codec) + SENTINEL)
+        line.write(handshake(message.call_home.subject))
+        if await write_answer(handler, message, context, line):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     await line.done.wait()
     finally:
-        transport.close()
-
-
-async def _send(
-    handler: Handler,
-    message: RequestMessage,
-    context: RequestContext,
-    transport: asyncio.WriteTransport,
-    line: _CallHome,
-) -> bool:
-    """Send the parts that the handler yields; whether it came to its end and is wanted."""
-    sending = asyncio.create_task(_pump(handler, message, context, transport, line))
-    over = asyncio.create_task(context.cancelled.wait())
-    try:
-        await asyncio.wait({sending, over}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        over.cancel()
-        sending.cancel()
-        await asyncio.wait({sending, over})
-    return not sending.cancelled() and not context.cancelled.is_set()
-
-
-async def _pump(
-    handler: Handler,
-    message: RequestMessage,
-    context: RequestContext,
-    transport: asyncio.WriteTransport,
-    line: _CallHome,
-) -> None:
-    parts = handler(message.body, context)
-    try:
-        async for part in parts:
-            transport.write(data_frame(part, message.codec))
-            await line.drain()
-    except InvalidRequestError as error:
-        transport.write(data_frame(_error_chunk(str(error), "InvalidArgument"), message.codec))
-    except Exception as error:
-        log.exception("a handler failed", path=context.path, request_id=context.id)
-        text = f"{type(error).__name__}: {error}"
-        transport.write(data_frame(_error_chunk(text, None), message.codec))
-    finally:
-        if (close := getattr(parts, "aclose", None)) is not None:
-            await close()
-
-
-def annotated(chunk: object) -> dict[str, object]:
-    """A part of an answer in the envelope that callers of `generate` expect."""
-    return {"data": chunk}
-
-
-def _error_chunk(text: str, error_type: str | None) -> dict[str, object]:
-    text = redact_text(text)[:2000]
-    chunk: dict[str, object] = {"event": "error", "comment": [text]}
-    if error_type is not None:
-        public = {"type": "message", "message": text}
-        chunk["error"] = {"error_type": error_type, "message": text, "public": public}
-    return chunk
+        line.close()

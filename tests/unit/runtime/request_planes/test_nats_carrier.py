@@ -68,12 +68,6 @@ async def ask(client: RequestClient, subject: str, body: Any) -> list[Any]:
         return [part async for part in client.stream(subject, body, transport="nats_tcp")]
 
 
-async def test_an_answer_comes_over_tcp(server: RequestServer, client: RequestClient) -> None:
-    assert await ask(client, SUBJECT, {"n": 100}) == list(range(100))
-    answers = await asyncio.gather(*(ask(client, SUBJECT, {"n": n}) for n in range(30)))
-    assert [len(parts) for parts in answers] == list(range(30))
-
-
 async def test_failures_are_told_apart(server: RequestServer, client: RequestClient) -> None:
     for subject, body, fault in (
         ("nobody.there-1", {}, Fault.UNREACHABLE),

@@ -1,0 +1,166 @@
+"""Requests over gRPC, from the caller's side: a call for each, over one connection to a worker.
+
+A call's messages to us are the acknowledgement and then the frames of the answer, as over TCP. The
+connection is looked after by HTTP/2: flow control, cancellation, and pings that notice a peer
+which stands still.
+"""
+
+import asyncio
+from typing import Any
+
+import grpc
+from structlog import get_logger
+
+from .answer import Answer
+from .faults import Fault, RequestError, fault_of_status
+from .frames import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameError, decode_two_part
+from .response_reader import Ended
+
+METHOD = "/dynamo_router.RequestPlane/Call"
+PATH_KEY = "x-endpoint-path"
+CONNECT_TIMEOUT_S = 3.0
+ACK_TIMEOUT_S = 5.0
+MAX_MESSAGE_BYTES = MAX_PAYLOAD_BYTES + MAX_HEADER_BYTES + 64
+PING_MS, PING_TIMEOUT_MS = 10_000, 5_000
+"""A worker that stands still in the middle of an answer is noticed after both, 15 s."""
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", int(1000 * CONNECT_TIMEOUT_S)),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+log = get_logger(__name__)
+
+
+class GrpcCarrier:
+    """Brings requests to HOST:PORT/PATH."""
+
+    def __init__(self, ping_ms: int = PING_MS, ping_timeout_ms: int = PING_TIMEOUT_MS) -> None:
+        self._options = (
+            *_OPTIONS,
+            ("grpc.keepalive_time_ms", ping_ms),
+            ("grpc.keepalive_timeout_ms", ping_timeout_ms),
+            # For pings of gRPC's own that are under way, which keep back those of keepalive.
+            ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
+        )
+        self._lines: dict[str, _Line] = {}
+        self._reading: set[asyncio.Task[None]] = set()
+
+    @property
+    def connections(self) -> int:
+        return len(self._lines)
+
+    async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> str:
+        """The worker's acknowledgement: empty, or why it refuses. RequestError without one."""
+        place, _, path = address.partition("/")
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            text = f"a request of {len(payload)} bytes is too large for a frame"
+            raise RequestError(Fault.TOO_LARGE, text)
+        line = self._lines.get(place)
+        if line is None:
+            line = self._lines[place] = _Line(place, self._options)
+        call = line.call(payload, ((PATH_KEY, path), ("request-id", id)))
+        try:
+            async with asyncio.timeout(ACK_TIMEOUT_S):
+                ack = await call.read()
+                if ack is grpc.aio.EOF:
+                    raise RequestError(Fault.BROKEN, f"{address}: no acknowledgement")
+        except TimeoutError:
+            await self._give_up(line, call)
+            raise RequestError(Fault.SILENT, f"{address}: no acknowledgement in time") from None
+        except grpc.aio.AioRpcError as error:
+            await self._give_up(line, call)
+            fault = fault_of_status(error.code().name, error.details() or "")
+            raise RequestError(fault, f"{address}: {error.details()}") from None
+        except BaseException:
+            await self._give_up(line, call)
+            raise
+        if ack:
+            await self._give_up(line, call, sound=True)
+            return bytes(ack).decode(errors="replace")
+        home = _GrpcAnswer(call)
+        reading = asyncio.create_task(self._read(line, home, answer), name=f"answer of {address}")
+        home.reading = reading
+        answer.attach(home, begun=False)
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+        return ""
+
+    async def close(self) -> None:
+        reading = list(self._reading)
+        for task in reading:
+            task.cancel()
+        if reading:
+            await asyncio.wait(reading)
+        lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            await line.channel.close()
+
+    async def _read(self, line: "_Line", home: "_GrpcAnswer", answer: Answer) -> None:
+        """Bring the answer's frames to their reader, as fast as it reads."""
+        sound = False
+        try:
+            while True:
+                await home.wanted.wait()
+                message = await home.call.read()
+                if message is grpc.aio.EOF:
+                    sound = True
+                    break
+                answer.on_frames([decode_two_part(message)])
+        except FrameError as error:
+            answer.on_event(Ended(Fault.PROTOCOL, str(error)))
+        except grpc.aio.AioRpcError as error:
+            sound = error.code() is grpc.StatusCode.CANCELLED
+        finally:
+            answer.on_eof()
+            await self._give_up(line, home.call, sound=sound)
+
+    async def _give_up(self, line: "_Line", call: Any, *, sound: bool = False) -> None:
+        """Be done with a call. A connection that failed is closed once no other call is on it."""
+        call.cancel()
+        line.calls -= 1
+        line.failed |= not sound
+        if line.failed and not line.calls and self._lines.get(line.place) is line:
+            del self._lines[line.place]
+            await line.channel.close()
+
+
+class _Line:
+    """A channel to one worker, and how many calls are on it."""
+
+    def __init__(self, place: str, options: tuple[tuple[str, Any], ...]) -> None:
+        self.place = place
+        self.channel = grpc.aio.insecure_channel(place, options=options)
+        self._call: Any = self.channel.unary_stream(METHOD)
+        self.calls = 0
+        self.failed = False
+
+    def call(self, payload: bytes, metadata: tuple[tuple[str, str], ...]) -> Any:
+        self.calls += 1
+        return self._call(payload, metadata=metadata)
+
+
+class _GrpcAnswer:
+    """One call, as what an Answer comes over. It is read while `wanted`."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.reading: asyncio.Task[None] | None = None
+        self.wanted = asyncio.Event()
+        self.wanted.set()
+
+    def pause(self) -> None:
+        self.wanted.clear()
+
+    def resume(self) -> None:
+        self.wanted.set()
+
+    def end(self, *, cancel: bool) -> None:
+        self.call.cancel()
+        if self.reading is not None:
+            self.reading.cancel()
