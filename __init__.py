@@ -5,12 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .router.config import KvRouterConfig
+    from .router.kv_instance_selector import KvInstanceSelector
     from .router.kv_router import KvRouter
 
-__all__ = ["KvRouter", "KvRouterConfig"]
+__all__ = ["KvInstanceSelector", "KvRouter", "KvRouterConfig"]
 
 # Resolved on first use (PEP 562), so that a command which needs no router pays for none.
-_HOME = {"KvRouter": ".router.kv_router", "KvRouterConfig": ".router.config"}
+_HOME = {
+    "KvInstanceSelector": ".router.kv_instance_selector",
+    "KvRouter": ".router.kv_router",
+    "KvRouterConfig": ".router.config",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from .cancellation import CancellationToken
 from .client import Client
 from .components import Component, Endpoint, Namespace
 from .distributed_runtime import DistributedRuntime
+from .instance_selector import InstanceSelector, Selection
 from .instances import EndpointName, Instance, decode_instance
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Endpoint",
     "EndpointName",
     "Instance",
+    "InstanceSelector",
     "Namespace",
+    "Selection",
     "decode_instance",
 ]

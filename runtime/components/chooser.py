@@ -25,8 +25,7 @@ class InstanceChooser:
 
         Those that failed lately only if there is no other: the last one is never taken away.
         """
-        left = sorted(id for id in instances if id not in tried)
-        fit = [id for id in left if now >= self._inhibited.get(id, now)] or left
+        fit = self.left(instances, now, tried)
         if not fit:
             return None
         if mode == "random":
@@ -34,6 +33,13 @@ class InstanceChooser:
         # The next by id, not by place: the turn goes on as it was when somebody joins or leaves.
         self._last = next((id for id in fit if id > self._last), fit[0])
         return self._last
+
+    def left(
+        self, instances: Collection[int], now: float, tried: Collection[int] = ()
+    ) -> list[int]:
+        """Those that may be chosen, in order: not tried, and not failed lately if there are any."""
+        left = sorted(id for id in instances if id not in tried)
+        return [id for id in left if now >= self._inhibited.get(id, now)] or left
 
     def report_down(self, instance: int, now: float) -> None:
         """Pass it over for a while: it could not be reached, or broke off."""

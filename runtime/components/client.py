@@ -3,15 +3,17 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
+from uuid import uuid4
 
 from ..clock import Clock, SystemClock
 from ..discovery import PrefixWatcher, full_key_string
-from ..errors import NoWorkersError
+from ..errors import ConfigError, NoWorkersError
 from ..kv_stores import KeyValueStore
 from ..request_planes import RequestClient, RequestError
 from .answers import NOTHING, data_of
 from .chooser import InstanceChooser, Mode
+from .instance_selector import InstanceSelector, TurnSelector
 from .instances import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
 
 Answer: TypeAlias = AsyncGenerator[Any, None]
@@ -27,14 +29,19 @@ class Client:
         store: KeyValueStore | None,
         static: Sequence[Instance] = (),
         *,
+        selector: InstanceSelector | None = None,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Without a store the instances are `static`."""
+        """Without a store the instances are `static`; without a selector there is no mode kv."""
         self.name = name
         self._plane = plane
         self._clock = clock or SystemClock()
         self._chooser = InstanceChooser(rng=rng)
+        self._selector = selector
+        self._turns = {
+            mode: TurnSelector(self._chooser, mode, self._clock) for mode in get_args(Mode)
+        }
         self._static = {instance.instance_id: instance for instance in static}
         self._watchers: list[PrefixWatcher[str, Instance]] = []
         if store is not None:
@@ -64,11 +71,20 @@ class Client:
 
     def random(self, body: object, **more: Any) -> Answer:
         """The answer of any instance. NoWorkersError if there is none, else as `direct`."""
-        return self._spread("random", body, more)
+        return self._spread(self._turns["random"], body, **more)
 
     def round_robin(self, body: object, **more: Any) -> Answer:
         """The answer of the next instance in turn, else as `random`."""
-        return self._spread("round_robin", body, more)
+        return self._spread(self._turns["round_robin"], body, **more)
+
+    def kv(self, body: object, **more: Any) -> Answer:
+        """The answer of the instance that the client's selector chooses, else as `random`.
+
+        ConfigError without one, InvalidRequestError for a body that it cannot choose by.
+        """
+        if self._selector is None:
+            raise ConfigError("mode kv needs a client with a selector", key="selector")
+        return self._spread(self._selector, body, **more)
 
     async def direct(self, body: object, instance_id: int, **more: Any) -> Answer:
         """The parts of that instance's answer. RequestError if it fails; `more` is `request_id`
@@ -80,29 +96,46 @@ class Client:
             async for part in parts:
                 yield part
 
-    async def _spread(self, mode: Mode, body: object, more: dict[str, Any]) -> Answer:
+    async def _spread(
+        self,
+        selector: InstanceSelector,
+        body: object,
+        *,
+        request_id: str | None = None,
+        **more: Any,
+    ) -> Answer:
         """Try instances until one begins to answer."""
-        tried: list[int] = []
+        id = request_id or str(uuid4())
+        tried: set[int] = set()
         failure: RequestError | None = None
         while True:
             instances = self.instances
-            chosen = self._chooser.choose(mode, instances, self._clock.now(), tried)
-            if chosen is None:
+            left = self._chooser.left(instances, self._clock.now(), tried)
+            try:
+                if not left:
+                    raise NoWorkersError(f"nobody serves {self.name}")
+                selection = selector.select(id, body, instances.keys(), instances.keys() - left)
+            except NoWorkersError:
                 if failure is not None:
-                    raise failure
-                raise NoWorkersError(f"nobody serves {self.name}")
-            tried.append(chosen)
+                    raise failure from None
+                raise
+            instance = instances[selection.instance_id]
+            tried.add(instance.instance_id)
             begun = False
             try:
-                async with aclosing(self._call(instances[chosen], body, more)) as parts:
+                answer = self._call(instance, selection.body, {"request_id": id, **more})
+                async with aclosing(answer) as parts:
                     async for part in parts:
                         begun = True
+                        selector.on_part(id, part)
                         yield part
                 return
             except RequestError as error:
                 if begun or not error.fault.not_begun:
                     raise
                 failure = error
+            finally:
+                selector.release(id)
 
     async def _call(self, instance: Instance, body: object, more: dict[str, Any]) -> Answer:
         answer = self._plane.stream(

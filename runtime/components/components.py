@@ -6,6 +6,7 @@ from typing import Protocol
 
 from ..request_planes import Handler
 from .client import Client
+from .instance_selector import InstanceSelector
 from .instances import EndpointName, Instance, check_part
 
 
@@ -14,7 +15,9 @@ class ComponentRuntime(Protocol):
 
     async def instances_below(self, prefix: str) -> list[Instance]: ...
     async def serve(self, name: EndpointName, handler: Handler) -> Instance: ...
-    async def client_of(self, name: EndpointName, static: Sequence[str]) -> Client: ...
+    async def client_of(
+        self, name: EndpointName, static: Sequence[str], selector: InstanceSelector | None
+    ) -> Client: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,9 @@ class Endpoint:
         """Answer requests with `handler` until the runtime is shut down, and be found."""
         return await self.runtime.serve(self.name, handler)
 
-    async def client(self, static: Sequence[str] = ()) -> Client:
+    async def client(
+        self, static: Sequence[str] = (), selector: InstanceSelector | None = None
+    ) -> Client:
         """A caller, which knows the instances that are there. In a static runtime, these are at
-        the addresses `static` (HOST:PORT/PATH)."""
-        return await self.runtime.client_of(self.name, static)
+        the addresses `static` (HOST:PORT/PATH). A `selector` gives it the mode kv."""
+        return await self.runtime.client_of(self.name, static, selector)

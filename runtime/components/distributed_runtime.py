@@ -23,6 +23,7 @@ from ..request_planes import (
 from .cancellation import CancellationToken
 from .client import Client
 from .components import Namespace
+from .instance_selector import InstanceSelector
 from .instances import (
     INSTANCES,
     SERVICES,
@@ -117,9 +118,12 @@ class DistributedRuntime:
 
         return declare
 
-    async def client(self, name: str, static: Sequence[str] = ()) -> Client:
-        """A caller of `namespace.component.endpoint`, closed with the runtime."""
-        return await self.client_of(EndpointName.parse(name), static)
+    async def client(
+        self, name: str, static: Sequence[str] = (), selector: InstanceSelector | None = None
+    ) -> Client:
+        """A caller of `namespace.component.endpoint`, closed with the runtime. See
+        Endpoint.client."""
+        return await self.client_of(EndpointName.parse(name), static, selector)
 
     async def instances(self) -> list[Instance]:
         """All instances of all namespaces that are in the store now."""
@@ -225,14 +229,16 @@ class DistributedRuntime:
             await self._registrations.register(*instance.key(self._generation), instance.value())
         return instance
 
-    async def client_of(self, name: EndpointName, static: Sequence[str]) -> Client:
+    async def client_of(
+        self, name: EndpointName, static: Sequence[str], selector: InstanceSelector | None
+    ) -> Client:
         fixed = [
             Instance(name, number, "tcp", address, "msgpack")
             for number, address in enumerate(static)
         ]
         if self._store is not None and fixed:
             raise ValueError("a runtime with a store finds instances by itself")
-        client = Client(name, self._plane, self._store, fixed)
+        client = Client(name, self._plane, self._store, fixed, selector=selector)
         self._clients.append(client)
         try:
             async with asyncio.timeout(self._startup_timeout_s):

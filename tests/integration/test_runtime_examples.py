@@ -24,10 +24,11 @@ async def test_a_worker_of_ten_lines_and_a_client_of_five(tmp_path: Path) -> Non
     try:
         instances = tmp_path / "v1" / "instances"
         await until(lambda: instances.is_dir() and any(instances.glob("dynamo*")), 60.0)
-        client = await run("client.py", tmp_path, stdout=asyncio.subprocess.PIPE)
-        async with asyncio.timeout(60):
-            output, _ = await client.communicate()
-        assert output.decode().splitlines() == PARTS
+        for name in ("client.py", "kv_client.py"):
+            client = await run(name, tmp_path, stdout=asyncio.subprocess.PIPE)
+            async with asyncio.timeout(60):
+                output, _ = await client.communicate()
+            assert output.decode().splitlines() == PARTS
         worker.send_signal(signal.SIGTERM)
         async with asyncio.timeout(30):
             assert await worker.wait() == 0
@@ -40,6 +41,6 @@ async def test_a_worker_of_ten_lines_and_a_client_of_five(tmp_path: Path) -> Non
 
 def test_the_document_quotes_the_examples() -> None:
     document = (ROOT / "docs" / "runtime.md").read_text()
-    for name in ("worker.py", "client.py"):
+    for name in ("worker.py", "client.py", "kv_client.py"):
         code = (ROOT / "examples" / name).read_text().split('"""')[2].strip()
         assert f"```python\n{code}\n```" in document, f"docs/runtime.md quotes another {name}"
