@@ -9,13 +9,15 @@ from uuid import uuid4
 from ..clock import Clock, SystemClock
 from ..discovery import PrefixWatcher, full_key_string
 from ..errors import ConfigError, NoWorkersError
-from ..kv_stores import KeyValueStore
+from ..kv_stores import LEASE_TTL_S, KeyValueStore
 from ..request_planes import RequestClient, RequestError
 from .answers import NOTHING, data_of
 from .chooser import InstanceChooser, Mode
 from .instance_selector import InstanceSelector, TurnSelector
 from .instances import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
 
+LINGER_S = 2 * LEASE_TTL_S
+"""How long an instance whose key is gone may be asked, if there is no other."""
 Answer: TypeAlias = AsyncGenerator[Any, None]
 
 
@@ -44,11 +46,15 @@ class Client:
         }
         self._static = {instance.instance_id: instance for instance in static}
         self._watchers: list[PrefixWatcher[str, Instance]] = []
+        self._known: dict[str, Instance] = {}
+        self._departed: dict[int, tuple[Instance, float]] = {}
+        """instances whose keys went, and when"""
         if store is not None:
             # Of the seed's keys some end in `{endpoint}-{id}`: what is not ours is left out below.
             prefixes = {INSTANCES: name.prefix, SERVICES: name.prefix[:-1]}
             for bucket, prefix in prefixes.items():
                 self._watchers.append(_watcher(store, bucket, prefix))
+                self._watchers[-1].listeners.append(self._on_change)
 
     @property
     def instances(self) -> Mapping[int, Instance]:
@@ -109,7 +115,8 @@ class Client:
         tried: set[int] = set()
         failure: RequestError | None = None
         while True:
-            instances = self.instances
+            registered = self.instances
+            instances = registered or self._lately_departed()
             left = self._chooser.left(instances, self._clock.now(), tried)
             try:
                 if not left:
@@ -131,11 +138,38 @@ class Client:
                         yield part
                 return
             except RequestError as error:
-                if begun or not error.fault.not_begun:
+                if not begun and not registered and error.fault.down:
+                    if not error.fault.not_begun:
+                        raise NoWorkersError(f"nobody serves {self.name}") from error
+                elif begun or not error.fault.not_begun:
                     raise
-                failure = error
+                else:
+                    failure = error
             finally:
                 selector.release(id)
+
+    def _on_change(self, key: str, instance: Instance | None) -> None:
+        if instance is not None:
+            self._known[key] = instance
+            self._departed.pop(instance.instance_id, None)
+        elif (gone := self._known.pop(key, None)) is not None:
+            now = self._clock.now()
+            self._departed = {
+                id: known for id, known in self._departed.items() if now < known[1] + LINGER_S
+            }
+            self._departed[gone.instance_id] = gone, now
+
+    def _lately_departed(self) -> Mapping[int, Instance]:
+        """Who may be asked while the store has nobody: after an outage of the store all leases
+        may have ended, and those who live register again. One that is gone does not answer."""
+        now = self._clock.now()
+        return {
+            id: gone
+            for id, (gone, when) in self._departed.items()
+            if now < when + LINGER_S
+            and gone.name == self.name
+            and gone.transport in self._plane.transports
+        }
 
     async def _call(self, instance: Instance, body: object, more: dict[str, Any]) -> Answer:
         answer = self._plane.stream(
