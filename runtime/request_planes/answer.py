@@ -43,6 +43,9 @@ class Answer:
         self._changed = asyncio.Event()
         self._home: AnswerSource | None = None
         self.begun = asyncio.Event()
+        """the worker has come with it"""
+        self.promised = asyncio.Event()
+        """its prologue is there, or its end"""
 
     def attach(self, home: AnswerSource, *, begun: bool = True) -> bool:
         """Take what comes on this connection; False if there is one already.
@@ -59,21 +62,18 @@ class Answer:
     def on_frames(self, frames: list[TwoPart]) -> None:
         for frame in frames:
             self._events.extend(self._reader.on_frame(frame))
-        self._changed.set()
-        self.begun.set()
+        self._stir()
         if self._home is not None and len(self._events) > WAITING_PARTS:
             self._home.pause()
 
     def on_eof(self) -> None:
         self._events.extend(self._reader.on_eof())
-        self._changed.set()
-        self.begun.set()
+        self._stir()
 
     def on_event(self, event: Event) -> None:
         """End it from our side."""
         self._events.append(event)
-        self._changed.set()
-        self.begun.set()
+        self._stir()
 
     def on_worker_lost(self) -> None:
         """The connection that brought the request is gone: without a call-home none will come."""
@@ -88,6 +88,10 @@ class Answer:
         if self._home is not None and len(self._events) < WAITING_PARTS // 2:
             self._home.resume()
         return event
+
+    def _stir(self) -> None:
+        for event in (self._changed, self.begun, self.promised):
+            event.set()
 
     def close(self) -> None:
         if self._home is not None:

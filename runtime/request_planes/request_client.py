@@ -14,6 +14,8 @@ from .tcp_carrier import TcpCarrier
 
 CALL_HOME_TIMEOUT_S = 10.0
 """A worker that cannot read a request accepts it and is silent: hence a limit of our own."""
+PROLOGUE_TIMEOUT_S = 60.0
+"""A worker may come home before its engine has taken the request: that may take longer."""
 
 
 class Carrier(Protocol):
@@ -119,10 +121,14 @@ class RequestClient:
 
 
 async def _begun(answer: Answer, address: str) -> None:
-    """Wait for the answer's first sign."""
-    try:
-        async with asyncio.timeout(CALL_HOME_TIMEOUT_S):
-            await answer.begun.wait()
-    except TimeoutError:
-        text = "it accepted the request and did not answer"
-        raise RequestError(Fault.SILENT, f"{address}: {text}") from None
+    """Wait until the worker has said that there will be an answer, or not."""
+    for sign, seconds in (
+        (answer.begun, CALL_HOME_TIMEOUT_S),
+        (answer.promised, PROLOGUE_TIMEOUT_S),
+    ):
+        try:
+            async with asyncio.timeout(seconds):
+                await sign.wait()
+        except TimeoutError:
+            text = "it accepted the request and did not answer"
+            raise RequestError(Fault.SILENT, f"{address}: {text}") from None

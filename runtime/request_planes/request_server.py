@@ -15,6 +15,7 @@ from .messages import RequestMessage, decode_request_message, handshake
 DIAL_TIMEOUT_S = 5.0
 MAX_CALLERS = 1024
 """Connections of callers at a time: each may hold a request that is not all there."""
+_MAX_WORD_BYTES = 4096
 LINGER_S = 10.0
 """How long the caller has to close an answer that is complete."""
 
@@ -173,7 +174,7 @@ class _CallHome(asyncio.Protocol):
 
     def __init__(self, over: asyncio.Event) -> None:
         self.over = over
-        self._decoder = TwoPartDecoder()
+        self._decoder = TwoPartDecoder(max_body=_MAX_WORD_BYTES)
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -190,7 +191,8 @@ class _CallHome(asyncio.Protocol):
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
-        if self._decoder.feed(data):
+        words = self._decoder.feed(data)
+        if words or self._decoder.failure is not None or self._decoder.partial > _MAX_WORD_BYTES:
             self.over.set()  # stop and kill are the only words a caller has
 
     def eof_received(self) -> bool:

@@ -97,6 +97,12 @@ async def accepts_and_is_silent(writer: asyncio.StreamWriter, message: Any) -> N
     writer.write(encode_ack())
 
 
+async def comes_home_and_is_silent(writer: asyncio.StreamWriter, message: Any) -> None:
+    """It never sends its prologue."""
+    writer.write(encode_ack())
+    await call_home(message, handshake(message.call_home.subject))
+
+
 async def accepts_and_dies(writer: asyncio.StreamWriter, message: Any) -> None:
     writer.write(encode_ack())
     await writer.drain()
@@ -128,6 +134,7 @@ async def comes_home_twice(writer: asyncio.StreamWriter, message: Any) -> None:
         (broken_after_one_part, Fault.BROKEN),
         (never_acknowledges, Fault.SILENT),
         (accepts_and_is_silent, Fault.SILENT),
+        (comes_home_and_is_silent, Fault.SILENT),
         (accepts_and_dies, Fault.BROKEN),
         (refuses_in_words_of_its_own, Fault.REFUSED),
         (lies_about_lengths, Fault.PROTOCOL),
@@ -139,6 +146,7 @@ async def test_a_worker_that_misbehaves_is_told_from_the_others(
 ) -> None:
     monkeypatch.setattr(tcp_carrier, "ACK_TIMEOUT_S", 0.3)
     monkeypatch.setattr(request_client, "CALL_HOME_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(request_client, "PROLOGUE_TIMEOUT_S", 0.3)
     worker, address = await scripted(script)
     try:
         with pytest.raises(RequestError) as caught:
