@@ -71,6 +71,7 @@ def explain(
         request_blocks=prompt.blocks,
         temperature=config.router_temperature,
         params=vars(config.cost_params()),
+        residuals=policy.residuals(),
     )
     ranks = [
         (number, worker, source.registry.entry(worker.worker_id))

@@ -18,7 +18,7 @@ from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new
 from .config import KvRouterConfig
 from .explain import explain
 from .policies import PolicyChoice
-from .policy import Decision, Explanation, Policy, choose
+from .policy import Decision, Explanation, Policy, ResidualState, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
 from .views import PotentialLoad, WorkerView, views_in_steps
 
@@ -95,6 +95,12 @@ class KvRouter:
         """How often a policy that is not ours has raised, or answered nonsense."""
         return self._choice.failures
 
+    @property
+    def residuals(self) -> ResidualState | None:
+        """How well the policy foresees, and whether that decides; None where it does not."""
+        with self._lock:
+            return self._policy.residuals()
+
     def change(self, config: KvRouterConfig) -> None:
         """Use other weights, temperature and thresholds; the rest must be as before."""
         with self._lock:
@@ -108,8 +114,7 @@ class KvRouter:
     def add_worker(self, worker_id: int, **facts: Unpack[WorkerFacts]) -> WorkerEntry:
         """Register a worker, ready for requests, or renew what is known of one.
 
-        The facts are those of WorkerEntry; `weight`, above 0 and at most 1, is its share of the
-        requests.
+        The facts are those of WorkerEntry; `weight`, in (0, 1], is its share of the requests.
         """
         with self._lock:
             return self.registry.add(worker_id, **facts)
@@ -201,8 +206,9 @@ class KvRouter:
         with self._lock:
             now = self._expire()
             if request_id is not None and self.slots.worker_of(request_id) is not None:
-                said = f"request id {request_id!r} is in use"
-                raise InvalidRequestError(said, field="request_id")
+                raise InvalidRequestError(
+                    f"request id {request_id!r} is in use", field="request_id"
+                )
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
             pin = source.pin(pinned_worker, candidates)
             takers = candidates.eligible
@@ -319,8 +325,7 @@ class KvRouter:
         """What its turn in the admission queue goes by: (uncached tokens, order penalty in s)."""
         if not self.limits.orders_by_tokens:
             return 1, 0.0
-        prompt = prompt_of(token_ids, self.block_size, content)
-        tokens = self.uncached_tokens(prompt)
+        tokens = self.uncached_tokens(token_ids, **content)
         with self._lock:
             return tokens, self.limits.order_penalty_s(tokens)
 
@@ -340,10 +345,7 @@ class KvRouter:
             return self.slots.mark_prefill_completed(request_id)
 
     def release_prefill(self, request_id: str) -> bool:
-        """Count the prompt as computed, though no first token says so; nothing is learnt from it.
-
-        False if the request is not booked, which is no error.
-        """
+        """Count the prompt as computed, though no token says so. False if it is not booked."""
         with self._lock:
             return self.slots.mark_prefill_completed(request_id)
 
@@ -370,8 +372,6 @@ class KvRouter:
         with self._lock:
             self._learner.on_end(request_id, self._clock.now(), output_tokens)
             return self.slots.free(request_id)
-
-    # Inside
 
     def _expire(self) -> float:
         """Drop what is too old; the time at which that was done. Under the lock."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from ...router.config import DYNAMO, KvRouterConfig
 from ...router.kv_router import KvRouter
 from ...router.policies import known_policies
-from ...router.policy import Policy
+from ...router.policy import LMetric, Policy
 from ...runtime.clock import Clock
 from ...runtime.errors import ConfigError
 from .baselines import BoundedConsistentHash, PrefixHash
-from .published import LlmD, LMetric, Preble
+from .published import LlmD, Preble
 
 LOAD_MODES = ("round-robin", "random", "least-loaded", "power-of-two")
 CHWBL_BLOCKS = 2

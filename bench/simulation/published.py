@@ -1,5 +1,7 @@
 """Policies that others have published, from their formulas: baselines for a comparison.
 
+A further one, LMetric, the router has itself.
+
 Each knows what a router of its kind could know: the overlaps that this router's index tells, and
 the load that its slots tell. None of them holds requests.
 """
@@ -8,35 +10,13 @@ from collections import deque
 
 import numpy as np
 
-from ...router.policy import Candidates, Counts, Floats, Mask, Policy
+from ...router.policy import Candidates, Floats, Mask, Policy
 from ...workers.registry import WorkerEntry
 
 PREBLE_WINDOW_S = 180.0  # of the load that a worker counts with; the paper's default
 PREBLE_BALANCE = 1.5  # load over the least, above which a cached prefix is not followed
 TOKENS_PER_OUTPUT = 1.0  # weight of a token to decode beside one to prefill, in Preble's load
 LLM_D_PREFIX, LLM_D_QUEUE, LLM_D_MEMORY = 3.0, 2.0, 2.0
-
-
-def _uncached_tokens(candidates: Candidates) -> Counts:
-    """Prompt tokens that each worker would compute; the last one is computed in any case."""
-    tokens = np.full(len(candidates.eligible), candidates.isl, np.int64)
-    if candidates.overlaps is not None:
-        tokens -= candidates.overlaps.astype(np.int64) * candidates.block_size
-    return np.maximum(tokens, 1)
-
-
-class LMetric(Policy):
-    """The least product of two loads: new prefill tokens times batch size.
-
-    LMetric (Zhang et al. 2026, arXiv 2603.15202): new prefill tokens are those the worker would
-    have to compute if it got the request, its queue included; the batch is the requests in flight
-    there, here with this one, so that an idle worker's product still tells its cache.
-    """
-
-    def score(self, candidates: Candidates) -> Floats:
-        tokens = candidates.prefill_tokens + _uncached_tokens(candidates)
-        products = tokens * (candidates.active_requests + 1.0)
-        return np.where(candidates.eligible, products, np.inf)
 
 
 class LlmD(Policy):
@@ -97,7 +77,7 @@ class Preble(Policy):
         eligible = candidates.eligible
         self._forget(candidates.now - PREBLE_WINDOW_S)
         load = np.array([self._load.get(number, 0.0) for number in range(len(eligible))])
-        uncached = _uncached_tokens(candidates).astype(np.float64)
+        uncached = candidates.uncached_tokens().astype(np.float64)
         costs = np.where(eligible, load + uncached, np.inf)
         if not eligible.any():
             return costs
@@ -110,7 +90,7 @@ class Preble(Policy):
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         self._running[request_id] = number
-        self._add(candidates.now, number, float(_uncached_tokens(candidates)[number]))
+        self._add(candidates.now, number, float(candidates.uncached_tokens()[number]))
 
     def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
         number = self._running.pop(request_id, None)

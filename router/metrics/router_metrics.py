@@ -20,6 +20,7 @@ from .collectors import (
     queue_metrics,
     snapshot_metrics,
 )
+from .forecast import forecast_metrics
 from .loop_lag import LoopLagProbe
 from .page import MetricsPage
 from .process import build_metrics, log_metrics, process_metrics, server_metrics
@@ -62,6 +63,7 @@ class RouterMetrics:
         page.add(dispatch_metrics(dispatcher))
         page.add(booking_metrics(self._router.slots))
         page.add(fault_metrics(self._router, dispatcher))
+        page.add(forecast_metrics(self._router))
         page.add(security_metrics(security))
         page.add(log_metrics(log))
         page.add(server_metrics(open_calls, http_connections))

@@ -20,7 +20,8 @@ from .decision import CandidateTerms, Decision, Explanation
 from .draw import Rng, pick, pick_lowest
 from .forecast import ForecastPolicy
 from .guard import GuardedPolicy
-from .modes import DynamoCost, mode_policy
+from .modes import DynamoCost, LMetric, mode_policy
+from .residuals import ResidualState
 from .selection import choose
 
 __all__ = [
@@ -35,11 +36,13 @@ __all__ = [
     "Floats",
     "ForecastPolicy",
     "GuardedPolicy",
+    "LMetric",
     "LOWER_TIER_WEIGHTS",
     "MODES",
     "Mask",
     "Mode",
     "Policy",
+    "ResidualState",
     "Rng",
     "choose",
     "lower_saving",

@@ -46,6 +46,29 @@ cdef struct Estimate:           # of one candidate, in seconds
     double cost
 
 
+cdef inline Backlog foresee(
+    Estimate* found, const EngineTimeline* timeline, const Model* model, int64_t isl,
+    int64_t tokens, double blocks, double slowness, double now,
+) noexcept nogil:
+    """Fill in what makes up the time to first token of a prompt with so many tokens to compute.
+
+    The timeline was advanced to `now`. Returns what it has to compute first.
+    """
+    cdef double per_step = empty_step_s(timeline, &model.speed, slowness)
+    cdef double per_token = token_s(&model.speed, slowness)
+    cdef double per_attended = attended_s(&model.speed, slowness)
+    cdef Backlog ahead = timeline_backlog(timeline, per_step, per_token, per_attended, now)
+    cdef int64_t steps = (ahead.tokens + tokens + timeline.budget - 1) // timeline.budget
+    found.wait_s = ahead.seconds
+    if timeline.running == 0:
+        found.wait_s = unforeseen_wait_s(timeline, model, slowness, per_step, now)
+    found.prefill_s = (steps - ahead.steps) * per_step + tokens * (
+        per_token + per_attended * (isl - tokens / 2.0)  # what each attends to, on average
+    )
+    found.memory_s = memory_s(timeline, model, blocks)
+    return ahead
+
+
 cdef inline Estimate estimate_prompt(
     const Prompt* prompt, Py_ssize_t number, EngineTimeline* timeline, Booking* bookings,
     const Model* model, double now,
@@ -55,27 +78,18 @@ cdef inline Estimate estimate_prompt(
     cdef int64_t cached = prompt.overlaps[number] * prompt.block_size if prompt.overlaps else 0
     cdef int64_t tokens = believed_tokens(model, timeline, prompt.isl, min(cached, prompt.isl))
     cdef double slowness = timeline_advance(timeline, bookings, &model.speed, now)
-    cdef double per_step = empty_step_s(timeline, &model.speed, slowness)
-    cdef double per_token = token_s(&model.speed, slowness)
-    cdef double per_attended = attended_s(&model.speed, slowness)
-    cdef Backlog ahead = timeline_backlog(timeline, per_step, per_token, per_attended, now)
-    cdef int64_t steps
-    cdef double ttft
-    steps = (ahead.tokens + tokens + timeline.budget - 1) // timeline.budget
-    found.wait_s = ahead.seconds
-    if timeline.running == 0:
-        found.wait_s = unforeseen_wait_s(timeline, model, slowness, per_step, now)
-    found.prefill_s = (steps - ahead.steps) * per_step + tokens * (
-        per_token + per_attended * (prompt.isl - tokens / 2.0)  # what each attends to, on average
+    cdef double blocks = prompt.blocks[number] if prompt.blocks else 0.0
+    cdef Backlog ahead = foresee(
+        &found, timeline, model, prompt.isl, tokens, blocks, slowness, now
     )
+    cdef double ttft = found.wait_s + found.prefill_s + found.memory_s
     found.delay_s = 0.0
     if ahead.tokens > 0:
         found.delay_s = delay_s(
-            timeline, bookings, model, &ahead, tokens, per_token, now + found.wait_s
+            timeline, bookings, model, &ahead, tokens, token_s(&model.speed, slowness),
+            now + found.wait_s,
         )
-    found.memory_s = memory_s(timeline, model, prompt.blocks[number] if prompt.blocks else 0.0)
     found.decode_s = shared_decode_s(timeline, model, slowness, prompt.isl)
-    ttft = found.wait_s + found.prefill_s + found.memory_s
     found.cost = ttft + found.delay_s + (
         model.prefill_weight * found.prefill_s + model.decode_weight * found.decode_s
     ) / (1.0 + ttft / model.ttft)

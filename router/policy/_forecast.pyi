@@ -31,12 +31,30 @@ class Forecast:
     def add_worker(self, number: int, budget: int | None, blocks: int | None) -> None: ...
     def describe_worker(self, number: int, budget: int | None, blocks: int | None) -> None: ...
     def remove_worker(self, number: int) -> None: ...
-    def book(self, request_id: str, number: int, isl: int, tokens: int, now: float) -> bool: ...
+    def book(
+        self,
+        request_id: str,
+        number: int,
+        isl: int,
+        tokens: int,
+        now: float,
+        blocks: float = 0.0,
+    ) -> bool:
+        """`blocks` are those in use there with this request; 0: unknown."""
+
     def cached(self, request_id: str, tokens: int) -> bool:
         """The engine found so many tokens of a prompt; False if that teaches nothing."""
 
-    def first_token(self, request_id: str, now: float) -> bool: ...
-    def end(self, request_id: str, now: float, output_tokens: int) -> bool: ...
+    def first_token(self, request_id: str, now: float) -> tuple[int, float, float] | None:
+        """(worker number, seconds foreseen when it was booked, seconds it took); None if it is not
+        booked, or had its first token."""
+
+    def end(
+        self, request_id: str, now: float, output_tokens: int
+    ) -> tuple[int, float, float] | None:
+        """(worker number, seconds that the model says of a token, seconds that it took), 0 where
+        nothing can be said; None if it is not booked."""
+
     def score(
         self,
         isl: int,

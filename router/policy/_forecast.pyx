@@ -10,7 +10,7 @@ from libc.string cimport memset
 import numpy
 
 from ._arguments cimport read_prompt, require_length, require_time
-from ._estimate cimport Estimate, Prompt, estimate_fleet, seconds_until_free
+from ._estimate cimport Estimate, Prompt, estimate_fleet, foresee, seconds_until_free
 from ._latency cimport fit_init
 from ._model cimport Model, believed_tokens, can_compare
 from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
@@ -61,10 +61,8 @@ cdef class Forecast:
         self.model.prefill_weight = params.prefill_weight
         self.model.decode_weight = params.decode_weight
         fit_init(&self.model.speed.prefill, params.step_s, params.token_s * CHUNK_TOKENS, 1.0, 0.0)
-        fit_init(
-            &self.model.speed.decode,
-            params.step_s / 2, params.context_s * CONTEXT_TOKENS, 0.0, 0.0,
-        )
+        context_s = params.context_s * CONTEXT_TOKENS
+        fit_init(&self.model.speed.decode, params.step_s / 2, context_s, 0.0, 0.0)
         self.model.ttft = params.ttft_s
         self.model.output = params.output_tokens
         self.model.answer = params.output_tokens * params.step_s
@@ -105,10 +103,13 @@ cdef class Forecast:
     # Requests
 
     def book(
-        self, str request_id not None, uint32_t number, uint32_t isl, uint32_t tokens, double now
+        self, str request_id not None, uint32_t number, uint32_t isl, uint32_t tokens, double now,
+        double blocks=0.0,
     ):
         cdef EngineTimeline* timeline = self.timeline(number)
         cdef uint32_t record
+        cdef double slowness
+        cdef Estimate found
         require_time(now)
         if tokens == 0 or tokens > isl:
             raise ValueError(f"{tokens} of {isl} tokens cannot be computed")
@@ -120,7 +121,9 @@ cdef class Forecast:
         self.bookings[record].claim = isl - tokens
         self.bookings[record].found = -1
         tokens = <uint32_t>believed_tokens(&self.model, timeline, isl, isl - tokens)
-        timeline_advance(timeline, self.bookings, &self.model.speed, now)
+        slowness = timeline_advance(timeline, self.bookings, &self.model.speed, now)
+        foresee(&found, timeline, &self.model, isl, tokens, blocks, slowness, now)
+        self.bookings[record].foreseen_s = found.wait_s + found.prefill_s + found.memory_s
         timeline_append(timeline, self.bookings, record, tokens, &self.model.speed, now)
         return True
 
@@ -149,11 +152,11 @@ cdef class Forecast:
         found = self.records.get(request_id)
         require_time(now)
         if found is None:
-            return False
+            return None
         record = found
         booking = &self.bookings[record]
         if not booking.queued:
-            return False
+            return None
         timeline = &self.timelines[booking.worker]
         timeline_advance(timeline, self.bookings, &self.model.speed, now)
         position, steps = booking.step_end, booking.step
@@ -172,22 +175,24 @@ cdef class Forecast:
                 learn_prefill(&self.model, timeline, booking, position, attended, steps, now)
             timeline_correct(timeline, self.bookings, position, &self.model.speed, now)
         learn_first_token(&self.model, timeline, booking, now)
-        return True
+        return booking.worker, booking.foreseen_s, now - booking.booked_at
 
     def end(self, str request_id not None, double now, uint32_t output_tokens):
         cdef EngineTimeline* timeline
         cdef Booking* booking
+        cdef double foreseen_s = 0.0, took_s = 0.0
         found = self.records.get(request_id)
         require_time(now)
         if found is None:
-            return False
+            return None
         booking = &self.bookings[<uint32_t>found]
         timeline = &self.timelines[booking.worker]
         timeline_advance(timeline, self.bookings, &self.model.speed, now)
         if not booking.queued:
-            learn_decode(&self.model, timeline, booking, now, output_tokens)
+            learn_decode(&self.model, timeline, booking, now, output_tokens, &foreseen_s, &took_s)
+        told = booking.worker, foreseen_s, took_s
         self.drop(request_id)
-        return True
+        return told
 
     # Estimates
 
@@ -389,7 +394,6 @@ cdef class Forecast:
             assert timeline.waiting_attended == sum(
                 booking_attended(&self.bookings[<uint32_t>r], begins, timeline.end) for r in queue
             )
-            mine = [r for r in mine if self.bookings[<uint32_t>r].queued]
-            assert timeline.queued == len(mine)
-            assert timeline.queued_context == sum(map(contexts.get, mine))
+            assert timeline.queued == len(queue)
+            assert timeline.queued_context == sum(map(contexts.get, queue))
         assert queued == sum(self.bookings[<uint32_t>r].queued for r in contexts)

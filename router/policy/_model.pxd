@@ -10,6 +10,7 @@ from ._timeline cimport (
     EngineTimeline,
     booking_attended,
     timeline_mean_decode_s,
+    timeline_slowness,
 )
 
 cdef enum:
@@ -118,11 +119,12 @@ cdef inline void learn_first_token(
 
 cdef inline void learn_decode(
     Model* model, const EngineTimeline* timeline, const Booking* booking, double now,
-    uint32_t output_tokens,
+    uint32_t output_tokens, double* foreseen_s, double* took_s,
 ) noexcept nogil:
     """Learn from an answer that ends now. 0 output tokens: not counted, so take the usual number.
 
     The seconds in which prompts were computed there are taken off: they say nothing of decoding.
+    Where they were counted, `took_s` is what a token took, and `foreseen_s` what the model says.
     """
     cdef double x[4]
     cdef double took = now - booking.first_at
@@ -140,4 +142,9 @@ cdef inline void learn_decode(
     x[1] = (timeline.context_s - booking.context_s) / took / CONTEXT_TOKENS
     x[2] = (timeline.requests_s - booking.requests_s) / took
     x[3] = 0.0
-    fit_add(&model.speed.decode, x, (took - stalled) / (tokens - 1))
+    took = (took - stalled) / (tokens - 1)
+    if output_tokens > 0 and can_compare(model):
+        foreseen_s[0] = timeline_slowness(timeline, &model.speed)
+        foreseen_s[0] *= fit_predict(&model.speed.decode, x)
+        took_s[0] = took
+    fit_add(&model.speed.decode, x, took)

@@ -38,6 +38,7 @@ cdef struct Booking:            # a request in flight
     bint queued                 # no first token was reported
     double context              # prompt tokens
     double booked_at
+    double foreseen_s           # time to first token that was foreseen then
     double first_at             # time of its first token, and the timeline's integrals then:
     double context_s
     double requests_s

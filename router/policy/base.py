@@ -10,6 +10,7 @@ from ...slots.table import SlotTable
 from ...workers.registry import WorkerEntry
 from .cost import Blocks, Counts, Floats, Mask
 from .draw import Rng, pick
+from .residuals import ResidualState
 
 Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 MODES: tuple[str, ...] = ("kv", "round-robin", "random", "least-loaded", "power-of-two", "direct")
@@ -76,6 +77,13 @@ class Candidates:
             self._active_requests = self.slots.active_requests()
         return self._active_requests
 
+    def uncached_tokens(self) -> Counts:
+        """Prompt tokens that each worker would compute; the last one is computed in any case."""
+        tokens = np.full(len(self.eligible), self.isl, np.int64)
+        if self.overlaps is not None:
+            tokens -= self.overlaps.astype(np.int64) * self.block_size
+        return np.maximum(tokens, 1)
+
 
 class Policy:
     """Chooses a worker for each request: `score` must be written, the rest has defaults.
@@ -124,6 +132,10 @@ class Policy:
     def explain(self, candidates: Candidates) -> Mapping[int, Mapping[str, float]]:
         """What the costs are made of, by worker number; nothing by default."""
         return {}
+
+    def residuals(self) -> ResidualState | None:
+        """How well it foresees, and whether that decides now; None where it foresees nothing."""
+        return None
 
     # Waiting
 

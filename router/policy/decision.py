@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from ...runtime.identity import WorkerWithDpRank
+from .residuals import ResidualState
 
 
 class Decision(NamedTuple):
@@ -76,6 +77,7 @@ class Explanation:
     temperature: float
     params: Mapping[str, float] = field(default_factory=dict)  # weights of Dynamo's cost
     candidates: tuple[CandidateTerms, ...] = ()
+    residuals: ResidualState | None = None  # of what the policy foresees, if it does
 
     @property
     def cheapest(self) -> tuple[WorkerWithDpRank, ...]:
@@ -94,6 +96,7 @@ class Explanation:
             "request_blocks": self.request_blocks,
             "temperature": self.temperature,
             "params": dict(self.params),
+            "residuals": None if self.residuals is None else asdict(self.residuals),
             "cheapest": [_pair(worker) for worker in self.cheapest],
             "candidates": [e.to_dict() for e in self.candidates] if rows is None else rows,
         }

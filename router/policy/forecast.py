@@ -10,6 +10,7 @@ room, `decode` what it and the requests decoding there cost each other. docs/rou
 reasons.
 """
 
+import logging
 import math
 from dataclasses import dataclass, fields
 
@@ -18,11 +19,15 @@ from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
 from .base import Candidates, Policy
 from .cost import Counts, Floats, Mask
+from .modes import LMetric
+from .residuals import ResidualState, ResidualWatch
 
 CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
 ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend to
 ORDER_PENALTY = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +76,22 @@ class Learnt:
 class ForecastPolicy(Policy):
     """The lowest cost in seconds, by what it has learnt of the engines. Belongs to one router.
 
-    Not thread-safe: KvRouter has a lock. Knows nothing of a request that was not booked.
+    While what it foresees does not come true, a score without a model decides in its place, and
+    nobody is held. Not thread-safe: KvRouter has a lock. Knows nothing of a request that was not
+    booked.
     """
 
     def __init__(self, temperature: float = 0.0, params: ForecastParams | None = None) -> None:
         self.temperature = temperature
         self._forecast = Forecast(params or ForecastParams())
         self._numbers: set[int] = set()
+        self._watch = ResidualWatch()
+        self._fallback = LMetric()
 
     def score(self, candidates: Candidates) -> Floats:
-        """Seconds by worker number, inf where it is not eligible."""
+        """Seconds by worker number, inf where it is not eligible; or the fallback's costs."""
+        if not self._watch.trusted:
+            return self._fallback.score(candidates)
         return self._forecast.score(
             candidates.isl,
             candidates.block_size,
@@ -101,12 +112,18 @@ class ForecastPolicy(Policy):
             candidates.now,
         )
 
+    def residuals(self) -> ResidualState:
+        """How well it foresees, and whether it decides."""
+        return self._watch.state()
+
     def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         """Seconds until one of these workers needs a prompt to go on computing without a pause.
 
-        0: now, also as long as too little was learnt to say how long they compute. inf: every cache
-        is booked out.
+        0: now, also as long as too little was learnt to say how long they compute, or what was
+        learnt does not come true. inf: every cache is booked out.
         """
+        if not self._watch.trusted:
+            return 0.0
         return self._forecast.seconds_until_free(eligible, active_blocks, now)
 
     def order_penalty_s(self, uncached_tokens: int) -> float:
@@ -116,6 +133,8 @@ class ForecastPolicy(Policy):
         longest go first: they make the 99th percentile, and they cost the others little if they
         begin while there are other workers to go to.
         """
+        if not self._watch.trusted:
+            return 0.0
         learnt = self.learnt()
         seconds = learnt.token_s * uncached_tokens
         return 0.0 if seconds > LONGEST * learnt.ttft_s else ORDER_PENALTY * seconds
@@ -134,13 +153,15 @@ class ForecastPolicy(Policy):
         """A worker left, and its requests with it."""
         self._forecast.remove_worker(number)
         self._numbers.discard(number)
+        self._watch.on_worker_gone(number)
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         """A request was sent to a worker."""
         isl, saved = candidates.isl, candidates.saved_prefill_blocks
         cached = 0 if saved is None else int(saved[number]) * candidates.block_size
         tokens = isl - min(cached, isl - 1)  # the last one is computed in any case
-        self._forecast.book(request_id, number, isl, tokens, candidates.now)
+        blocks = float(candidates.potential_blocks[number])
+        self._forecast.book(request_id, number, isl, tokens, candidates.now, blocks)
 
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
         """Its engine found so many prompt tokens cached; heard before its first token, it counts.
@@ -151,11 +172,15 @@ class ForecastPolicy(Policy):
 
     def on_first_token(self, request_id: str, now: float) -> None:
         """Its prompt is computed."""
-        self._forecast.first_token(request_id, now)
+        found = self._forecast.first_token(request_id, now)
+        if found is not None and self._watch.on_first_token(*found):
+            self._say()
 
     def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
         """It is over, however; `output_tokens` if somebody has counted them."""
-        self._forecast.end(request_id, now, output_tokens or 0)
+        found = self._forecast.end(request_id, now, output_tokens or 0)
+        if found is not None and found[1] > 0:
+            self._watch.on_answer(found[1], found[2])
 
     def learnt(self) -> Learnt:
         """What the latency model has come to."""
@@ -177,6 +202,18 @@ class ForecastPolicy(Policy):
     def slowness(self, number: int) -> float:
         """How many times longer this worker takes than the model says."""
         return self._forecast.slowness(number)
+
+    def _say(self) -> None:
+        state = self._watch.state()
+        if state.trusted:
+            log.warning("forecast holds again: it decides")
+        else:
+            log.warning(
+                "forecast fails: new prefill tokens times batch size decide in its place;"
+                " half of its TTFTs are off by %.0f %% or more, %d workers",
+                100 * (math.exp(state.ttft_scatter) - 1),
+                state.failing_workers,
+            )
 
     def check_integrity(self) -> None:
         """Recount everything; AssertionError if a sum is wrong. For tests."""

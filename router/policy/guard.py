@@ -13,6 +13,7 @@ from ...workers.registry import WorkerEntry
 from .base import Candidates, Policy
 from .cost import Counts, Floats, Mask
 from .draw import Rng
+from .residuals import ResidualState
 
 LOG_EVERY = 1000  # failures of a policy between two lines in the log
 
@@ -68,6 +69,13 @@ class GuardedPolicy(Policy):
         except Exception as error:
             self._note(error)
         return {}
+
+    def residuals(self) -> ResidualState | None:
+        try:
+            return self._inner.residuals()
+        except Exception as error:
+            self._note(error, "residuals: ")
+        return None
 
     def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         return self._seconds("hold", eligible, active_blocks, now)

@@ -1,4 +1,4 @@
-"""The policies that come with a mode's name, and Dynamo's cost; forecast.py has mode kv's default.
+"""Policies without a model: those of the modes, Dynamo's cost and LMetric. forecast.py has one.
 
 None of them learns. RoundRobin remembers its turn, so make one and keep it.
 """
@@ -32,6 +32,21 @@ class DynamoCost(Policy):
             host_overlaps=candidates.host_overlaps,
             disk_overlaps=candidates.disk_overlaps,
         )
+
+
+class LMetric(Policy):
+    """The least product of two loads: new prefill tokens times batch size.
+
+    LMetric (Zhang et al. 2026, arXiv 2603.15202): new prefill tokens are those the worker would
+    have to compute if it got the request, its queue included; the batch is the requests in flight
+    there, here with this one, so that an idle worker's product still tells its cache.
+    """
+
+    def score(self, candidates: Candidates) -> Floats:
+        """Tokens times requests by worker number, inf where it is not eligible."""
+        tokens = candidates.prefill_tokens + candidates.uncached_tokens()
+        products = tokens * (candidates.active_requests + 1.0)
+        return np.where(candidates.eligible, products, np.inf)
 
 
 class RandomWorker(Policy):

@@ -49,6 +49,7 @@ class ForecastMachine(RuleBasedStateMachine):
         self.requests = {}  # id -> (worker, isl)
         self.booked = {}  # id -> when, as long as it has no first token
         self.ttfts = []
+        self.foreseen = {}
         self.toggle_worker(0, 512, 100)
         self.toggle_worker(2, None, None)
 
@@ -82,25 +83,40 @@ class ForecastMachine(RuleBasedStateMachine):
 
     def book_both(self, request_id, number, isl, tokens):
         is_new = request_id not in self.requests
+        # Of both, because looking takes timelines to the present, which rounds.
+        rows, _ = (
+            k.explain(isl, BLOCK_SIZE, None, None, WORKERS, self.now)
+            for k in (self.kernel, self.twin)
+        )
         assert self.kernel.book(request_id, number, isl, tokens, self.now) == is_new
         assert self.twin.book(request_id, TWIN[number], isl, tokens, self.now) == is_new
         if is_new:
             self.requests[request_id] = number, isl
             self.booked[request_id] = self.now
+            self.foreseen.pop(request_id, None)
+            if tokens == isl:  # as a prompt of which nothing is cached
+                row = rows[number]
+                self.foreseen[request_id] = row["wait_s"] + row["prefill_s"] + row["memory_s"]
 
     @rule(request_id=REQUEST_IDS)
     def first_token(self, request_id):
         is_queued = request_id in self.booked
-        for kernel in (self.kernel, self.twin):
-            assert kernel.first_token(request_id, self.now) == is_queued
+        told, twin_told = (k.first_token(request_id, self.now) for k in (self.kernel, self.twin))
+        assert (told is not None) == (twin_told is not None) == is_queued
         if is_queued:
-            self.ttfts.append(self.now - self.booked.pop(request_id))
+            took = self.now - self.booked.pop(request_id)
+            self.ttfts.append(took)
+            number, foreseen, _ = told
+            assert told == (self.requests[request_id][0], foreseen, took)
+            assert twin_told == (TWIN[number], foreseen, took)
+            assert self.foreseen.get(request_id, foreseen) == foreseen >= 0
 
     @rule(request_id=REQUEST_IDS, tokens=st.sampled_from([0, 1, 7, 8, 300]))
     def end(self, request_id, tokens):
         is_booked = request_id in self.requests
-        for kernel in (self.kernel, self.twin):
-            assert kernel.end(request_id, self.now, tokens) == is_booked
+        told, twin_told = (k.end(request_id, self.now, tokens) for k in (self.kernel, self.twin))
+        assert (told is not None) == (twin_told is not None) == is_booked
+        assert told is None or told[1:] == twin_told[1:] and min(told[1:]) >= 0
         if is_booked:
             self.booked.pop(request_id, None)
             del self.requests[request_id]

@@ -1,0 +1,96 @@
+"""Where engines do not do what is foreseen, a score without a model decides, and it is said."""
+
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.router.policy import Explanation
+from dynamo_router.runtime.clock import ManualClock
+
+BLOCK = 16
+LOG = "dynamo_router.router.policy.forecast"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def router(clock: ManualClock) -> Iterator[KvRouter]:
+    with KvRouter(KvRouterConfig(block_size=BLOCK), clock=clock, seed=3) as made:
+        for worker_id in range(2):
+            made.add_worker(worker_id, total_kv_blocks=1000, max_num_batched_tokens=512)
+        yield made
+
+
+def prompt(number: int, tokens: int) -> Any:
+    return np.full(tokens, number + 1, np.uint32) * 7
+
+
+def serve(router: KvRouter, clock: ManualClock, count: int, *, erratic: bool) -> None:
+    """Prompts one after the other, by engines that take what tokens take, or anything."""
+    rng = random.Random(count)
+    for turn in range(count):
+        tokens = rng.randint(100, 4000)
+        router.decide(prompt(turn, tokens), "request")
+        clock.advance(rng.lognormvariate(-1.0, 1.2) if erratic else 0.01 + tokens * 1e-4)
+        router.mark_prefill_complete("request")
+        clock.advance(0.2)
+        router.free("request", output_tokens=20)
+        clock.advance(1.0)
+
+
+def explained(router: KvRouter) -> Explanation:
+    return router.explain(prompt(1, 300))
+
+
+def trusted(router: KvRouter) -> bool:
+    state = explained(router).residuals
+    assert state is not None and state == router.residuals
+    return state.trusted
+
+
+def test_it_falls_back_and_returns_by_itself_and_says_so_once(
+    router: KvRouter, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve(router, clock, 200, erratic=False)
+    assert trusted(router) and not caplog.records
+    with caplog.at_level(logging.WARNING, logger=LOG):
+        serve(router, clock, 600, erratic=True)
+        assert not trusted(router)
+        assert [line.message.partition(":")[0] for line in caplog.records] == ["forecast fails"]
+        serve(router, clock, 900, erratic=False)
+    assert trusted(router)
+    assert [line.message.partition(":")[0] for line in caplog.records] == [
+        "forecast fails",
+        "forecast holds again",
+    ]
+    assert router.residuals is not None and router.residuals.fallbacks == 1
+
+
+def test_then_costs_are_tokens_times_requests_and_nobody_is_held(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    serve(router, clock, 600, erratic=True)
+    router.decide(prompt(50, 400), "busy", pinned_worker=0)
+    router.decide(prompt(51, 900), "busier", pinned_worker=1)
+    clock.advance(1e-4)
+    assert router.seconds_until_free() == 0.0
+    assert router.queue_terms(prompt(2, 5000))[1] == 0.0
+    told = explained(router)
+    assert [each.cost for each in told.candidates] == [2 * 700, 2 * 1200]
+    assert router.best_worker(prompt(1, 300))[0] == 0
+    assert told.to_dict()["residuals"]["trusted"] is False
+    assert all(each.policy_terms for each in told.candidates)  # of the forecast, to be compared
+
+
+def test_a_policy_that_foresees_nothing_has_no_residuals() -> None:
+    with KvRouter(KvRouterConfig(block_size=BLOCK, policy="dynamo")) as router:
+        router.add_worker(1)
+        assert router.residuals is None and explained(router).to_dict()["residuals"] is None
