@@ -1,7 +1,7 @@
 """Why a decision comes out as it does: the cost that decides, for every worker, and its terms."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..indexer.source import SourceState, SourceStatus
 from ..runtime.identity import WorkerWithDpRank
 from ..runtime.steps import STEP, Steps, by_steps
 from ..workers.registry import WorkerEntry, WorkerState
-from .admission import LoadLimits
+from .admission import LoadLimits, Objectives
 from .candidates import CandidateSource
 from .config import KvRouterConfig
 from .policy import (
@@ -35,11 +35,12 @@ def explain(
     config: KvRouterConfig,
     now: float,
     limits: LoadLimits,
+    asked: Objectives,
 ) -> Steps[Explanation]:
     """What `choose` would compare for this prompt now, and what Dynamo's cost is made of, in steps.
 
     `limits` say which workers have all they can take, and which are left alone while there are
-    others. Books nothing.
+    others. `asked` are the request's objectives. Books nothing.
     """
     known = source.candidates(prompt, config, now, with_caches=True)
     seen = known  # by the policy
@@ -72,6 +73,7 @@ def explain(
         temperature=config.router_temperature,
         params=vars(config.cost_params()),
         residuals=policy.residuals(),
+        objectives=asdict(limits.objectives(prompt.isl, asked)),
     )
     ranks = [
         (number, worker, source.registry.entry(worker.worker_id))

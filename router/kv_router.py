@@ -13,7 +13,7 @@ from ..runtime.errors import ConfigError, InvalidRequestError
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..runtime.steps import Steps, finish
 from ..workers.registry import WorkerEntry, WorkerFacts, WorkerRegistry
-from .admission import LoadLimits
+from .admission import NO_OBJECTIVES, LoadLimits, Objectives
 from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new_slots
 from .config import KvRouterConfig
 from .explain import explain
@@ -146,8 +146,6 @@ class KvRouter:
             self._expire()
         return views_in_steps(self.registry, self.slots, self.index, self._lock)
 
-    # Events
-
     def apply_event(self, event: bytes, worker_id: WorkerLike | None = None) -> None:
         """Take one event in: a message of the event plane, or a JSON cache event of `worker_id`.
 
@@ -256,13 +254,14 @@ class KvRouter:
         token_ids: Tokens,
         *,
         overrides: Mapping[str, Any] | None = None,
+        asked: Objectives = NO_OBJECTIVES,
         **content: Unpack[ContentFields],
     ) -> Steps[Explanation]:
         """The same, of this moment, in steps. Books nothing. Dynamo's cost comes with it."""
         config, policy, _ = self._choice.of_request(overrides)
         prompt = prompt_of(token_ids, self.block_size, content).hashed()
         with self._lock:
-            return explain(self._source, policy, prompt, config, self._expire(), self.limits)
+            return explain(self._source, policy, prompt, config, self._expire(), self.limits, asked)
 
     def overlaps(
         self, token_ids: Tokens, **content: Unpack[ContentFields]

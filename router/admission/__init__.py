@@ -4,6 +4,7 @@ Entered by KvRouter (limits) and by the dispatcher (queue); the queue is pure, i
 """
 
 from .limits import AdmissionConfig, LoadLimits
+from .objectives import NO_OBJECTIVES, Objectives, read_objectives
 from .queue import NORMAL, AdmissionQueue, Lane, Ticket, Urgency
 from .shared_bound import SharedBound
 
@@ -13,7 +14,10 @@ __all__ = [
     "Lane",
     "LoadLimits",
     "NORMAL",
+    "NO_OBJECTIVES",
+    "Objectives",
     "SharedBound",
     "Ticket",
     "Urgency",
+    "read_objectives",
 ]

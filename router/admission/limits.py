@@ -16,6 +16,7 @@ from ...runtime.settings import bad_setting, is_finite, option
 from ...slots.table import SlotTable
 from ...workers.registry import WorkerRegistry
 from ..policy import Mask, Policy
+from .objectives import DefaultObjectives, Objectives
 from .weights import WeightedShares
 
 QueuePolicy = Literal["fcfs", "lcfs", "wspt"]
@@ -56,6 +57,17 @@ class AdmissionConfig:
         env=("DYN_ROUTER_QUEUE_POLICY",),
         choices=QUEUE_POLICIES,
     )
+    slo_ttft_ms: float | None = option(
+        None,
+        "TTFT objective of requests that name none (x-dynamo-slo-ttft-ms). Not given:"
+        " --slo-relative-base-ms and --slo-relative-factor times the prompt's time on an idle"
+        " engine.",
+    )
+    slo_relative_base_ms: float = option(200.0, "See --slo-ttft-ms.")
+    slo_relative_factor: float = option(1.5, "See --slo-ttft-ms.")
+    slo_itl_ms: float = option(
+        25.0, "Mean ITL objective of requests that name none (x-dynamo-slo-itl-ms)."
+    )
     queue_limit: int = option(
         10_000, "Most requests that wait; more are turned away.", "--router-queue-limit"
     )
@@ -93,6 +105,10 @@ class AdmissionConfig:
             value = getattr(self, key)
             if value is not None and not (is_finite(value) and value >= 0):
                 raise bad_setting(key, f"{value!r} must be finite and at least 0")
+        for key in ("slo_ttft_ms", "slo_relative_base_ms", "slo_relative_factor", "slo_itl_ms"):
+            value = getattr(self, key)
+            if value is not None and not (is_finite(value) and value > 0):
+                raise bad_setting(key, f"{value!r} must be finite and greater than 0")
         share = self.active_decode_blocks_threshold
         if share is not None and share > 1:
             raise bad_setting("active_decode_blocks_threshold", f"{share!r} must be from 0 to 1")
@@ -124,6 +140,7 @@ class LoadLimits:
         self._slots = slots
         self._registry = registry
         self.shares = WeightedShares(registry)
+        self._foreseer = policy
         self._holder = policy if policy is not None and policy.holds else None
 
     @property
@@ -136,6 +153,17 @@ class LoadLimits:
         """Use other thresholds from now on; ConfigError, and nothing changed, on a bad one."""
         self.config = replace(self.config, **thresholds)
         return self.config
+
+    def objectives(self, isl: int, asked: Objectives) -> Objectives:
+        """Those of a request with so long a prompt: what it asked for, else the defaults."""
+        config = self.config
+        defaults = DefaultObjectives(
+            ttft_ms=config.slo_ttft_ms,
+            base_ms=config.slo_relative_base_ms,
+            factor=config.slo_relative_factor,
+            itl_ms=config.slo_itl_ms,
+        )
+        return defaults.of(asked, None if self._foreseer is None else self._foreseer.cold_s(isl))
 
     @property
     def any_busy(self) -> bool:

@@ -22,7 +22,7 @@ from ...runtime.limit_hits import LimitHits
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import Metadata
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
-from ..admission import NORMAL, Ticket, Urgency
+from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Ticket, Urgency
 from ..kv_router import KvRouter
 from ..policy import Decision
 from ..request_limits import RequestLimits
@@ -127,6 +127,7 @@ class Dispatcher:
         metadata: Metadata = (),
         pinned: WorkerWithDpRank | None = None,
         urgency: Urgency = NORMAL,
+        objectives: Objectives = NO_OBJECTIVES,
         caller: Caller = ANONYMOUS,
     ) -> WorkerWithDpRank:
         """Have a worker answer a serialized GenerateRequest; return which one it was.
@@ -148,6 +149,7 @@ class Dispatcher:
             if own != flight.request_id:
                 respond = restore_id(respond, flight.request_id, own)
             flight.urgency, flight.trace = urgency, trace
+            flight.objectives = self._router.limits.objectives(facts.prompt.isl, objectives)
             decision = await self._serve(flight, respond, metadata)
             return decision.worker
         except asyncio.CancelledError as error:

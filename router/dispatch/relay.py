@@ -97,6 +97,7 @@ class Relay:
                     break
                 observer.on_message(flight, message, at)
                 if not flight.messages:
+                    flight.first_message_at = at
                     ledger.on_first_message(flight, message, at)
                     if flight.hedging:
                         assert self.on_begun is not None

@@ -15,7 +15,7 @@ from grpc import aio
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.failures import Origin
 from ...workers.trtllm_client import Metadata, TrtllmClient
-from ..admission import NORMAL, Urgency
+from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ..policy import Decision
 from .attempts import Attempt, Attempts
 from .generate_request import GenerateFacts
@@ -129,6 +129,7 @@ class Flight:
     attempts: Attempts = field(default_factory=partial(Attempts, 1))
     pinned: WorkerWithDpRank | None = None
     urgency: Urgency = NORMAL
+    objectives: Objectives = NO_OBJECTIVES
     unfit: Set[int] = frozenset()
     """the workers that cannot take the prompt"""
     task: "asyncio.Task[object] | None" = None
@@ -145,6 +146,7 @@ class Flight:
     """when the current attempt began"""
     messages: int = 0
     """begun to be passed to the client; from the first one on there is no second attempt"""
+    first_message_at: float = 0.0
     last_message: bytes = b""
     last_message_at: float = 0.0
     since: float = 0.0

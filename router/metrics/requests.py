@@ -19,6 +19,8 @@ from ..dispatch import Flight, status_of
 from .histogram import LONG_SECONDS, MILLISECONDS, RATIO, SECONDS, TOKENS, Histogram
 from .worker_requests import WorkerRequests
 
+OUTCOMES = ("good", "ttft", "itl", "both", "failed")
+"""Of requests with objectives: kept, or which of them were missed, or it had no answer."""
 KEPT_MESSAGES = 64
 """How many last messages may wait to be read."""
 
@@ -34,6 +36,7 @@ class RequestMetrics:
         self._workers = workers
         self._ended: Counter[grpc.StatusCode] = Counter()
         self._retries: Counter[grpc.StatusCode] = Counter()
+        self._objectives: Counter[str] = Counter()
         self._overlap_blocks = [0, 0, 0]  # on devices, in host memory, on disk
         self._last_messages: list[bytes] = []
         self._ttft = Histogram(
@@ -105,8 +108,10 @@ class RequestMetrics:
             return
         now, decision = self._now(), flight.decision
         if decision is None:
+            self._count_objectives(flight, code)
             self._queue_wait.observe(now - flight.arrived)
             return
+        self._count_objectives(flight, code)
         self._queue_wait.observe(flight.queue_s)
         self._duration.observe(now - flight.arrived)
         self._workers.on_end(flight, code is grpc.StatusCode.OK, now)
@@ -121,6 +126,18 @@ class RequestMetrics:
         self._overhead.observe(flight.decision_s * 1e3)
         if flight.messages and flight.facts.sequences == 1:
             self._keep(flight.last_message)
+
+    def _count_objectives(self, flight: Flight, code: grpc.StatusCode) -> None:
+        """Of streaming requests for one answer; a message counts as a token."""
+        if not flight.facts.streaming or flight.facts.sequences > 1:
+            return
+        if code is not grpc.StatusCode.OK:
+            if code not in (grpc.StatusCode.CANCELLED, grpc.StatusCode.INVALID_ARGUMENT):
+                self._objectives["failed"] += 1
+            return
+        first, last = flight.first_message_at, flight.last_message_at
+        itl_s = (last - first) / max(1, flight.messages - 1)
+        self._objectives[flight.objectives.missed(first - flight.arrived, itl_s) or "good"] += 1
 
     def on_refused(self) -> None:
         """A request found no room, before anybody looked at it."""
@@ -137,6 +154,14 @@ class RequestMetrics:
         )
         yield _by_code("dynamo_component_router_requests", "Requests that ended.", self._ended)
         yield _by_code("dynamo_router_retries", "Attempts after the first one.", self._retries)
+        objectives = CounterMetricFamily(
+            "dynamo_router_objectives",
+            "Streaming requests that ended, by whether they stayed within their objectives.",
+            labels=["outcome"],
+        )
+        for outcome in OUTCOMES:
+            objectives.add_metric([outcome], self._objectives[outcome])
+        yield objectives
         overlaps = CounterMetricFamily(
             "dynamo_router_overlap_blocks",
             "Blocks of prompts that the chosen worker was expected to hold.",

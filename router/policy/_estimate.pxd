@@ -27,8 +27,10 @@ cdef extern from *:
     """
     #define FORECAST_LATE_SHARE 0.5
     #define FORECAST_LEAD_STEPS 0.5
+    #define FORECAST_CROWDED 0.8
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
+    const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
     const double LEAD_STEPS "FORECAST_LEAD_STEPS"   # empty steps before the end of the prompts
 
 cdef struct Prompt:             # a request before the workers; arrays by worker number
@@ -90,9 +92,11 @@ cdef inline Estimate estimate_prompt(
             now + found.wait_s,
         )
     found.decode_s = shared_decode_s(timeline, model, slowness, prompt.isl)
-    found.cost = ttft + found.delay_s + (
-        model.prefill_weight * found.prefill_s + model.decode_weight * found.decode_s
-    ) / (1.0 + ttft / model.ttft)
+    found.cost = (
+        ttft + found.delay_s
+        + model.prefill_weight * found.prefill_s / (1.0 + ttft / model.ttft)
+        + model.decode_weight * found.decode_s
+    )
     return found
 
 
@@ -169,6 +173,14 @@ cdef inline double memory_s(
     return (
         ceil(over / timeline.blocks * timeline.requests) * model.answer / timeline.requests
     )
+
+
+cdef inline bint is_crowded(const EngineTimeline* timeline, double blocks) noexcept nogil:
+    """Whether with so many blocks in use there an engine may have to wait for room, or to evict.
+
+    Answers take blocks too, which are not counted, and nobody foresees when they end.
+    """
+    return blocks > CROWDED * timeline.blocks > 0.0
 
 
 cdef inline double shared_decode_s(

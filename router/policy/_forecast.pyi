@@ -45,9 +45,10 @@ class Forecast:
     def cached(self, request_id: str, tokens: int) -> bool:
         """The engine found so many tokens of a prompt; False if that teaches nothing."""
 
-    def first_token(self, request_id: str, now: float) -> tuple[int, float, float] | None:
-        """(worker number, seconds foreseen when it was booked, seconds it took); None if it is not
-        booked, or had its first token."""
+    def first_token(self, request_id: str, now: float) -> tuple[int, float, float, bool] | None:
+        """(worker number, seconds foreseen when it was booked, seconds it took, whether its
+        engine's cache was as good as full then); None if it is not booked, or had its first
+        token."""
 
     def end(
         self, request_id: str, now: float, output_tokens: int

@@ -10,7 +10,7 @@ from libc.string cimport memset
 import numpy
 
 from ._arguments cimport read_prompt, require_length, require_time
-from ._estimate cimport Estimate, Prompt, estimate_fleet, foresee, seconds_until_free
+from ._estimate cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
 from ._latency cimport fit_init
 from ._model cimport Model, believed_tokens, can_compare
 from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
@@ -124,6 +124,7 @@ cdef class Forecast:
         slowness = timeline_advance(timeline, self.bookings, &self.model.speed, now)
         foresee(&found, timeline, &self.model, isl, tokens, blocks, slowness, now)
         self.bookings[record].foreseen_s = found.wait_s + found.prefill_s + found.memory_s
+        self.bookings[record].crowded = is_crowded(timeline, blocks)
         timeline_append(timeline, self.bookings, record, tokens, &self.model.speed, now)
         return True
 
@@ -175,7 +176,7 @@ cdef class Forecast:
                 learn_prefill(&self.model, timeline, booking, position, attended, steps, now)
             timeline_correct(timeline, self.bookings, position, &self.model.speed, now)
         learn_first_token(&self.model, timeline, booking, now)
-        return booking.worker, booking.foreseen_s, now - booking.booked_at
+        return booking.worker, booking.foreseen_s, now - booking.booked_at, booking.crowded
 
     def end(self, str request_id not None, double now, uint32_t output_tokens):
         cdef EngineTimeline* timeline

@@ -39,6 +39,7 @@ cdef struct Booking:            # a request in flight
     double context              # prompt tokens
     double booked_at
     double foreseen_s           # time to first token that was foreseen then
+    bint crowded                # its engine's cache was as good as full then
     double first_at             # time of its first token, and the timeline's integrals then:
     double context_s
     double requests_s

@@ -137,6 +137,11 @@ class Policy:
         """How well it foresees, and whether that decides now; None where it foresees nothing."""
         return None
 
+    def cold_s(self, isl: int) -> float | None:
+        """Seconds that such a prompt takes on an idle engine that has none of it cached; None where
+        it is not known."""
+        return None
+
     # Waiting
 
     def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:

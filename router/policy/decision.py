@@ -78,6 +78,7 @@ class Explanation:
     params: Mapping[str, float] = field(default_factory=dict)  # weights of Dynamo's cost
     candidates: tuple[CandidateTerms, ...] = ()
     residuals: ResidualState | None = None  # of what the policy foresees, if it does
+    objectives: Mapping[str, float | None] = field(default_factory=dict)  # ttft_ms, itl_ms
 
     @property
     def cheapest(self) -> tuple[WorkerWithDpRank, ...]:
@@ -96,6 +97,7 @@ class Explanation:
             "request_blocks": self.request_blocks,
             "temperature": self.temperature,
             "params": dict(self.params),
+            "objectives": dict(self.objectives),
             "residuals": None if self.residuals is None else asdict(self.residuals),
             "cheapest": [_pair(worker) for worker in self.cheapest],
             "candidates": [e.to_dict() for e in self.candidates] if rows is None else rows,

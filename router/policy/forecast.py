@@ -1,6 +1,6 @@
 """The policy `forecast`: route by what a prompt will cost where, in seconds of waiting.
 
-    cost = ttft + delay + (prefill_weight * prefill + decode_weight * decode) / (1 + ttft / usual)
+    cost = ttft + delay + prefill_weight * prefill / (1 + ttft / usual) + decode_weight * decode
     ttft = wait + prefill + memory
 
 `wait` works off the prompt tokens sent there before, `prefill` computes this prompt's own that are
@@ -24,6 +24,7 @@ from .residuals import ResidualState, ResidualWatch
 
 CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
 ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend to
+COLD_BUDGET = 8192  # prompt tokens in a step of the usual engine
 ORDER_PENALTY = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 
@@ -39,7 +40,7 @@ class ForecastParams:
     """
 
     prefill_weight: float = 1.5  # of a second that a worker computes, beside one of waiting
-    decode_weight: float = 0.06  # of a second that decoding takes longer
+    decode_weight: float = 0.15  # of a second that decoding takes longer
     step_s: float = 0.02  # of a step that computes a prompt
     token_s: float = 2e-5  # more for each prompt token in it
     context_s: float = 1e-7  # and for each token of those that decode meanwhile
@@ -116,6 +117,12 @@ class ForecastPolicy(Policy):
         """How well it foresees, and whether it decides."""
         return self._watch.state()
 
+    def cold_s(self, isl: int) -> float:
+        """Seconds of the fleet's usual engine; by what it began with until prefills were seen."""
+        learnt = self.learnt()
+        steps = -(-isl // COLD_BUDGET)
+        return steps * learnt.step_s + isl * (learnt.token_s + learnt.attended_s * isl / 2)
+
     def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         """Seconds until one of these workers needs a prompt to go on computing without a pause.
 
@@ -173,7 +180,11 @@ class ForecastPolicy(Policy):
     def on_first_token(self, request_id: str, now: float) -> None:
         """Its prompt is computed."""
         found = self._forecast.first_token(request_id, now)
-        if found is not None and self._watch.on_first_token(*found):
+        if found is None:
+            return
+        worker, foreseen_s, took_s, crowded = found
+        # Nobody foresees when answers end, and so when a full cache has room.
+        if not crowded and self._watch.on_first_token(worker, foreseen_s, took_s):
             self._say()
 
     def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:

@@ -77,6 +77,13 @@ class GuardedPolicy(Policy):
             self._note(error, "residuals: ")
         return None
 
+    def cold_s(self, isl: int) -> float | None:
+        try:
+            return self._inner.cold_s(isl)
+        except Exception as error:
+            self._note(error, "cold_s: ")
+        return None
+
     def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         return self._seconds("hold", eligible, active_blocks, now)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import grpc
 import msgspec
@@ -14,6 +14,7 @@ from ...runtime.identity import WorkerWithDpRank
 from ...runtime.steps import finish_in_turns, made_in_turns
 from ..access import current_account, current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
+from ..admission import Objectives, read_objectives
 from ..dispatch import RequestReader, status_of
 from ..kv_router import KvRouter
 from ..policy import CandidateTerms, Decision
@@ -60,12 +61,16 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
             for name in ("request_id", "lora_name", "cache_namespace"):
                 if name in kind.DESCRIPTOR.fields_by_name:
                     self._reader.check_name(name, getattr(request, name))
+            asked = read_objectives(cast(Any, context.invocation_metadata()))
             prompt = self._router.prompt(
                 tokens,
                 lora_name=request.lora_name or None,
                 cache_namespace=request.cache_namespace or None,
             )
-            return await method(request, await self._reader.hashed(prompt))
+            prompt = await self._reader.hashed(prompt)
+            if kind is pb.ExplainRequest:
+                return await method(request, prompt, asked)
+            return await method(request, prompt)
         except RouterError as error:
             await _abort(context, error)
 
@@ -147,8 +152,11 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
             await asyncio.sleep(0)
         return answer
 
-    async def Explain(self, request: pb.ExplainRequest, prompt: Prompt) -> pb.ExplainResponse:
-        explanation = await finish_in_turns(self._router.explain_steps(prompt))
+    async def Explain(
+        self, request: pb.ExplainRequest, prompt: Prompt, asked: Objectives
+    ) -> pb.ExplainResponse:
+        steps = self._router.explain_steps(prompt, asked=asked)
+        explanation = await finish_in_turns(steps)
         rows = await made_in_turns(CandidateTerms.to_dict, explanation.candidates)
         return pb.ExplainResponse(
             cheapest=map(_worker, explanation.cheapest),

@@ -20,7 +20,7 @@ from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import WORKER_ID_KEY, Metadata
 from ...workers.trtllm_proto import SERVICE, pb
 from ..access import current_caller
-from ..admission import NORMAL, Urgency
+from ..admission import NORMAL, Urgency, read_objectives
 from ..dispatch import DP_RANK_KEY, ClientGoneError, Dispatcher, status_of
 
 PINNED_WORKER_KEY = "x-dynamo-worker-instance-id"
@@ -67,7 +67,8 @@ class TrtllmService(grpc.GenericRpcHandler):
 
     async def _generate(self, request: bytes, context: Context) -> None:
         try:
-            forwarded, pinned, urgency = _read_metadata(cast(Any, context.invocation_metadata()))
+            metadata = cast(Any, context.invocation_metadata())
+            forwarded, pinned, urgency = _read_metadata(metadata)
             worker = await self._dispatcher.generate(
                 request,
                 partial(_write, context),
@@ -75,6 +76,7 @@ class TrtllmService(grpc.GenericRpcHandler):
                 metadata=forwarded,
                 pinned=pinned,
                 urgency=urgency,
+                objectives=read_objectives(metadata),
                 caller=current_caller(),
             )
         except Exception as error:

@@ -132,9 +132,15 @@ async def test_too_many_are_turned_away_at_once() -> None:
         ("x-dynamo-priority", "high", "x-dynamo-priority is no number: 'high'"),
         ("x-dynamo-priority-jump", "x", "x-dynamo-priority-jump is no number: 'x'"),
         ("x-dynamo-priority-jump", "inf", "x-dynamo-priority-jump is not finite: 'inf'"),
+        ("x-dynamo-slo-ttft-ms", "soon", "x-dynamo-slo-ttft-ms is no number: 'soon'"),
+        (
+            "x-dynamo-slo-itl-ms",
+            "0",
+            "x-dynamo-slo-itl-ms must be above 0 and at most 86400000 milliseconds, not '0'",
+        ),
     ],
 )
-async def test_bad_priorities_are_refused(key: str, value: str, text: str) -> None:
+async def test_bad_priorities_and_objectives_are_refused(key: str, value: str, text: str) -> None:
     async with Rig(FakeEngine()) as rig:
         assert await rig.refusal(prompt(), metadata=((key, value),)) == (
             Code.INVALID_ARGUMENT,

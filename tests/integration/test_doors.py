@@ -358,6 +358,17 @@ async def test_explain_shows_every_candidate() -> None:
         by_id = {c.worker.worker_id: c for c in told.candidates}
         assert by_id[8].overlap_blocks == 4 and by_id[8].cost < by_id[7].cost
         assert '"cheapest"' in told.json
+        asks = [("x-dynamo-slo-ttft-ms", "123"), ("x-dynamo-slo-itl-ms", "7")]
+        told = await doors.select.Explain(rpb.ExplainRequest(token_ids=PROMPT), metadata=asks)
+        assert '"objectives":{"ttft_ms":123.0,"itl_ms":7.0}' in told.json
+        for method, kind in (
+            (doors.select.Explain, rpb.ExplainRequest),
+            (doors.select.SelectWorker, rpb.SelectWorkerRequest),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                await method(kind(token_ids=PROMPT), metadata=[("x-dynamo-slo-itl-ms", "slow")])
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert caught.value.details() == "x-dynamo-slo-itl-ms is no number: 'slow'"
 
 
 # The fleet as one engine

@@ -3,11 +3,13 @@
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from dynamo_router.router.admission.limits import AdmissionConfig, LoadLimits
 from dynamo_router.router.policy.decision import Decision
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.runtime.errors import NoWorkersError
 from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.slots.table import SlotTable
 from dynamo_router.workers.registry import WorkerRegistry
 
 
@@ -16,6 +18,7 @@ class LedgerRouter:
 
     def __init__(self, registry: WorkerRegistry) -> None:
         self.registry = registry
+        self.limits = LoadLimits(AdmissionConfig(), SlotTable(1), registry)
         self.block_size = 1
         self.booked: dict[str, int] = {}
         self.prefilled: list[str] = []

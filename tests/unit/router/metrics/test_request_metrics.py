@@ -4,10 +4,11 @@ import grpc
 import pytest
 from support.fake_engine import chunk, complete, prompt
 
+from dynamo_router.router.admission import Objectives
 from dynamo_router.router.dispatch.attempts import Attempt, Attempts
 from dynamo_router.router.dispatch.generate_request import read_generate
 from dynamo_router.router.dispatch.request import Flight
-from dynamo_router.router.metrics.requests import KEPT_MESSAGES, RequestMetrics
+from dynamo_router.router.metrics.requests import KEPT_MESSAGES, OUTCOMES, RequestMetrics
 from dynamo_router.router.metrics.worker_requests import WorkerRequests
 from dynamo_router.router.policy.decision import Decision
 from dynamo_router.runtime.clock import ManualClock
@@ -171,3 +172,41 @@ def test_what_is_counted_of_a_worker_goes_with_it() -> None:
     told.registry.add(1)
     counts = told.workers.counts(1)
     assert counts is not None and counts.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("first_at", "last_at", "outcome"),
+    [(0.1, 0.2, "good"), (0.3, 0.4, "ttft"), (0.1, 0.9, "itl"), (0.3, 2.0, "both")],
+)
+def test_answers_are_counted_by_their_objectives(
+    first_at: float, last_at: float, outcome: str
+) -> None:
+    fixture = Fixture()
+    made = flight(*[b""] * 11)
+    made.objectives = Objectives(ttft_ms=200.0, itl_ms=20.0)
+    made.first_message_at, made.last_message_at = first_at, last_at
+    fixture.metrics.on_end(made, grpc.StatusCode.OK)
+    told = samples(fixture.metrics)
+    assert {name: told[f"dynamo_router_objectives_total{name}"] for name in OUTCOMES} == {
+        name: float(name == outcome) for name in OUTCOMES
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, 1),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 1),
+        (grpc.StatusCode.CANCELLED, 0),
+        (grpc.StatusCode.INVALID_ARGUMENT, 0),
+    ],
+)
+def test_a_request_without_an_answer_misses_its_objectives_unless_that_is_its_clients_doing(
+    code: grpc.StatusCode, failed: int
+) -> None:
+    metrics = Fixture().metrics
+    metrics.on_end(flight(), code)
+    metrics.on_end(flight(b"", streaming=False), grpc.StatusCode.OK)
+    told = samples(metrics)
+    counts = [told[f"dynamo_router_objectives_total{name}"] for name in OUTCOMES]
+    assert counts == [0, 0, 0, 0, failed]

@@ -10,6 +10,8 @@ import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.router.policy import Explanation
+from dynamo_router.router.policy._forecast import Forecast
+from dynamo_router.router.policy.forecast import ForecastParams
 from dynamo_router.runtime.clock import ManualClock
 
 BLOCK = 16
@@ -94,3 +96,13 @@ def test_a_policy_that_foresees_nothing_has_no_residuals() -> None:
     with KvRouter(KvRouterConfig(block_size=BLOCK, policy="dynamo")) as router:
         router.add_worker(1)
         assert router.residuals is None and explained(router).to_dict()["residuals"] is None
+
+
+def test_what_a_full_cache_makes_of_a_first_token_does_not_count() -> None:
+    kernel = Forecast(ForecastParams())
+    kernel.add_worker(0, 512, 100)
+    kernel.add_worker(1, 512, None)
+    for number, blocks, crowded in ((0, 80.0, False), (0, 81.0, True), (1, 81.0, False)):
+        kernel.book("r", number, 10, 10, 0.0, blocks)
+        assert (kernel.first_token("r", 1.0) or ())[3] is crowded
+        kernel.end("r", 2.0, 0)

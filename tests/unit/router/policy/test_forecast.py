@@ -205,8 +205,9 @@ def test_an_explanation_adds_up(router: KvRouter, clock: ManualClock) -> None:
         own = each.policy_terms
         assert own is not None
         ttft = own["wait_s"] + own["prefill_s"] + own["memory_s"]
-        rest = params.prefill_weight * own["prefill_s"] + params.decode_weight * own["decode_s"]
-        assert own["cost"] == pytest.approx(ttft + own["delay_s"] + rest / (1 + ttft / usual))
+        rest = params.prefill_weight * own["prefill_s"] / (1 + ttft / usual)
+        rest += params.decode_weight * own["decode_s"]
+        assert own["cost"] == pytest.approx(ttft + own["delay_s"] + rest)
 
 
 @pytest.mark.parametrize("key", ["prefill_weight", "step_s", "token_s", "output_tokens"])
