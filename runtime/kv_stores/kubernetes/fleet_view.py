@@ -5,7 +5,7 @@ null, stands for its last one that could, as long as it is the same object: the 
 through such states.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from structlog import get_logger
@@ -16,6 +16,8 @@ from .worker_metadata import MAPS, WorkerMetadata, name_and_uid, read_metadata
 
 Readiness = Callable[[Any], frozenset[str]]
 """The names that one object says are ready."""
+Changes = dict[str, list[Entry | Deleted]]
+"""What became different, by bucket."""
 log = get_logger(__name__)
 
 
@@ -25,7 +27,12 @@ class FleetView:
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
         self._metadata: dict[str, WorkerMetadata] = {}
-        self._ready: dict[str, frozenset[str]] = {}
+        self._slices: dict[str, frozenset[str]] = {}
+        self._ready: frozenset[str] = frozenset()
+        self._shown: dict[str, WorkerMetadata] = {}
+        """the metadata of those that are visible"""
+        self._claims: dict[str, dict[str, dict[str, bytes]]] = {bucket: {} for bucket in MAPS}
+        """the values of each key, by the names of those who wrote it"""
         self._entries: dict[str, dict[str, Entry]] = {bucket: {} for bucket in MAPS}
         self.revision = 0
         """how many changes there were so far: a count of ours, not one of the API server"""
@@ -36,31 +43,33 @@ class FleetView:
         """The keys of a bucket that are visible now."""
         return self._entries.get(bucket, {})
 
-    def on_metadata_listed(self, objects: Iterable[Any]) -> dict[str, list[Entry | Deleted]]:
+    def on_metadata_listed(self, objects: Iterable[Any]) -> Changes:
         before, self._metadata = self._metadata, {}
         for found in objects:
             self._learn(found, before)
-        return self._settle()
+        return self._settle(before.keys() | self._metadata.keys())
 
-    def on_metadata(self, found: Any, deleted: bool) -> dict[str, list[Entry | Deleted]]:
+    def on_metadata(self, found: Any, deleted: bool) -> Changes:
+        try:
+            name, _ = name_and_uid(found)
+        except ValueError:
+            self.malformed += 1
+            return {}
         if deleted:
-            try:
-                self._metadata.pop(name_and_uid(found)[0], None)
-            except ValueError:
-                self.malformed += 1
+            self._metadata.pop(name, None)
         else:
             self._learn(found, self._metadata)
-        return self._settle()
+        return self._settle({name})
 
-    def on_readiness_listed(self, objects: Iterable[Any]) -> dict[str, list[Entry | Deleted]]:
-        self._ready = {}
+    def on_readiness_listed(self, objects: Iterable[Any]) -> Changes:
+        self._slices = {}
         for found in objects:
             self._learn_readiness(found, False)
-        return self._settle()
+        return self._settle_readiness()
 
-    def on_readiness(self, found: Any, deleted: bool) -> dict[str, list[Entry | Deleted]]:
+    def on_readiness(self, found: Any, deleted: bool) -> Changes:
         self._learn_readiness(found, deleted)
-        return self._settle()
+        return self._settle_readiness()
 
     def _learn(self, found: Any, before: dict[str, WorkerMetadata]) -> None:
         try:
@@ -88,41 +97,70 @@ class FleetView:
             log.warning("readiness cannot be read", error=str(error)[:200])
             return
         if ready:
-            self._ready[name] = ready
+            self._slices[name] = ready
         else:
-            self._ready.pop(name, None)
+            self._slices.pop(name, None)
 
-    def _settle(self) -> dict[str, list[Entry | Deleted]]:
-        """What is different now."""
-        changes: dict[str, list[Entry | Deleted]] = {}
-        wanted = self._visible()
-        for bucket, before in self._entries.items():
-            said: list[Entry | Deleted] = []
-            for key in sorted(before.keys() - wanted[bucket].keys()):
-                self.revision += 1
-                del before[key]
-                said.append(Deleted(key, self.revision))
-            for key, (value, lease) in sorted(wanted[bucket].items()):
-                known = before.get(key)
-                if known is None or known.value != value:
-                    self.revision += 1
-                    before[key] = Entry(key, value, self.revision, lease)
-                    said.append(before[key])
-            if said:
-                changes[bucket] = said
+    def _settle_readiness(self) -> Changes:
+        before, self._ready = self._ready, frozenset[str]().union(*self._slices.values())
+        return self._settle(before ^ self._ready)
+
+    def _settle(self, names: Iterable[str]) -> Changes:
+        """What is different now that these names may be: work by them, not by the fleet."""
+        touched: dict[str, set[str]] = {bucket: set() for bucket in MAPS}
+        for name in names:
+            visible = self._metadata.get(name) if name in self._ready else None
+            before = self._shown.pop(name, None)
+            if before is visible:
+                if before is not None:
+                    self._shown[name] = before
+                continue
+            if visible is not None:
+                self._shown[name] = visible
+            for bucket in MAPS:
+                old = before.data[bucket] if before is not None else {}
+                new = visible.data[bucket] if visible is not None else {}
+                for key in old.keys() | new.keys():
+                    claims = self._claims[bucket].setdefault(key, {})
+                    claims.pop(name, None)
+                    if key in new:
+                        claims[name] = new[key]
+                    touched[bucket].add(key)
+        said = ((bucket, self._changes(bucket, keys)) for bucket, keys in touched.items())
+        return {bucket: changes for bucket, changes in said if changes}
+
+    def _changes(self, bucket: str, keys: set[str]) -> list[Entry | Deleted]:
+        entries, gone, written = self._entries[bucket], [], []
+        for key in sorted(keys):
+            known, claims = entries.get(key), self._claims[bucket][key]
+            if not claims:
+                del self._claims[bucket][key]
+                if known is not None:
+                    gone.append(key)
+                continue
+            name = _owner(key, claims)
+            if known is None or known.value != claims[name]:
+                written.append((key, claims[name], instance_id_of(name)))
+        changes: list[Entry | Deleted] = []
+        for key in gone:
+            self.revision += 1
+            del entries[key]
+            changes.append(Deleted(key, self.revision))
+        for key, value, id in written:
+            self.revision += 1
+            entries[key] = Entry(key, value, self.revision, id)
+            changes.append(entries[key])
         return changes
 
-    def _visible(self) -> dict[str, dict[str, tuple[bytes, int]]]:
-        ready = frozenset[str]().union(*self._ready.values())
-        found: dict[str, dict[str, tuple[bytes, int]]] = {bucket: {} for bucket in MAPS}
-        for name in sorted(ready & self._metadata.keys()):
-            id = instance_id_of(name)
-            for bucket, values in self._metadata[name].data.items():
-                for key, value in values.items():
-                    # Of two that claim a key, the one whose id is in it has it, else the first.
-                    if key not in found[bucket] or f"{id:x}" in key.split("/"):
-                        found[bucket][key] = value, id
-        return found
+
+def _owner(key: str, claims: Mapping[str, bytes]) -> str:
+    """Of several who claim a key, the one whose id is in it has it, else the first by name."""
+    if len(claims) > 1:
+        parts = key.split("/")
+        for name in sorted(claims):
+            if f"{instance_id_of(name):x}" in parts:
+                return name
+    return min(claims)
 
 
 def ready_in_slice(found: Any) -> frozenset[str]:

@@ -12,7 +12,6 @@ from functools import partial
 from ..pending_changes import PendingChanges
 from ..store import (
     LEASE_TTL_S,
-    Deleted,
     Entry,
     LeaseLostError,
     Listing,
@@ -21,7 +20,7 @@ from ..store import (
     check_name,
     new_lease_id,
 )
-from .fleet_view import FleetView, ready_in_pod, ready_in_slice
+from .fleet_view import Changes, FleetView, ready_in_pod, ready_in_slice
 from .kubernetes_api import KubernetesApi
 from .kubernetes_config import KubernetesConfig
 from .own_metadata import OwnMetadata
@@ -31,7 +30,6 @@ from .worker_metadata import GROUP, MAPS, PLURAL, VERSION, normalized
 
 LABELS = "nvidia.com/dynamo-discovery-enabled=true"
 """Of the EndpointSlices (or pods) that count; Dynamo's operator sets it."""
-Changes = dict[str, list[Entry | Deleted]]
 
 
 class KubernetesStore:
