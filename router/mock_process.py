@@ -73,6 +73,7 @@ class MockProcess:
             "--max-num-batched-tokens": config.max_num_batched_tokens,
             "--model-id": model_id,
             **{f"--{key.replace('_', '-')}": each for key, each in asdict(config.tiers).items()},
+            "--discovery": "static",  # whatever the environment says: they are known already
         }
         command = [sys.executable, "-m", "dynamo_router", "mocker"]
         for flag, value in flags.items():

@@ -15,6 +15,7 @@ from ..workers.health import HealthMonitor
 from ..workers.registry import WorkerState
 from .access import Security
 from .admin import AdminRoutes, LiveSettings, Reloader, WorkerAdmin, WorkerList
+from .discovery import MOST_WORKERS, Discovery, is_discovering
 from .dispatch import (
     AccessLog,
     Dispatcher,
@@ -97,6 +98,10 @@ class Server:
             booked=self.router.requests_of,
             unbooked=self.dispatcher.plain.requests_of,
         )
+        self._discovery: Discovery | None = None
+        if is_discovering(config):
+            nats = self.security.nats
+            self._discovery = Discovery(config, self.admin, self.monitor, self._clock, nats)
         self._workers = WorkerList(self.admin, self.monitor, refresh_s=config.dns_refresh_s)
         self._live = LiveSettings(
             config,
@@ -122,6 +127,7 @@ class Server:
             http_connections=lambda: self._http.open,
         )
         workers = len(config.workers) + config.mock_engines.mockers
+        workers += MOST_WORKERS if self._discovery is not None else 0
         self._http = HttpServer(
             self.router,
             self.metrics.page,
@@ -199,6 +205,9 @@ class Server:
         stack.callback(self.metrics.loop_lag.close)
         self.security.watch.start()
         stack.push_async_callback(self.security.watch.close)
+        if self._discovery is not None:
+            stack.push_async_callback(self._discovery.close)
+            await self._discovery.open()
         nats_url = await self._start_events()
         urls = []
         if config.mock_engines.mockers:
@@ -222,6 +231,9 @@ class Server:
         for url in urls:
             self.monitor.add(url)
         await self._workers.start(config.workers)
+        if self._discovery is not None:
+            stack.push_async_callback(self._discovery.stop)
+            await self._discovery.start()
         self.dispatcher.start()
         stack.push_async_callback(self.dispatcher.close)
         await self._grpc.start()
@@ -258,6 +270,7 @@ class Server:
             auth=self.security.nats,
             on_unannounced=self.monitor.suspect,
             hits=self.dispatcher.hits,
+            ask_worker=None if self._discovery is None else self._discovery.queries(index).ask,
         )
         self._stack.push_async_callback(events.close)
         await events.start()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from ..runtime.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..runtime.settings import SHORTEST_S, bad_setting, option
 from ..runtime.urls import DEFAULT_NATS_URL
+from ..workers.discovery import DiscoveryConfig
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
 from ..workers.trtllm_client import ConnectionPolicy
@@ -54,13 +55,20 @@ class ServeConfig:
     nats: str | None = option(
         None,
         url=True,
+        env=("NATS_SERVER",),
         help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
         "else one is started.",
     )
     nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
-    namespace: str = option("dynamo", "Namespace of the engines' event subjects.")
-    component: str = option("backend", "Component of the engines' event subjects.")
-    endpoint: str = option("generate", "Endpoint of the engines' event subjects.")
+    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
+    response_host: str | None = option(
+        None,
+        "Address that discovered workers of Dynamo's bring their answers to; not given: --host.",
+        env=("DYN_TCP_RESPONSE_STREAM_HOST",),
+    )
+    namespace: str = option("dynamo", "Namespace of the workers, and of their event subjects.")
+    component: str = option("backend", "Component of the workers, and of their event subjects.")
+    endpoint: str = option("generate", "Endpoint of the workers, and of their event subjects.")
     model_id: str | None = option(None, "Model name to report; not given: the engines'.")
     unknown_worker_ttl_s: float = option(
         300.0, "How long events of a worker nobody registered are kept."
@@ -92,6 +100,12 @@ class ServeConfig:
     observability: ObservabilityConfig = field(
         default_factory=ObservabilityConfig, metadata={"inline": True}
     )
+
+    @property
+    def backend(self) -> str:
+        """Where workers are found beside those that are given: a store's name, or static."""
+        given = bool(self.workers or self.mock_engines.mockers)
+        return self.discovery.backend(given_workers=given)
 
     def __post_init__(self) -> None:
         for key in ("port", "http_port"):

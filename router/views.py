@@ -29,6 +29,8 @@ class WorkerView(NamedTuple):
     lower_tier_blocks: tuple[int, int, int] = (0, 0, 0)  # in host memory, on disk, external
     unindexed_blocks: int = 0  # more on its device, for which the index had no room
     weight: float = 1.0
+    dialect: str | None = None
+    origin: str | None = None  # where the registered worker is from
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ def _registered(
                 lower_tier_blocks=source.lower_blocks if source else (0, 0, 0),
                 unindexed_blocks=source.unindexed if source else 0,
                 weight=entry.weight,
+                dialect=entry.dialect,
+                origin=entry.origin,
             )
         )
     return views

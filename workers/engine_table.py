@@ -81,6 +81,8 @@ class EngineTable:
             max_num_seqs=settings.get("max_num_seqs") or engine.facts.max_batch_size or None,
             publisher_ids=identity.publisher_ids or (),
             weight=engine.weight,
+            dialect=engine.client.dialect,
+            origin=engine.origin,
             state=engine.state,
         )
         return engine

@@ -118,6 +118,10 @@ class EventStream:
         """The id that the next event to leave will carry."""
         return self._outbox.next_event_id
 
+    def kept_since(self, event_id: int) -> list[bytes] | None:
+        """The messages with the events from this one on, as they left; None if not all are kept."""
+        return self._replay_log.since(event_id)
+
     @property
     def stale(self) -> bool:
         """Whether changes were given up since the last announcement."""

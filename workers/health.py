@@ -17,6 +17,7 @@ from ..runtime.clock import Clock
 from ..runtime.errors import ConfigError, WorkerError
 from ..runtime.security import ClientTls, WorkerTlsConfig
 from ..runtime.supervised import supervise
+from .dialects import EngineClient
 from .engine_check import usual_model, why_refused
 from .engine_facts import EngineFacts, merge_facts
 from .engine_table import EngineTable
@@ -82,25 +83,35 @@ class HealthMonitor:
         self.listeners: list[Callable[[], None]] = []
         self.on_down: list[Callable[[int], None]] = []
 
-    def add(self, url: str | WorkerUrl, *, weight: float | None = None) -> None:
+    def add(
+        self,
+        url: str | WorkerUrl,
+        *,
+        weight: float | None = None,
+        client: EngineClient | None = None,
+        origin: str = "static",
+    ) -> None:
         """Watch one more engine; ConfigError if the URL is none, or known already.
 
-        A `weight` goes before that of the URL.
+        A `weight` goes before that of the URL. `client`, which is closed with the watch: how it is
+        called, if not over gRPC. `origin` says where we have it from.
         """
         parsed = parse_worker_url(url) if isinstance(url, str) else url
         if self._engines.at(parsed.address) is not None:
             raise ConfigError(f"worker {parsed.address} is given twice", key="workers")
         tracker = HealthTracker(self._policy, self._clock.now())
-        if parsed.tls and self._tls is None:
-            self._tls = ClientTls(WorkerTlsConfig())
-        tls = self._tls if parsed.tls else None
-        client = TrtllmClient(parsed.address, self._connection, tls, parsed.tls_name)
-        engine = WatchedEngine(parsed, tracker, client)
+        engine = WatchedEngine(parsed, tracker, client or self._grpc_client(parsed), origin)
         if weight is not None:
             engine.weight = weight
         self._engines.add(engine)
         self._engines.claim(engine, EngineIdentity())
         engine.task = supervise(f"health-{parsed.address}", partial(self._watch, engine))
+
+    def _grpc_client(self, url: WorkerUrl) -> TrtllmClient:
+        if url.tls and self._tls is None:
+            self._tls = ClientTls(WorkerTlsConfig())
+        tls = self._tls if url.tls else None
+        return TrtllmClient(url.address, self._connection, tls, url.tls_name)
 
     def set_policy(self, policy: HealthPolicy) -> None:
         """Probe by this policy from the next probe of each engine on."""
@@ -120,7 +131,7 @@ class HealthMonitor:
         """Stop watching the engine at a URL or address, and forget its worker; what still runs
         there is cut off. False if none is watched there.
         """
-        engine = self._engines.at(parse_worker_url(url).address)
+        engine = self._engines.at(url) or self._engines.at(parse_worker_url(url).address)
         if engine is None:
             return False
         self._engines.remove(engine)  # before anything else can be sent there
@@ -141,7 +152,7 @@ class HealthMonitor:
             self._registry.set_weight(engine.worker_id, weight)
         self._changed()
 
-    def client(self, worker_id: int) -> TrtllmClient | None:
+    def client(self, worker_id: int) -> EngineClient | None:
         """The way to a worker's engine; None if it is not one that we were given the address of."""
         engine = self._engines.of(worker_id)
         return engine.client if engine is not None else None
@@ -177,11 +188,11 @@ class HealthMonitor:
         engine = self._engines.of(worker_id)
         return engine is not None and engine.is_ready
 
-    def ready_clients(self) -> list[TrtllmClient]:
+    def ready_clients(self) -> list[EngineClient]:
         """The ways to those that take requests."""
         return [engine.client for _, engine in self._engines.registered if engine.takes_requests]
 
-    def ready_workers(self) -> list[tuple[int, TrtllmClient]]:
+    def ready_workers(self) -> list[tuple[int, EngineClient]]:
         """(worker id, way to it) of those that may be given a request."""
         now = self._clock.now()
         ready = [(w, engine) for w, engine in self._engines.registered if engine.takes_requests]

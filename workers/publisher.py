@@ -98,6 +98,10 @@ class KvEventPublisher:
         """The id that the next event to leave will carry."""
         return self._stream.next_event_id
 
+    def kept_since(self, event_id: int) -> list[bytes] | None:
+        """The messages with the events from this one on, as they left; None if not all are kept."""
+        return self._stream.kept_since(event_id)
+
     @property
     def publisher_id(self) -> int:
         return self._stream.publisher_id

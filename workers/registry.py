@@ -54,6 +54,10 @@ class WorkerEntry:
     max_num_seqs: int | None = None
     publisher_ids: tuple[int, ...] = ()
     weight: float = 1.0
+    dialect: str = "trtllm"
+    """what it speaks: trtllm or dynamo"""
+    origin: str = "static"
+    """where we have it from: static, admin, or the store that it was found in"""
     numbers: tuple[int, ...] = field(default=(), compare=False)
 
     @property
@@ -115,6 +119,8 @@ class WorkerRegistry:
         max_num_seqs: int | None = None,
         publisher_ids: tuple[int, ...] = (),
         weight: float = 1.0,
+        dialect: str = "trtllm",
+        origin: str = "static",
         state: WorkerState = WorkerState.READY,
     ) -> WorkerEntry:
         """Register a worker, or renew what is known of one.
@@ -137,6 +143,8 @@ class WorkerRegistry:
             max_num_seqs=max_num_seqs,
             publisher_ids=publisher_ids,
             weight=check_weight(weight),
+            dialect=dialect,
+            origin=origin,
         )
         wanted = [as_worker(worker) for worker in entry.ranks]
         known = self._entries.get(worker_id)

@@ -61,6 +61,14 @@ class ReplayLog:
             last_id = None if last is None or last_id is None else max(last_id, last)
         self._wanted = first_id, last_id
 
+    def since(self, first_id: int) -> list[bytes] | None:
+        """The messages with the events from this one on; None if they are not kept any more."""
+        if first_id >= self._next_id:
+            return []
+        if not self._sent or self._sent[0].first_id > max(first_id, self._first_id):
+            return None
+        return [sent.message for sent in self._sent if sent.last_id >= first_id]
+
     def wait_s(self, now: float) -> float | None:
         """How long until a replay may start; None if none is wanted."""
         if self._wanted is None:

@@ -127,6 +127,8 @@ class TrtllmClient:
     certificate must then carry `tls_name`, if given, unless the settings of `tls` name another.
     """
 
+    dialect = "trtllm"
+
     def __init__(
         self,
         address: str,

@@ -4,18 +4,21 @@ import asyncio
 import math
 
 from ..runtime.supervised import stopped
+from .dialects import EngineClient
 from .engine_facts import EngineFacts
 from .health_tracker import HealthTracker
 from .registry import WorkerState
-from .trtllm_client import TrtllmClient
 from .worker_url import WorkerUrl
 
 
 class WatchedEngine:
     """What the health monitor keeps of an engine."""
 
-    def __init__(self, url: WorkerUrl, tracker: HealthTracker, client: TrtllmClient) -> None:
+    def __init__(
+        self, url: WorkerUrl, tracker: HealthTracker, client: EngineClient, origin: str = "static"
+    ) -> None:
         self.url = url
+        self.origin = origin  # where we have it from
         self.tracker = tracker
         self.client = client
         self.facts = EngineFacts()

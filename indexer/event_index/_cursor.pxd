@@ -257,6 +257,24 @@ cdef inline void cursor_apply(EventCursor* c, uint64_t sequence, uint64_t event_
     c.from_zero |= event_id == 0
 
 
+cdef inline void cursor_catch_up(EventCursor* c, uint64_t last_event_id) noexcept nogil:
+    """The worker itself told what it holds after this event, and it is indexed; in which envelopes
+    its events come, it did not tell."""
+    c.last_event_id = last_event_id
+    if last_event_id >= c.newest:
+        c.newest = last_event_id
+        c.origin = ORIGIN_UNHEARD  # no sequence is known that belongs to it
+    c.state = SOURCE_EXACT
+    c.suspect = SUSPECT_NOT
+    c.fresh = 0
+    c.linked = 0
+
+
+cdef inline bint cursor_is_ahead(const EventCursor* c) noexcept nogil:
+    """Whether events may still come that the worker itself has told of already."""
+    return c.origin == ORIGIN_UNHEARD and not c.fresh
+
+
 cdef inline int cursor_admit(
     EventCursor* c,
     PastPublishers* past,
@@ -286,6 +304,9 @@ cdef inline int cursor_admit(
     elif another:
         cursor_change(c, past, publisher_id, bare)
         reset = VERDICT_RESET
+    elif cursor_is_ahead(c) and event_id <= c.last_event_id and not bare:
+        c.duplicates += 1
+        return VERDICT_IGNORE
     elif not bare:
         place = cursor_place(c, sequence, event_id)
         reset = cursor_follow(c, sequence, place)
@@ -345,6 +366,8 @@ cdef inline int cursor_heartbeat(
         # Unlike a stray event this says who is alive.
         cursor_change(c, past, publisher_id, False)
         verdict = VERDICT_RESET
+    elif cursor_is_ahead(c) and last_event_id < c.last_event_id:
+        return VERDICT_IGNORE
     else:
         place = cursor_place(c, sequence, last_event_id)
         verdict = cursor_follow(c, sequence, place)

@@ -18,6 +18,7 @@ from ..source import Missing, SourceImage, SourceState, SourceStatus
 from ..wire import TIERS, StorageTier, describe_decode_error
 from . import _status
 from ._actor import IndexActor
+from ._recovered import take_recovered
 from ._source_image import dump_source, restore_source
 
 # The kernel's numbers of the states it knows (_cursor.pxd).
@@ -248,6 +249,17 @@ class EventIndex:
         What it said before the gap is forgotten; what it said after that is applied.
         """
         _status.give_up(self._actor, worker)
+
+    def take_recovered(
+        self, worker: WorkerWithDpRank, message: bytes, *, whole: bool, last_event_id: int
+    ) -> bool:
+        """Take in what a worker itself answered when it was asked for its events, as one message.
+
+        `whole`: the message stores all that the worker holds after `last_event_id`; else it has
+        the events up to that one, of which those count that follow on the last one applied. False
+        if it does not help: it is of another publisher than is believed, or leaves the gap open.
+        """
+        return take_recovered(self._actor, worker, message, whole, last_event_id)
 
     def mark_degraded(self, worker: WorkerWithDpRank) -> None:
         """A rebuilding worker does not answer: it is degraded."""

@@ -4,6 +4,7 @@ router runs.
 Entered by the services, whose gRPC methods and HTTP routes are here, and by `serve`.
 """
 
+from .discovered_workers import DiscoveredWorkers
 from .live_settings import LiveSettings
 from .reload import Reloader
 from .routes import AdminRoutes
@@ -14,6 +15,7 @@ from .worker_list import WorkerList
 __all__ = [
     "AdminError",
     "AdminRoutes",
+    "DiscoveredWorkers",
     "LiveSettings",
     "Reloader",
     "WorkerAdmin",

@@ -81,7 +81,7 @@ class WorkerAdmin:
             known = self._monitor.find(parsed.address)
             if known is None:
                 self._check_id_is_free(parsed.worker_id)
-                self._monitor.add(url, weight=weight)
+                self._monitor.add(url, weight=weight, origin="admin")
         except ConfigError as error:
             raise AdminError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         if known is not None:

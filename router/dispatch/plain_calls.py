@@ -8,16 +8,17 @@ import grpc
 
 from ...runtime.clock import Clock
 from ...runtime.errors import NoWorkersError
+from ...workers.dialects import EngineClient
 from ...workers.failures import Origin, judge
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_client import Metadata, TrtllmClient
+from ...workers.trtllm_client import Metadata
 from .attempts import Attempt, Attempts
 from .observers import DispatchObserver
 from .request import NO_TRACE, CallTrace, Tracing
 from .status import status_of
 
 Respond = Callable[[bytes], Awaitable[None]]
-Call = Callable[[TrtllmClient, float | None, Metadata, Respond], Awaitable[None]]
+Call = Callable[[EngineClient, float | None, Metadata, Respond], Awaitable[None]]
 
 
 class PlainCalls:
@@ -49,7 +50,7 @@ class PlainCalls:
         answers: list[bytes] = []
 
         async def call(
-            client: TrtllmClient, left: float | None, metadata: Metadata, respond: Respond
+            client: EngineClient, left: float | None, metadata: Metadata, respond: Respond
         ) -> None:
             await respond(await client.embed(request, timeout=left, metadata=metadata))
 
@@ -65,7 +66,7 @@ class PlainCalls:
         """Pass a tokenizer on, piece by piece; once the first one is, there is no retry."""
 
         async def call(
-            client: TrtllmClient, left: float | None, metadata: Metadata, respond: Respond
+            client: EngineClient, left: float | None, metadata: Metadata, respond: Respond
         ) -> None:
             stream = client.get_tokenizer(request, timeout=left, metadata=metadata)
             try:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import cast
 
 import grpc
-from grpc import aio
 
 from ...runtime.clock import Clock
+from ...workers.dialects import EngineCall, EngineClient
 from ...workers.failures import Origin
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_client import Metadata, TrtllmClient
+from ...workers.trtllm_client import Metadata
 from ..kv_router import KvRouter
 from ..policy import Decision
 from .generate_request import Respond
@@ -30,8 +30,8 @@ CLOCK_SLACK_S = 0.05
 class Sent:
     """A request that is with a worker. `running`: it is there still, as far as we know."""
 
-    client: TrtllmClient
-    call: "aio.UnaryStreamCall[bytes, bytes]"
+    client: EngineClient
+    call: EngineCall
     answers: AsyncGenerator[bytes, None]
     running: bool = True
 

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Protocol
 
 import grpc
-from grpc import aio
 
 from ...runtime.identity import WorkerWithDpRank
+from ...workers.dialects import EngineCall, EngineClient
 from ...workers.failures import Origin
-from ...workers.trtllm_client import Metadata, TrtllmClient
+from ...workers.trtllm_client import Metadata
 from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ..policy import Decision
 from .attempts import Attempt, Attempts
@@ -139,8 +139,8 @@ class Flight:
     """from its arrival to its first decision"""
     decision_s: float = 0.0
     """how long the current attempt's decision took"""
-    client: TrtllmClient | None = None
-    call: "aio.UnaryStreamCall[bytes, bytes] | None" = None
+    client: EngineClient | None = None
+    call: EngineCall | None = None
     """of the current attempt, while it goes on"""
     sent_at: float = 0.0
     """when the current attempt began"""
@@ -204,7 +204,7 @@ class Aborts:
     def pending(self) -> int:
         return len(self._tasks)
 
-    def send(self, client: TrtllmClient, request_id: str) -> None:
+    def send(self, client: EngineClient, request_id: str) -> None:
         if len(self._tasks) >= MAX_PENDING_ABORTS:
             self.dropped += 1
             return
@@ -218,6 +218,6 @@ class Aborts:
             await asyncio.wait(self._tasks)
 
 
-async def _send(client: TrtllmClient, request_id: str) -> None:
+async def _send(client: EngineClient, request_id: str) -> None:
     with contextlib.suppress(grpc.RpcError):
         await client.abort(request_id, timeout=ABORT_TIMEOUT_S)

@@ -7,6 +7,7 @@ from .feed import EventFeed
 from .intake import EventIntake
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 from .snapshot_task import SnapshotTask
+from .worker_queries import WorkerQueries
 
 __all__ = [
     "EventFeed",
@@ -16,4 +17,5 @@ __all__ = [
     "RecoveryActions",
     "SnapshotTask",
     "TICK_S",
+    "WorkerQueries",
 ]

@@ -26,7 +26,7 @@ from ...runtime.identity import WorkerWithDpRank
 from ...runtime.limit_hits import LimitHits
 from ...runtime.supervised import stopped, supervise
 from ...workers.registry import WorkerEntry, WorkerRegistry
-from ...workers.resync_wire import encode_request
+from ...workers.resync_wire import ResyncRequest, encode_request
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 
 REPEAT_S = 60.0
@@ -56,8 +56,10 @@ class EventFeed:
         unknown_worker_ttl_s: float = 300.0,
         on_unannounced: Callable[[int], None] | None = None,
         hits: LimitHits | None = None,
+        ask_worker: Callable[[ResyncRequest], bool] | None = None,
     ) -> None:
-        """`on_unannounced` hears of a registered worker (its id) in whose name somebody else
+        """`ask_worker` may take a request over that would be published, and says whether it does.
+        `on_unannounced` hears of a registered worker (its id) in whose name somebody else
         publishes than it announced: perhaps because it was started anew. `hits` counts what is
         refused because too many workers publish that nobody registered."""
         self._plane = plane
@@ -72,6 +74,7 @@ class EventFeed:
         self._next_upkeep = float("-inf")
         self._wake = asyncio.Event()
         self._on_unannounced = on_unannounced
+        self._ask_worker = ask_worker
         self._hits = LimitHits() if hits is None else hits
         self._strangers_refused = 0
         self._strangers_said = float("-inf")  # when that was last logged
@@ -140,7 +143,8 @@ class EventFeed:
                 self.announcements_asked += 1
             else:
                 self.replays_asked += 1
-            await self._plane.publish(self._resync, encode_request(request))
+            if self._ask_worker is None or not self._ask_worker(request):
+                await self._plane.publish(self._resync, encode_request(request))
 
     def _on_worker(self, entry: WorkerEntry) -> None:
         """Whoever a worker announced over its own connection is believed, and nobody else."""

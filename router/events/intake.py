@@ -18,6 +18,7 @@ from ...runtime.limit_hits import LimitHits
 from ...runtime.security import NatsAuth
 from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from ...workers.registry import WorkerRegistry
+from ...workers.resync_wire import ResyncRequest
 from ..serve_config import ServeConfig
 from .feed import EventFeed
 from .snapshot_task import SnapshotTask
@@ -43,10 +44,12 @@ class EventIntake:
         auth: NatsAuth | None = None,
         on_unannounced: Callable[[int], None] | None = None,
         hits: LimitHits | None = None,
+        ask_worker: Callable[[ResyncRequest], bool] | None = None,
     ) -> None:
-        """`auth` is for the NATS server, `on_unannounced` and `hits` for the feed."""
+        """`auth` is for the NATS server, the others are for the feed."""
         self._config, self._index, self._registry, self._clock = config, index, registry, clock
         self._auth, self._on_unannounced, self._hits = auth, on_unannounced, hits
+        self._ask_worker = ask_worker
         self._stack = AsyncExitStack()
         self.nats_url = ""
         self.description = ""
@@ -84,6 +87,7 @@ class EventIntake:
             unknown_worker_ttl_s=config.unknown_worker_ttl_s,
             on_unannounced=self._on_unannounced,
             hits=self._hits,
+            ask_worker=self._ask_worker,
         )
         await self.feed.start()
         stack.push_async_callback(self.feed.close)

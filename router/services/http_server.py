@@ -201,6 +201,8 @@ def _worker(view: WorkerView) -> dict[str, Any]:
         "state": view.state,
         "reason": view.reason,
         "weight": view.weight,
+        "dialect": view.dialect,
+        "origin": view.origin,
         "indexed_blocks": view.indexed_blocks,
         "unindexed_blocks": view.unindexed_blocks,
         "active_blocks": view.active_blocks,

@@ -102,6 +102,11 @@ class Registrations:
         self._missing.pop((bucket, key), None)
         await self._store.bucket(bucket).delete(key)
 
+    async def abandon(self) -> None:
+        """Renew the lease no more, and leave it to its end, as a process that crashed."""
+        task, self._task = self._task, None
+        await stopped(task)
+
     async def close(self) -> None:
         """Give the lease back and stop. Without the store, it ends by itself. Idempotent."""
         task, self._task = self._task, None

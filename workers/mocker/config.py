@@ -4,15 +4,18 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ...runtime.kv_stores import LEASE_TTL_S
 from ...runtime.security import NatsAuthConfig, ServerTlsConfig
 from ...runtime.settings import bad_setting, option
 from ...runtime.urls import DEFAULT_NATS_URL
+from ..discovery import DiscoveryConfig
 from .tiers import TierConfig
 from .timing import StepTiming, load_timing
 
 MAX_TOKEN_ID = 2**32
 EVEN_SPEEDS = (1.0,)
 ENGINE_TYPES = ("vllm", "classic")
+DIALECTS = ("trtllm", "dynamo")
 PREEMPTION_MODES = ("lifo", "fifo")
 _CLASSIC_WATERMARK = 0.01
 _MOST_RANKS = 4096
@@ -181,6 +184,21 @@ class MockerConfig:
         5.0, "How often, about, an engine says which of its KV events was the last; 0: never."
     )
     model_id: str = option("mock-model", "Model name to report.")
+    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
+    dialect: str = option(
+        "trtllm",
+        "With --discovery: as what the engines register, to be called over gRPC (trtllm) or as"
+        " Dynamo's workers are (dynamo).",
+        choices=DIALECTS,
+    )
+    model_path: str | None = option(
+        None, "With --dialect dynamo: folder of the model's tokenizer, for Dynamo's frontend."
+    )
+    lease_ttl_s: float = option(
+        LEASE_TTL_S,
+        "With --discovery: how long an engine stays registered that is gone without a word.",
+        env=("ETCD_LEASE_TTL",),
+    )
     speedup_ratio: float = option(1.0, "How much faster than real time the engines run.")
     worker_speeds: str = option(
         "1",
@@ -208,6 +226,8 @@ class MockerConfig:
         _require_positive("speedup_ratio", self.speedup_ratio)
         parse_speeds(self.worker_speeds)
         _require("heartbeat_s", 0 <= self.heartbeat_s < math.inf, "must be finite, at least 0")
+        _require_choice("dialect", self.dialect, DIALECTS)
+        _require_positive("lease_ttl_s", self.lease_ttl_s)
         _require("drain_timeout_s", self.drain_timeout_s >= 0, "must not be negative")
         for key in ("host", "namespace", "component", "endpoint"):
             _require(key, bool(getattr(self, key)), "must not be empty")

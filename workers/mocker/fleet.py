@@ -9,11 +9,14 @@ import uvloop
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ConfigError
 from ...runtime.event_planes import EventPlane, NatsPlane, SharedPlane, probe
+from ...runtime.kv_stores import KeyValueStore
 from ...runtime.process import StopSignals, allow_open_files, run_until
+from ...runtime.request_planes import RequestServer
 from ...runtime.security import FileWatch, NatsAuth, ServerTls
 from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from .config import MockerConfig
 from .fault_api import FaultApi
+from .registration import WorkerRegistration
 from .server import MockServer
 
 _OTHER_FILES = 64
@@ -31,11 +34,22 @@ class MockFleet:
         plane: EventPlane | None = None,
         clock: Clock | None = None,
         tls: ServerTls | None = None,
+        store: KeyValueStore | None = None,
+        requests: RequestServer | None = None,
     ) -> None:
+        """With a `store` the engines are registered there; with `requests`, which was started, as
+        Dynamo's workers are. Both stay the caller's to close."""
         # All engines listen for the same requests, each for its own.
         shared = SharedPlane(plane) if plane is not None else None
         self.engines = [
-            MockServer(config, index, plane=shared, clock=clock, tls=tls)
+            MockServer(
+                config,
+                index,
+                plane=shared,
+                clock=clock,
+                tls=tls,
+                registration=_registration(store, config, requests),
+            )
             for config in configs
             for index in range(config.workers)
         ]
@@ -81,6 +95,12 @@ class MockFleet:
         await self.stop()
 
 
+def _registration(
+    store: KeyValueStore | None, config: MockerConfig, requests: RequestServer | None
+) -> WorkerRegistration | None:
+    return None if store is None else WorkerRegistration(store, config, requests)
+
+
 def run(config: MockerConfig) -> int:
     """The command: the process's exit code. ConfigError if a port is in use."""
     uvloop.run(run_mocker(config))
@@ -97,8 +117,13 @@ async def run_mocker(config: MockerConfig) -> None:
     watch = FileWatch(SystemClock())
     if tls is not None:
         watch.files.append(tls.files)
+    store = config.discovery.open(config.discovery.backend(given_workers=True))
+    requests = None
+    if store is not None and config.dialect == "dynamo":
+        requests = RequestServer(capacity=config.engine.max_waiting)
+        await requests.start(config.host)
     plane = await _event_plane(config)
-    fleet = MockFleet(config, plane=plane, tls=tls)
+    fleet = MockFleet(config, plane=plane, tls=tls, store=store, requests=requests)
     fault_api = FaultApi(fleet.engines)
     with StopSignals() as signals:
         try:
@@ -118,6 +143,10 @@ async def run_mocker(config: MockerConfig) -> None:
             await watch.close()
             await fault_api.close()
             await fleet.stop()
+            if requests is not None:
+                await requests.close()
+            if store is not None:
+                await store.close()
             if plane is not None:
                 await plane.close()
 

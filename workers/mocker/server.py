@@ -22,6 +22,7 @@ from .engine import ENGINE_TIERS, MockEngine
 from .faults import HEALTHY, Fault, FaultyPlane
 from .kv_events import BlocksStored, KvEvent
 from .kv_feed import KvEventFeed, chains
+from .registration import WorkerRegistration
 from .servicer import TrtllmServicer
 
 _MAX_MESSAGE_BYTES = 32 << 20
@@ -47,8 +48,11 @@ class MockServer:
         plane: EventPlane | None = None,
         clock: Clock | None = None,
         tls: ServerTls | None = None,
+        registration: WorkerRegistration | None = None,
     ) -> None:
+        """`registration`: under which it is found; without one it is not."""
         self._tls = tls
+        self.registration = registration
         self.worker_id = -1  # until it listens, if it depends on the address
         self.address = ""
         self.fault = HEALTHY
@@ -108,10 +112,11 @@ class MockServer:
             raise ConfigError(f"cannot listen on {wanted}: is it in use?", key="port")
         self._port = port
         self.address = f"{_advertised_host(config)}:{port}"
-        if config.worker_id is None:
-            self.worker_id = address_worker_id(self.address)
+        given = None if config.worker_id is None else config.worker_id + self._index
+        if self.registration is not None:
+            self.worker_id = await self.registration.start(given)
         else:
-            self.worker_id = config.worker_id + self._index
+            self.worker_id = address_worker_id(self.address) if given is None else given
         if self._plane is not None:
             # Enough for the announcement of a full cache, and as much again.
             tiers = config.engine.tiers
@@ -141,9 +146,16 @@ class MockServer:
         self.ranks.start()
         await server.start()
         self._server = server
+        if self.registration is not None:
+            await self.registration.announce(
+                self.worker_id, self.url, self.ranks, self._publishers, self._snapshot
+            )
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no more requests, let those here finish for `grace_s`, end the rest. Idempotent."""
+        if self.registration is not None:
+            await self.registration.withdraw()
+            await self.registration.drained(grace_s)
         await self._stop_serving(grace_s)
         publishers, self._publishers = self._publishers, []
         for publisher in publishers:
@@ -151,10 +163,14 @@ class MockServer:
             await publisher.close()
         if self._plane is not None:
             await self._plane.close()
+        if self.registration is not None:
+            await self.registration.close()
 
     async def kill(self) -> None:
         """Be gone at once, as a process that crashed: connections break, nothing is announced."""
         publishers, self._publishers = self._publishers, []
+        if self.registration is not None:
+            await self.registration.abandon()
         await self._stop_serving(0.0)
         for publisher in publishers:
             await publisher.close()

@@ -1,0 +1,171 @@
+"""DiscoveredWorkers: the workers that a key-value store tells of, kept as it has them."""
+
+import asyncio
+import contextlib
+
+import structlog
+
+from ...runtime.clock import Clock
+from ...runtime.components import EndpointName
+from ...runtime.errors import ConfigError
+from ...runtime.kv_stores import KeyValueStore, StoreError
+from ...runtime.request_planes import RequestClient
+from ...runtime.supervised import stopped, supervise
+from ...workers.dialects import DynamoClient
+from ...workers.discovery import Departures, DiscoveredWorker, WorkerWatch
+from ...workers.health import HealthMonitor
+from ...workers.watched_engine import WatchedEngine
+from .worker_admin import WorkerAdmin
+
+FIRST_LISTING_S = 5.0
+"""How long `start` waits for the store. Without it, workers are found once it is there."""
+LOOK_AGAIN_S = 1.0
+LEAST_PAUSE_S = 0.05
+"""Between two looks: a fleet that registers all at once is not worked out anew for each of it."""
+
+log = structlog.get_logger(__name__)
+
+
+class DiscoveredWorkers:
+    """Adds those who register, from `start` to `close`; who registers no more, retires.
+
+    Beside them there may be others, whom it leaves alone. Those that an admin call has drained
+    or removed are not brought back while they stay registered.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        store: KeyValueStore,
+        name: EndpointName,
+        admin: WorkerAdmin,
+        monitor: HealthMonitor,
+        plane: RequestClient,
+        clock: Clock,
+    ) -> None:
+        """`plane` is started and closed by its owner, the store is closed with us."""
+        self._backend = backend
+        self._admin, self._monitor, self._plane, self._clock = admin, monitor, plane, clock
+        self.watch = WorkerWatch(store, name, plane.transports)
+        self._departures = Departures()
+        self._ours: dict[int, DiscoveredWorker] = {}
+        self._said: set[int] = set()
+        self._refusal: StoreError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._listed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Returns once those that are there are known, or the store takes long. ConfigError if it
+        refuses us."""
+        self._task = supervise(f"workers in {self._backend}", self._follow)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LISTING_S):
+                await self._listed.wait()
+        if self._refusal is not None:
+            raise ConfigError(f"discovery: {self._refusal}", key="discovery")
+        if not self._listed.is_set():
+            log.warning("the store does not answer yet", store=self._backend)
+
+    async def close(self) -> None:
+        """Follow the store no more. Idempotent."""
+        await stopped(self._task)
+        await self.watch.close()
+
+    async def reconcile(self) -> None:
+        """Let the workers be those that are registered now."""
+        now, wanted = self._clock.now(), self.watch.workers
+        for worker_id, worker in wanted.items():
+            self._departures.on_here(worker_id)
+            await self._have(worker_id, worker)
+        for worker_id in [known for known in self._ours if known not in wanted]:
+            if self._departures.on_gone(worker_id, now):
+                self._retire(worker_id)
+            elif worker_id in self._departures.kept and worker_id not in self._said:
+                self._said.add(worker_id)
+                self._ask_at_once(worker_id)
+                log.warning("registration gone with most others, the worker stays for a while",
+                            worker_id=worker_id)  # fmt: skip
+        for worker_id in [*self._departures.overdue(now), *self._departures.kept]:
+            if worker_id not in self._departures.kept or not self._answers(worker_id):
+                self._departures.forget(worker_id)
+                self._retire(worker_id)
+        self._said &= self._departures.kept
+
+    async def _follow(self) -> None:
+        try:
+            await self.watch.start()
+        except StoreError as error:
+            self._refusal = error
+            self._listed.set()
+            return
+        while True:
+            self.watch.changed.clear()
+            await self.reconcile()
+            self._listed.set()
+            await asyncio.sleep(LEAST_PAUSE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self.watch.changed.wait()
+
+    async def _have(self, worker_id: int, worker: DiscoveredWorker) -> None:
+        known = self._ours.get(worker_id)
+        if known == worker and not self._is_retiring(known):
+            return
+        if known is not None and known.url != worker.url:
+            await self._forget(worker_id)  # the same name at another place
+            known = None
+        engine = self._monitor.find(worker.url.address)
+        if engine is not None and engine.origin != self._backend:
+            if worker_id not in self._ours:
+                log.info("a registered worker is there already", address=worker.url.address)
+                self._ours[worker_id] = worker
+            return
+        if engine is None:
+            if known is not None:
+                return  # an admin call removed it
+            client = None
+            if worker.route is not None:
+                client = DynamoClient(worker.route, self._plane, self._clock)
+            self._monitor.add(worker.url, client=client, origin=self._backend)
+        else:
+            if self._admin.is_retiring(engine):
+                self._admin.resume(engine)
+            if isinstance(engine.client, DynamoClient) and worker.route is not None:
+                engine.client.route = worker.route
+                engine.wake.set()
+                engine.tracker.on_suspicion(self._clock.now())
+        self._ours[worker_id] = worker
+
+    def _ask_at_once(self, worker_id: int) -> None:
+        engine = self._engine(self._ours[worker_id])
+        if engine is not None:
+            if isinstance(engine.client, DynamoClient):
+                engine.client.doubt()
+            engine.tracker.on_suspicion(self._clock.now())
+            engine.wake.set()
+
+    def _answers(self, worker_id: int) -> bool:
+        """Whether it is well, by its probes: then it serves on without a registration."""
+        engine = self._engine(self._ours[worker_id]) if worker_id in self._ours else None
+        return engine is not None and engine.is_ready
+
+    def _is_retiring(self, worker: DiscoveredWorker) -> bool:
+        engine = self._engine(worker)
+        return engine is not None and self._admin.is_retiring(engine)
+
+    def _engine(self, worker: DiscoveredWorker) -> WatchedEngine | None:
+        engine = self._monitor.find(worker.url.address)
+        return engine if engine is not None and engine.origin == self._backend else None
+
+    def _retire(self, worker_id: int) -> None:
+        worker = self._ours.pop(worker_id, None)
+        if worker is None or worker.url.address in {w.url.address for w in self._ours.values()}:
+            return  # somebody else is at its place
+        if (engine := self._engine(worker)) is not None:
+            log.info("registration gone", worker_id=worker_id, address=worker.url.address)
+            self._admin.retire(engine)
+
+    async def _forget(self, worker_id: int) -> None:
+        worker = self._ours.pop(worker_id)
+        if self._engine(worker) is not None:
+            await self._monitor.remove(worker.url.address)

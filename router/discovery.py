@@ -1,0 +1,86 @@
+"""Discovery: the store that workers are found in, and the plane that Dynamo's are called over."""
+
+import socket
+from contextlib import AsyncExitStack
+
+from ..indexer.event_index import EventIndex
+from ..runtime.clock import Clock
+from ..runtime.components import EndpointName
+from ..runtime.errors import ConfigError
+from ..runtime.kv_stores import NatsAddress
+from ..runtime.request_planes import NatsCarrier, RequestClient
+from ..runtime.security import NatsAuth
+from ..workers.discovery import STATIC
+from ..workers.health import HealthMonitor
+from .admin import DiscoveredWorkers, WorkerAdmin
+from .events import WorkerQueries
+from .serve_config import ServeConfig
+
+MOST_WORKERS = 1024
+"""So many connections are kept for workers that are not known yet."""
+_WILDCARDS = ("", "0.0.0.0", "::", "[::]")
+
+
+class Discovery:
+    """From `open`, after which workers can be asked for events, over `start` to `close`."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        admin: WorkerAdmin,
+        monitor: HealthMonitor,
+        clock: Clock,
+        auth: NatsAuth | None,
+    ) -> None:
+        """ConfigError if the store's address, or a name, is no good."""
+        backend = config.backend
+        store = config.discovery.open(backend)
+        assert store is not None, "there is nothing to discover"
+        try:
+            name = EndpointName(config.namespace, config.component, config.endpoint)
+        except ValueError as error:
+            raise ConfigError(f"discovery: {error}", key="discovery") from None
+        address = NatsAddress.from_environment()
+        if config.nats is not None:
+            address = NatsAddress(config.nats, auth)
+        self._host = config.response_host or _reachable(config.host)
+        self._plane = RequestClient({"nats_tcp": NatsCarrier(address)})
+        self._workers = DiscoveredWorkers(backend, store, name, admin, monitor, self._plane, clock)
+        self._stack = AsyncExitStack()
+
+    def queries(self, index: EventIndex) -> WorkerQueries:
+        """The way to ask workers for events that the index misses; closed with this."""
+        queries = WorkerQueries(index, self._plane, lambda: self._workers.watch.sources)
+        self._stack.push_async_callback(queries.close)
+        return queries
+
+    async def open(self) -> None:
+        """Listen for answers. ConfigError if that cannot be had."""
+        try:
+            await self._plane.start(self._host)
+        except OSError as error:
+            text = f"cannot listen on {self._host}: {error.strerror}"
+            raise ConfigError(f"response_host: {text}", key="response_host") from None
+        self._stack.push_async_callback(self._plane.close)
+
+    async def start(self) -> None:
+        """Find the workers, and go on following them. ConfigError if the store refuses us."""
+        await self._workers.start()
+
+    async def stop(self) -> None:
+        """Follow the workers no more. Idempotent."""
+        await self._workers.close()
+
+    async def close(self) -> None:
+        """Let go of the plane, after those who call over it. Idempotent."""
+        await self._stack.aclose()
+
+
+def is_discovering(config: ServeConfig) -> bool:
+    """Whether there is a store to find workers in."""
+    return config.backend != STATIC
+
+
+def _reachable(host: str) -> str:
+    """The address to be found at for who listens on `host`."""
+    return socket.gethostbyname(socket.gethostname()) if host in _WILDCARDS else host

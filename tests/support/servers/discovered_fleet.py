@@ -1,0 +1,109 @@
+"""Mock engines that register in a store, and a server that finds them there."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.fake_engine import prompt
+from support.polling import until
+from support.servers.child import Child
+from support.servers.etcd import EtcdServer
+from support.servers.jetstream import JetStreamServer
+from support.serving import BLOCK, Doors, serving
+
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.runtime.event_planes import NatsPlane
+from dynamo_router.runtime.kv_stores import open_store
+from dynamo_router.runtime.request_planes import RequestServer
+from dynamo_router.workers.discovery import DiscoveryConfig
+from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
+from dynamo_router.workers.mocker.fleet import MockFleet
+
+ENGINE = EngineConfig(block_size=BLOCK, num_gpu_blocks=512, vocab_size=1000)
+
+
+class Backend:
+    """A store by its name, with the environment that says where it is, and its server if any."""
+
+    def __init__(self, kind: str, environ: dict[str, str], server: Child | None) -> None:
+        self.kind, self.environ, self.server = kind, environ, server
+
+    @property
+    def config(self) -> DiscoveryConfig:
+        return DiscoveryConfig(discovery=self.kind)
+
+
+@contextmanager
+def backend_of(kind: str, folder: Path) -> Iterator[Backend]:
+    with ExitStack() as stack:
+        if kind == "file":
+            yield Backend(kind, {"DYN_FILE_KV": str(folder / "kv")}, None)
+            return
+        server: Any = EtcdServer(folder) if kind == "etcd" else JetStreamServer(folder)
+        stack.callback(server.kill)
+        server.start()
+        name = "ETCD_ENDPOINTS" if kind == "etcd" else "NATS_SERVER"
+        yield Backend(kind, {name: server.url}, server)
+
+
+@asynccontextmanager
+async def registered(
+    backend: Backend, count: int, *, nats: str | None = None, **config: Any
+) -> AsyncIterator[MockFleet]:
+    """So many mock engines, registered; unregistered when the block ends."""
+    config.setdefault("engine", ENGINE)
+    config.setdefault("speedup_ratio", 1000.0)
+    settings = MockerConfig(workers=count, port=0, **config)
+    store = open_store(backend.kind, backend.environ)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        plane = None
+        if nats is not None:
+            plane = NatsPlane(nats)
+            stack.push_async_callback(plane.close)
+        requests = None
+        if settings.dialect == "dynamo":
+            requests = RequestServer()
+            await requests.start()
+            stack.push_async_callback(requests.close)
+        fleet = MockFleet(settings, plane=plane, store=store, requests=requests)
+        yield await stack.enter_async_context(fleet)
+
+
+@asynccontextmanager
+async def finding(
+    backend: Backend, *, nats: str | None = None, **config: Any
+) -> AsyncIterator[Doors]:
+    """A server that finds its workers in the store."""
+    if nats is not None:
+        config.setdefault("router", KvRouterConfig(block_size=BLOCK, seed=1))
+        config["nats"] = nats
+    async with serving(discovery=backend.config, **config) as doors:
+        yield doors
+
+
+async def workers_of(doors: Doors) -> list[dict[str, Any]]:
+    _, body = await doors.http("GET", "/workers")
+    workers: list[dict[str, Any]] = body["workers"]
+    return workers
+
+
+async def until_ready(doors: Doors, count: int, timeout_s: float = 20.0) -> None:
+    """Wait until so many workers take requests, and no other is known."""
+
+    def ready() -> bool:
+        registry = doors.server.router.registry
+        return len(registry) == count == len(doors.server.monitor.ready_clients())
+
+    await until(ready, timeout_s)
+
+
+async def completed(doors: Doors, request_id: str, tokens: int = 40) -> list[int]:
+    """The tokens that a request's last message has, after those of the others were the same."""
+    answers = await doors.answers(prompt(request_id, tokens))
+    streamed = [token for answer in answers[:-1] for token in answer.chunk.token_ids]
+    last = answers[-1].complete
+    assert last.finish_reason == "length"
+    assert streamed == list(last.output_token_ids)
+    return streamed

@@ -1,0 +1,6 @@
+"""How is an engine called? What any client of one is, and those of other dialects than trtllm."""
+
+from .dynamo_client import DynamoClient, DynamoRoute
+from .engine_client import EngineCall, EngineClient
+
+__all__ = ["DynamoClient", "DynamoRoute", "EngineCall", "EngineClient"]

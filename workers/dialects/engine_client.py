@@ -1,0 +1,50 @@
+"""What the router needs of an engine's client, whatever its dialect.
+
+Requests and answers are those of trtllm.TrtllmService, serialized; failures are grpc.RpcErrors.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+
+from ..engine_facts import EngineFacts
+from ..failures import Origin
+from ..trtllm_client import EngineIdentity, Metadata
+
+
+class EngineCall(Protocol):
+    """A call under way: iterate it for the engine's messages.
+
+    After `cancel` the iteration raises asyncio.CancelledError; grpc.RpcError where it failed.
+    """
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    def cancel(self) -> bool: ...
+
+
+class EngineClient(Protocol):
+    """The way to one engine. `timeout` is in seconds; see TrtllmClient for what each call is."""
+
+    address: str
+
+    @property
+    def dialect(self) -> str:
+        """What the engine speaks: trtllm or dynamo."""
+        ...
+
+    def generate(
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> EngineCall: ...
+
+    def origin_of(self, error: grpc.RpcError) -> Origin: ...
+    async def embed(
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> bytes: ...
+    def get_tokenizer(
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> EngineCall: ...
+    async def check_health(self, *, timeout: float) -> EngineIdentity: ...
+    async def describe(self, *, timeout: float) -> tuple[EngineIdentity, EngineFacts]: ...
+    async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]: ...
+    async def close(self) -> None: ...
