@@ -257,19 +257,6 @@ cdef inline void cursor_apply(EventCursor* c, uint64_t sequence, uint64_t event_
     c.from_zero |= event_id == 0
 
 
-cdef inline void cursor_catch_up(EventCursor* c, uint64_t last_event_id) noexcept nogil:
-    """The worker itself told what it holds after this event, and it is indexed; in which envelopes
-    its events come, it did not tell."""
-    c.last_event_id = last_event_id
-    if last_event_id >= c.newest:
-        c.newest = last_event_id
-        c.origin = ORIGIN_UNHEARD  # no sequence is known that belongs to it
-    c.state = SOURCE_EXACT
-    c.suspect = SUSPECT_NOT
-    c.fresh = 0
-    c.linked = 0
-
-
 cdef inline bint cursor_is_ahead(const EventCursor* c) noexcept nogil:
     """Whether events may still come that the worker itself has told of already."""
     return c.origin == ORIGIN_UNHEARD and not c.fresh

@@ -7,11 +7,12 @@ from ..wire._events cimport EVENT_STORED, Event
 from ..wire._wire cimport TOPIC_KV_EVENTS, decode_nats_message
 from ._actor cimport IndexActor
 from ._cursor cimport (
+    ORIGIN_UNHEARD,
     SOURCE_EXACT,
     SOURCE_SILENT,
+    SUSPECT_NOT,
     EventCursor,
     cursor_begin,
-    cursor_catch_up,
     cursor_change,
 )
 from ._ingest cimport Ingest, apply_in_turn, apply_parked, find_source, reset_source
@@ -19,6 +20,19 @@ from ._rwlock cimport rwlock_write_begin, rwlock_write_end
 from ._shared_state cimport SharedState, start_writing_after_posted, stop_writing
 from ._sources cimport Source
 from ._tiers cimport tiers_clear
+
+
+cdef void cursor_catch_up(EventCursor* c, uint64_t last_event_id) noexcept nogil:
+    """The worker itself told what it holds after this event, and it is indexed; in which envelopes
+    its events come, it did not tell."""
+    c.last_event_id = last_event_id
+    if last_event_id >= c.newest:
+        c.newest = last_event_id
+        c.origin = ORIGIN_UNHEARD  # no sequence is known that belongs to it
+    c.state = SOURCE_EXACT
+    c.suspect = SUSPECT_NOT
+    c.fresh = 0
+    c.linked = 0
 
 
 cdef inline bint is_of(const Event* event, const WorkerKey* key) noexcept nogil:

@@ -1,0 +1,133 @@
+"""Our router in front of Dynamo's own workers, and our engines behind its own frontend.
+
+Needs them, and is not the only proof: set DYNAMO_PEER to a Python that has ai-dynamo 1.6.1.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_engine import prompt
+from support.polling import until
+from support.servers.discovered_fleet import (
+    Backend,
+    backend_of,
+    finding,
+    registered,
+    until_ready,
+    workers_of,
+)
+from support.servers.dynamo_peer import PEER, DynamoFrontend, DynamoMockers, write_model
+from support.servers.jetstream import JetStreamServer
+
+from dynamo_router.indexer.hashing import block_hashes
+from dynamo_router.indexer.source import SourceState
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.workers.mocker.config import EngineConfig
+
+pytestmark = pytest.mark.skipif(PEER is None, reason="DYNAMO_PEER names no Python with ai-dynamo")
+WORKERS = 3
+ROUTER = KvRouterConfig(block_size=16, seed=1)
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[JetStreamServer]:
+    server = JetStreamServer(tmp_path / "nats")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    with backend_of("etcd", tmp_path / "etcd") as backend:
+        for name, value in backend.environ.items():
+            monkeypatch.setenv(name, value)
+        yield backend
+
+
+def environ(backend: Backend, nats: JetStreamServer) -> dict[str, str]:
+    return {**backend.environ, "NATS_SERVER": nats.url}
+
+
+def exact(doors: Any) -> bool:
+    sources = doors.server.router.index.sources()
+    return len(sources) >= WORKERS and all(s.state is SourceState.EXACT for s in sources)
+
+
+async def test_a_thousand_completions_and_an_exact_index(
+    tmp_path: Path, etcd: Backend, nats: JetStreamServer
+) -> None:
+    mockers = DynamoMockers(tmp_path / "peer", environ(etcd, nats), "etcd", "nats", WORKERS)
+    async with finding(etcd, nats=nats.url, router=ROUTER) as doors:
+        mockers.launch()
+        try:
+            await until_ready(doors, WORKERS, 60.0)
+            assert {worker["dialect"] for worker in await workers_of(doors)} == {"dynamo"}
+            for start in range(0, 1000, 50):
+                await asyncio.gather(*(complete(doors, start + n) for n in range(50)))
+            await until(lambda: exact(doors), 20.0)
+            index = doors.server.router.index
+            for first in range(0, 40):
+                tokens = list(range(first * 100 + 3, first * 100 + 3 + 48))
+                found = index.scores(block_hashes(tokens, 16))
+                assert max(found.values()) == 3
+            await heals_a_gap(doors, index)
+        finally:
+            mockers.kill()
+        await until(lambda: not doors.server.monitor.ready_clients(), 60.0)
+
+
+async def heals_a_gap(doors: Any, index: Any) -> None:
+    """An event that never came is had from the worker itself."""
+    feed = doors.server._events.feed
+    await feed._subscriptions[0].close()
+    blocks = [status.blocks for status in index.sources()]
+    await asyncio.gather(*(complete(doors, 5000 + n) for n in range(12)))
+    await feed._plane.subscribe(feed._events, feed._on_message)
+    await asyncio.gather(*(complete(doors, 7000 + n) for n in range(12)))
+    await until(lambda: exact(doors), 20.0)
+    for first in range(5000, 5012):
+        tokens = list(range(first * 100 + 3, first * 100 + 3 + 48))
+        assert max(index.scores(block_hashes(tokens, 16)).values(), default=0) == 3
+    assert sum(status.blocks for status in index.sources()) > sum(blocks)
+    assert sum(status.given_up for status in index.sources()) == 0
+
+
+async def complete(doors: Any, number: int) -> None:
+    request = prompt(f"r{number}", 1)
+    first = (number % 40 if number < 5000 else number) * 100 + 3
+    del request.tokenized.input_token_ids[:]
+    request.tokenized.input_token_ids.extend(range(first, first + 50))
+    request.max_tokens = 8
+    answers = await doors.answers(request)
+    last = answers[-1].complete
+    streamed = [token for answer in answers[:-1] for token in answer.chunk.token_ids]
+    assert last.finish_reason == "length"
+    assert len(streamed) == 8 and streamed == list(last.output_token_ids)
+
+
+async def test_our_engines_behind_dynamos_frontend(
+    tmp_path: Path, etcd: Backend, nats: JetStreamServer
+) -> None:
+    pytest.importorskip("blake3")
+    model = tmp_path / "model"
+    write_model(model)
+    engine = EngineConfig(block_size=16, num_gpu_blocks=2048, vocab_size=2000)
+    more = {"model_path": str(model), "model_id": "ours", "engine": engine}
+    async with registered(etcd, 2, nats=nats.url, dialect="dynamo", **more):
+        frontend = DynamoFrontend(tmp_path / "front", environ(etcd, nats), "etcd", "nats")
+        await asyncio.to_thread(frontend.start)
+        try:
+            for number in range(100):
+                body = {"model": "ours", "prompt": list(range(3 + number, 43 + number)),
+                        "max_tokens": 6}  # fmt: skip
+                answer = await asyncio.to_thread(frontend.ask, "/v1/completions", body)
+                assert answer["usage"]["completion_tokens"] == 6
+                words = answer["choices"][0]["text"].split()  # tokens 0 and 1 have none
+                assert len(words) >= 3 and all(word.startswith("w") for word in words)
+                assert answer["choices"][0]["finish_reason"] == "length"
+        finally:
+            frontend.kill()
