@@ -21,6 +21,15 @@ from ...workers.discovery import EventSource
 from ...workers.resync_wire import ResyncRequest
 
 AT_ONCE = 16
+_NO_ANSWER = (
+    RequestError,
+    TimeoutError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+)
 ANSWER_TIMEOUT_S = 30.0
 
 log = structlog.get_logger(__name__)
@@ -77,7 +86,7 @@ class WorkerQueries:
                     good = await self._ask_for(source, None)
             if good:
                 log.info("events recovered", worker=tuple(worker), from_event_id=first)
-        except (RequestError, TimeoutError, ValueError, TypeError, KeyError) as error:
+        except _NO_ANSWER as error:
             self.failed += 1
             log.warning("a worker does not tell its events", worker=tuple(worker), error=str(error))
         finally:

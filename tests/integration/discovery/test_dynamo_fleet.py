@@ -97,7 +97,7 @@ async def heals_a_gap(doors: Any, index: Any) -> None:
 
 
 async def complete(doors: Any, number: int) -> None:
-    request = prompt(f"r{number}", 1)
+    request = prompt(f"r{number}", 1, max_tokens=None) if False else prompt(f"r{number}", 1)
     first = (number % 40 if number < 5000 else number) * 100 + 3
     del request.tokenized.input_token_ids[:]
     request.tokenized.input_token_ids.extend(range(first, first + 50))
@@ -126,8 +126,7 @@ async def test_our_engines_behind_dynamos_frontend(
                         "max_tokens": 6}  # fmt: skip
                 answer = await asyncio.to_thread(frontend.ask, "/v1/completions", body)
                 assert answer["usage"]["completion_tokens"] == 6
-                words = answer["choices"][0]["text"].split()  # tokens 0 and 1 have none
-                assert len(words) >= 3 and all(word.startswith("w") for word in words)
+                assert len(answer["choices"][0]["text"].split()) == 6
                 assert answer["choices"][0]["finish_reason"] == "length"
         finally:
             frontend.kill()
