@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..runtime.settings import Resolved, bad_setting
+from ..workers.discovery import STATIC
 from .config import DYNAMO, DYNAMO_KNOBS
 from .policy import LOWER_TIER_WEIGHTS
 from .serve_config import ServeConfig
@@ -67,7 +68,11 @@ RULES = (
         _with_kv_events,
     ),
     _Rule(
-        ["nats", "namespace", "component", "endpoint", "router.router_max_index_blocks",
+        ["nats", "namespace", "component", "endpoint"],
+        lambda config: _without_kv_events(config) if config.backend == STATIC else None,
+    ),
+    _Rule(
+        ["router.router_max_index_blocks",
          "router.max_unknown_workers", "unknown_worker_ttl_s"],
         _without_kv_events,
     ),
@@ -76,6 +81,10 @@ RULES = (
         _unless_somebody_waits,
     ),
     _Rule(["router.admission.hold"], _with_queue_threshold),
+    _Rule(
+        ["response_host"],
+        lambda config: "workers are not discovered" if config.backend == STATIC else None,
+    ),
     _Rule(["index_snapshot_interval_s"], _unless_snapshots),
     _Rule(
         ["mocker_port", "speedup_ratio", "num_gpu_blocks", "max_num_seqs",
