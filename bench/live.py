@@ -106,7 +106,7 @@ def write_traffic(config: LiveConfig, place: int, folder: Path) -> Path:
         spec,
         config.requests,
         rate=spec.rate * config.workers * config.load,
-        seed=split.seeds[place % len(split.seeds)] + place // len(split.seeds),
+        seed=split.seeds[place % len(split.seeds)] + 1000 * (place // len(split.seeds)),
         first_id=split.first_id,
     )
     path = folder / f"{config.family}-{place}.jsonl"
