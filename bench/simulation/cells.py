@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...runtime.errors import ConfigError
+from ...workers.mocker import TierConfig
 from .simulated_run import SimulatedRun
 
 FIGURES: Mapping[str, Callable[[SimulatedRun], float | None]] = {
@@ -23,6 +24,7 @@ FIGURES: Mapping[str, Callable[[SimulatedRun], float | None]] = {
 }
 MODEL_ERRORS: Mapping[str, Mapping[str, Any]] = {
     "attention": {"attention_us_per_ktoken2": 500.0},
+    "hidden-tiers": {"tiers": TierConfig(host_blocks=32_768, hide_tiers=True)},
     "late-events": {"event_delay_ms": 60_000.0},
     "no-events": {"kv_events": False},
     "slow-worker": {"worker_speeds": "1,1,1,0.33,1,1,1,1"},

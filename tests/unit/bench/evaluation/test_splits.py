@@ -47,9 +47,14 @@ def test_every_split_has_six_families_their_errors_and_four_seeds() -> None:
         assert list(split.traffic) == [
             "conversation", "agents", "documents", "batch", "bursts", "tenants"
         ]  # fmt: skip
-        assert {"attention", "late-events", "no-events", "slow-worker", "untold-facts"} <= set(
-            split.errors
-        )
+        assert {
+            "attention",
+            "hidden-tiers",
+            "late-events",
+            "no-events",
+            "slow-worker",
+            "untold-facts",
+        } <= set(split.errors)
         assert len(split.seeds) == 4 and len(split.fleets) >= 2
 
 
