@@ -131,12 +131,12 @@ FLEETS: Mapping[str, tuple[FleetSize, ...]] = {
 # What a fleet has that a policy's model of it does not: settings of the simulation.
 ERRORS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "attention": {"attention_us_per_ktoken2": (350.0, 700.0, 500.0)},
+    "late-events": {"event_delay_ms": (20_000.0, 90_000.0, 60_000.0)},
     "hidden-tiers": {
         "tiers": tuple(
             TierConfig(host_blocks=blocks, hide_tiers=True) for blocks in (16_384, 12_288, 14_336)
         ),
     },
-    "late-events": {"event_delay_ms": (20_000.0, 90_000.0, 60_000.0)},
     "no-events": {"kv_events": (False, False, False)},
     "slow-worker": {"worker_speeds": ("1,1,0.5,1", "0.4,1,1", "1,0.33,1,1,1")},
     "untold-facts": {
