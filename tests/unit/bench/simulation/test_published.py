@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from dynamo_router.bench.simulation.published import PREBLE_WINDOW_S, LlmD, LMetric, Preble
-from dynamo_router.router.policy import Candidates, Policy
+from dynamo_router.bench.simulation.published import PREBLE_WINDOW_S, LlmD, Preble
+from dynamo_router.router.policy import Candidates, LMetric, Policy
 from dynamo_router.slots.table import SlotTable
 from dynamo_router.workers.registry import WorkerEntry, WorkerRegistry
 
