@@ -35,8 +35,8 @@ class Entry:
 COMMANDS: Mapping[str, Entry] = {
     "serve": Entry(
         "Route requests to engines.",
-        "router.serve_config:ServeConfig",
-        "router.serve_command:run",
+        "frontend.config:ServeFrontendConfig",
+        "frontend.serve:run",
         reads_again=True,
     ),
     "mocker": Entry(
@@ -59,7 +59,9 @@ COMMANDS: Mapping[str, Entry] = {
         "More of the same traffic.", "bench.synthesize:SynthesizeConfig", "bench.synthesize:run"
     ),
     "demo": Entry("KV-aware against round-robin.", "bench.demo:DemoConfig", "bench.demo:run"),
-    "config": Entry("Print the configuration of serve.", "router.serve_config:ServeConfig", None),
+    "config": Entry(
+        "Print the configuration of serve.", "frontend.config:ServeFrontendConfig", None
+    ),
 }
 BENCHES: Mapping[str, Entry] = {
     "index": Entry("The index.", "bench.index.config:IndexBenchConfig", "bench.index.command:run"),

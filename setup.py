@@ -15,7 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
-FOLDERS = ["bench", "indexer", "router", "runtime", "slots", "workers"]
+FOLDERS = ["bench", "frontend", "indexer", "router", "runtime", "slots", "workers"]
 LINKED = ["__init__.py", "__main__.py", "cli.py", "py.typed", *FOLDERS]
 # A folder is a package where it has a door.
 PACKAGES = ["dynamo_router"] + sorted(

@@ -29,7 +29,10 @@ class MockEnginesConfig:
     num_gpu_blocks: int = option(16384, "KV-cache blocks of each mock engine.")
     max_num_seqs: int = option(256, "Most running requests of each mock engine.")
     max_num_batched_tokens: int = option(8192, "Token budget of a mock engine's step.")
-
+    vocab_size: int | None = option(
+        None,
+        "Token ids of mock engines are below this; not given: the frontend's, else 32000.",
+    )
     tiers: TierConfig = field(default_factory=TierConfig, metadata={"inline": True})
 
     def __post_init__(self) -> None:
@@ -40,6 +43,8 @@ class MockEnginesConfig:
         for key in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, key) < 1:
                 raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+        if self.vocab_size is not None and self.vocab_size < 2:
+            raise bad_setting("vocab_size", f"{self.vocab_size} must be at least 2")
         if not self.speedup_ratio > 0:
             raise bad_setting("speedup_ratio", "must be greater than 0")
 
@@ -58,7 +63,9 @@ class MockProcess:
         model_id: str | None,
         nats_url: str | None,
         nats_auth: NatsAuthConfig,
+        vocab_size: int | None = None,
     ) -> None:
+        """`vocab_size` counts where the configuration gives none."""
         flags = {
             "--workers": config.mockers,
             "--host": "127.0.0.1",  # they are ours alone
@@ -74,12 +81,13 @@ class MockProcess:
             "--model-id": model_id,
             **{f"--{key.replace('_', '-')}": each for key, each in asdict(config.tiers).items()},
             "--discovery": "static",  # whatever the environment says: they are known already
+            "--vocab-size": config.vocab_size or vocab_size,
         }
         command = [sys.executable, "-m", "dynamo_router", "mocker"]
         for flag, value in flags.items():
             if value is True:
                 command.append(flag)
-            elif value not in (None, False):
+            elif value is not None and value is not False:
                 command += [flag, str(value)]
         env = {}
         if nats_url is not None:

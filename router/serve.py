@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -39,6 +39,29 @@ FIRST_PROBES_S = 2.0
 log = structlog.get_logger(__name__)
 
 
+class Attachment(Protocol):
+    """Another way in to a Server, made for it by a floor above."""
+
+    @property
+    def description(self) -> str:
+        """Its part of the ready line."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """What mock engines started for it generate from."""
+        ...
+
+    async def start(self) -> None:
+        """Begin to serve. ConfigError if it cannot."""
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more requests, and let those in flight end for at most `grace_s`."""
+
+    async def close(self) -> None:
+        """End what is left. Idempotent."""
+
+
 class Server:
     """The whole service in one event loop. `close` undoes whatever `start` did, in reverse."""
 
@@ -50,6 +73,7 @@ class Server:
     ) -> None:
         self._config = config
         self._started = False
+        self.attached: Attachment | None = None
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
         self._events: EventIntake | None = None
@@ -181,7 +205,7 @@ class Server:
         if admin is not None:
             listeners += f"admin {admin.host}:{admin.port} "
         return (
-            f"dynamo-router ready: {listeners}"
+            f"dynamo-router ready: {listeners}{self.attached.description if self.attached else ''}"
             f"mode {self._config.router.mode} workers {len(self.router.registry)} "
             f"events {self._events.description if self._events else 'off'}"
         )
@@ -220,6 +244,7 @@ class Server:
                 model_id=config.model_id,
                 nats_url=nats_url,
                 nats_auth=config.nats_auth,
+                vocab_size=None if self.attached is None else self.attached.vocab_size,
             )
             stack.push_async_callback(mocks.stop)
             await mocks.start()
@@ -237,6 +262,8 @@ class Server:
         self.dispatcher.start()
         stack.push_async_callback(self.dispatcher.close)
         await self._grpc.start()
+        if self.attached is not None:
+            await self.attached.start()
         await self._wait_for_workers()
         self._on_workers()
         self._started = True
@@ -249,11 +276,16 @@ class Server:
     async def drain(self, grace_s: float) -> None:
         """Take no more requests, and let those in flight end for at most `grace_s`."""
         self.turn_away()
-        await self._grpc.stop(grace_s)
+        ways_in = [self._grpc.stop(grace_s)]
+        if self.attached is not None:
+            ways_in.append(self.attached.drain(grace_s))
+        await asyncio.gather(*ways_in)
 
     async def close(self) -> None:
         """End what is left. No task, child, thread or socket of it survives. Idempotent."""
         self._draining = True
+        if self.attached is not None:
+            await self.attached.close()
         await self._grpc.stop(0.0)
         await self._stack.aclose()
 

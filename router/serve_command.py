@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 import structlog
 import uvloop
@@ -15,7 +16,7 @@ from ..runtime.process import StopSignals, allow_open_files, on_hangup, run_unti
 from ..runtime.settings import SettingsSource
 from ..runtime.urls import redact_text
 from .config_check import check_snapshot_path, vain_settings
-from .serve import Server
+from .serve import Attachment, Server
 from .serve_config import ServeConfig
 
 GC_THRESHOLDS = (20_000, 20, 50)
@@ -25,7 +26,15 @@ OPEN_FILES = 1 << 16
 log = structlog.get_logger(__name__)
 
 
-def run(config: ServeConfig, source: SettingsSource[ServeConfig] | None = None) -> int:
+Attach = Callable[[Server], Attachment | None]
+"""What else is to serve a server's requests."""
+
+
+def run(
+    config: ServeConfig,
+    source: SettingsSource[ServeConfig] | None = None,
+    attach: Attach = lambda server: None,
+) -> int:
     """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start.
 
     `source` is where the configuration came from, to be read again at each SIGHUP.
@@ -39,7 +48,7 @@ def run(config: ServeConfig, source: SettingsSource[ServeConfig] | None = None) 
     try:
         if config.index_snapshot is not None:
             check_snapshot_path(config.index_snapshot)
-        uvloop.run(run_server(config, source, output))
+        uvloop.run(run_server(config, source, output, attach))
     except ConfigError as error:
         print(f"dynamo-router: {redact_text(str(error))}", file=sys.stderr)
         return 1
@@ -52,6 +61,7 @@ async def run_server(
     config: ServeConfig,
     source: SettingsSource[ServeConfig] | None = None,
     output: LogOutput | None = None,
+    attach: Attach = lambda server: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal ends that. After SIGTERM health
     says for `lame_duck_s` that nobody should come any more, before anybody is turned away. SIGHUP
@@ -60,6 +70,7 @@ async def run_server(
     Prints one line when it is ready. ConfigError if it cannot start.
     """
     server = Server(config, source, output)
+    server.attached = attach(server)
     with StopSignals() as signals, on_hangup(server.reload):
         try:
             await run_until(asyncio.create_task(server.start()), signals.drain)

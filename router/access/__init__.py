@@ -15,7 +15,7 @@ from .callers import (
 )
 from .exposure import open_to_others
 from .grpc_guard import GuardedServer
-from .http_guard import HttpGuard, Listener, is_loopback
+from .http_guard import HostCheck, HttpGuard, Listener, is_loopback, is_own_origin
 from .roles import RULES, Role, Rule, rule_of
 from .security import Security
 
@@ -26,6 +26,7 @@ __all__ = [
     "AccessError",
     "Caller",
     "GuardedServer",
+    "HostCheck",
     "HttpGuard",
     "Listener",
     "Role",
@@ -36,6 +37,7 @@ __all__ = [
     "current_caller",
     "generation_id",
     "is_loopback",
+    "is_own_origin",
     "open_to_others",
     "own_id",
     "rule_of",

@@ -129,8 +129,8 @@ class Dispatcher:
         urgency: Urgency = NORMAL,
         objectives: Objectives = NO_OBJECTIVES,
         caller: Caller = ANONYMOUS,
-    ) -> WorkerWithDpRank:
-        """Have a worker answer a serialized GenerateRequest; return which one it was.
+    ) -> Decision:
+        """Have a worker answer a serialized GenerateRequest; return what was decided on it.
 
         Every message of the worker goes to `respond` as it is. Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
@@ -150,8 +150,7 @@ class Dispatcher:
                 respond = restore_id(respond, flight.request_id, own)
             flight.urgency, flight.trace = urgency, trace
             flight.objectives = self._router.limits.objectives(facts.prompt.isl, objectives)
-            decision = await self._serve(flight, respond, metadata)
-            return decision.worker
+            return await self._serve(flight, respond, metadata)
         except asyncio.CancelledError as error:
             code = grpc.StatusCode.CANCELLED
             if flight is None or not self._relay.is_late(flight):

@@ -68,8 +68,8 @@ class TrtllmService(grpc.GenericRpcHandler):
     async def _generate(self, request: bytes, context: Context) -> None:
         try:
             metadata = cast(Any, context.invocation_metadata())
-            forwarded, pinned, urgency = _read_metadata(metadata)
-            worker = await self._dispatcher.generate(
+            forwarded, pinned, urgency = read_metadata(metadata)
+            decision = await self._dispatcher.generate(
                 request,
                 partial(_write, context),
                 timeout=context.time_remaining(),
@@ -81,6 +81,7 @@ class TrtllmService(grpc.GenericRpcHandler):
             )
         except Exception as error:
             await abort_with(context, error)
+        worker = decision.worker
         trailing: tuple[tuple[str, str], ...] = ((WORKER_ID_KEY, str(worker.worker_id)),)
         if worker.dp_rank:
             trailing += ((DP_RANK_KEY, str(worker.dp_rank)),)
@@ -183,7 +184,7 @@ def _forwarded(context: Context) -> Metadata:
     return [(key, value) for key, value in metadata if key in _FORWARDED]
 
 
-def _read_metadata(
+def read_metadata(
     metadata: Iterable[tuple[str, str | bytes]] | None,
 ) -> tuple[Sequence[tuple[str, str | bytes]], WorkerWithDpRank | None, Urgency]:
     """What of a request's metadata goes on to the worker, which worker it asks for, and when."""

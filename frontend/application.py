@@ -1,0 +1,123 @@
+"""OpenAI's HTTP API as an ASGI application: routes, who may call them, and errors."""
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from ..router.access import Access, Caller, HostCheck, is_own_origin, rule_of
+from .asgi import (
+    ClientLeftError,
+    Receive,
+    Scope,
+    Send,
+    headers_of,
+    read_body,
+    send_json,
+    send_whole,
+)
+from .openai import ApiError, api_error, bad_body
+
+_REQUEST_ID = re.compile(r"[\w.:/-]{1,128}")
+
+log = structlog.get_logger(__name__)
+
+
+class HttpCall(NamedTuple):
+    """One request, and how to answer it."""
+
+    caller: Caller
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    request_id: str
+    receive: Receive
+    send: Send
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Headers of every answer."""
+        return {"x-request-id": self.request_id}
+
+
+Handler = Callable[[HttpCall], Awaitable[None]]
+
+
+class Application:
+    """Answers the routes that it is given; everything else is 404, in OpenAI's shape."""
+
+    def __init__(
+        self,
+        routes: dict[str, Handler],
+        *,
+        access: Access,
+        hosts: HostCheck,
+        max_body_bytes: int,
+    ) -> None:
+        """`routes`: handlers by method and path ("GET /v1/models")."""
+        self._routes = routes
+        self._paths = {route.partition(" ")[2] for route in routes}
+        self._access = access
+        self._hosts = hosts
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send, names: tuple[str, ...] = ()
+    ) -> None:
+        """`names` are those of the certificate that the client showed."""
+        if scope["type"] != "http":
+            return
+        headers = headers_of(scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        told = {"x-request-id": request_id}
+        try:
+            handler, caller = self._admit(scope, headers, names)
+            body = await read_body(receive, self._max_body_bytes)
+            await handler(HttpCall(caller, scope["path"], headers, body, request_id, receive, send))
+        except ClientLeftError:
+            return
+        except Exception as error:
+            found = bad_body(error) if isinstance(error, msgspec.DecodeError) else api_error(error)
+            if found.status == 500:
+                log.error("request failed", request_id=request_id, exc_info=error)
+            body = msgspec.json.encode(found.body)
+            if found.status == 413:  # the rest of the body is not read
+                told["connection"] = "close"
+            await send_whole(send, found.status, body, {**found.headers, **told})
+
+    def _admit(
+        self, scope: Scope, headers: dict[str, str], names: tuple[str, ...]
+    ) -> tuple[Handler, Caller]:
+        method, path = scope["method"], scope["path"]
+        handler, route = self._routes.get(f"{method} {path}"), f"{method} {path}"
+        if handler is None and method == "GET" and path.startswith("/v1/models/"):
+            route = "GET /v1/models/{id}"
+            handler = self._routes.get(route)
+        if handler is None:
+            if path in self._paths:
+                raise ApiError(405, f"{path} does not take {method}")
+            raise ApiError(404, f"there is no {path} here")
+        self._check_page(scope, headers)
+        return handler, self._access.admit(rule_of(route), headers.get("authorization"), names)
+
+    def _check_page(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Keep out web pages: a browser sends their requests also to loopback."""
+        host, origin = headers.get("host"), headers.get("origin")
+        if origin is not None and not is_own_origin(origin, scope["scheme"], host or ""):
+            self._refuse("origin", "a web page of another origin may not ask this router")
+        if not self._hosts.is_ours(host):
+            self._refuse(
+                "host", "the Host is no address or name of this router: see --allowed-host"
+            )
+
+    def _refuse(self, reason: str, text: str) -> None:
+        self._access.refused[reason] += 1
+        raise ApiError(403, text)
+
+
+async def answer_json(call: HttpCall, value: Any, *, status: int = 200) -> None:
+    await send_json(call.send, value, call.told, status=status)

@@ -1,0 +1,242 @@
+"""From one OpenAI request to requests of engines, and from their messages back to text.
+
+Each answer that is asked for (`n` of them for each prompt) is a request of its own: it finds the
+worker that has its prompt, and works with engines that make one sequence at a time.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..router.access import Caller
+from ..router.admission import Urgency
+from ..router.dispatch import Dispatcher
+from ..router.policy import Decision
+from ..runtime.identity import WorkerWithDpRank
+from ..workers.trtllm_proto import pb
+from .openai import Delta, Sampling, TokenLogprob, Usage
+from .processor import ModelText, StopStrings
+
+Emit = Callable[[int, Delta], Awaitable[None]]
+"""Takes what came of the choice with this index."""
+
+_FINISHED = {"stop": "stop", "length": "length", "end_id": "stop", "stop_words": "stop"}
+_ABORTED = "abort"
+
+
+class Origin(NamedTuple):
+    """Whose request it is, and what its headers say of its way."""
+
+    answer_id: str
+    caller: Caller
+    metadata: Sequence[tuple[str, str | bytes]]
+    pinned: WorkerWithDpRank | None
+    urgency: Urgency
+
+
+@dataclass
+class Choice:
+    """One answer to one prompt."""
+
+    index: int
+    prompt: Sequence[int]
+    max_tokens: int
+    seed: int | None = None
+    prefix: str = ""
+    """shown before the answer: the prompt, where it is to be echoed"""
+    usage: Usage = field(default_factory=Usage)
+    decision: Decision | None = None
+
+
+class AnswerReader:
+    """The messages of an engine for one choice, as what may be shown. Pure but for its tokenizer.
+
+    Token ids are taken from the chunks or, where none came, from the complete message.
+    """
+
+    def __init__(self, text: ModelText, request: Sampling, prefix: str = "") -> None:
+        self._text = text
+        self._detokenizer = text.detokenizer()
+        self._stops = StopStrings(request.stop_strings, include=request.include_stop_str_in_output)
+        self._min_tokens = request.min_tokens
+        self._logprobs = request.logprobs_wanted
+        self._stop_ids = frozenset(request.stop_ids)
+        self._prefix = prefix
+        self.usage = Usage()
+        self.finished = False
+        """a delta with a finish reason was made; what still comes is not shown"""
+
+    def read(self, message: bytes) -> Delta | None:
+        """What a message brings; None: nothing to show yet."""
+        response = pb.GenerateResponse.FromString(message)
+        if self.finished:
+            return None
+        if response.HasField("chunk"):
+            chunk = response.chunk
+            self._count(chunk)
+            delta = self._take(chunk.token_ids, chunk.logprobs)
+            return delta if delta.text or delta.logprobs or delta.finish_reason else None
+        complete = response.complete
+        self._count(complete)
+        delta = Delta("")
+        if not self.usage.completion_tokens:
+            delta = self._take(complete.output_token_ids, complete.logprobs)
+            if delta.finish_reason is not None:
+                return delta
+        return self._end(complete, delta)
+
+    def _count(self, message: Any) -> None:
+        self.usage.prompt_tokens = message.prompt_tokens
+        # Some engines tell it in each message, some in the first or the last one alone.
+        self.usage.cached_tokens = max(self.usage.cached_tokens, message.cached_tokens)
+
+    def _take(self, ids: Sequence[int], logprobs: Sequence[Any]) -> Delta:
+        text, self._prefix = self._prefix, ""
+        for token_id in ids:
+            self.usage.completion_tokens += 1
+            said = self._detokenizer.feed((token_id,))
+            if self.usage.completion_tokens <= self._min_tokens:
+                text += said
+                continue
+            piece = self._stops.feed(said)
+            text += piece.text
+            if piece.stopped_by is not None:
+                self.finished = True
+                break
+        told = self._told(logprobs)
+        if self.finished:
+            return Delta(text, "stop", self._stops.stopped_by, told)
+        return Delta(text, logprobs=told)
+
+    def _end(self, complete: Any, delta: Delta) -> Delta:
+        self.finished = True
+        tail = self._stops.feed(self._detokenizer.flush())
+        text = self._prefix + delta.text + tail.text + self._stops.flush()
+        reason = _FINISHED.get(complete.finish_reason, _ABORTED)
+        stop_reason: str | int | None = tail.stopped_by or complete.matched_stop_str or None
+        if stop_reason is None and complete.HasField("matched_token_id"):
+            matched = complete.matched_token_id
+            stop_reason = matched if matched in self._stop_ids else None
+        return Delta(text, reason, stop_reason, delta.logprobs)
+
+    def _told(self, logprobs: Sequence[Any]) -> tuple[TokenLogprob, ...]:
+        if self._logprobs is None:
+            return ()
+        name = self._text.token_text
+        return tuple(
+            TokenLogprob(
+                name(each.token_id),
+                each.logprob,
+                tuple(
+                    (name(top.token_id), top.logprob) for top in each.top_logprobs[: self._logprobs]
+                ),
+            )
+            for each in logprobs
+        )
+
+
+async def answer(
+    dispatcher: Dispatcher,
+    text: ModelText,
+    request: Sampling,
+    choices: Sequence[Choice],
+    origin: Origin,
+    emit: Emit,
+) -> None:
+    """Have all choices answered, at the same time; the first error ends them all.
+
+    Raises what `Dispatcher.generate` raises. Cancel the task to give all of them up.
+    """
+    if len(choices) == 1:
+        await _answer_one(dispatcher, text, request, choices[0], origin, emit)
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for choice in choices:
+                group.create_task(_answer_one(dispatcher, text, request, choice, origin, emit))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _answer_one(
+    dispatcher: Dispatcher,
+    text: ModelText,
+    request: Sampling,
+    choice: Choice,
+    origin: Origin,
+    emit: Emit,
+) -> None:
+    reader = AnswerReader(text, request, choice.prefix)
+    request_id = f"{origin.answer_id}-{choice.index}"
+
+    async def respond(message: bytes) -> None:
+        if reader.finished:
+            return
+        delta = reader.read(message)
+        choice.usage = reader.usage
+        if delta is None:
+            return
+        await emit(choice.index, delta)
+        if reader.finished and delta.stop_reason is not None:
+            # The engine may not know of the stop string; the rest would be computed for nobody.
+            await dispatcher.abort(request_id, origin.caller)
+
+    choice.decision = await dispatcher.generate(
+        engine_request(request, choice, request_id),
+        respond,
+        metadata=origin.metadata,
+        pinned=origin.pinned,
+        urgency=origin.urgency,
+        caller=origin.caller,
+    )
+    if not reader.finished:
+        # An engine that ends without a last word; strict clients wait for a finish reason.
+        await emit(choice.index, Delta("", _ABORTED))
+
+
+def engine_request(request: Sampling, choice: Choice, request_id: str) -> bytes:
+    """The trtllm.GenerateRequest of one choice, serialized."""
+    message = pb.GenerateRequest(
+        request_id=request_id,
+        max_tokens=choice.max_tokens,
+        streaming=request.wants_stream,
+        stop=request.stop_strings,
+        stop_token_ids=request.stop_ids,
+        ignore_eos=request.ignore_eos,
+        include_stop_token_in_output=request.include_stop_str_in_output,
+    )
+    message.tokenized.input_token_ids.extend(choice.prompt)
+    sampling = message.sampling_config
+    sampling.beam_width = sampling.num_return_sequences = 1
+    sampling.min_tokens = request.min_tokens
+    for name in _PASSED_ON:
+        value = getattr(request, name)
+        if value is not None:
+            setattr(sampling, name, value)
+    if request.top_k is not None and request.top_k > 0:  # both 0 and -1 mean all
+        sampling.top_k = request.top_k
+    if choice.seed is not None:
+        sampling.seed = choice.seed
+    wanted = request.logprobs_wanted
+    if wanted is not None:
+        message.output_config.logprobs = max(1, wanted)
+    form = request.response_format
+    if form is not None and form.type != "text":
+        schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema
+        message.guided_decoding.guide_type = pb.GuidedDecodingParams.GUIDE_TYPE_JSON_SCHEMA
+        message.guided_decoding.guide = msgspec.json.encode(schema).decode()
+    body: bytes = message.SerializeToString()
+    return body
+
+
+_PASSED_ON = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)

@@ -1,0 +1,161 @@
+"""Answers in OpenAI's shapes: one body, or the chunks of a stream."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class TokenLogprob(NamedTuple):
+    """A token's own logprob and those of the likeliest ones, as text."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+class Delta(NamedTuple):
+    """What came of one choice since the last time."""
+
+    text: str
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass
+class Usage:
+    """Tokens counted; a prompt counts once, however many answers it has."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, other: "Usage") -> None:
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.cached_tokens += other.cached_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass
+class Answer:
+    """How one request's answers are written: for chat or for completions."""
+
+    answer_id: str
+    created: int
+    model: str
+    kind: Literal["chat", "completion"]
+    with_logprobs: bool = False
+    explain: bool = False
+    _begun: set[int] = field(default_factory=set)
+    _offsets: dict[int, int] = field(default_factory=dict)
+
+    def chunk(self, index: int, delta: Delta, usage: Usage | None = None) -> bytes:
+        """One event of a stream."""
+        choice: dict[str, Any]
+        if self.kind == "chat":
+            content: dict[str, Any] = {} if not delta.text else {"content": delta.text}
+            if index not in self._begun:
+                self._begun.add(index)
+                content = {"role": "assistant", "content": delta.text}
+            choice = {"index": index, "delta": content}
+        else:
+            choice = {"index": index, "text": delta.text}
+        self._finish(choice, index, delta.logprobs, delta)
+        told: dict[str, Any] = {**self._head(True), "choices": [choice]}
+        if usage is not None:
+            told["usage"] = usage.to_dict()
+        return sse(told)
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return sse({**self._head(True), "choices": [], "usage": usage.to_dict()})
+
+    def whole(
+        self, choices: list[list[Delta]], usage: Usage, nvext: dict[str, Any] | None
+    ) -> bytes:
+        """The body of an answer that is not streamed, of each choice's deltas."""
+        told = []
+        for index, deltas in enumerate(choices):
+            text = "".join(delta.text for delta in deltas)
+            choice: dict[str, Any] = {"index": index}
+            if self.kind == "chat":
+                choice["message"] = {"role": "assistant", "content": text}
+            else:
+                choice["text"] = text
+            logprobs = tuple(each for delta in deltas for each in delta.logprobs)
+            self._finish(choice, index, logprobs, deltas[-1])
+            told.append(choice)
+        body = {**self._head(False), "choices": told, "usage": usage.to_dict()}
+        if nvext is not None:
+            body["nvext"] = nvext
+        return _encode(body)
+
+    def nvext_chunk(self, nvext: dict[str, Any]) -> bytes:
+        return sse({**self._head(True), "choices": [], "nvext": nvext})
+
+    def _head(self, streamed: bool) -> dict[str, Any]:
+        kind = "text_completion"
+        if self.kind == "chat":
+            kind = "chat.completion.chunk" if streamed else "chat.completion"
+        return {
+            "id": self.answer_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
+
+    def _finish(
+        self,
+        choice: dict[str, Any],
+        index: int,
+        logprobs: tuple[TokenLogprob, ...],
+        last: Delta,
+    ) -> None:
+        choice["logprobs"] = self._logprobs(index, logprobs) if self.with_logprobs else None
+        choice["finish_reason"] = last.finish_reason
+        if last.stop_reason is not None:
+            choice["stop_reason"] = last.stop_reason
+
+    def _logprobs(self, index: int, found: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+        if self.kind == "chat":
+            return {
+                "content": [
+                    {
+                        **_chat_logprob(each.token, each.logprob),
+                        "top_logprobs": [_chat_logprob(*pair) for pair in each.top],
+                    }
+                    for each in found
+                ]
+            }
+        offsets, at = [], self._offsets.get(index, 0)
+        for each in found:
+            offsets.append(at)
+            at += len(each.token)
+        self._offsets[index] = at
+        return {
+            "tokens": [each.token for each in found],
+            "token_logprobs": [each.logprob for each in found],
+            "top_logprobs": [dict(each.top) for each in found],
+            "text_offset": offsets,
+        }
+
+
+def _chat_logprob(token: str, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+
+def sse(value: Any) -> bytes:
+    """A server-sent event without a name: some clients crash on named ones."""
+    return b"data: " + _encode(value) + b"\n\n"

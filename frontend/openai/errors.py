@@ -1,0 +1,112 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}} and a status.
+
+Clients retry 408, 409, 429 and from 500 on, and obey retry-after.
+"""
+
+import re
+from typing import Any
+
+import grpc
+import msgspec
+
+from ...router.access import AccessError
+from ...router.dispatch import status_of
+from ...runtime.errors import InvalidRequestError
+
+RETRY_AFTER_S = 1
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "cancelled",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.CANCELLED: 499,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+_PATH = re.compile(r" - at `\$\.?([^`]*)`")
+
+
+class ApiError(Exception):
+    """What a client is told: an HTTP status and a body."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": str(self),
+                "type": _TYPES.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.code if self.code is not None else self.status,
+            }
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self.status in (429, 503):
+            return {"retry-after": str(RETRY_AFTER_S)}
+        return {"www-authenticate": "Bearer"} if self.status == 401 else {}
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Any error as what the client is told of it."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, AccessError):
+        return ApiError(403 if error.authenticated else 401, str(error))
+    code, text = status_of(error)
+    status = _STATUSES.get(code, 500)
+    param = error.field if isinstance(error, InvalidRequestError) else None
+    return ApiError(status, text or code.name.lower(), param=param)
+
+
+def bad_body(error: msgspec.DecodeError) -> ApiError:
+    """A body that is no JSON, or not of the request's form."""
+    text = str(error)
+    found = _PATH.search(text)
+    if found is None:
+        return ApiError(400, f"the body is not what it must be: {text}")
+    return ApiError(400, f"{found[1]}: {text[: found.start()]}", param=found[1] or None)
+
+
+def unknown_model(model: str, known: list[str]) -> ApiError:
+    """404, with what there is."""
+    names = ", ".join(known) or "none"
+    text = f"The model `{model}` does not exist; there is: {names}"
+    return ApiError(404, text, param="model", code="model_not_found")
+
+
+def too_long(limit: int, prompt: int, output: int) -> ApiError:
+    """The first words are those that clients look for to cut their prompt."""
+    text = (
+        f"This model's maximum context length is {limit} tokens. However, you requested "
+        f"{prompt + output} tokens ({prompt} in the prompt, {output} in the completion). "
+        "Please reduce the length of the prompt or of the completion."
+    )
+    return ApiError(400, text, param="messages", code="context_length_exceeded")

@@ -1,0 +1,226 @@
+"""Requests to /v1/completions and /v1/chat/completions: their fields, and what is not allowed.
+
+Fields and ranges are OpenAI's, with the extensions of vLLM and Dynamo that an engine of
+trtllm.TrtllmService can be told. What is known and cannot be had is refused, never ignored;
+fields that nobody knows are ignored, as clients add some of their own.
+"""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from .errors import ApiError, bad_body
+
+MOST_CHOICES = 128
+MOST_STOPS = 32
+MOST_LOGPROBS = 20
+_UINT64 = 1 << 64
+
+StopEntry: TypeAlias = str | int
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchema(msgspec.Struct, frozen=True):
+    name: str
+    schema: dict[str, Any] = msgspec.field(default_factory=dict)
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """What both kinds of request have. None: the engine's own choice."""
+
+    model: str
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    top_k: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | int | list[StopEntry] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    best_of: int | None = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def wants_stream(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def output_limit(self) -> int | None:
+        """Most tokens of an answer, if the request says."""
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    @property
+    def stop_strings(self) -> list[str]:
+        given = self.stop if isinstance(self.stop, list) else [self.stop]
+        return [each for each in given if isinstance(each, str) and each]
+
+    @property
+    def stop_ids(self) -> list[int]:
+        given = self.stop if isinstance(self.stop, list) else [self.stop]
+        return [*(self.stop_token_ids or ()), *(each for each in given if isinstance(each, int))]
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        """How many alternatives of each token are wanted beside its own logprob; None: neither."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """ApiError 400 for the first field out of its range."""
+        for field, low, high in _RANGES:
+            value = getattr(self, field)
+            if value is not None and not low <= value <= high:
+                shown = f"at least {low:g}" if high == _NO_MOST else f"in {low:g}..{high:g}"
+                raise ApiError(400, f"{field} must be {shown}", param=field)
+        if self.top_p is not None and not self.top_p > 0:
+            raise ApiError(400, "top_p must be greater than 0", param="top_p")
+        if self.repetition_penalty is not None and not self.repetition_penalty > 0:
+            text = "repetition_penalty must be greater than 0"
+            raise ApiError(400, text, param="repetition_penalty")
+        if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
+            raise ApiError(400, f"stop has more than {MOST_STOPS} entries", param="stop")
+        for token_id in self.stop_ids:
+            if not 0 <= token_id < 1 << 32:
+                raise ApiError(400, f"stop: {token_id} is no token id", param="stop")
+        if self.choices > 1 and self.temperature == 0:
+            text = "n above 1 needs a temperature above 0: all answers would be the same"
+            raise ApiError(400, text, param="n")
+        if self.logit_bias:
+            text = "logit_bias cannot be passed to these engines"
+            raise ApiError(400, text, param="logit_bias")
+        if self.best_of not in (None, 1, self.choices):
+            raise ApiError(400, "best_of other than n is not supported", param="best_of")
+        form = self.response_format
+        if form is not None and form.type not in ("text", "json_object", "json_schema"):
+            text = f"response_format.type {form.type!r} is not text, json_object or json_schema"
+            raise ApiError(400, text, param="response_format")
+        if form is not None and form.type == "json_schema" and form.json_schema is None:
+            text = "response_format.json_schema is missing"
+            raise ApiError(400, text, param="response_format")
+
+
+_NO_MOST = float("inf")
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, (1 << 31) - 1),
+    ("max_completion_tokens", 1, (1 << 31) - 1),
+    ("min_tokens", 0, (1 << 31) - 1),
+    ("temperature", 0, 2),
+    ("top_p", 0, 1),
+    ("min_p", 0, 1),
+    ("top_k", -1, (1 << 31) - 1),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    ("repetition_penalty", 0, 2),
+    ("seed", 0, _UINT64 - 1),
+    ("n", 1, MOST_CHOICES),
+)
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: msgspec.Raw
+    """a text, token ids, or a list of either"""
+    logprobs: int | None = None
+    echo: bool = False
+    suffix: str | None = None
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return self.logprobs
+
+    def check(self) -> None:
+        super().check()
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise ApiError(400, f"logprobs must be in 0..{MOST_LOGPROBS}", param="logprobs")
+        if self.suffix:
+            raise ApiError(400, "suffix is not supported", param="suffix")
+        if self.echo and self.logprobs is not None:
+            raise ApiError(400, "echo with logprobs is not supported", param="echo")
+
+
+class ChatRequest(Sampling, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_args: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        super().check()
+        if not self.messages:
+            raise ApiError(400, "messages is empty", param="messages")
+        for at, message in enumerate(self.messages):
+            _check_message(at, message)
+        if self.top_logprobs is not None:
+            if not 0 <= self.top_logprobs <= MOST_LOGPROBS:
+                text = f"top_logprobs must be in 0..{MOST_LOGPROBS}"
+                raise ApiError(400, text, param="top_logprobs")
+            if not self.logprobs:
+                raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
+        if self.tools and self.tool_choice not in (None, "none"):
+            text = "tool_choice other than none needs a parser of tool calls: there is none yet"
+            raise ApiError(400, text, param="tool_choice")
+
+
+def read_request(body: bytes, kind: type[Sampling]) -> Any:
+    """A request of this kind, checked; ApiError 400 if it is none."""
+    try:
+        request = msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if isinstance(error, msgspec.DecodeError):
+            raise bad_body(error) from None
+        raise ApiError(400, f"the body cannot be read: {error}") from None
+    request.check()
+    return request
+
+
+def _check_message(at: int, message: dict[str, Any]) -> None:
+    where = f"messages[{at}]"
+    if not isinstance(message.get("role"), str):
+        raise ApiError(400, f"{where}.role is missing", param=f"{where}.role")
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise ApiError(400, f"{where}.content is no text", param=f"{where}.content")
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            text = f"{where}.content has a part that is no text: {kind!r} is not supported"
+            raise ApiError(400, text, param=f"{where}.content")

@@ -1,0 +1,136 @@
+"""Chat templates: a conversation to the text that the model was trained on.
+
+The rules are those of Hugging Face transformers (apply_chat_template), which models are published
+with: a sandboxed Jinja, blocks trimmed, and the few names below.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2 import nodes as jinja_nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ...runtime.errors import ConfigError, InvalidRequestError
+
+MAX_RENDERED_CHARS = 16 << 20
+"""A template is somebody else's program; what it writes is bounded."""
+
+
+class ChatTemplate:
+    """A model's template. ConfigError if it does not parse.
+
+    `special_tokens` are the names that templates know them by: bos_token, eos_token and so on.
+    """
+
+    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(text)
+            tree = _environment().parse(text)
+        except TemplateError as error:
+            raise ConfigError(f"the chat template does not parse: {error}") from None
+        self.takes_parts = _loops_over_content(tree)
+        """whether it wants a message's content as a list of parts, where it has some"""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text; InvalidRequestError if the template refuses the conversation."""
+        if not self.takes_parts:
+            messages = [_flattened(message) for message in messages]
+        context = {
+            **self._special_tokens,
+            **variables,
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces: list[str] = []
+        length = 0
+        try:
+            for piece in self._template.generate(context):
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_RENDERED_CHARS:
+                    raise InvalidRequestError("the conversation is too long", field="messages")
+        except InvalidRequestError:
+            raise
+        except Exception as error:  # it may fail in any way that Python may
+            said = str(error) or type(error).__name__
+            raise InvalidRequestError(
+                f"the chat template refuses these messages: {said}", field="messages"
+            ) from None
+        return "".join(pieces)
+
+
+class _Generation(Extension):
+    """{% generation %}...{% endgeneration %} marks what a model is trained on: here, nothing."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[jinja_nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as Python writes it; Jinja's own filter would escape it for HTML."""
+    dump = partial(json.dumps, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+    return dump(value, separators=separators)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _flattened(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its text parts as one string, for templates that know nothing else."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(part.get("text", "") for part in content)}
+
+
+def _loops_over_content(tree: jinja_nodes.Template) -> bool:
+    """Whether the template goes through a message's content part by part."""
+    return any(_is_content(loop.iter) for loop in tree.find_all(jinja_nodes.For))
+
+
+def _is_content(node: jinja_nodes.Node) -> bool:
+    if isinstance(node, jinja_nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, jinja_nodes.Getitem):
+        return isinstance(node.arg, jinja_nodes.Const) and node.arg.value == "content"
+    return False

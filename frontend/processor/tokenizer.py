@@ -1,0 +1,142 @@
+"""A model's text: its tokenizer, special tokens and chat template, as published in one folder."""
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from ...runtime.errors import ConfigError, InvalidRequestError
+from ...runtime.off_loop import OffLoop
+from .chat_template import ChatTemplate
+
+LONG_CHARS = 2048
+"""A longer text is encoded off the event loop: a thousand characters take about a millisecond."""
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+class ModelText:
+    """How a model's text becomes token ids and back.
+
+    Read from tokenizer.json, tokenizer_config.json and chat_template.jinja of a model's folder, as
+    Hugging Face publishes them. ConfigError, naming the file, if one is missing or no good.
+    """
+
+    def __init__(self, folder: Path, off_loop: OffLoop) -> None:
+        self.folder = folder
+        self._off_loop = off_loop
+        self._tokenizer = _read_tokenizer(folder / "tokenizer.json")
+        config = _read_json(folder / "tokenizer_config.json")
+        self.special_tokens = {
+            name: _token_text(config[name]) for name in SPECIAL_NAMES if config.get(name)
+        }
+        text = _template_text(folder, config)
+        self.template = None if text is None else ChatTemplate(text, self.special_tokens)
+        self.vocab_size = int(self._tokenizer.get_vocab_size())
+        self.eos_token_id = self._tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; InvalidRequestError if it cannot be encoded."""
+        work = partial(self._encode, text, add_special_tokens)
+        return await self._off_loop.run(work) if len(text) > LONG_CHARS else work()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        return str(self._tokenizer.decode(list(ids)))
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, special ones too; bytes that are no character are U+FFFD."""
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
+    def detokenizer(self) -> "Detokenizer":
+        """For one answer."""
+        return Detokenizer(self._tokenizer)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            # The batch call lets other threads run meanwhile; the plain one does not.
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except Exception as error:
+            raise InvalidRequestError(f"the text cannot be tokenized: {error}") from None
+        ids: list[int] = encoding.ids
+        return ids
+
+
+class Detokenizer:
+    """Token ids of one answer to text, never a part of a character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._pending: list[int] = []
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text that these ids complete."""
+        text = ""
+        for token_id in ids:
+            self._pending.append(token_id)
+            try:
+                piece = self._stream.step(self._tokenizer, token_id)
+            except Exception:
+                # Some tokenizers decode a longer list to another beginning: begin anew from here.
+                self._stream = DecodeStream(skip_special_tokens=True)
+                piece = self._stream.step(self._tokenizer, token_id)
+            if piece is not None:
+                text += piece
+                self._pending.clear()
+        return text
+
+    def flush(self) -> str:
+        """The answer is over: a part of a character, if one is left, as U+FFFD."""
+        left = self._tokenizer.decode(self._pending) if self._pending else ""
+        self._pending.clear()
+        return str(left)
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise ConfigError(f"{path.parent} has no {path.name}", key="model_path")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ConfigError(f"{path.name} is no tokenizer: {error}", key="model_path") from None
+    # Settings of its training, which would cut prompts short.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path.name} cannot be read: {error}", key="model_path") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path.name} is no JSON object", key="model_path")
+    return found
+
+
+def _token_text(value: Any) -> str:
+    """A special token: its text, or an object that describes it."""
+    return str(value["content"] if isinstance(value, dict) else value)
+
+
+def _template_text(folder: Path, config: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path.name} cannot be read: {error}", key="model_path") from None
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        named = {each.get("name"): each.get("template") for each in found}
+        found = named.get("default")
+    return found if isinstance(found, str) else None

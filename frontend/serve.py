@@ -1,0 +1,45 @@
+"""dynamo-router serve, with a frontend for OpenAI clients if one was asked for."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..router.serve import Attachment, Server
+from ..router.serve_command import run as run_router
+from ..runtime.errors import ConfigError
+from ..runtime.settings import SettingsSource
+from .config import ServeFrontendConfig
+
+if TYPE_CHECKING:
+    from .frontend import Frontend
+
+OWN_TOKENIZER = Path(__file__).parent / "data"
+"""A byte-level BPE of our own, for mock engines: its vocabulary is in a folder like any model's."""
+NEEDED = ("httptools", "jinja2", "tokenizers", "uvicorn")
+
+
+def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) -> int:
+    """The command: 1, and a line on why, if it cannot start."""
+
+    def attach(server: Server) -> Attachment | None:
+        return frontend_of(server, config)
+
+    return run_router(config, source, attach)
+
+
+def frontend_of(server: Server, config: ServeFrontendConfig) -> "Frontend | None":
+    """The frontend of a server that was not started; None if none was asked for.
+
+    ConfigError if the extra `frontend` is not installed, or the model's files are no good.
+    """
+    if config.frontend.http_frontend is None:
+        return None
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the frontend needs {', '.join(missing)}: pip install 'dynamo-router[frontend]'",
+            key="http_frontend",
+        )
+    from .frontend import Frontend  # not before: the router alone needs none of them
+
+    return Frontend(server, config, OWN_TOKENIZER)

@@ -1,0 +1,169 @@
+"""An engine's messages as text: stop strings, counts, finish reasons, requests of engines."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dynamo_router.frontend.generation import AnswerReader, Choice, engine_request
+from dynamo_router.frontend.openai import CompletionRequest, Delta, read_request
+from dynamo_router.frontend.processor import ModelText
+from dynamo_router.frontend.serve import OWN_TOKENIZER
+from dynamo_router.runtime.off_loop import OffLoop
+from dynamo_router.workers.trtllm_proto import pb
+
+
+@pytest.fixture(scope="module")
+def text() -> Iterator[ModelText]:
+    off_loop = OffLoop()
+    yield ModelText(OWN_TOKENIZER, off_loop)
+    off_loop.close()
+
+
+def request(**fields: Any) -> CompletionRequest:
+    body = {"model": "m", "prompt": "p", "stream": True, **fields}
+    found: CompletionRequest = read_request(json.dumps(body).encode(), CompletionRequest)
+    return found
+
+
+def chunk(*ids: int, prompt: int = 5, cached: int = 0) -> bytes:
+    response = pb.GenerateResponse()
+    response.chunk.token_ids.extend(ids)
+    response.chunk.prompt_tokens, response.chunk.cached_tokens = prompt, cached
+    data: bytes = response.SerializeToString()
+    return data
+
+
+def complete(*ids: int, reason: str = "length", **more: Any) -> bytes:
+    response = pb.GenerateResponse()
+    response.complete.output_token_ids.extend(ids)
+    response.complete.finish_reason = reason
+    response.complete.prompt_tokens = 5
+    for name, value in more.items():
+        setattr(response.complete, name, value)
+    data: bytes = response.SerializeToString()
+    return data
+
+
+def ids_of(text: ModelText, said: str) -> list[int]:
+    return text._encode(said, False)
+
+
+def read(text: ModelText, messages: list[bytes], prefix: str = "", **fields: Any) -> list[Delta]:
+    reader = AnswerReader(text, request(**fields), prefix)
+    return [delta for delta in map(reader.read, messages) if delta is not None]
+
+
+def test_a_stream_token_by_token(text: ModelText) -> None:
+    ids = ids_of(text, "the cache of a worker")
+    reader = AnswerReader(text, request())
+    deltas = [reader.read(chunk(each, cached=3 * (at == 0))) for at, each in enumerate(ids)]
+    deltas.append(reader.read(complete(*ids)))
+    found = [delta for delta in deltas if delta is not None]
+    assert "".join(delta.text for delta in found) == "the cache of a worker"
+    assert [delta.finish_reason for delta in found if delta.finish_reason] == ["length"]
+    assert reader.usage.completion_tokens == len(ids)
+    assert reader.usage.prompt_tokens == 5 and reader.usage.cached_tokens == 3
+
+
+def test_an_answer_in_one_message(text: ModelText) -> None:
+    (delta,) = read(text, [complete(*ids_of(text, "all of it"), reason="stop")])
+    assert delta == Delta("all of it", "stop")
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("include", [True, False])
+def test_a_stop_string_ends_it(text: ModelText, streamed: bool, include: bool) -> None:
+    ids = ids_of(text, "one two three")
+    messages = [*map(chunk, ids), complete(*ids)] if streamed else [complete(*ids)]
+    deltas = read(text, messages, stop=["two"], include_stop_str_in_output=include)
+    assert "".join(delta.text for delta in deltas) == ("one two" if include else "one ")
+    assert deltas[-1].finish_reason == "stop" and deltas[-1].stop_reason == "two"
+    assert all(delta.finish_reason is None for delta in deltas[:-1])
+
+
+def test_before_min_tokens_nothing_stops(text: ModelText) -> None:
+    ids = ids_of(text, "stop stop")
+    deltas = read(text, [*map(chunk, ids), complete()], stop="stop", min_tokens=len(ids) - 1)
+    assert "".join(delta.text for delta in deltas).startswith("stop")
+    assert deltas[-1].stop_reason in ("stop", None)
+    (delta,) = read(text, [complete(*ids)], stop="stop", min_tokens=len(ids))
+    assert delta.text == "stop stop" and delta.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "reason, stop_ids, matched, finish, stop_reason",
+    [
+        ("stop", [7], 7, "stop", 7),
+        ("stop", [], 2, "stop", None),  # the end of sequence has no reason of its own
+        ("length", [], None, "length", None),
+        ("cancelled", [], None, "abort", None),
+    ],
+)
+def test_finish_reasons(
+    text: ModelText,
+    reason: str,
+    stop_ids: list[int],
+    matched: int | None,
+    finish: str,
+    stop_reason: int | None,
+) -> None:
+    more = {} if matched is None else {"matched_token_id": matched}
+    (delta,) = read(text, [complete(300, reason=reason, **more)], stop_token_ids=stop_ids)
+    assert (delta.finish_reason, delta.stop_reason) == (finish, stop_reason)
+
+
+def test_a_prompt_that_is_echoed_comes_first_and_once(text: ModelText) -> None:
+    ids = ids_of(text, " b")
+    deltas = read(text, [*map(chunk, ids), complete(*ids)], prefix="a")
+    assert "".join(delta.text for delta in deltas) == "a b"
+    assert [delta.text for delta in read(text, [complete()], prefix="a")] == ["a"]
+
+
+def test_logprobs_name_tokens(text: ModelText) -> None:
+    (token,) = ids_of(text, "a")
+    response = pb.GenerateResponse()
+    response.chunk.token_ids.append(token)
+    told = response.chunk.logprobs.add(token_id=token, logprob=-0.5)
+    for other in (token, 2, 300):
+        told.top_logprobs.add(token_id=other, logprob=-1.0)
+    (delta,) = read(text, [response.SerializeToString()], logprobs=2)
+    (logprob,) = delta.logprobs
+    assert logprob.token == "a" and logprob.logprob == -0.5
+    assert [name for name, _ in logprob.top] == ["a", "<|end|>"]
+    (without,) = read(text, [response.SerializeToString()])
+    assert without.logprobs == ()
+
+
+def test_what_an_engine_is_asked() -> None:
+    asked = request(
+        temperature=0.5,
+        top_k=-1,
+        top_p=0.9,
+        stop=["x", 9],
+        logprobs=0,
+        min_tokens=2,
+        ignore_eos=True,
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}}},
+    )
+    message = pb.GenerateRequest.FromString(
+        engine_request(asked, Choice(0, [1, 2, 3], 17, seed=5), "r-0")
+    )
+    assert list(message.tokenized.input_token_ids) == [1, 2, 3]
+    assert (message.request_id, message.max_tokens, message.streaming) == ("r-0", 17, True)
+    sampling = message.sampling_config
+    assert (sampling.temperature, sampling.seed, sampling.min_tokens) == (0.5, 5, 2)
+    assert not sampling.HasField("top_k") and not sampling.HasField("min_p")
+    assert (sampling.beam_width, sampling.num_return_sequences) == (1, 1)
+    assert list(message.stop) == ["x"] and list(message.stop_token_ids) == [9]
+    assert message.output_config.logprobs == 1 and message.ignore_eos
+    assert json.loads(message.guided_decoding.guide) == {"a": 1}
+
+
+def test_a_json_object_is_any_object() -> None:
+    asked = request(response_format={"type": "json_object"})
+    message = pb.GenerateRequest.FromString(engine_request(asked, Choice(0, [1], 1), "r"))
+    assert json.loads(message.guided_decoding.guide) == {"type": "object"}
+    plain = pb.GenerateRequest.FromString(engine_request(request(), Choice(0, [1], 1), "r"))
+    assert not plain.HasField("guided_decoding") and not plain.HasField("output_config")

@@ -1,0 +1,107 @@
+"""Requests in OpenAI's form: what is taken, what is refused, and which field is blamed."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dynamo_router.frontend.openai import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    read_request,
+)
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def chat(**fields: Any) -> ChatRequest:
+    body = {"model": "m", "messages": HI, **fields}
+    found: ChatRequest = read_request(json.dumps(body).encode(), ChatRequest)
+    return found
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    body = {"model": "m", "prompt": "a", **fields}
+    found: CompletionRequest = read_request(json.dumps(body).encode(), CompletionRequest)
+    return found
+
+
+def test_defaults_and_unknown_fields() -> None:
+    request = chat(user="u", store=True, metadata={"a": "b"})
+    assert not request.wants_stream and request.choices == 1 and request.output_limit is None
+    assert chat(max_tokens=3, max_completion_tokens=5).output_limit == 5
+    assert chat(stop="a").stop_strings == ["a"]
+    both = completion(stop=["a", "", 7], stop_token_ids=[9])
+    assert both.stop_strings == ["a"] and both.stop_ids == [9, 7]
+    assert chat(logprobs=True).logprobs_wanted == 0 and chat().logprobs_wanted is None
+    assert completion(logprobs=3).logprobs_wanted == 3
+
+
+@pytest.mark.parametrize(
+    "fields, param, words",
+    [
+        ({"temperature": 2.1}, "temperature", "in 0..2"),
+        ({"temperature": "hot"}, "temperature", "Expected `float"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"top_p": 1.1}, "top_p", "in 0..1"),
+        ({"min_p": -0.1}, "min_p", "in 0..1"),
+        ({"top_k": -2}, "top_k", "in -1"),
+        ({"presence_penalty": 3}, "presence_penalty", "in -2..2"),
+        ({"frequency_penalty": -3}, "frequency_penalty", "in -2..2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"seed": -1}, "seed", "in 0"),
+        ({"max_tokens": 0}, "max_tokens", "in 1"),
+        ({"max_tokens": 1.5}, "max_tokens", "Expected `int"),
+        ({"n": 0}, "n", "in 1..128"),
+        ({"n": 129}, "n", "in 1..128"),
+        ({"n": 2, "temperature": 0}, "n", "temperature above 0"),
+        ({"best_of": 3}, "best_of", "best_of"),
+        ({"stop": ["a"] * 33}, "stop", "more than 32"),
+        ({"stop": [-1]}, "stop", "no token id"),
+        ({"logit_bias": {"1": 5}}, "logit_bias", "cannot be passed"),
+        ({"response_format": {"type": "xml"}}, "response_format", "xml"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "missing"),
+        ({"messages": []}, "messages", "empty"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role", "missing"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "no text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+            "image_url",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "in 0..20"),
+        ({"tools": [{}], "tool_choice": "auto"}, "tool_choice", "parser"),
+        ({"model": None}, "model", "Expected `str`"),
+    ],
+)
+def test_chat_requests_out_of_range(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(ApiError) as found:
+        chat(**fields)
+    assert found.value.status == 400 and found.value.param == param
+    assert words in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "fields, param, words",
+    [
+        ({"logprobs": 21}, "logprobs", "in 0..20"),
+        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"echo": True, "logprobs": 1}, "echo", "not supported"),
+    ],
+)
+def test_completion_requests_out_of_range(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(ApiError, match=words) as found:
+        completion(**fields)
+    assert found.value.param == param
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"model": "m"}', b'{"model": "\xff"}', b"[" * 9999]
+)
+def test_bodies_that_are_no_request(body: bytes) -> None:
+    with pytest.raises(ApiError) as found:
+        read_request(body, ChatRequest)
+    assert found.value.status == 400
+    assert found.value.body["error"]["type"] == "invalid_request_error"
