@@ -42,7 +42,8 @@ OF_TREE = ("indexer/tree/", "tests/instruments/")
 QUEUE = ("router/admission/", "router/dispatch/", "tests/integration/test_admission")
 WORDS = {
     # hashes
-    "ext": Replaced("external_hash", ("tests/unit/indexer/wire/",)),  # a type of msgpack there
+    # a type of msgpack in the one, a module of Jinja in the other
+    "ext": Replaced("external_hash", ("tests/unit/indexer/wire/", "frontend/processor/")),
     "exts": Replaced("external_hashes"),
     "names": Replaced("local_hashes, sequence_hashes or external_hashes",
                       within=("indexer/", "slots/", "workers/mocker/core/")),

@@ -9,8 +9,8 @@ import grpc
 import openai
 import pytest
 from support.fake_engine import FakeEngine, chunk, complete, fail, hang, stall
-from support.openai_serving import Served, openai_serving
 from support.polling import until
+from support.servers.openai_serving import Served, openai_serving
 
 from dynamo_router.frontend.config import FrontendConfig
 
