@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from ..router.admission import read_objectives
 from ..router.dispatch import Dispatcher, RequestReader
 from ..router.services import read_metadata
 from ..runtime.errors import InvalidRequestError, NoWorkersError
@@ -239,13 +240,16 @@ class Completions:
 
     def _origin(self, call: HttpCall, kind: str) -> Origin:
         try:
-            forwarded, pinned, urgency = read_metadata(list(call.headers.items()))
+            headers = list(call.headers.items())
+            forwarded, pinned, urgency = read_metadata(headers)
+            objectives = read_objectives(headers)
         except InvalidRequestError as error:
             raise ApiError(400, str(error)) from None
         prefix = "chatcmpl" if kind == "chat" else "cmpl"
         # Unique, also where a client uses an id of its own again.
         unique = xxh3_64_intdigest(f"{call.request_id}/{time.monotonic_ns()}".encode())
-        return Origin(f"{prefix}-{unique:016x}", call.caller, forwarded, pinned, urgency)
+        answer_id = f"{prefix}-{unique:016x}"
+        return Origin(answer_id, call.caller, forwarded, pinned, urgency, objectives)
 
     async def _answer(
         self,

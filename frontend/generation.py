@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..router.access import Caller
-from ..router.admission import Urgency
+from ..router.admission import Objectives, Urgency
 from ..router.dispatch import Dispatcher
 from ..router.policy import Decision
 from ..runtime.identity import WorkerWithDpRank
@@ -35,6 +35,7 @@ class Origin(NamedTuple):
     metadata: Sequence[tuple[str, str | bytes]]
     pinned: WorkerWithDpRank | None
     urgency: Urgency
+    objectives: Objectives
 
 
 @dataclass
@@ -190,6 +191,7 @@ async def _answer_one(
         metadata=origin.metadata,
         pinned=origin.pinned,
         urgency=origin.urgency,
+        objectives=origin.objectives,
         caller=origin.caller,
     )
     if not reader.finished:
