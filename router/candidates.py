@@ -11,11 +11,11 @@ from ..indexer.event_index import EventIndex
 from ..indexer.prefix_index import PrefixIndex
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..slots.table import SlotTable
-from ..workers.registry import WorkerRegistry
+from ..workers.registry import PREDICTED, WorkerEntry, WorkerRegistry
 from .config import KvRouterConfig
 from .event_watch import EventWatch
 from .overlaps import Overlaps
-from .policy import Candidates, Decision, Mask
+from .policy import Candidates, Decision, Mask, Policy
 from .prompt import Prompt
 from .views import PotentialLoad
 
@@ -43,6 +43,14 @@ class CandidateSource:
         self._watch: EventWatch | None = None
         if isinstance(index, EventIndex):
             self._watch = EventWatch(index, registry, adapts_ttl=config.adapts_predicted_ttl)
+
+    def on_worker(self, entry: WorkerEntry, policy: Policy) -> None:
+        """A worker was added or renewed, or has another source of events."""
+        for number in entry.numbers:
+            policy.on_worker(number, entry)
+        if isinstance(self.index, EventIndex):
+            for worker in entry.ranks:
+                self.index.predict(worker, entry.event_source == PREDICTED)
 
     def candidates(
         self, prompt: Prompt, config: KvRouterConfig, now: float, *, with_caches: bool
@@ -197,6 +205,11 @@ LEAST_UNKNOWN_BLOCKS = 4096
 
 def new_index(config: KvRouterConfig) -> PrefixIndex:
     """The index that these settings ask for: told by engines, or predicting from decisions."""
+    predicting = ApproximateIndex(
+        ttl_s=config.router_ttl_secs,
+        max_blocks=config.router_max_tree_size,
+        prune_target_ratio=config.router_prune_target_ratio,
+    )
     if config.use_kv_events:
         return EventIndex(
             max_workers=config.max_unknown_workers,
@@ -206,12 +219,9 @@ def new_index(config: KvRouterConfig) -> PrefixIndex:
                 LEAST_UNKNOWN_BLOCKS,
             ),
             predict_ttl_s=0.0 if config.adapts_predicted_ttl else config.router_predicted_ttl_secs,
+            silent=predicting,
         )
-    return ApproximateIndex(
-        ttl_s=config.router_ttl_secs,
-        max_blocks=config.router_max_tree_size,
-        prune_target_ratio=config.router_prune_target_ratio,
-    )
+    return predicting
 
 
 def new_slots(config: KvRouterConfig) -> SlotTable:

@@ -128,16 +128,16 @@ class KvRouterConfig:
     )
     router_ttl_secs: float = option(
         120.0,
-        "Without KV events: how long a predicted block is believed.",
+        "Of workers that tell no KV events: how long a predicted block is believed.",
         "--router-ttl-secs",
         "--router-ttl",
         env=("DYN_ROUTER_TTL_SECS",),
     )
     router_max_tree_size: int = option(
-        2**20, "Without KV events: most predicted blocks kept.", "--router-max-tree-size"
+        2**20, "The same: most predicted blocks kept.", "--router-max-tree-size"
     )
     router_prune_target_ratio: float = option(
-        0.8, "Without KV events: part of that left after a prune.", "--router-prune-target-ratio"
+        0.8, "The same: part of that left after a prune.", "--router-prune-target-ratio"
     )
     router_predicted_ttl_secs: float | None = option(
         None,

@@ -26,12 +26,13 @@ def _unless_kv(config: ServeConfig) -> str | None:
     return None if config.router.mode == "kv" else f"the mode is {config.router.mode}"
 
 
-def _with_kv_events(config: ServeConfig) -> str | None:
-    return "KV events are used" if config.router.use_kv_events else None
-
-
 def _without_kv_events(config: ServeConfig) -> str | None:
     return None if config.router.use_kv_events else "KV events are not used"
+
+
+def _unless_nats(config: ServeConfig) -> str | None:
+    grpc = config.event_sources == "grpc" and config.router.use_kv_events
+    return "events come from engines alone" if grpc else None
 
 
 def _unless_somebody_waits(config: ServeConfig) -> str | None:
@@ -59,14 +60,7 @@ def _with_queue_threshold(config: ServeConfig) -> str | None:
 
 RULES = (
     _Rule([f"router.{name}" for name in _OF_KV], _unless_kv),
-    _Rule(
-        [
-            "router.router_ttl_secs",
-            "router.router_max_tree_size",
-            "router.router_prune_target_ratio",
-        ],
-        _with_kv_events,
-    ),
+    _Rule(["nats"], _unless_nats),
     _Rule(
         ["nats", "namespace", "component", "endpoint"],
         lambda config: _without_kv_events(config) if config.backend == STATIC else None,

@@ -82,6 +82,8 @@ class EventWatch:
         self._booked += 1
         if not self._adapts or self._booked % SAMPLE_EVERY or len(self._samples) >= SAMPLES:
             return
+        if self._index.is_predicted(worker):
+            return  # it tells nothing
         if len(local_hashes) and self._index.reported(worker, local_hashes) < len(local_hashes):
             self._samples[request_id] = _Sample(worker, local_hashes, now)
 
@@ -132,6 +134,8 @@ class EventWatch:
     def _learn_sizes(self) -> None:
         """Give untold workers the most blocks that a rank of theirs held, once they evict."""
         for status in self._index.sources():
+            if self._index.is_predicted(status.worker):
+                continue
             size = self._sizes.setdefault(status.worker, _CacheSize())
             size.falls += status.blocks < size.last
             size.last = status.blocks

@@ -395,5 +395,4 @@ class KvRouter:
 
     def _on_update(self, entry: WorkerEntry) -> None:
         with self._lock:
-            for number in entry.numbers:
-                self._policy.on_worker(number, entry)
+            self._source.on_worker(entry, self._policy)

@@ -299,6 +299,7 @@ class Server:
             index,
             self.router.registry,
             self._clock,
+            client_of=self.monitor.client,
             auth=self.security.nats,
             on_unannounced=self.monitor.suspect,
             hits=self.dispatcher.hits,

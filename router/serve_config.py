@@ -1,6 +1,6 @@
 """Configuration of the service: ServeConfig, with that of its decisions inside."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..runtime.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..runtime.settings import SHORTEST_S, bad_setting, option
@@ -17,6 +17,9 @@ from .request_limits import RequestLimits
 
 SHORTEST_EXPIRY_S = 5.0
 """A service that is held up for a moment must not lose its bookings."""
+
+
+EVENT_SOURCES = ("auto", "nats", "grpc", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,13 @@ class ServeConfig:
     dns_refresh_s: float = option(10.0, "How often names of grpc+dns:// are looked up.")
     mock_engines: MockEnginesConfig = field(
         default_factory=MockEnginesConfig, metadata={"inline": True}
+    )
+    event_sources: str = option(
+        "auto",
+        "Where workers tell of their caches: nats (the event plane), grpc (SubscribeKvEvents of the"
+        " engine), auto: for each worker the first that it has. Of one that tells nothing the cache"
+        " is predicted from routing; none: of all, as --no-kv-events.",
+        choices=EVENT_SOURCES,
     )
     nats: str | None = option(
         None,
@@ -114,6 +124,11 @@ class ServeConfig:
         if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
             raise bad_setting("admin_port", "must be in 0..65535")
         self.nats_auth.check_has_server(self.nats)
+        if self.event_sources not in EVENT_SOURCES:
+            text = f"{self.event_sources!r} is not one of {', '.join(EVENT_SOURCES)}"
+            raise bad_setting("event_sources", text)
+        if self.event_sources == "none" and self.router.use_kv_events:
+            object.__setattr__(self, "router", replace(self.router, use_kv_events=False))
         require_at_least("max_attempts", self.max_attempts, 1)
         require_at_least("drain_timeout_s", self.drain_timeout_s, 0)
         require_at_least("lame_duck_s", self.lame_duck_s, 0)

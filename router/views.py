@@ -5,11 +5,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..indexer.approximate import ApproximateIndex
 from ..indexer.prefix_index import PrefixIndex
 from ..indexer.source import SourceState, SourceStatus
 from ..runtime.identity import WorkerWithDpRank
 from ..slots.table import SlotTable
-from ..workers.registry import WorkerRegistry
+from ..workers.registry import PREDICTED, WorkerRegistry
 
 VIEWS_IN_A_STEP = 64
 
@@ -31,6 +32,7 @@ class WorkerView(NamedTuple):
     weight: float = 1.0
     dialect: str | None = None
     origin: str | None = None  # where the registered worker is from
+    event_source: str = ""  # nats, grpc or predicted; empty: not known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,11 @@ def views_in_steps(
         sources.update((source.worker, source) for source in step)
         yield []
     ranks = registry.numbered()
+    usual = PREDICTED if isinstance(index, ApproximateIndex) else ""
     for begin in range(0, len(ranks), VIEWS_IN_A_STEP):
         some = ranks[begin : begin + VIEWS_IN_A_STEP]
         with lock:
-            views = _registered(registry, slots, some, sources)
+            views = _registered(registry, slots, some, sources, usual)
         for _, worker in some:
             sources.pop(worker, None)
         yield views
@@ -78,8 +81,10 @@ def _registered(
     slots: SlotTable,
     ranks: Sequence[tuple[int, WorkerWithDpRank]],
     heard: Mapping[WorkerWithDpRank, SourceStatus],
+    event_source: str,
 ) -> list[WorkerView]:
-    """Of these (number, worker), those that are registered; `heard`: what sources said."""
+    """Of these (number, worker), those that are registered; `heard`: what sources said.
+    `event_source` is that of workers of which none is known."""
     blocks, tokens = slots.active_blocks(), slots.active_prefill_tokens()
     requests = slots.active_requests()
     views = []
@@ -104,6 +109,7 @@ def _registered(
                 weight=entry.weight,
                 dialect=entry.dialect,
                 origin=entry.origin,
+                event_source=entry.event_source or event_source,
             )
         )
     return views

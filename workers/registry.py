@@ -19,6 +19,8 @@ from ..runtime.errors import InvalidRequestError
 from ..runtime.identity import WorkerWithDpRank, as_worker
 
 MAX_RANKS = 4096
+PREDICTED = "predicted"
+"""The event source of a worker that tells nothing of its cache."""
 
 
 class WorkerState(enum.Enum):
@@ -40,6 +42,7 @@ class WorkerEntry:
     `weight`, above 0 and at most 1, is how many of the requests of a worker of weight 1 it may get.
     `inhibited_until` is a monotonic time before which it gets no request. `publisher_ids`, one for
     each rank, are those under which it said that it publishes its KV events; empty: it did not say.
+    `event_source` is where the index has its knowledge of its cache from; empty: not known yet.
     """
 
     worker_id: int
@@ -58,6 +61,7 @@ class WorkerEntry:
     """what it speaks: trtllm or dynamo"""
     origin: str = "static"
     """where we have it from: static, admin, or the store that it was found in"""
+    event_source: str = ""
     numbers: tuple[int, ...] = field(default=(), compare=False)
 
     @property
@@ -148,6 +152,8 @@ class WorkerRegistry:
         )
         wanted = [as_worker(worker) for worker in entry.ranks]
         known = self._entries.get(worker_id)
+        if known is not None:
+            entry = replace(entry, event_source=known.event_source)
         for worker in known.ranks if known else []:
             if worker not in wanted:
                 self._release(worker)
@@ -155,9 +161,7 @@ class WorkerRegistry:
             if worker not in self._numbers:
                 self._assign(worker)
         entry = replace(entry, numbers=tuple(self._numbers[worker] for worker in wanted))
-        self._store(entry)
-        for listener in self.on_update:
-            listener(entry)
+        self._renew(entry)
         return entry
 
     def remove(self, worker_id: int) -> bool:
@@ -192,10 +196,13 @@ class WorkerRegistry:
         """Note how many blocks a worker was seen to have that did not tell; until it is renewed."""
         entry = self._entries.get(worker_id)
         if entry is not None and entry.total_kv_blocks is None:
-            entry = replace(entry, total_kv_blocks=total_kv_blocks)
-            self._store(entry)
-            for listener in self.on_update:
-                listener(entry)
+            self._renew(replace(entry, total_kv_blocks=total_kv_blocks))
+
+    def set_event_source(self, worker_id: int, source: str) -> None:
+        """Note where the index has its knowledge of a worker's cache from, by its name in
+        `/workers`. Unknown ids are ignored."""
+        if worker_id in self._entries:
+            self._renew(replace(self._entries[worker_id], event_source=source))
 
     def entry(self, worker_id: int) -> WorkerEntry | None:
         return self._entries.get(worker_id)
@@ -273,6 +280,11 @@ class WorkerRegistry:
 
     def __contains__(self, worker_id: int) -> bool:
         return worker_id in self._entries
+
+    def _renew(self, entry: WorkerEntry) -> None:
+        self._store(entry)
+        for listener in self.on_update:
+            listener(entry)
 
     def _store(self, entry: WorkerEntry) -> None:
         self._entries[entry.worker_id] = entry

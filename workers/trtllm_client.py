@@ -7,7 +7,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from grpc import aio
@@ -19,7 +19,7 @@ from ..runtime.settings import bad_setting, option
 from .engine_facts import EngineFacts, facts_of
 from .failures import Origin, origin_of
 from .registry import MAX_RANKS, WorkerEntry
-from .trtllm_proto import SERVICE, pb
+from .trtllm_proto import SERVICE, common_pb, pb
 
 MAX_MESSAGE_BYTES = 32 << 20
 WINDOW_BYTES = 256 << 10
@@ -33,6 +33,7 @@ RENEWAL_GRACE_S = 3600.0
 """How long calls may go on over a channel whose credentials were renewed."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
+EventCall: TypeAlias = "aio.UnaryStreamCall[bytes, bytes]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,9 @@ class TrtllmClient:
         self._get_tokenizer: Any = self._channel.unary_stream(
             f"/{SERVICE}/GetTokenizer", None, None
         )
+        self._subscribe_kv_events: Any = self._channel.unary_stream(
+            f"/{SERVICE}/SubscribeKvEvents", None, None
+        )
         self._health_check = self._unary("HealthCheck", pb.HealthCheckResponse)
         self._abort = self._unary("Abort", pb.AbortResponse)
         self._get_model_info = self._unary("GetModelInfo", pb.GetModelInfoResponse)
@@ -201,6 +205,17 @@ class TrtllmClient:
         call: aio.UnaryStreamCall[bytes, bytes] = self._get_tokenizer(
             request, timeout=timeout, metadata=metadata
         )
+        return call
+
+    def subscribe_kv_events(self, start: int) -> EventCall:
+        """Ask for cache events from batch number `start` on, 0: from the state of the cache.
+
+        Iterate the call for the batches, and end it as a generation.
+        """
+        request = common_pb.SubscribeKvEventsRequest(
+            start_sequence_number=start, load_records_before_first_batch=True
+        )
+        call: EventCall = self._subscribe_kv_events(request.SerializeToString())
         return call
 
     async def check_health(self, *, timeout: float) -> EngineIdentity:

@@ -242,14 +242,14 @@ def announce_publisher(IndexActor actor not None, worker, publisher_id):
 
 
 def mark_degraded(IndexActor actor not None, worker):
-    """A rebuilding source does not answer."""
+    """A rebuilding source does not answer, or an exact one cannot tell all that it holds."""
     cdef SharedState* state = <SharedState*>actor.state
     cdef Source* source
     cdef WorkerKey key
     read_worker(&key, worker)
     with nogil:
         source = start_changing(state, &key)
-        if source != NULL and source.cursor.state == SOURCE_REBUILDING:
+        if source != NULL and source.cursor.state in (SOURCE_EXACT, SOURCE_REBUILDING):
             source.cursor.state = SOURCE_DEGRADED
         stop_changing(state)
 

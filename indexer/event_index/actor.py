@@ -20,6 +20,7 @@ from . import _status
 from ._actor import IndexActor
 from ._recovered import take_recovered
 from ._source_image import dump_source, restore_source
+from .predicted_caches import PredictedCaches
 
 # The kernel's numbers of the states it knows (_cursor.pxd).
 _STATES = (SourceState.SILENT, SourceState.EXACT, SourceState.REBUILDING, SourceState.DEGRADED)
@@ -63,7 +64,8 @@ class EventIndex:
     With `predict_ttl_s`, a worker is also believed to hold on its device what a request that was
     sent to it will bring there, for so long: an engine reports a block only once it computes it,
     and a burst of requests with a new prefix comes before that. The device's overlaps are then the
-    larger of both beliefs, and calls that read or record must not run at the same time.
+    larger of both beliefs, and calls that read or record must not run at the same time. The same
+    holds with `silent`, which predicts the caches of workers that report nothing (`predict`).
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class EventIndex:
         max_blocks: int | None = None,
         max_unknown_blocks: int | None = None,
         predict_ttl_s: float | None = None,
+        silent: ApproximateIndex | None = None,
     ) -> None:
         _require_bound("max_bytes", max_bytes, 2**63)
         for name, bound in (("max_messages", max_messages), ("max_workers", max_workers)):
@@ -82,8 +85,7 @@ class EventIndex:
         for name, limit in (("max_blocks", max_blocks), ("max_unknown_blocks", max_unknown_blocks)):
             if limit is not None:
                 _require_bound(name, limit, 2**63)
-        self._predicted = None if predict_ttl_s is None else ApproximateIndex(ttl_s=predict_ttl_s)
-        self._overlaps = np.zeros(0, dtype=np.uint32)
+        self._predicted = PredictedCaches(predict_ttl_s, silent)
         self._actor = IndexActor(
             max_messages=max_messages,
             max_bytes=max_bytes,
@@ -100,18 +102,27 @@ class EventIndex:
 
     @property
     def predicts(self) -> bool:
-        """Whether `record` notes anything: whether there is a `predict_ttl_s` above 0."""
-        return self._predicted is not None and self._predicted.ttl_s > 0
+        """Whether `record` notes anything: whether there is a `predict_ttl_s` above 0, or a worker
+        whose cache is predicted."""
+        return self._predicted.records
 
     @property
     def predict_ttl_s(self) -> float | None:
         """For how long a decision is believed; None: not at all, and not to be changed."""
-        return None if self._predicted is None else self._predicted.ttl_s
+        return self._predicted.ttl_s
 
     @predict_ttl_s.setter
     def predict_ttl_s(self, seconds: float) -> None:
-        if self._predicted is not None:
-            self._predicted.ttl_s = seconds
+        self._predicted.ttl_s = seconds
+
+    def predict(self, worker: WorkerWithDpRank, on: bool = True) -> None:
+        """Predict a worker's cache from where requests are sent: it reports nothing. Off: go by
+        its events. Nothing without `silent`."""
+        self._predicted.predict(worker, on)
+
+    def is_predicted(self, worker: WorkerWithDpRank) -> bool:
+        """Whether a worker's cache is predicted, since it reports nothing."""
+        return worker in self._predicted
 
     def reported(self, worker: WorkerWithDpRank, local_hashes: npt.NDArray[np.uint64]) -> int:
         """Overlap in blocks that the worker's events alone tell of its device."""
@@ -156,35 +167,28 @@ class EventIndex:
 
         `lower` is filled at the same moment, see PrefixIndex. ValueError if its shape is another.
         """
-        if self._predicted is None:
-            return self._actor.match_bound(local_hashes, overlaps, lower)
-        if len(self._overlaps) != len(overlaps):
-            self._overlaps = np.zeros(len(overlaps), dtype=np.uint32)
-        predicted = self._predicted.match(local_hashes, self._overlaps)
-        at_least = self._overlaps if predicted else None
+        at_least = self._predicted.match(local_hashes, len(overlaps))
         return self._actor.match_bound(local_hashes, overlaps, lower, at_least)
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
         """Overlap in blocks of every worker that holds any on its device, bound or not."""
         scores = self._actor.scores(local_hashes)
-        if self._predicted is not None:
-            for worker, blocks in self._predicted.scores(local_hashes).items():
-                scores[worker] = max(blocks, scores.get(worker, 0))
+        for worker, blocks in self._predicted.scores(local_hashes).items():
+            scores[worker] = max(blocks, scores.get(worker, 0))
         return scores
 
     def tier_scores(
         self, local_hashes: npt.NDArray[np.uint64]
     ) -> dict[WorkerWithDpRank, TierOverlap]:
         """The same by tier, of every worker that holds a prefix in its tiers together."""
-        predicted = {} if self._predicted is None else self._predicted.scores(local_hashes)
+        predicted = self._predicted.scores(local_hashes)
         found = self._actor.match_tiers(local_hashes, predicted)
         return {worker: TierOverlap(*blocks) for worker, blocks in found.items()}
 
     def bind(self, worker: WorkerWithDpRank, number: int) -> None:
         """Give a worker the number its overlap is written under."""
         self._actor.bind(worker, number)
-        if self._predicted is not None:
-            self._predicted.bind(worker, number)
+        self._predicted.bind(worker, number)
 
     def announce_publisher(self, worker: WorkerWithDpRank, publisher_id: int | None) -> None:
         """Believe this publisher's events of a worker alone, and forget what another one said.
@@ -197,8 +201,7 @@ class EventIndex:
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker and its blocks: it left."""
         self._actor.drop_worker(worker)
-        if self._predicted is not None:
-            self._predicted.unbind(worker)
+        self._predicted.unbind(worker)
 
     def record(
         self,
@@ -208,25 +211,24 @@ class EventIndex:
         now: float,
     ) -> None:
         """A request with these blocks was sent to a worker. Ignored unless `predicts`."""
-        if self._predicted is not None:
-            self._predicted.record(worker, local_hashes, sequence_hashes, now)
+        self._predicted.record(worker, local_hashes, sequence_hashes, now)
 
     def expire(self, now: float) -> None:
         """Forget predictions that are too old. Reported blocks stay: their engine drops them."""
-        if self._predicted is not None:
-            self._predicted.expire(now)
+        self._predicted.expire(now)
 
     def sources(self) -> list[SourceStatus]:
         """The state of every worker that is bound or was heard of."""
-        return [_source_status(*source) for source in _status.list_sources(self._actor, False)]
+        return [source for step in self.sources_in_steps() for source in step]
 
     def sources_in_steps(self) -> Iterator[list[SourceStatus]]:
         """The same, a few at a time: each step at a moment of its own."""
+        predicted = self._predicted.blocks_of_silent()
         begin = 0
         while begin < _status.end_of_sources(self._actor):
             end = begin + SOURCES_IN_A_STEP
             rows = _status.list_sources(self._actor, False, begin, end)
-            yield [_source_status(*source) for source in rows]
+            yield [_predicted_status(_source_status(*source), predicted) for source in rows]
             begin = end
 
     def recovering(self) -> list[SourceStatus]:
@@ -262,7 +264,8 @@ class EventIndex:
         return take_recovered(self._actor, worker, message, whole, last_event_id)
 
     def mark_degraded(self, worker: WorkerWithDpRank) -> None:
-        """A rebuilding worker does not answer: it is degraded."""
+        """A rebuilding worker does not answer, or an exact one cannot tell all that it holds: it is
+        degraded."""
         _status.mark_degraded(self._actor, worker)
 
     def relearn(self) -> int:
@@ -300,8 +303,7 @@ class EventIndex:
     def counters(self) -> dict[str, int]:
         """Running totals of the event path; `waiting`, `predicted`, `indexed_blocks` and
         `index_bytes` are present numbers."""
-        predicted = 0 if self._predicted is None else len(self._predicted)
-        return {**_status.read_counters(self._actor), "predicted": predicted}
+        return {**_status.read_counters(self._actor), "predicted": len(self._predicted)}
 
     def tier_counters(self) -> dict[StorageTier, dict[str, int]]:
         """Running totals of each tier: events by type, blocks, and what named unknown blocks."""
@@ -331,6 +333,14 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _predicted_status(source: SourceStatus, predicted: dict[WorkerWithDpRank, int]) -> SourceStatus:
+    """The same, or what routing says of a worker whose cache is predicted."""
+    if source.worker not in predicted:
+        return source
+    blocks = predicted[source.worker]
+    return source._replace(state=SourceState.APPROXIMATE, blocks=blocks, missing=None)
 
 
 def _source_status(

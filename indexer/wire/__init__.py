@@ -13,8 +13,11 @@ from .codec import (
     encode_router_event,
 )
 from .events import TIERS, EventData, Removed, RouterEvent, StorageTier, Stored, StoredBlock
+from .grpc_batch import CLEARED_EVENTS, BatchHead, frame_batch, read_head
 
 __all__ = [
+    "BatchHead",
+    "CLEARED_EVENTS",
     "EventData",
     "EventWriter",
     "Removed",
@@ -29,4 +32,6 @@ __all__ = [
     "encode_event_message",
     "encode_heartbeat",
     "encode_router_event",
+    "frame_batch",
+    "read_head",
 ]

@@ -1,7 +1,7 @@
 """Messages of the event plane into event batches.
 
-A message is an envelope (msgpack) around events, or bare events (msgpack, or the JSON of the seed
-generation). Known things that carry no events are told apart from what cannot be read.
+A message is an envelope (msgpack) around events, bare events (msgpack, or the JSON of the seed
+generation), or a frame around a batch of an engine's gRPC stream (_grpc_batch.pyx). Known things that carry no events are told apart from what cannot be read.
 """
 
 cimport cython
@@ -11,6 +11,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from ._events cimport EVENT_HEARTBEAT, EVENT_STORED, Event, EventBatch, batch_append_event
+from ._grpc_batch cimport FRAME_MARK, decode_frame
 from ._grammar cimport decode_cache_event, decode_payload, is_int
 from ._msgpack_reader cimport big_endian_64, msgpack_value
 from ._reader cimport (
@@ -160,6 +161,8 @@ cdef int decode_any(EventBatch* batch, const uint8_t* data, size_t size) noexcep
     if size == 0 or is_request_frame(data, size):
         batch.topic = TOPIC_OTHER  # an acknowledgement, or a call of the request plane
         return DECODE_OK
+    if data[0] == FRAME_MARK:
+        return decode_frame(batch, data, size)
     if size > UINT32_MAX:
         return DECODE_TOO_LARGE
     reader.at = data

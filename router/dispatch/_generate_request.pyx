@@ -5,7 +5,7 @@ Submessages that routing does not look into are not checked: that is up to the e
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from ._protobuf cimport (
+from ...runtime.native._protobuf cimport (
     DELIMITED,
     VARINT,
     ByteReader,

@@ -1,8 +1,10 @@
-"""KV events on their way into the index: subscribe, watch for gaps, ask again, save snapshots.
+"""KV events on their way into the index: find their sources, subscribe, watch for gaps, ask again,
+save snapshots.
 
 Entered by `serve`; the index itself needs none of it.
 """
 
+from .event_sources import EventSources
 from .feed import EventFeed
 from .intake import EventIntake
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
@@ -13,6 +15,7 @@ __all__ = [
     "EventFeed",
     "EventIntake",
     "EventRecovery",
+    "EventSources",
     "REPLAY_TICK_S",
     "RecoveryActions",
     "SnapshotTask",

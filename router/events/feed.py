@@ -27,6 +27,7 @@ from ...runtime.limit_hits import LimitHits
 from ...runtime.supervised import stopped, supervise
 from ...workers.registry import WorkerEntry, WorkerRegistry
 from ...workers.resync_wire import ResyncRequest, encode_request
+from .event_sources import EventSources, believe_announced
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 
 REPEAT_S = 60.0
@@ -57,11 +58,13 @@ class EventFeed:
         on_unannounced: Callable[[int], None] | None = None,
         hits: LimitHits | None = None,
         ask_worker: Callable[[ResyncRequest], bool] | None = None,
+        sources: EventSources | None = None,
     ) -> None:
         """`ask_worker` may take a request over that would be published, and says whether it does.
         `on_unannounced` hears of a registered worker (its id) in whose name somebody else
         publishes than it announced: perhaps because it was started anew. `hits` counts what is
-        refused because too many workers publish that nobody registered."""
+        refused because too many workers publish that nobody registered. `sources` finds out who
+        tells events elsewhere; None: all publish on the plane."""
         self._plane = plane
         self._index = index
         self._registry = registry
@@ -76,6 +79,7 @@ class EventFeed:
         self._on_unannounced = on_unannounced
         self._ask_worker = ask_worker
         self._hits = LimitHits() if hits is None else hits
+        self._sources = sources
         self._strangers_refused = 0
         self._strangers_said = float("-inf")  # when that was last logged
         self._unannounced: dict[WorkerWithDpRank, int] = {}
@@ -106,6 +110,8 @@ class EventFeed:
             self._unwatch()
             self._registry.on_update.remove(self._on_worker)
         await stopped(self._ticker)
+        if self._sources is not None:
+            await self._sources.close()
         for subscription in self._subscriptions:
             await subscription.close()
 
@@ -128,6 +134,10 @@ class EventFeed:
             await asyncio.sleep(0)  # a large fleet's take a while
         registered = {worker for _, worker in self._registry.numbered()}
         self._forget_strangers({source.worker for source in sources} - registered, now)
+        if self._sources is not None:
+            self._sources.look(sources, self.connected)
+            sources = [source for source in sources if self._sources.asks(source.worker)]
+            registered = {worker for worker in registered if self._sources.asks(worker)}
         self._notice_unannounced(sources, registered)
         if not self.connected:
             return
@@ -147,10 +157,11 @@ class EventFeed:
                 await self._plane.publish(self._resync, encode_request(request))
 
     def _on_worker(self, entry: WorkerEntry) -> None:
-        """Whoever a worker announced over its own connection is believed, and nobody else."""
-        announced = entry.publisher_ids or (None,) * entry.dp_size
-        for worker, publisher_id in zip(entry.ranks, announced, strict=True):
-            self._index.announce_publisher(worker, publisher_id)
+        """Believe the right publisher of a worker."""
+        if self._sources is not None:
+            self._sources.on_worker(entry)
+        else:
+            believe_announced(self._index, entry)
 
     def _notice_unannounced(
         self, sources: list[SourceStatus], registered: set[WorkerWithDpRank]
@@ -195,6 +206,8 @@ class EventFeed:
             # The plane keeps nothing for us while we are away.
             self._index.mark_suspect()
             self._recovery.forget_gaps()
+            if self._sources is not None:
+                self._sources.on_reconnected()
 
     async def _run(self) -> None:
         while True:

@@ -1,4 +1,6 @@
-"""The way of KV events into the index as `serve` sets it up: NATS server, plane, snapshot, feed."""
+"""The way of KV events into the index as `serve` sets it up: NATS server, plane, snapshot, sources,
+feed.
+"""
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -9,6 +11,8 @@ from ...runtime.clock import Clock
 from ...runtime.event_planes import (
     KV_EVENTS,
     EmbeddedNats,
+    EventPlane,
+    LocalPlane,
     NatsPlane,
     PlaneState,
     endpoint_subject,
@@ -20,8 +24,10 @@ from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from ...workers.registry import WorkerRegistry
 from ...workers.resync_wire import ResyncRequest
 from ..serve_config import ServeConfig
+from .event_sources import EventSources
 from .feed import EventFeed
 from .snapshot_task import SnapshotTask
+from .source_choice import TOLD, EventSource
 
 
 class EventIntake:
@@ -31,7 +37,7 @@ class EventIntake:
     of our own. `plane` and `feed` are there once it was started, `snapshot` if one is configured.
     """
 
-    plane: NatsPlane
+    plane: EventPlane
     feed: EventFeed
 
     def __init__(
@@ -41,17 +47,28 @@ class EventIntake:
         registry: WorkerRegistry,
         clock: Clock,
         *,
+        client_of: Callable[[int], object],
         auth: NatsAuth | None = None,
         on_unannounced: Callable[[int], None] | None = None,
         hits: LimitHits | None = None,
         ask_worker: Callable[[ResyncRequest], bool] | None = None,
     ) -> None:
-        """`auth` is for the NATS server, the others are for the feed."""
+        """`auth` is for the NATS server; `client_of` gives the way to a worker whose engine may
+        tell its events; the others are for the feed."""
         self._config, self._index, self._registry, self._clock = config, index, registry, clock
         self._auth, self._on_unannounced, self._hits = auth, on_unannounced, hits
         self._ask_worker = ask_worker
         self._stack = AsyncExitStack()
-        self.nats_url = ""
+        wanted = config.event_sources
+        self.sources = EventSources(
+            index,
+            registry,
+            clock,
+            block_size=config.router.block_size,
+            allowed=TOLD if wanted == "auto" else [EventSource(wanted)],
+            client_of=client_of,
+        )
+        self.nats_url: str | None = None
         self.description = ""
         """the server's URL without credentials, and where we have it from, for people"""
         self.snapshot: SnapshotTask | None = None
@@ -59,8 +76,11 @@ class EventIntake:
     async def start(self) -> None:
         """Listen to events, the last snapshot loaded. ConfigError if there can be no server."""
         config, stack = self._config, self._stack
-        self.nats_url, origin = await self._find_nats()
-        self.description = f"{redact_url(self.nats_url)}{origin}"
+        if config.event_sources == EventSource.GRPC.value:
+            self.description = "from engines"
+        else:
+            self.nats_url, origin = await self._find_nats()
+            self.description = f"{redact_url(self.nats_url)}{origin}"
         if config.index_snapshot is not None:
             subject = endpoint_subject(
                 config.namespace, config.component, config.endpoint, KV_EVENTS
@@ -74,7 +94,9 @@ class EventIntake:
             # Before the feed, which verifies what was loaded.
             await self.snapshot.start()
             stack.push_async_callback(self.snapshot.close)
-        self.plane = NatsPlane(self.nats_url, auth=self._auth)
+        # Without a server there is a plane on which nobody speaks.
+        url = self.nats_url
+        self.plane = LocalPlane() if url is None else NatsPlane(url, auth=self._auth)
         stack.push_async_callback(self.plane.close)
         self.feed = EventFeed(
             self.plane,
@@ -88,6 +110,7 @@ class EventIntake:
             on_unannounced=self._on_unannounced,
             hits=self._hits,
             ask_worker=self._ask_worker,
+            sources=self.sources,
         )
         await self.feed.start()
         stack.push_async_callback(self.feed.close)

@@ -12,7 +12,7 @@ from ...runtime.event_planes import EventPlane, PlaneState
 from ...slots.table import SlotTable
 from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
-from ..events import EventFeed, SnapshotTask
+from ..events import EventFeed, EventSources, SnapshotTask
 from ..kv_router import KvRouter
 from .page import Source
 
@@ -218,6 +218,39 @@ def snapshot_metrics(snapshots: SnapshotTask) -> Callable[[], Iterable[Metric]]:
                 snapshots.restored,
             ),
         )
+
+    return collect
+
+
+def source_metrics(sources: EventSources) -> Callable[[], Iterable[Metric]]:
+    """Where workers tell of their caches, and the streams of engines that do so over gRPC."""
+
+    def collect() -> Iterable[Metric]:
+        present = GaugeMetricFamily(
+            "dynamo_router_event_sources",
+            "Workers by where their events come from.",
+            labels=["source"],
+        )
+        switches = CounterMetricFamily(
+            "dynamo_router_event_source_switches",
+            "Times that a worker's source was left for another one, by the new one.",
+            labels=["source"],
+        )
+        counted = sources.counted()
+        for source in ("nats", "grpc", "predicted"):
+            present.add_metric([source], counted[source])
+            switches.add_metric([source], sources.switches[source])
+        yield present
+        yield switches
+        counts = sources.counts
+        for name, help, value in (
+            ("subscriptions", "Subscriptions made.", counts.subscriptions),
+            ("batches", "Batches of events taken.", counts.batches),
+            ("gaps", "Times that batches or events were missing.", counts.gaps),
+            ("undecodable", "Batches that could not be read.", counts.undecodable),
+            ("strange_ranks", "Batches of ranks not registered.", counts.strange_ranks),
+        ):
+            yield CounterMetricFamily(f"dynamo_router_event_stream_{name}", help, value)
 
     return collect
 

@@ -19,6 +19,7 @@ from .collectors import (
     plane_metrics,
     queue_metrics,
     snapshot_metrics,
+    source_metrics,
 )
 from .forecast import forecast_metrics
 from .loop_lag import LoopLagProbe
@@ -73,5 +74,6 @@ class RouterMetrics:
     def watch_events(self, index: EventIndex, events: EventIntake) -> None:
         self.page.add(event_metrics(index))
         self.page.add(plane_metrics(events.plane, events.feed))
+        self.page.add(source_metrics(events.sources))
         if events.snapshot is not None:
             self.page.add(snapshot_metrics(events.snapshot))

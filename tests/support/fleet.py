@@ -22,10 +22,12 @@ PROMPT = list(range(100, 100 + 6 * BLOCK))
 
 
 class Fleet:
-    """A router, two mocker processes of one engine each, and a nats-server of the test's."""
+    """A router, two mocker processes of one engine each, and a nats-server of the test's, or none
+    that anybody is told of."""
 
-    def __init__(self, folder: Path, *serve: str) -> None:
+    def __init__(self, folder: Path, *serve: str, with_nats: bool = True) -> None:
         self._serve = serve
+        self._with_nats = with_nats
         self.folder, self.nats = folder, EmbeddedNats(free_port())
         self.ports = [free_port(), free_port()]
         self._stack = AsyncExitStack()
@@ -33,7 +35,8 @@ class Fleet:
 
     async def __aenter__(self) -> "Fleet":
         try:
-            await self.nats.start()
+            if self._with_nats:
+                await self.nats.start()
             self._stack.push_async_callback(self.nats.stop)
             for number in range(2):
                 self.engines.append(await self.start_engine(number))
@@ -42,6 +45,10 @@ class Fleet:
             await self._stack.aclose()  # nothing of a half-started one stays behind
             raise
         return self
+
+    @property
+    def _nats_words(self) -> tuple[str, ...]:
+        return ("--nats", self.nats.url) if self._with_nats else ()
 
     async def start_router(self, *more: str) -> None:
         """Serve, also again after the one before was stopped."""
@@ -57,8 +64,7 @@ class Fleet:
                 "0",
                 "--block-size",
                 str(BLOCK),
-                "--nats",
-                self.nats.url,
+                *self._nats_words,
                 *(word for url in workers for word in ("--worker", url)),
                 *more,
             )  # fmt: skip
@@ -89,8 +95,7 @@ class Fleet:
                 str(BLOCK),
                 "--num-gpu-blocks",
                 "256",
-                "--nats",
-                self.nats.url,
+                *self._nats_words,
                 *(more or ("--speedup-ratio", "20")),
             )  # fmt: skip
         )

@@ -183,6 +183,9 @@ class MockerConfig:
     heartbeat_s: float = option(
         5.0, "How often, about, an engine says which of its KV events was the last; 0: never."
     )
+    kv_stream: bool = option(
+        True, "Tell cache events to gRPC subscribers (SubscribeKvEvents); off: UNIMPLEMENTED."
+    )
     model_id: str = option("mock-model", "Model name to report.")
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
     dialect: str = option(

@@ -1,11 +1,11 @@
-"""What can be made to go wrong with a mock engine: Fault, and FaultyPlane for its events.
+"""What can be made to go wrong with a mock engine: Fault, and what it makes of event messages.
 
 A fault is a state: it holds until another one replaces it, and the healthy one lifts it.
 """
 
 from collections.abc import Callable
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from ...runtime.event_planes import (
     Subscription,
 )
 
+Message = TypeVar("Message")
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Failure = Literal[
     "OK",
@@ -55,6 +56,11 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """share of its event messages that arrive twice"""
     reorder: Share = 0.0
     """share of its event messages that arrive after the next one"""
+    cut: Share = 0.0
+    """share of its event messages with which the stream of a gRPC subscriber breaks"""
+    overrun: Share = 0.0
+    """share of its cache changes that its own event buffer loses, for gRPC subscribers: their
+    numbers are missing"""
     seed: int = 0
     """of which messages these are"""
 
@@ -62,20 +68,50 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 HEALTHY = Fault()
 
 
+class FaultyMessages(Generic[Message]):
+    """What becomes of one message after the other, as a fault says. Pure."""
+
+    def __init__(self) -> None:
+        self._fault = HEALTHY
+        self._random = Random(0)
+        self._late: list[Message] = []  # at most one
+
+    def begin(self, fault: Fault) -> list[Message]:
+        """Begin anew with the seed of `fault`: what was kept back until now, to be let go."""
+        self._fault = fault
+        self._random = Random(fault.seed)
+        return self.let_go()
+
+    def let_go(self) -> list[Message]:
+        """What is kept back, to be sent now."""
+        late, self._late = self._late, []
+        return late
+
+    def take(self, message: Message) -> list[Message]:
+        """The messages that are sent in place of this one, in order."""
+        fault, chance = self._fault, self._random.random
+        # Three draws for each message, so that one share does not move the others' choices.
+        dropped, twice, late = (
+            chance() < share for share in (fault.drop, fault.duplicate, fault.reorder)
+        )
+        if dropped:
+            return []
+        if late and not self._late:
+            self._late = [message]
+            return []
+        return [message, *([message] if twice else []), *self.let_go()]
+
+
 class FaultyPlane:
     """An event plane that mishandles what one engine publishes, as its fault says."""
 
     def __init__(self, plane: EventPlane) -> None:
         self._plane = plane
-        self._fault = HEALTHY
-        self._random = Random(0)
-        self._late: tuple[str, bytes] | None = None
+        self._messages: FaultyMessages[tuple[str, bytes]] = FaultyMessages()
 
     async def set_fault(self, fault: Fault) -> None:
         """Begin anew with the seed of `fault`. A message that was kept back is let go."""
-        self._fault = fault
-        self._random = Random(fault.seed)
-        await self._let_go()
+        await self._send(self._messages.begin(fault))
 
     @property
     def state(self) -> PlaneState:
@@ -86,20 +122,7 @@ class FaultyPlane:
         return self._plane.stats
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        fault, chance = self._fault, self._random.random
-        # Three draws for each message, so that one share does not move the others' choices.
-        dropped, twice, late = (
-            chance() < share for share in (fault.drop, fault.duplicate, fault.reorder)
-        )
-        if dropped:
-            return
-        if late and self._late is None:
-            self._late = (subject, payload)
-            return
-        await self._plane.publish(subject, payload)
-        if twice:
-            await self._plane.publish(subject, payload)
-        await self._let_go()
+        await self._send(self._messages.take((subject, payload)))
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscription:
         return await self._plane.subscribe(subject, handler)
@@ -112,9 +135,8 @@ class FaultyPlane:
 
     async def close(self) -> None:
         """Let go of what was kept back. The plane below stays open."""
-        await self._let_go()
+        await self._send(self._messages.let_go())
 
-    async def _let_go(self) -> None:
-        late, self._late = self._late, None
-        if late is not None:
-            await self._plane.publish(*late)
+    async def _send(self, messages: list[tuple[str, bytes]]) -> None:
+        for message in messages:
+            await self._plane.publish(*message)

@@ -8,11 +8,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable
+from random import Random
 from typing import Any
 
 from ...indexer.wire import StorageTier
 from ..trtllm_proto import common_pb
 from .engine import ENGINE_TIERS, MockEngine
+from .faults import Fault, FaultyMessages
 from .kv_events import BlocksStored, CachedBlock, KvEvent
 from .messages import add_kv_event, add_stored
 
@@ -31,14 +33,21 @@ class KvSubscription:
     def __init__(self) -> None:
         self.overrun = False  # it fell too far behind
         self.closed = False  # the engine stops
+        self.cut = False  # a fault: it breaks here
         self._batches: deque[bytes] = deque()
         self._arrived = asyncio.Event()
 
     def push(self, batch: bytes) -> None:
+        if self.overrun or self.closed or self.cut:
+            return  # what came before is all that it will read
         if len(self._batches) >= MOST_BEHIND:
             self.overrun = True
         else:
             self._batches.append(batch)
+        self._arrived.set()
+
+    def break_off(self) -> None:
+        self.cut = True
         self._arrived.set()
 
     def close(self) -> None:
@@ -46,9 +55,9 @@ class KvSubscription:
         self._arrived.set()
 
     async def next(self) -> bytes | None:
-        """The next batch; None if there will be none: see `overrun` and `closed`."""
+        """The next batch; None if there will be none: see `overrun`, `closed` and `cut`."""
         while not self._batches:
-            if self.overrun or self.closed:
+            if self.overrun or self.closed or self.cut:
                 return None
             self._arrived.clear()
             await self._arrived.wait()
@@ -66,9 +75,29 @@ class KvEventFeed:
         self._recording = False
         self._history: deque[tuple[int, bytes]] = deque(maxlen=HISTORY_BATCHES)
         self._subscriptions: set[KvSubscription] = set()
+        self._messages: FaultyMessages[bytes] = FaultyMessages()
+        self._cut = self._overrun = 0.0  # shares of messages
+        self._random = Random(0)
+
+    def set_fault(self, fault: Fault) -> None:
+        """Mishandle what changes from now on. A message that was kept back is let go, and what was
+        lost until now shows: an engine says now and then which batch was the last."""
+        self._send(self._messages.begin(fault))
+        self._cut, self._overrun, self._random = fault.cut, fault.overrun, Random(fault.seed)
+        self.beat()
+
+    def beat(self) -> None:
+        """A record of the load for all subscribers, under the number of the last batch."""
+        for subscription in self._subscriptions:
+            for rank in range(len(self._engines)):
+                subscription.push(self._load_record(self._sequence, rank))
 
     def on_events(self, rank: int, events: list[KvEvent]) -> None:
         """A rank's cache changed: one batch for all subscribers."""
+        if self._random.random() < self._overrun:
+            self._event_ids[rank] += len(events)
+            self._history.clear()
+            return
         self._sequence += 1
         if self._recording:
             batch = self._new_batch(self._sequence, rank)
@@ -76,8 +105,10 @@ class KvEventFeed:
                 add_kv_event(batch, event, self._event_ids[rank] + offset)
             data: bytes = batch.SerializeToString()
             self._history.append((self._sequence, data))
-            for subscription in self._subscriptions:
-                subscription.push(data)
+            self._send(self._messages.take(data))
+            if self._random.random() < self._cut:
+                for subscription in self._subscriptions:
+                    subscription.break_off()
         self._event_ids[rank] += len(events)
 
     def subscribe(self, start: int, *, load_first: bool = False) -> KvSubscription:
@@ -89,9 +120,7 @@ class KvEventFeed:
         subscription = KvSubscription()
         if load_first:
             for rank in range(len(self._engines)):
-                record = self._new_batch(0, rank)
-                record.load.load_only = True
-                subscription.push(record.SerializeToString())
+                subscription.push(self._load_record(0, rank))
         oldest = self._history[0][0] if self._history else self._sequence + 1
         if start and oldest <= start <= self._sequence + 1:
             for number, data in self._history:
@@ -110,6 +139,17 @@ class KvEventFeed:
         """The engine stops: subscriptions end once they were read."""
         for subscription in self._subscriptions:
             subscription.close()
+
+    def _send(self, batches: list[bytes]) -> None:
+        for batch in batches:
+            for subscription in self._subscriptions:
+                subscription.push(batch)
+
+    def _load_record(self, sequence: int, rank: int) -> bytes:
+        record = self._new_batch(sequence, rank)
+        record.load.load_only = True
+        data: bytes = record.SerializeToString()
+        return data
 
     def _snapshot(self) -> list[bytes]:
         """The caches as batches: for each rank cleared, then every block, parents first."""

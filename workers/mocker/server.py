@@ -66,6 +66,7 @@ class MockServer:
         self._publishers: list[KvEventPublisher] = []  # one for each rank
         self._server: aio.Server | None = None
         self._servicer: TrtllmServicer | None = None
+        self._beat_timer: asyncio.TimerHandle | None = None
         self._changing = asyncio.Lock()
         self._build()
 
@@ -150,6 +151,8 @@ class MockServer:
             await self.registration.announce(
                 self.worker_id, self.url, self.ranks, self._publishers, self._snapshot
             )
+        if config.heartbeat_s > 0:
+            self._beat()
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no more requests, let those here finish for `grace_s`, end the rest. Idempotent."""
@@ -187,6 +190,7 @@ class MockServer:
             self.ranks.hang(fault.hang)
             if self._servicer is not None:
                 self._servicer.failure = fault.fail and grpc.StatusCode[fault.fail]
+            self._feed.set_fault(fault)
             if self._plane is not None:
                 await self._plane.set_fault(fault)
 
@@ -205,10 +209,18 @@ class MockServer:
 
     async def _stop_serving(self, grace_s: float) -> None:
         if self._server is not None:
+            if self._beat_timer is not None:
+                self._beat_timer.cancel()
             self._feed.close()  # subscriptions never end by themselves
             await self._server.stop(grace_s or None)
             self._server = None  # not before: a stop that was cut short can be called again
         await self.ranks.stop()
+
+    def _beat(self) -> None:
+        """Say to subscribers which batch was the last, and again later."""
+        self._feed.beat()
+        loop = asyncio.get_running_loop()
+        self._beat_timer = loop.call_later(self._config.heartbeat_s, self._beat)
 
     def _on_events(self, rank: int, events: list[KvEvent]) -> None:
         self._feed.on_events(rank, events)

@@ -168,17 +168,22 @@ class TrtllmServicer:
     ) -> None:
         """The state of the cache, then its changes, until the client goes or is too far behind."""
         await self._engine.awake()
+        if not self._config.kv_stream:
+            await context.abort(_UNIMPLEMENTED, "this engine tells no cache events")
         await context.send_initial_metadata(self._identity)
         subscription = self._feed.subscribe(
             message.start_sequence_number, load_first=message.load_records_before_first_batch
         )
         try:
             while (batch := await subscription.next()) is not None:
+                await self._engine.awake()
                 await context.write(batch)
         finally:
             self._feed.unsubscribe(subscription)
         if subscription.overrun:
             await context.abort(_EXHAUSTED, "too far behind the engine: subscribe again")
+        if subscription.cut:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "a fault that was asked for")
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine stops")
 
     async def embed(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:

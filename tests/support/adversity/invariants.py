@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from support.adversity.ledger import Ledger, statuses_of
 from support.adversity.world import BLOCK, World
-
-from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
+from support.engine_cache import leading_blocks
 
 DEADLINE_S = 40.0
 """For a machine with much else to do; a router on one of its own takes a few seconds."""
@@ -102,7 +101,7 @@ class Invariants:
         for prompt in prompts:
             found = await world.overlaps(prompt)
             for worker_id, held_blocks in truth.items():
-                expected = leading_blocks(prompt, held_blocks)
+                expected = leading_blocks(prompt, held_blocks, BLOCK)
                 if found.get(worker_id, 0) != expected:
                     claim = found.get(worker_id, 0)
                     return f"worker {worker_id} holds {expected} blocks of a prompt, not {claim}"
@@ -116,12 +115,3 @@ class Invariants:
             if now[what] > self.baseline[what] + spare
         }
         return f"in use (now, before): {over}" if over else ""
-
-
-def leading_blocks(prompt: list[int], held: set[int]) -> int:
-    """How many leading blocks of a prompt are among those held."""
-    hashes = compute_seq_hash_for_block(compute_block_hash_for_seq(prompt, BLOCK))
-    for number, sequence_hash in enumerate(hashes):
-        if int(sequence_hash) not in held:
-            return number
-    return len(hashes)

@@ -13,13 +13,13 @@ from grpc import aio
 from support.adversity.fault_proxy import FaultProxy
 from support.adversity.nats_messages import MessageFaults
 from support.adversity.schedule import ENGINES, LAST
+from support.engine_cache import cached_blocks
 from support.fleet import eventually
 from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, children_of, command, http_json, http_text
 
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
-from dynamo_router.workers.trtllm_proto import SERVICE, common_pb
 
 BLOCK = 16
 MOCKER = (
@@ -179,22 +179,7 @@ class World:
 
     async def cached(self, engine: int) -> set[int]:
         """The blocks that an engine holds now, by the hashes of their prefixes, from itself."""
-        subscribe: Any = self._direct[engine].unary_stream(
-            f"/{SERVICE}/SubscribeKvEvents",
-            common_pb.SubscribeKvEventsRequest.SerializeToString,
-            common_pb.KvEventBatch.FromString,
-        )
-        call = subscribe(common_pb.SubscribeKvEventsRequest(), timeout=20, wait_for_ready=True)
-        held: set[int] = set()
-        try:
-            async for batch in call:
-                for event in batch.events:
-                    held |= {block.block_hash % 2**64 for block in event.stored.blocks}
-                if batch.snapshot.index + 1 == batch.snapshot.count:
-                    return held
-        finally:
-            call.cancel()
-        raise AssertionError("the engine's state ended early")
+        return await cached_blocks(self._direct[engine])
 
     # What its process uses
 

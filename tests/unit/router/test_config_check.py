@@ -36,7 +36,7 @@ def test_what_has_no_effect_is_named_with_where_it_came_from_and_why() -> None:
         ({}, []),
         ({"router__mode": "random", "router__policy": "forecast"}, ["router.policy"]),
         ({"router__router_temperature": 3.0}, []),
-        ({"router__router_ttl_secs": 1.0}, ["router.router_ttl_secs"]),
+        ({"router__router_ttl_secs": 1.0}, []),
         ({"router__router_ttl_secs": 1.0, "router__use_kv_events": False}, []),
         ({"nats": "nats://h:1", "router__use_kv_events": False}, ["nats"]),
         ({"router__admission__queue_limit": 5}, []),

@@ -1,0 +1,3 @@
+def read_head(
+    data: bytes, block_size: int
+) -> tuple[int, int, int, int, int, bool, int, int, int, bool, int] | None: ...

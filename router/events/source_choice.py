@@ -1,0 +1,182 @@
+"""Which of a worker's event sources is believed: one at a time, the first that it has. Pure.
+
+A worker may publish on the event plane (NATS), tell its events to a subscriber over gRPC
+(SubscribeKvEvents), or say nothing at all: then its cache is predicted from routing.
+"""
+
+import enum
+from collections.abc import Collection
+
+NATS_WAIT_S = 1.0
+"""How long a worker that is well may take to be heard of on the event plane,"""
+ANNOUNCED_WAIT_S = 5.0
+"""and one that said under which ids it publishes there."""
+UNDECIDED_S = 5.0
+"""How long a stream may take to answer before the cache is predicted."""
+AWAY_S = 3.0
+"""How long the present source may be away before another one that is there takes its place,"""
+GONE_S = 15.0
+"""and a stream before what it told is forgotten, and the cache predicted."""
+NATS_SILENT_S = 20.0
+"""A publisher that sends heartbeats and has sent nothing for so long is away."""
+HOLD_S = 2.0
+"""How long a better source must be there before it takes the place of one that works;"""
+LONGEST_HOLD_S = 60.0
+"""twice as long after each time that it was left because it went away, up to this."""
+
+
+class EventSource(enum.Enum):
+    """Where the index has its knowledge of a worker's cache from."""
+
+    NATS = "nats"
+    GRPC = "grpc"
+    PREDICTED = "predicted"
+
+
+TOLD = (EventSource.NATS, EventSource.GRPC)
+"""Those that tell events, the best one first."""
+
+
+class _Presence:
+    """Since when a source is there, or away."""
+
+    def __init__(self) -> None:
+        self.up_since: float | None = None
+        self.down_since: float | None = None  # None: it never was there, or is
+        self.hold_s = HOLD_S
+        self.failed = False
+
+    def set(self, up: bool, now: float) -> None:
+        if up and self.up_since is None:
+            self.up_since, self.down_since, self.failed = now, None, False
+        elif not up and self.up_since is not None:
+            self.up_since, self.down_since = None, now
+
+    def is_steady(self, now: float) -> bool:
+        """There for as long as it has to be."""
+        return self.up_since is not None and now - self.up_since >= self.hold_s
+
+
+class SourceChoice:
+    """The source of one worker, from when it is well. Times are seconds that never go back.
+
+    `current` is None until it is known which there are; what is heard on the event plane is
+    believed then. `wants_stream` says whether a subscription should be open, or tried.
+    """
+
+    def __init__(self, allowed: Collection[EventSource], now: float, *, announced: bool) -> None:
+        """`announced`: the worker said that it publishes on the event plane."""
+        self._allowed = [source for source in TOLD if source in allowed]
+        self._wait_s = ANNOUNCED_WAIT_S if announced else NATS_WAIT_S
+        self._since = now
+        self._presence = {source: _Presence() for source in TOLD}
+        self._has_channel = False  # it was heard of on the event plane
+        self._nats_heard = now
+        self.current: EventSource | None = None
+        self.wants_stream = False
+        self.refused = ""
+        """why its stream is not read, although it has one"""
+        self.switches = 0
+        self.look(now)
+
+    def on_nats(self, now: float, *, connected: bool, heard: bool, beats: bool) -> None:
+        """How the event plane is, and whether this worker was heard of there since the last call;
+        `beats`: it is a publisher that sends heartbeats."""
+        if heard:
+            self._has_channel, self._nats_heard = True, now
+        elif not connected:
+            self._nats_heard = max(self._nats_heard, now)  # nobody could be heard
+        elif beats and now - self._nats_heard >= NATS_SILENT_S:
+            self._has_channel = False
+        self._presence[EventSource.NATS].set(connected and self._has_channel, now)
+        self.look(now)
+
+    def on_well(self, now: float) -> None:
+        """The worker is well again: what it could not tell meanwhile is held against no source."""
+        self._nats_heard = now
+        if self.current is None:
+            self._since = now
+        for presence in self._presence.values():
+            if presence.down_since is not None:
+                presence.down_since = now
+
+    def on_stream(self, up: bool, now: float, *, lasting: bool = False) -> None:
+        """The engine took a subscription, or it ended. `lasting`: there will be none."""
+        stream = self._presence[EventSource.GRPC]
+        stream.set(up, now)
+        stream.failed = not up
+        if lasting and self.current is EventSource.GRPC:
+            self._switch(self._best() or EventSource.PREDICTED, now)
+        self.look(now)
+
+    def refuse(self, reason: str, now: float) -> None:
+        """Its stream cannot be used, now or later."""
+        self.refused = reason
+        self._allowed = [source for source in self._allowed if source is not EventSource.GRPC]
+        self.on_stream(False, now, lasting=True)
+
+    def look(self, now: float) -> None:
+        """Decide by what is known now."""
+        wanted = self._decide(now)
+        if wanted is not None and wanted is not self.current:
+            self._switch(wanted, now)
+        self.wants_stream = self._wants_stream(now)
+
+    def _decide(self, now: float) -> EventSource | None:
+        best, current = self._best(), self.current
+        if current is None:
+            return self._first(best, now)
+        if current is EventSource.PREDICTED:
+            # One that went away before has to prove itself; what is predicted is no worse for it.
+            presence = None if best is None else self._presence[best]
+            new = presence is not None and presence.hold_s == HOLD_S
+            return best if presence is not None and (new or presence.is_steady(now)) else None
+        mine = self._presence[current]
+        if mine.up_since is not None:
+            better = best if best is not None and TOLD.index(best) < TOLD.index(current) else None
+            return better if better and self._presence[better].is_steady(now) else None
+        away_s = now - (self._since if mine.down_since is None else mine.down_since)
+        if best is not None and away_s >= AWAY_S:
+            return best
+        if current is EventSource.GRPC and away_s >= GONE_S:
+            return EventSource.PREDICTED
+        return None
+
+    def _first(self, best: EventSource | None, now: float) -> EventSource | None:
+        if best is not None:
+            return best
+        stream = self._presence[EventSource.GRPC]
+        answered = EventSource.GRPC not in self._allowed or stream.failed
+        waited_s = now - self._since
+        if self._nats_waited(now) and (answered or waited_s >= self._wait_s + UNDECIDED_S):
+            return EventSource.PREDICTED
+        return None
+
+    def _best(self) -> EventSource | None:
+        """The first source that is there."""
+        for source in self._allowed:
+            if self._presence[source].up_since is not None:
+                return source
+        return None
+
+    def _nats_waited(self, now: float) -> bool:
+        return EventSource.NATS not in self._allowed or now - self._since >= self._wait_s
+
+    def _wants_stream(self, now: float) -> bool:
+        if EventSource.GRPC not in self._allowed:
+            return False
+        if self.current is None:
+            return self._nats_waited(now)
+        if self.current is EventSource.NATS:
+            down = self._presence[EventSource.NATS].down_since
+            return down is not None and now - down >= AWAY_S
+        return True
+
+    def _switch(self, source: EventSource, now: float) -> None:
+        left = self._presence.get(self.current) if self.current is not None else None
+        if left is not None:
+            self.switches += 1
+            if left.up_since is None:
+                left.hold_s = min(2 * left.hold_s, LONGEST_HOLD_S)
+        self.current = source
+        self._since = now
