@@ -1,8 +1,8 @@
 """A stream of batches that are lost, doubled, cut off: what is applied is always a true state.
 
-The engine numbers its changes and forgets old ones; the reader applies what its cursor says. What is
-claimed was held at the moment of the last batch applied; at rest all is known, if the engine tells
-the state of its cache at all.
+The engine numbers its changes and forgets old ones; the reader applies what its cursor says. What
+is claimed was held at the moment of the last batch applied. At rest all is known, if the engine
+tells the state of its cache at all.
 """
 
 from random import Random

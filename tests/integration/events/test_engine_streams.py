@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from grpc import aio
+from support.adversity.engine_cache import cached_blocks, leading_blocks
 from support.calls import messages_of
-from support.engine_cache import cached_blocks, leading_blocks
 from support.fleet import BLOCK, PROMPT, Fleet, eventually
 from support.processes import Command, http_json
 

@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from support.adversity.engine_cache import leading_blocks
 from support.adversity.ledger import Ledger, statuses_of
 from support.adversity.world import BLOCK, World
-from support.engine_cache import leading_blocks
 
 DEADLINE_S = 40.0
 """For a machine with much else to do; a router on one of its own takes a few seconds."""

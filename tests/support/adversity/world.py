@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from grpc import aio
+from support.adversity.engine_cache import cached_blocks
 from support.adversity.fault_proxy import FaultProxy
 from support.adversity.nats_messages import MessageFaults
 from support.adversity.schedule import ENGINES, LAST
-from support.engine_cache import cached_blocks
 from support.fleet import eventually
 from support.free_port import free_port
 from support.polling import until

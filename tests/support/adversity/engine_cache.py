@@ -8,12 +8,11 @@ from grpc import aio
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from dynamo_router.workers.trtllm_proto import SERVICE, common_pb
 
-
 DEVICE = (common_pb.KV_CACHE_TIER_UNSPECIFIED, common_pb.KV_CACHE_TIER_DEVICE)
 
 
 async def cached_blocks(channel: aio.Channel) -> set[int]:
-    """The blocks on the device of a mock engine by the hashes of their prefixes, from the state it tells."""
+    """The blocks on a mock engine's device by their prefixes' hashes, from the state it tells."""
     subscribe: Any = channel.unary_stream(
         f"/{SERVICE}/SubscribeKvEvents",
         common_pb.SubscribeKvEventsRequest.SerializeToString,
