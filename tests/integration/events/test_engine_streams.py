@@ -100,7 +100,7 @@ async def test_what_a_stream_loses_comes_back(tmp_path: Path) -> None:
         for turn, fault in enumerate(FAULTS):
             for number in range(2):
                 await fleet.set_fault(number, **fault, seed=3 + number)
-            await fleet.ask_all(10_000 * turn)
+            await fleet.ask_all(5_000 * turn)
             for number in range(2):
                 await fleet.set_fault(number)
                 # What an engine's own buffer lost shows with its next event.
