@@ -109,7 +109,7 @@ class EngineStream:
         block_size: int,
         client_of: Callable[[int], object],
     ) -> None:
-        """`client_of` gives the present way to a worker, a Subscriber if its engine may tell events."""
+        """`client_of` gives the present way to a worker, a Subscriber if it may tell events."""
         self._worker_id, self._index, self._listener = worker_id, index, listener
         self._counts, self._block_size, self._client_of = counts, block_size, client_of
         self._ranks = {rank: _Rank() for rank in ranks}
