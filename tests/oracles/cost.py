@@ -37,10 +37,12 @@ def pick(costs, temperature, u):
         return -1
     low = min(costs[i] for i in finite)
     high = max(costs[i] for i in finite)
-    if temperature == 0 or low == high:
-        ties = [i for i in finite if costs[i] == low]
+    scale = (high - low) * temperature
+    if temperature == 0 or not 0 < scale < math.inf:
+        # Too close to be weighed, or so hot that their differences do not count.
+        ties = finite if scale == math.inf else [i for i in finite if costs[i] == low]
         return ties[int(u * len(ties))]
-    weights = [math.exp(-(costs[i] - low) / ((high - low) * temperature)) for i in finite]
+    weights = [math.exp(-(costs[i] - low) / scale) for i in finite]
     passed = 0.0
     for i, weight in zip(finite, weights, strict=True):
         passed += weight

@@ -207,4 +207,4 @@ class BoundedTreeMachine(RuleBasedStateMachine):
 
 
 TestBoundedTreeMachine = BoundedTreeMachine.TestCase
-TestBoundedTreeMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestBoundedTreeMachine.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)

@@ -103,4 +103,4 @@ class YieldPointsMachine(RadixTreeMachine):
 
 
 TestYieldPointsMachine = YieldPointsMachine.TestCase
-TestYieldPointsMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestYieldPointsMachine.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

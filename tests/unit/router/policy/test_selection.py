@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles import cost as oracle_cost
 
@@ -111,6 +111,7 @@ def test_temperatures_out_of_range_are_refused(temperature):
     temperature=st.sampled_from([0.0, 0.1, 0.5, 1.0, 5.0]),
     seed=st.integers(0, 2**32),
 )
+@example(values=[0.0, 5e-324], temperature=0.1, seed=0)
 def test_a_seed_draws_what_plain_python_draws(values, temperature, seed):
     expected = oracle_cost.pick(values, temperature, Random(seed).random())
     if expected < 0:
