@@ -15,7 +15,7 @@ from ..workers.registry import PREDICTED, WorkerEntry, WorkerRegistry
 from .config import KvRouterConfig
 from .event_watch import EventWatch
 from .overlaps import Overlaps
-from .policy import Candidates, Decision, Mask, Policy
+from .policy import Candidates, Decision, Mask, Policy, tier_weights_given
 from .prompt import Prompt
 from .views import PotentialLoad
 
@@ -64,9 +64,10 @@ class CandidateSource:
         if not with_caches:
             return Candidates(self.slots, isl=prompt.isl, eligible=eligible, now=now)
         overlaps = self.match(prompt)
-        saved = overlaps.device
+        saved, weights_given = overlaps.device, False
         if overlaps.host is not None:
-            saved = overlaps.saved(config.cost_params())
+            params = config.cost_params()
+            saved, weights_given = overlaps.saved(params), tier_weights_given(params)
         return Candidates(
             self.slots,
             isl=prompt.isl,
@@ -76,6 +77,7 @@ class CandidateSource:
             host_overlaps=overlaps.host,
             disk_overlaps=overlaps.disk,
             saved_prefill_blocks=saved,
+            weights_given=weights_given,
             now=now,
         )
 

@@ -15,6 +15,7 @@ from .cost import (
     lower_saving,
     params_from_legacy_weight,
     terms,
+    tier_weights_given,
 )
 from .decision import CandidateTerms, Decision, Explanation
 from .draw import Rng, pick, pick_lowest
@@ -46,6 +47,7 @@ __all__ = [
     "Rng",
     "choose",
     "lower_saving",
+    "tier_weights_given",
     "mode_policy",
     "params_from_legacy_weight",
     "pick",

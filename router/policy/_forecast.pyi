@@ -45,16 +45,23 @@ class Forecast:
     def cached(self, request_id: str, tokens: int) -> bool:
         """The engine found so many tokens of a prompt; False if that teaches nothing."""
 
-    def first_token(self, request_id: str, now: float) -> tuple[int, float, float, bool] | None:
+    def first_token(
+        self, request_id: str, now: float, loaded: bool = False
+    ) -> tuple[int, float, float, bool] | None:
         """(worker number, seconds foreseen when it was booked, seconds it took, whether its
         engine's cache was as good as full then); None if it is not booked, or had its first
-        token."""
+        token. `loaded`: it waited for blocks of lower tiers, so that the latency model learns
+        nothing from it."""
 
     def end(
         self, request_id: str, now: float, output_tokens: int
     ) -> tuple[int, float, float] | None:
         """(worker number, seconds that the model says of a token, seconds that it took), 0 where
         nothing can be said; None if it is not booked."""
+
+    @property
+    def late_s(self) -> float:
+        """How much later the last first token came than was foreseen; nan if it teaches nothing."""
 
     def score(
         self,

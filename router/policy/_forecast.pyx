@@ -2,7 +2,7 @@
 
 cimport cython
 from cython cimport boundscheck, wraparound
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, NAN
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
@@ -53,6 +53,7 @@ cdef class Forecast:
     cdef dict records               # request id -> booking
     cdef list ids                   # booking -> request id, None where free
     cdef Model model
+    cdef readonly double late_s     # the last first token beyond what was foreseen; nan: unknown
 
     def __cinit__(self, params):
         self.first_free = NO_BOOKING
@@ -143,7 +144,7 @@ cdef class Forecast:
         learn_cached(&self.model, timeline, booking)
         return True
 
-    def first_token(self, str request_id not None, double now):
+    def first_token(self, str request_id not None, double now, bint loaded=False):
         cdef EngineTimeline* timeline
         cdef Booking* booking
         cdef uint32_t record
@@ -159,6 +160,7 @@ cdef class Forecast:
         if not booking.queued:
             return None
         timeline = &self.timelines[booking.worker]
+        self.late_s = NAN
         timeline_advance(timeline, self.bookings, &self.model.speed, now)
         position, steps = booking.step_end, booking.step
         if position < 0:  # sooner than forecast: the running step or a later one has done it
@@ -173,7 +175,9 @@ cdef class Forecast:
                 if can_compare(&self.model):
                     self.fade_speeds()
                 steps = max(steps, 1)
-                learn_prefill(&self.model, timeline, booking, position, attended, steps, now)
+                self.late_s = learn_prefill(
+                    &self.model, timeline, booking, position, attended, steps, now, loaded
+                )
             timeline_correct(timeline, self.bookings, position, &self.model.speed, now)
         learn_first_token(&self.model, timeline, booking, now)
         return booking.worker, booking.foreseen_s, now - booking.booked_at, booking.crowded
@@ -369,20 +373,16 @@ cdef class Forecast:
             mine = [r for r in contexts if self.bookings[<uint32_t>r].worker == number]
             assert timeline.requests == len(mine)
             assert timeline.context == sum(map(contexts.get, mine))
-            record, before = timeline.head, NO_BOOKING
-            waiting = []
+            record, before, waiting = timeline.head, NO_BOOKING, []
             while record != NO_BOOKING:
                 booking = &self.bookings[record]
                 assert booking.queued and booking.worker == number and booking.before == before
                 assert self.records[self.ids[record]] == record
                 assert before == NO_BOOKING or self.bookings[before].end <= booking.end
                 assert booking.end <= timeline.end
-                if booking.step_end < 0:
-                    waiting.append(record)
-                else:
-                    assert not waiting
-                before, record = record, booking.after
-                queued += 1
+                waiting += [record] * (booking.step_end < 0)
+                assert not waiting or booking.step_end < 0
+                before, record, queued = record, booking.after, queued + 1
             assert timeline.tail == before
             assert timeline.first_waiting == (waiting[0] if waiting else <uint32_t>NO_BOOKING)
             assert timeline.waiting == len(waiting)

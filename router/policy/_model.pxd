@@ -74,14 +74,16 @@ cdef inline void learn_cached(
     model.extra = KEPT_EXTRA * model.extra + beyond
 
 
-cdef inline void learn_prefill(
+cdef inline double learn_prefill(
     Model* model, EngineTimeline* timeline, const Booking* booking, int64_t position,
-    double attended, int64_t steps, double now,
+    double attended, int64_t steps, double now, bint loaded,
 ) noexcept nogil:
     """Learn that the tokens of the stream from the anchor to `position` took until `now`.
 
     They were forecast to take so many steps, and to attend to so much; the booking is the first of
     them. Where its engine told how many of its tokens it found cached, those it computed count.
+    Returns how much longer than foreseen they took, of which nothing is learnt here where blocks
+    were `loaded` meanwhile.
     """
     cdef double x[4]
     cdef int64_t tokens = position - timeline.anchor
@@ -99,10 +101,13 @@ cdef inline void learn_prefill(
     x[1] = tokens / CHUNK_TOKENS
     x[2] = steps * timeline_mean_decode_s(timeline, &model.speed, now)
     x[3] = attended / ATTENDED_TOKENS
-    if can_compare(model):
-        timeline.seen_s += took
-        timeline.expected_s += fit_predict(&model.speed.prefill, x)
-    fit_add(&model.speed.prefill, x, took)
+    cdef double expected = fit_predict(&model.speed.prefill, x)
+    if not loaded:  # else it would take the time of transfers for that of steps
+        if can_compare(model):
+            timeline.seen_s += took
+            timeline.expected_s += expected
+        fit_add(&model.speed.prefill, x, took)
+    return took - expected
 
 
 cdef inline void learn_first_token(

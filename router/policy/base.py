@@ -22,7 +22,8 @@ class Candidates:
     `eligible` are the workers it may go to. `overlaps` (leading blocks of the prompt on the device)
     and `sequence_hashes` are None for a policy that does not need them, the lower tiers' overlaps
     where there are none. `saved_prefill_blocks` are what all tiers together save, each at its
-    weight: `overlaps` if there is only the device. `now` is the router's time in seconds. Good for
+    weight: `overlaps` if there is only the device. `weights_given`: these were set, and hold in
+    place of what was learnt. `now` is the router's time in seconds. Good for
     one decision: the loads are those of when they were first asked for.
     """
 
@@ -37,6 +38,7 @@ class Candidates:
         host_overlaps: Blocks | None = None,
         disk_overlaps: Blocks | None = None,
         saved_prefill_blocks: Blocks | None = None,
+        weights_given: bool = False,
         now: float = 0.0,
     ) -> None:
         self.slots = slots
@@ -48,6 +50,7 @@ class Candidates:
         self.sequence_hashes = sequence_hashes
         self.host_overlaps = host_overlaps
         self.disk_overlaps = disk_overlaps
+        self.weights_given = weights_given
         self.saved_prefill_blocks = (
             overlaps if saved_prefill_blocks is None else saved_prefill_blocks
         )

@@ -59,6 +59,11 @@ class CostParams:
                 raise ConfigError(f"{each.name} must be in 0..1, not {value!r}", key=each.name)
 
 
+def tier_weights_given(params: CostParams) -> bool:
+    """Whether somebody has set a weight of a lower tier."""
+    return any(getattr(params, key) != getattr(CostParams, key) for key in LOWER_TIER_WEIGHTS)
+
+
 def lower_saving(params: CostParams, host: Any, disk: Any) -> Any:
     """Blocks of prefill that blocks in the lower tiers save; of numbers or of arrays."""
     return params.host_cache_hit_weight * host + params.disk_cache_hit_weight * disk

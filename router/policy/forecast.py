@@ -18,14 +18,16 @@ from ...runtime.errors import ConfigError
 from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
 from .base import Candidates, Policy
-from .cost import Counts, Floats, Mask
+from .cost import Blocks, Counts, Floats, Mask
 from .modes import LMetric
+from .onboarding import Load, Onboarding
 from .residuals import ResidualState, ResidualWatch
 
 CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
 ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend to
 COLD_BUDGET = 8192  # prompt tokens in a step of the usual engine
 ORDER_PENALTY = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
+MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and tell of computing
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 
 log = logging.getLogger(__name__)
@@ -88,6 +90,9 @@ class ForecastPolicy(Policy):
         self._numbers: set[int] = set()
         self._watch = ResidualWatch()
         self._fallback = LMetric()
+        self._onboarding = Onboarding()
+        self._loads: dict[str, Load] = {}  # of requests that find blocks in lower tiers
+        self._loaded: dict[str, tuple[int, int]] = {}  # what their engines said of it
 
     def score(self, candidates: Candidates) -> Floats:
         """Seconds by worker number, inf where it is not eligible; or the fallback's costs."""
@@ -96,22 +101,32 @@ class ForecastPolicy(Policy):
         return self._forecast.score(
             candidates.isl,
             candidates.block_size,
-            candidates.saved_prefill_blocks,
+            self._saved(candidates),
             candidates.potential_blocks,
             candidates.eligible,
             candidates.now,
         )
 
     def explain(self, candidates: Candidates) -> dict[int, dict[str, float]]:
-        """The terms of every registered worker's cost, in seconds, by number."""
-        return self._forecast.explain(
+        """The terms of every registered worker's cost, in seconds, by number.
+
+        `onboard_s` is the part of `prefill_s` in which blocks of lower tiers are loaded.
+        """
+        terms = self._forecast.explain(
             candidates.isl,
             candidates.block_size,
-            candidates.saved_prefill_blocks,
+            self._saved(candidates),
             candidates.potential_blocks,
             len(candidates.eligible),
             candidates.now,
         )
+        _, host, disk = _tiers(candidates)
+        for number, row in terms.items():
+            row["onboard_s"] = 0.0
+            if host is not None and disk is not None:
+                each = self._onboarding.block_s(number, self._computing_s(candidates.block_size))
+                row["onboard_s"] = float(host[number] * each[0] + disk[number] * each[1])
+        return terms
 
     def residuals(self) -> ResidualState:
         """How well it foresees, and whether it decides."""
@@ -161,27 +176,47 @@ class ForecastPolicy(Policy):
         self._forecast.remove_worker(number)
         self._numbers.discard(number)
         self._watch.on_worker_gone(number)
+        self._onboarding.forget(number)
+        for request_id in [key for key, load in self._loads.items() if load.number == number]:
+            self._forget_load(request_id)
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         """A request was sent to a worker."""
-        isl, saved = candidates.isl, candidates.saved_prefill_blocks
+        isl, saved = candidates.isl, self._saved(candidates)
         cached = 0 if saved is None else int(saved[number]) * candidates.block_size
         tokens = isl - min(cached, isl - 1)  # the last one is computed in any case
         blocks = float(candidates.potential_blocks[number])
         self._forecast.book(request_id, number, isl, tokens, candidates.now, blocks)
+        load = self._load(number, candidates)
+        if load is not None:
+            self._loads[request_id], self._loaded[request_id] = load, load.lower
 
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
         """Its engine found so many prompt tokens cached; heard before its first token, it counts.
 
         It tells a slow engine from one whose cache is not as the index says.
         """
+        load = self._loads.get(request_id)
+        if load is not None and cached_tokens > 0:
+            loaded = self._loaded[request_id] = load.loaded(cached_tokens)
+            cached_tokens = max(1, cached_tokens - load.unsaved_tokens(loaded))
         self._forecast.cached(request_id, min(max(cached_tokens, 0), 2**32 - 1))
 
     def on_first_token(self, request_id: str, now: float) -> None:
         """Its prompt is computed."""
-        found = self._forecast.first_token(request_id, now)
+        load, loaded = self._loads.get(request_id), self._loaded.get(request_id)
+        self._forget_load(request_id)
+        slow = False
+        if load is not None and loaded is not None:
+            used_s = self._computing_s(load.block_size)
+            slow = load.unsaved_tokens(loaded) > MOST_UNSAVED * load.block_size
+        found = self._forecast.first_token(request_id, now, slow)
         if found is None:
             return
+        late_s = self._forecast.late_s
+        if load is not None and loaded is not None and not math.isnan(late_s):
+            loaded_s = late_s + load.unsaved_tokens(loaded) * used_s / load.block_size
+            self._onboarding.learn(load.number, loaded, max(0.0, loaded_s), used_s)
         worker, foreseen_s, took_s, crowded = found
         # Nobody foresees when answers end, and so when a full cache has room.
         if not crowded and self._watch.on_first_token(worker, foreseen_s, took_s):
@@ -189,6 +224,7 @@ class ForecastPolicy(Policy):
 
     def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
         """It is over, however; `output_tokens` if somebody has counted them."""
+        self._forget_load(request_id)
         found = self._forecast.end(request_id, now, output_tokens or 0)
         if found is not None and found[1] > 0:
             self._watch.on_answer(found[1], found[2])
@@ -226,6 +262,47 @@ class ForecastPolicy(Policy):
                 state.failing_workers,
             )
 
+    def block_s(self, number: int, block_size: int) -> tuple[float, float]:
+        """Seconds that this worker takes to load a block from host memory, and from disk."""
+        return self._onboarding.block_s(number, self._computing_s(block_size))
+
+    def _computing_s(self, block_size: int) -> float:
+        """Seconds that computing a block takes, by what was learnt; above 0."""
+        return max(block_size * self.learnt().token_s, 1e-9)
+
+    def _saved(self, candidates: Candidates) -> Blocks | None:
+        """Blocks of prefill that each worker's tiers save, less what loading them takes."""
+        device, host, disk = _tiers(candidates)
+        if device is None or host is None or disk is None:
+            return candidates.saved_prefill_blocks
+        computing_s = self._computing_s(candidates.block_size)
+        return self._onboarding.saved(device, host, disk, computing_s)
+
+    def _load(self, number: int, candidates: Candidates) -> Load | None:
+        """What a request is said to find in the lower tiers of its worker, if anything."""
+        device, host, disk = _tiers(candidates)
+        if device is None or host is None or disk is None or not (host[number] or disk[number]):
+            return None
+        block_size = candidates.block_size
+        return Load(
+            number,
+            int(device[number]),
+            (int(host[number]), int(disk[number])),
+            block_size,
+            self._onboarding.weights(number, self._computing_s(block_size)),
+        )
+
+    def _forget_load(self, request_id: str) -> None:
+        self._loads.pop(request_id, None)
+        self._loaded.pop(request_id, None)
+
     def check_integrity(self) -> None:
         """Recount everything; AssertionError if a sum is wrong. For tests."""
         self._forecast.check_integrity()
+
+
+def _tiers(candidates: Candidates) -> tuple[Blocks | None, Blocks | None, Blocks | None]:
+    """The overlaps of each tier; None below the device where somebody has set the weights."""
+    if candidates.weights_given:
+        return candidates.overlaps, None, None
+    return candidates.overlaps, candidates.host_overlaps, candidates.disk_overlaps
