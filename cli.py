@@ -78,6 +78,11 @@ BENCHES: Mapping[str, Entry] = {
     "live": Entry(
         "Real processes beside the simulation.", "bench.live:LiveConfig", "bench.live:run"
     ),
+    "hostile": Entry(
+        "What a peer that misbehaves costs the others.",
+        "bench.hostile.command:HostileBenchConfig",
+        "bench.hostile.command:run",
+    ),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
 }
 WORKERS: Mapping[str, Entry] = {

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,7 +25,7 @@ from ..runtime.settings import bad_setting, option
 from ..workers.trtllm_client import ConnectionPolicy
 from ..workers.trtllm_proto import pb
 from .load import GENERATE, READY
-from .results import Output, pin_to_core
+from .results import Output, cpu_seconds, pin_to_core
 
 WAYS = ("direct", "bare", "router")
 START_TIMEOUT_S = 60.0
@@ -123,10 +122,10 @@ async def _measure(config: ProxyBenchConfig) -> dict[str, Way]:
             calls[name] = channel.unary_stream(GENERATE, None, None)
         for round in range(config.rounds + 1):
             for name, way in ways.items():
-                before = _cpu_us(way.pid)
+                before = cpu_seconds(way.pid)
                 latencies = await _load(calls[name], bodies, config)
                 if round:  # the first round warms up
-                    way.cpu_us.append((_cpu_us(way.pid) - before) / config.requests)
+                    way.cpu_us.append((cpu_seconds(way.pid) - before) * 1e6 / config.requests)
                     way.p50_us.append(median(latencies))
     return ways
 
@@ -164,15 +163,6 @@ def _bodies(config: ProxyBenchConfig) -> Iterator[bytes]:
         del request.tokenized.input_token_ids[:]
         request.tokenized.input_token_ids.extend(rng.choices(range(VOCABULARY), k=config.tokens))
         yield request.SerializeToString()
-
-
-def _cpu_us(pid: int) -> float:
-    """CPU time of all threads of a process so far, in microseconds."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
-            total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e3
 
 
 def _result(config: ProxyBenchConfig, ways: dict[str, Way]) -> dict[str, Any]:

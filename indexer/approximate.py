@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ._predictions import PredictionTree
 from .prefix_index import TierOverlap
-from .source import SourceState, SourceStatus
+from .source import SOURCES_IN_A_STEP, SourceState, SourceStatus
 
 TICKS_PER_SECOND = 10  # deadlines are rounded up to these, so that one expiry handles many
 
@@ -117,15 +117,17 @@ class ApproximateIndex:
 
     def sources(self) -> list[SourceStatus]:
         """Every worker that is bound or was sent a request."""
-        tree = self._predictions.tree
-        return [
-            SourceStatus(worker, SourceState.APPROXIMATE, tree.num_blocks(worker))
-            for worker in tree.workers()
-        ]
+        return [source for step in self.sources_in_steps() for source in step]
 
     def sources_in_steps(self) -> Iterator[list[SourceStatus]]:
-        """The same in one step: reading it costs little."""
-        yield self.sources()
+        """The same, a few at a time: each step at a moment of its own."""
+        tree = self._predictions.tree
+        workers = tree.workers()
+        for begin in range(0, len(workers), SOURCES_IN_A_STEP):
+            yield [
+                SourceStatus(worker, SourceState.APPROXIMATE, tree.num_blocks(worker))
+                for worker in workers[begin : begin + SOURCES_IN_A_STEP]
+            ]
 
     def memory_bytes(self) -> int:
         """Bytes allocated, used or kept for use."""

@@ -7,6 +7,9 @@ from msgspec import Meta
 
 from ..runtime.identity import WorkerWithDpRank
 
+SOURCES_IN_A_STEP = 64
+"""of reading their states: some 0.3 ms"""
+
 
 class SourceState(enum.Enum):
     """How far the index can be trusted about one worker."""

@@ -24,7 +24,9 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
 GENERATE = f"/{SERVICE}/Generate"
 
 
-class _Methods(grpc.GenericRpcHandler):
+class Methods(grpc.GenericRpcHandler):
+    """A server of these, by their full names."""
+
     def __init__(self, methods: dict[str, Any]) -> None:
         self._methods = methods
 
@@ -72,7 +74,7 @@ async def main(role: str, argument: str) -> None:
     methods = engine() if role == "engine" else bare_proxy(argument)
     ports = int(argument) if role == "engine" else 1
     server = aio.server(options=OPTIONS)
-    server.add_generic_rpc_handlers((_Methods(methods),))
+    server.add_generic_rpc_handlers((Methods(methods),))
     bound = [server.add_insecure_port("127.0.0.1:0") for _ in range(ports)]
     await server.start()
     print(*(f"127.0.0.1:{port}" for port in bound), flush=True)

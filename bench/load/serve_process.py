@@ -37,11 +37,20 @@ class ServeProcess:
 
     Entering returns when `workers` engines can take requests. RouterError, with the last lines of
     the child, if that does not come about within `start_timeout_s`. Leaving stops the child and
-    all of its children, by force if it takes long.
+    all of its children, by force if it takes long. `token` is one that may see the workers, where
+    the router asks for one.
     """
 
-    def __init__(self, arguments: Sequence[str], *, workers: int, start_timeout_s: float) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        workers: int,
+        start_timeout_s: float,
+        token: str | None = None,
+    ) -> None:
         self._workers = workers
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._start_timeout_s = start_timeout_s
         # -P: what lies in the current directory must not take a module's place.
         # A session of its own: Ctrl-C in our terminal is ours alone to hear and to pass on.
@@ -52,6 +61,11 @@ class ServeProcess:
         )
         self.grpc_address = ""
         self.http_address = ""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the router, while it runs."""
+        return self._child.pid
 
     async def __aenter__(self) -> Self:
         try:
@@ -84,7 +98,7 @@ class ServeProcess:
 
     async def _workers_ready(self) -> None:
         """Ready to listen is not yet ready to serve: the router still connects to its engines."""
-        async with aiohttp.ClientSession(trust_env=False) as http:
+        async with aiohttp.ClientSession(trust_env=False, headers=self._headers) as http:
             while await self._ready_workers(http) < self._workers:
                 if not self._child.running:
                     await self._child.stop()

@@ -8,6 +8,7 @@ from .environment import describe_environment, pin_to_core, unpin
 from .objectives import Goodput, ObjectiveConfig
 from .output import Output, format_number, new_table, write_json
 from .pictures import prepare_plots, require_matplotlib, save_figure
+from .processes import cpu_seconds, memory_mib
 from .report import Run, runs_content, runs_table
 from .summary import Summary, percentiles, spread, summarise, summarise_weighted
 
@@ -18,9 +19,11 @@ __all__ = [
     "Run",
     "Summary",
     "bootstrap_interval",
+    "cpu_seconds",
     "describe_environment",
     "format_number",
     "geometric_mean",
+    "memory_mib",
     "new_table",
     "percentiles",
     "pin_to_core",

@@ -14,7 +14,7 @@ from ...runtime.errors import EventError
 from ...runtime.identity import WorkerWithDpRank
 from ..approximate import ApproximateIndex
 from ..prefix_index import TierOverlap
-from ..source import Missing, SourceImage, SourceState, SourceStatus
+from ..source import SOURCES_IN_A_STEP, Missing, SourceImage, SourceState, SourceStatus
 from ..wire import TIERS, StorageTier, describe_decode_error
 from . import _status
 from ._actor import IndexActor
@@ -31,8 +31,6 @@ _counts_of = itemgetter(
 )
 MAX_WAITING = 1 << 16
 MAX_WAITING_BLOCKS = 1 << 22
-SOURCES_IN_A_STEP = 64
-"""Some 0.3 ms of reading."""
 
 
 class EventIndex:

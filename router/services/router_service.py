@@ -11,7 +11,7 @@ from grpc import aio
 
 from ...runtime.errors import InvalidRequestError, RouterError
 from ...runtime.identity import WorkerWithDpRank
-from ...runtime.steps import finish_in_turns, made_in_turns
+from ...runtime.steps import by_steps, finish_in_turns, made_in_turns
 from ..access import current_account, current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
 from ..admission import Objectives, read_objectives
@@ -157,12 +157,16 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
     ) -> pb.ExplainResponse:
         steps = self._router.explain_steps(prompt, asked=asked)
         explanation = await finish_in_turns(steps)
-        rows = await made_in_turns(CandidateTerms.to_dict, explanation.candidates)
-        return pb.ExplainResponse(
-            cheapest=map(_worker, explanation.cheapest),
-            candidates=await made_in_turns(_candidate, explanation.candidates),
-            json=msgspec.json.encode(explanation.to_dict(rows)).decode(),
-        )
+        answer = pb.ExplainResponse(cheapest=map(_worker, explanation.cheapest))
+        rows = []
+        for some in by_steps(explanation.candidates):
+            answer.candidates.extend(map(_candidate, some))
+            rows.append(msgspec.json.encode([row.to_dict() for row in some])[1:-1])
+            await asyncio.sleep(0)
+        # Its last field is the empty list of candidates.
+        head = msgspec.json.encode(explanation.to_dict([])).removesuffix(b"]}")
+        answer.json = b"".join((head, b",".join(rows), b"]}")).decode()
+        return answer
 
 
 def _decoded(kind: Any, body: bytes) -> Any:

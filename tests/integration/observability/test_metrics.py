@@ -1,15 +1,18 @@
 """/metrics of a served fleet, read as Prometheus reads it."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
+from aiohttp import web
 from support.fake_engine import FakeEngine, fail, prompt, stall
 from support.observability.exposition import families, values_of
 from support.polling import until
 from support.serving import BLOCK, Doors, serving
 
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.services import http_server
 
 
 async def ended(doors: Doors, count: int) -> dict[str, float]:
@@ -97,3 +100,25 @@ async def test_what_callers_have_open_is_told() -> None:
         await asyncio.wait([call])
         await until(lambda: not doors.server.dispatcher.in_flight)
         assert (await doors.metrics())['dynamo_router_open_calls{kind="requests"}'] == 0
+
+
+async def test_a_long_page_is_written_in_pieces_and_arrives_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces: list[int] = []
+    write = web.StreamResponse.write
+
+    async def noted(self: web.StreamResponse, data: Any) -> None:
+        pieces.append(len(data))
+        await write(self, data)
+
+    monkeypatch.setattr(http_server, "WRITTEN_AT_ONCE", 1000)
+    monkeypatch.setattr(web.StreamResponse, "write", noted)
+    async with serving(FakeEngine()) as doors:
+        status, text = await doors.http("GET", "/metrics", headers=FORMS["plain"])
+        assert status == 200 and sum(pieces) == len(text.encode())
+        assert max(pieces) <= 1000 < sum(pieces)
+        assert "# HELP" in text and text.endswith("\n")
+        pieces.clear()
+        status, text = await doors.http("HEAD", "/metrics")
+        assert (status, text, pieces) == (200, "", [])

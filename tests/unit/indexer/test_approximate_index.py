@@ -5,7 +5,7 @@ import pytest
 
 from dynamo_router.indexer.approximate import ApproximateIndex
 from dynamo_router.indexer.hashing import sequence_hashes
-from dynamo_router.indexer.source import SourceState
+from dynamo_router.indexer.source import SOURCES_IN_A_STEP, SourceState
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
 WORKER = WorkerWithDpRank(7, 1)
@@ -77,6 +77,21 @@ def test_sources_are_approximate_and_unbound_ones_are_gone():
     index.unbind(WorkerWithDpRank(8, 0))
     index.unbind(WorkerWithDpRank(9, 0))
     assert [s.worker for s in index.sources()] == [WORKER] and len(index) == 0
+    index.close()
+
+
+def test_many_sources_are_told_a_few_at_a_time():
+    index = ApproximateIndex()
+    for number in range(3 * SOURCES_IN_A_STEP + 1):
+        index.bind(WorkerWithDpRank(number), number)
+    first, *others = steps = list(index.sources_in_steps())
+    assert [len(step) for step in steps] == [SOURCES_IN_A_STEP] * 3 + [1]
+    assert [source for step in steps for source in step] == index.sources()
+    telling = index.sources_in_steps()
+    assert next(telling) == first
+    for source in others[0]:  # they leave in between
+        index.unbind(source.worker)
+    assert [source.blocks for source in next(telling)] == [0] * SOURCES_IN_A_STEP
     index.close()
 
 

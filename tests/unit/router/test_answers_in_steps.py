@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Generator, Iterator
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from dynamo_router.router.admission import NO_OBJECTIVES
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.dispatch import RequestReader
 from dynamo_router.router.kv_router import KvRouter
@@ -75,7 +77,7 @@ async def test_the_loop_has_turns_meanwhile(router: KvRouter) -> None:
     listed = await service.ListWorkers(pb.ListWorkersRequest(), cast(Any, None))
     assert turns >= WORKERS // STEP and len(listed.workers) == WORKERS
     turns = 0
-    explained = await service.Explain(pb.ExplainRequest(), router.prompt(PROMPT))
+    explained = await service.Explain(pb.ExplainRequest(), router.prompt(PROMPT), NO_OBJECTIVES)
     assert turns >= WORKERS // STEP and len(explained.candidates) == WORKERS
     counting.cancel()
 
@@ -83,3 +85,22 @@ async def test_the_loop_has_turns_meanwhile(router: KvRouter) -> None:
 def test_chunks_are_the_items_in_order() -> None:
     assert list(by_steps(range(5), 2)) == [[0, 1], [2, 3], [4]]
     assert list(by_steps((), 2)) == []
+
+
+async def test_no_part_of_an_explanation_is_written_at_once(
+    router: KvRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    encode = msgspec.json.encode
+
+    def noted(content: Any) -> bytes:
+        written.append(len(encode(content)))
+        return encode(content)
+
+    monkeypatch.setattr(msgspec.json, "encode", noted)
+    answer = await RouterService(router, RequestReader(4)).Explain(
+        pb.ExplainRequest(), router.prompt(PROMPT), NO_OBJECTIVES
+    )
+    assert msgspec.json.decode(answer.json) == router.explain(PROMPT).to_dict()
+    assert max(written) <= len(answer.json) / 4
+    assert [row.worker.worker_id for row in answer.candidates] == list(range(WORKERS))

@@ -1,0 +1,25 @@
+"""The hostile benchmark runs as a command: an engine, a caller and a publisher that misbehave."""
+
+import json
+from pathlib import Path
+
+from dynamo_router.bench.hostile.cells import PHASES
+from dynamo_router.bench.hostile.command import HostileBenchConfig, run
+
+
+def test_each_kind_of_process_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "hostile.json"
+    kinds = ("engine-fail", "scraper", "junk")
+    config = HostileBenchConfig(kind=kinds, rounds=1, seconds=0.4, workers=2, json=str(file))
+    assert run(config) == 0
+    content = json.loads(file.read_text())
+    assert content["benchmark"] == "hostile"
+    results = {result["kind"]: result for result in content["results"]}
+    assert set(results) == set(kinds)
+    for result in results.values():
+        assert set(result["phases"]) == set(PHASES)
+        for figures in result["phases"].values():
+            assert figures["requests"] > 0 and figures["p99_ms"] > 0
+        before, most, after = result["memory_mib"]
+        assert min(before, most, after) > 10 and result["router_cpu"] > 0
+    assert all(results[kind]["peer_cpu"] > 0 for kind in ("scraper", "junk"))
