@@ -43,6 +43,7 @@ STOP_TIMEOUT_S = 10.0
 SETTLE_S = 1.0
 """After a phase; what it left behind is no concern of the next one."""
 WATCH_EVERY_S = 0.1
+TABLE_WIDTH = 140
 _BURN = """
 import sys, time
 share = float(sys.argv[1])
@@ -80,7 +81,7 @@ class HostileBenchConfig:
 
 def run(config: HostileBenchConfig) -> int:
     """The command: measure, print a table, write JSON if asked."""
-    output = Output(config.json)
+    output = Output(config.json, width=TABLE_WIDTH)
     cells = worst_first(uvloop.run(_measure(config)))
     output.print(hostile_table(cells))
     settings = {key: value for key, value in vars(config).items() if key != "json"}
@@ -247,8 +248,9 @@ async def _burning(cores: float) -> AsyncIterator[None]:
 
 def hostile_table(cells: Sequence[Cell]) -> Table:
     """Worst first. Times in ms, memory in MiB, CPU in cores."""
-    table = new_table("peer", title="time to first token of a client that behaves, ms")
+    table = new_table(title="time to first token of a client that behaves, ms")
     headings = ("ratio", "net", *PHASES, "gap", "failed", "MiB", "cores")
+    table.add_column("peer", no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for cell in cells:
