@@ -30,9 +30,8 @@ from ...runtime.settings import bad_setting, option
 from ..load import ServeProcess
 from ..results import Output, cpu_seconds, format_number, memory_mib, new_table
 from .cells import PHASES, Cell, Phase, PhaseName, Sample, figures_of, worst_first
-from .engines import MISBEHAVIOURS, STEADY
+from .engines import MISBEHAVIOURS, OFF, ON, STEADY
 from .peers import PEERS
-from .switch import OFF, ON
 
 FREEZE = "freeze"
 """An engine that is stopped by its operating system."""
@@ -94,15 +93,15 @@ async def _measure(config: HostileBenchConfig) -> list[Cell]:
     cells = []
     for kind in dict.fromkeys(config.kind):
         with tempfile.TemporaryDirectory(prefix="dynamo-router-") as folder:
-            async with _scene(config, kind, Path(folder)) as scene:
-                cells.append(cell := await scene.measure(config))
+            async with _trial(config, kind, Path(folder)) as trial:
+                cells.append(cell := await trial.measure(config))
         said = f"p99 ratio {cell.ratio:.1f}, net {cell.net_ratio:.1f}"
         print(f"{kind}: {said}", file=sys.stderr, flush=True)
     return cells
 
 
 @contextlib.asynccontextmanager
-async def _scene(config: HostileBenchConfig, kind: str, folder: Path) -> AsyncIterator["_Scene"]:
+async def _trial(config: HostileBenchConfig, kind: str, folder: Path) -> AsyncIterator["_Trial"]:
     async with contextlib.AsyncExitStack() as stack:
         nats = EmbeddedNats()
         stack.push_async_callback(nats.stop)
@@ -130,7 +129,7 @@ async def _scene(config: HostileBenchConfig, kind: str, folder: Path) -> AsyncIt
             calls = [router.grpc_address, router.http_address, nats.url, str(tokens["hostile"])]
             peer, _ = await _child(["peers", kind, *calls], stack, nice=True)
         assert router.pid is not None
-        yield _Scene(kind, router.pid, peer, client, samples)
+        yield _Trial(kind, router.pid, peer, client, samples)
 
 
 def _write_tokens(folder: Path) -> dict[str, Path]:
@@ -151,9 +150,9 @@ def _write_tokens(folder: Path) -> dict[str, Path]:
 async def _child(
     arguments: Sequence[str], stack: contextlib.AsyncExitStack, *, nice: bool = False
 ) -> tuple[ChildProcess, str]:
-    """Start a process of this room; it and the first line it prints."""
-    room, *rest = arguments
-    command = [sys.executable, "-P", "-m", f"dynamo_router.bench.hostile.{room}", *rest]
+    """Start a process of this package; it and the first line it prints."""
+    module, *rest = arguments
+    command = [sys.executable, "-P", "-m", f"dynamo_router.bench.hostile.{module}", *rest]
     child = ChildProcess(command, stop_timeout_s=STOP_TIMEOUT_S, own_session=True)
     stack.push_async_callback(child.stop)
     try:
@@ -172,7 +171,7 @@ def _make_nice(pid: int) -> None:
             os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
 
 
-class _Scene:
+class _Trial:
     """The processes of one kind of peer."""
 
     def __init__(

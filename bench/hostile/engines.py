@@ -6,6 +6,7 @@ COUNT engines. SIGUSR1 has them misbehave from now on, SIGUSR2 no longer.
 """
 
 import asyncio
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,7 +18,9 @@ from grpc import aio
 from ...workers.trtllm_client import MAX_MESSAGE_BYTES
 from ...workers.trtllm_proto import SERVICE, pb
 from ..load import GENERATE, Methods
-from .switch import Switch
+
+ON, OFF = signal.SIGUSR1, signal.SIGUSR2
+"""tell a process to misbehave, and not to"""
 
 STEADY = "steady"
 TOKENS = 8
@@ -32,6 +35,31 @@ LONG_REQUEST_BYTES = 64 << 10
 DETAILS_BYTES = 20_000
 
 Misbehaviour = Callable[[Any], Awaitable[None]]
+
+
+class Switch:
+    """Off until ON arrives, and again from OFF on. Made on the running loop."""
+
+    def __init__(self) -> None:
+        self._on = asyncio.Event()
+        self._off = asyncio.Event()
+        self._off.set()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(ON, self._set, True)
+        loop.add_signal_handler(OFF, self._set, False)
+
+    @property
+    def on(self) -> bool:
+        return self._on.is_set()
+
+    async def wait(self, on: bool) -> None:
+        """Until it is on, or off."""
+        await (self._on if on else self._off).wait()
+
+    def _set(self, on: bool) -> None:
+        first, second = (self._off, self._on) if on else (self._on, self._off)
+        first.clear()
+        second.set()
 
 
 async def _fail(context: Any) -> None:

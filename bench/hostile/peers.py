@@ -1,7 +1,7 @@
 """The callers and publishers of the hostile benchmark that misbehave, as a process.
 
 Run as `python -m dynamo_router.bench.hostile.peers KIND GRPC HTTP NATS_URL TOKEN_FILE`. Prints
-"ready", and misbehaves between the two signals of switch.py.
+"ready", and misbehaves between the signals ON and OFF.
 """
 
 import asyncio
@@ -24,8 +24,7 @@ from ...router.proto import router_pb2, router_pb2_grpc
 from ...runtime.event_planes import KV_EVENTS, NatsPlane, endpoint_subject
 from ...runtime.identity import WorkerWithDpRank
 from ..load import GENERATE, TargetAccess, encode_generate
-from .engines import SHORT, TOKENS
-from .switch import Switch
+from .engines import SHORT, TOKENS, Switch
 
 BURST = 8000
 LEAVERS = 100
@@ -128,18 +127,18 @@ async def limits(target: Target) -> None:
 async def selections(target: Target) -> None:
     """Bookings of long prompts that nobody releases, until there is no room for more."""
 
-    async def book(stub: Any, lane: int) -> None:
+    async def book(stub: Any, caller: int) -> None:
         for turn in itertools.count():
-            tokens = np.random.default_rng((lane, turn)).integers(3, 32_000, BOOKED_TOKENS)
+            tokens = np.random.default_rng((caller, turn)).integers(3, 32_000, BOOKED_TOKENS)
             asked = router_pb2.SelectWorkerRequest(
-                token_ids=tokens.tolist(), request_id=f"squat-{lane}-{turn}"
+                token_ids=tokens.tolist(), request_id=f"squat-{caller}-{turn}"
             )
             with contextlib.suppress(*ERRORS):
                 await stub.SelectWorker(asked, metadata=target.access.metadata())
 
     async with target.channel() as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
-        await asyncio.gather(*(book(stub, lane) for lane in range(2)))
+        await asyncio.gather(*(book(stub, caller) for caller in range(2)))
 
 
 async def questions(target: Target) -> None:
@@ -163,15 +162,15 @@ async def questions(target: Target) -> None:
 async def meddlers(target: Target) -> None:
     """Aborts and releases of requests that are others'."""
 
-    async def meddle(channel: Any, lane: int) -> None:
+    async def meddle(channel: Any, caller: int) -> None:
         stub = router_pb2_grpc.RouterServiceStub(channel)
-        for turn in itertools.count(lane, AT_ONCE):
+        for turn in itertools.count(caller, AT_ONCE):
             booked = router_pb2.BookedRequest(request_id=f"well-behaved-{turn % 10_000}")
             with contextlib.suppress(*ERRORS):
                 await stub.Free(booked, metadata=target.access.metadata())
 
     async with target.channel() as channel:
-        await asyncio.gather(*(meddle(channel, lane) for lane in range(AT_ONCE)))
+        await asyncio.gather(*(meddle(channel, caller) for caller in range(AT_ONCE)))
 
 
 async def scraper(target: Target) -> None:

@@ -4,11 +4,10 @@ Entered by every command and room of bench; knows none of them.
 """
 
 from .confidence import bootstrap_interval, geometric_mean, ratio_interval
-from .environment import describe_environment, pin_to_core, unpin
+from .environment import cpu_seconds, describe_environment, memory_mib, pin_to_core, unpin
 from .objectives import Goodput, ObjectiveConfig
 from .output import Output, format_number, new_table, write_json
 from .pictures import prepare_plots, require_matplotlib, save_figure
-from .processes import cpu_seconds, memory_mib
 from .report import Run, runs_content, runs_table
 from .summary import Summary, percentiles, spread, summarise, summarise_weighted
 

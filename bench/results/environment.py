@@ -1,5 +1,7 @@
-"""Where a measurement is made: machine, versions, commit. Stands in every JSON result."""
+"""Where a measurement is made: machine, versions, commit, which stand in every JSON result; and
+what a process uses of it."""
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -108,3 +110,18 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time so far of all threads that a process has now."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def memory_mib(pid: int) -> float:
+    """Resident memory of a process, in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / 2**20
