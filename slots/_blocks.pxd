@@ -1,13 +1,16 @@
 """The blocks in use: sequence hash -> the workers that hold it, each with a reference count.
 
 A hash table with linear probing. Entries move when it grows, shrinks or loses one, so a pointer
-into it lives until the next call. No Python object is touched, so nothing here needs the GIL.
+into it lives until the next call. To grow or shrink takes no time of its own: the entries of the
+table before are moved a few with each call, so for a while there are two. No Python object is
+touched, so nothing here needs the GIL.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
 cdef enum:
     WHOLE = 1 << 30         # weight of a full block, in units of Holder.loss
+    MOVED = 0xFFFFFFFF      # Block.count in the table before: it is in the new one, or is gone
 
 cdef struct Holder:         # one worker's hold on one block
     uint32_t worker         # dense worker number
@@ -27,8 +30,12 @@ cdef struct Block:
 cdef struct Blocks:
     Block* slots            # `capacity` of them
     uint64_t capacity       # a power of two
-    uint64_t count          # slots in use; at most 3/4 of them
+    uint64_t count          # blocks, those of `old` too; at most 3/4 of `slots`
     uint32_t shift          # 64 - log2(capacity)
+    uint32_t old_shift      # as `shift`, of `old`
+    Block* old              # the table before, NULL if it is empty; nothing is added to it
+    uint64_t old_capacity   # its slots
+    uint64_t moved          # those that have been looked at: MOVED or never used
 
 cdef int blocks_init(Blocks* blocks) except -1 nogil
 cdef void blocks_free(Blocks* blocks) noexcept nogil
@@ -62,6 +69,19 @@ cdef inline uint64_t blocks_home(const Blocks* blocks, uint64_t hash) noexcept n
     return (hash * <uint64_t>0x9E3779B97F4A7C15) >> blocks.shift
 
 
+cdef inline Block* blocks_find_old(const Blocks* blocks, uint64_t hash) noexcept nogil:
+    """The block's slot in the table before; NULL if it is not there."""
+    cdef uint64_t at
+    if blocks.old == NULL:
+        return NULL
+    at = (hash * <uint64_t>0x9E3779B97F4A7C15) >> blocks.old_shift
+    while blocks.old[at].count:
+        if blocks.old[at].hash == hash and blocks.old[at].count != MOVED:
+            return &blocks.old[at]
+        at = (at + 1) & (blocks.old_capacity - 1)
+    return NULL
+
+
 cdef inline void blocks_prefetch(const Blocks* blocks, uint64_t hash) noexcept nogil:
     __builtin_prefetch(&blocks.slots[blocks_home(blocks, hash)])
 
@@ -73,7 +93,7 @@ cdef inline Block* blocks_find(const Blocks* blocks, uint64_t hash) noexcept nog
         if blocks.slots[at].hash == hash:
             return &blocks.slots[at]
         at = (at + 1) & (blocks.capacity - 1)
-    return NULL
+    return blocks_find_old(blocks, hash)
 
 
 cdef inline Holder* block_holders(Block* block) noexcept nogil:

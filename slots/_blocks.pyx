@@ -7,6 +7,9 @@ from libc.string cimport memmove
 cdef enum:
     MIN_CAPACITY = 256      # slots of an empty table, 8 KiB
     MIN_SHIFT = 64 - 8
+    MOVED_FOR_EACH = 2      # slots of the table before, for each block that is added
+    MOVED_AT_LEAST = 64     # for each request that is booked
+    MOVED_BY_TRIM = 1024
 
 
 cdef int blocks_init(Blocks* blocks) except -1 nogil:
@@ -17,6 +20,7 @@ cdef int blocks_init(Blocks* blocks) except -1 nogil:
     blocks.capacity = MIN_CAPACITY
     blocks.shift = MIN_SHIFT
     blocks.count = 0
+    blocks.old = NULL
     return 0
 
 
@@ -24,6 +28,7 @@ cdef void blocks_free(Blocks* blocks) noexcept nogil:
     cdef uint64_t at
     if blocks.slots == NULL:
         return
+    move(blocks, blocks.old_capacity)
     for at in range(blocks.capacity):
         if blocks.slots[at].count and blocks.slots[at].capacity:
             free(blocks.slots[at].held.many)
@@ -35,11 +40,17 @@ cdef int blocks_reserve(Blocks* blocks, uint64_t more) noexcept nogil:
     cdef uint64_t capacity = blocks.capacity
     while (blocks.count + more) * 4 > capacity * 3:
         capacity *= 2
-    return 0 if capacity == blocks.capacity else resize(blocks, capacity)
+    if capacity != blocks.capacity and resize(blocks, capacity) < 0:
+        return -1
+    move(blocks, MOVED_AT_LEAST + MOVED_FOR_EACH * more)
+    return 0
 
 
 cdef void blocks_trim(Blocks* blocks) noexcept nogil:
     cdef uint64_t capacity = blocks.capacity
+    move(blocks, MOVED_BY_TRIM)
+    if blocks.old != NULL:
+        return
     # Shrinks to half full at most, so that a table does not grow again at once.
     while capacity > MIN_CAPACITY and blocks.count * 8 < capacity:
         capacity //= 2
@@ -48,36 +59,68 @@ cdef void blocks_trim(Blocks* blocks) noexcept nogil:
 
 
 cdef int resize(Blocks* blocks, uint64_t capacity) noexcept nogil:
-    """Moves every block into a table of `capacity` slots; -1 if there is no memory for one."""
+    """Begins to move to a table of `capacity` slots; -1 if there is no memory for one."""
     cdef Block* slots = <Block*>calloc(capacity, sizeof(Block))
-    cdef Block* old = blocks.slots
-    cdef uint64_t old_capacity = blocks.capacity
-    cdef uint64_t i, at
     if slots == NULL:
         return -1
+    move(blocks, blocks.old_capacity)  # nothing is left, but where it shrank and grows at once
+    blocks.old = blocks.slots
+    blocks.old_capacity = blocks.capacity
+    blocks.old_shift = blocks.shift
+    blocks.moved = 0
     blocks.slots = slots
     blocks.capacity = capacity
     blocks.shift = 64
     while capacity > 1:
         capacity //= 2
         blocks.shift -= 1
-    for i in range(old_capacity):
-        if old[i].count:
-            at = blocks_home(blocks, old[i].hash)
-            while slots[at].count:
-                at = (at + 1) & (blocks.capacity - 1)
-            slots[at] = old[i]
-    free(old)
     return 0
+
+
+cdef void move(Blocks* blocks, uint64_t slots) noexcept nogil:
+    """Moves what so many slots of the table before have, and frees it after the last one."""
+    cdef uint64_t end
+    if blocks.old == NULL:
+        return
+    end = min(blocks.moved + slots, blocks.old_capacity)
+    while blocks.moved < end:
+        if blocks.old[blocks.moved].count not in (0, MOVED):
+            move_block(blocks, &blocks.old[blocks.moved])
+        blocks.moved += 1
+    if end == blocks.old_capacity:
+        free(blocks.old)
+        blocks.old = NULL
+
+
+cdef Block* move_block(Blocks* blocks, Block* old) noexcept nogil:
+    """Its slot in the new table."""
+    cdef uint64_t at = blocks_home(blocks, old.hash)
+    while blocks.slots[at].count:
+        at = (at + 1) & (blocks.capacity - 1)
+    blocks.slots[at] = old[0]
+    old.count = MOVED
+    return &blocks.slots[at]
+
+
+cdef Block* find_new(Blocks* blocks, uint64_t hash) noexcept nogil:
+    """The block's slot in the new table, after it was moved there; NULL if nobody holds it."""
+    cdef Block* old = blocks_find_old(blocks, hash)
+    return blocks_find(blocks, hash) if old == NULL else move_block(blocks, old)
 
 
 cdef Holder* blocks_acquire(Blocks* blocks, uint64_t hash, uint32_t worker) noexcept nogil:
     cdef uint64_t at = blocks_home(blocks, hash)
     cdef Block* block = &blocks.slots[at]
+    cdef Block* old
     cdef Holder* holder
     while block.count and block.hash != hash:
         at = (at + 1) & (blocks.capacity - 1)
         block = &blocks.slots[at]
+    if block.count == 0:
+        old = blocks_find_old(blocks, hash)
+        if old != NULL:
+            block[0] = old[0]
+            old.count = MOVED
     if block.count == 0:
         block.hash = hash
         block.count = 1
@@ -100,7 +143,7 @@ cdef Holder* blocks_acquire(Blocks* blocks, uint64_t hash, uint32_t worker) noex
 cdef bint blocks_release(
     Blocks* blocks, uint64_t hash, uint32_t worker, uint32_t* loss
 ) noexcept nogil:
-    cdef Block* block = blocks_find(blocks, hash)
+    cdef Block* block = find_new(blocks, hash)
     cdef Holder* holder = find_holder(block, worker)
     holder.refs -= 1
     if holder.refs:

@@ -7,7 +7,7 @@ from cython cimport boundscheck, final, wraparound
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from ._blocks cimport WHOLE, Block, Holder, block_holders, blocks_find, blocks_trim
+from ._blocks cimport MOVED, WHOLE, Block, Holder, block_holders, blocks_find, blocks_trim
 from ._book cimport (
     NONE,
     OUTPUT_GROWN,
@@ -278,6 +278,11 @@ cdef class SequenceBook:
         for at in range(self.book.blocks.capacity):
             if self.book.blocks.slots[at].count:
                 size += self.book.blocks.slots[at].capacity * sizeof(Holder)
+        if self.book.blocks.old != NULL:
+            size += self.book.blocks.old_capacity * sizeof(Block)
+            for at in range(self.book.blocks.old_capacity):
+                if self.book.blocks.old[at].count not in (0, MOVED):
+                    size += self.book.blocks.old[at].capacity * sizeof(Holder)
         for record in range(self.book.used):
             if self.book.requests[record].hashes != NULL:
                 size += self.book.requests[record].capacity * sizeof(uint64_t)
@@ -288,7 +293,7 @@ cdef class SequenceBook:
         cdef Book* book = &self.book
         cdef uint32_t record = book.oldest
         cdef uint32_t number, i, at
-        cdef uint64_t slot
+        cdef uint64_t slot, old_capacity
         cdef Block* block
         cdef Holder* holders
         cdef Request* request
@@ -316,9 +321,13 @@ cdef class SequenceBook:
         blocks = {}
         loss = {}
         slots = 0
-        for slot in range(book.blocks.capacity):
+        old_capacity = book.blocks.old_capacity if book.blocks.old != NULL else 0
+        for slot in range(book.blocks.capacity + old_capacity):
             block = &book.blocks.slots[slot]
-            if block.count == 0:
+            if slot >= book.blocks.capacity:
+                block = &book.blocks.old[slot - book.blocks.capacity]
+                assert block.count in (0, MOVED) or slot - book.blocks.capacity >= book.blocks.moved
+            if block.count in (0, MOVED):
                 continue
             slots += 1
             assert blocks_find(&book.blocks, block.hash) == block

@@ -1,4 +1,4 @@
-"""The hostile benchmark runs as a command: an engine, a caller and a publisher that misbehave."""
+"""The hostile benchmark runs as a command: an engine and a caller that misbehave."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from dynamo_router.bench.hostile.command import HostileBenchConfig, run
 
 def test_each_kind_of_process_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "hostile.json"
-    kinds = ("engine-fail", "scraper", "junk")
+    kinds = ("engine-fail", "scraper")
     config = HostileBenchConfig(kind=kinds, rounds=1, seconds=0.4, workers=2, json=str(file))
     assert run(config) == 0
     content = json.loads(file.read_text())
@@ -22,4 +22,4 @@ def test_each_kind_of_process_is_measured(tmp_path: Path) -> None:
             assert figures["requests"] > 0 and figures["p99_ms"] > 0
         before, most, after = result["memory_mib"]
         assert min(before, most, after) > 10 and result["router_cpu"] > 0
-    assert all(results[kind]["peer_cpu"] > 0 for kind in ("scraper", "junk"))
+    assert results["scraper"]["peer_cpu"] > 0

@@ -1,0 +1,63 @@
+"""Tables of booked blocks grow and shrink a little at a time, and are right meanwhile."""
+
+import random
+
+import numpy as np
+
+from dynamo_router.slots.table import SlotTable
+
+BLOCKS = 64  # of a request
+
+
+def book(table: SlotTable, request: int, worker: int = 0, first: int | None = None) -> None:
+    start = request * BLOCKS if first is None else first
+    hashes = np.arange(start, start + BLOCKS, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    table.add_request(
+        f"r{request}", worker, hashes, isl=BLOCKS * table.block_size, overlap_blocks=0, now=0.0
+    )
+
+
+def test_a_table_that_grows_is_moved_with_the_bookings_that_follow() -> None:
+    table = SlotTable(16)
+    table.add_worker(0)
+    sizes = []
+    for request in range(1200):
+        book(table, request)
+        sizes.append(table.memory_bytes())
+    fell = [n for n in range(1, 1200) if sizes[n] < sizes[n - 1]]
+    grew = [n for n in range(1, 1200) if sizes[n] > 1.5 * sizes[n - 1] and sizes[n] > 1 << 20]
+    assert grew, "it never grew"
+    for n in grew:  # the table before goes some bookings later, and before the next growth
+        gone = min(m for m in fell if m > n)
+        assert 4 <= gone - n < n
+    assert table.active_blocks()[0] == 1200 * BLOCKS
+
+
+def test_what_is_booked_and_freed_while_it_moves_is_counted_right() -> None:
+    chance = random.Random(1)
+    table = SlotTable(16)
+    held: dict[int, tuple[int, int]] = {}  # request -> worker, first block
+    for worker in range(3):
+        table.add_worker(worker)
+    for turn in range(3000):
+        grows = turn % 1000 < 600
+        if chance.random() < (0.9 if grows else 0.1) or not held:
+            worker, first = chance.randrange(3), chance.randrange(40_000)
+            book(table, turn, worker, first)
+            held[turn] = worker, first
+        else:
+            request = chance.choice(list(held))
+            del held[request]
+            table.free(f"r{request}")
+        if turn % 50 == 0:
+            table.check_integrity()
+    for worker in range(3):
+        blocks: set[int] = set()
+        for at, first in held.values():
+            if at == worker:
+                blocks.update(range(first, first + BLOCKS))
+        assert table.active_blocks()[worker] == len(blocks)
+    for request in held:
+        table.free(f"r{request}")
+    table.check_integrity()
+    assert not table.active_blocks().any()
