@@ -280,9 +280,6 @@ cdef class SequenceBook:
                 size += self.book.blocks.slots[at].capacity * sizeof(Holder)
         if self.book.blocks.old != NULL:
             size += self.book.blocks.old_capacity * sizeof(Block)
-            for at in range(self.book.blocks.old_capacity):
-                if self.book.blocks.old[at].count not in (0, MOVED):
-                    size += self.book.blocks.old[at].capacity * sizeof(Holder)
         for record in range(self.book.used):
             if self.book.requests[record].hashes != NULL:
                 size += self.book.requests[record].capacity * sizeof(uint64_t)
@@ -326,7 +323,6 @@ cdef class SequenceBook:
             block = &book.blocks.slots[slot]
             if slot >= book.blocks.capacity:
                 block = &book.blocks.old[slot - book.blocks.capacity]
-                assert block.count in (0, MOVED) or slot - book.blocks.capacity >= book.blocks.moved
             if block.count in (0, MOVED):
                 continue
             slots += 1
