@@ -1,8 +1,12 @@
 """What an engine says about its model and itself, and how a fleet says it as if it were one."""
 
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from operator import attrgetter, itemgetter, mul
 from typing import Any
+from weakref import WeakValueDictionary
 
 from .trtllm_proto import pb
 
@@ -57,7 +61,10 @@ class EngineFacts:
 
 
 def facts_of(model: Any, server: Any) -> EngineFacts:
-    """Read a GetModelInfoResponse and a GetServerInfoResponse. A negative number counts as none."""
+    """Read a GetModelInfoResponse and a GetServerInfoResponse. A negative number counts as none.
+
+    The same answers give the same object as long as somebody holds it.
+    """
     values: dict[str, Any] = {}
     for message in (model, server):
         for descriptor in message.DESCRIPTOR.fields:
@@ -67,15 +74,18 @@ def facts_of(model: Any, server: Any) -> EngineFacts:
     pairs = (feature.partition("=") for feature in features)
     settings = {name: int(value) for name, _, value in pairs if value.isdecimal()}
     known = {descriptor.name for descriptor in fields(EngineFacts)}
-    return EngineFacts(
-        settings=settings, **{name: value for name, value in values.items() if name in known}
-    )
+    told = {name: value for name, value in values.items() if name in known}
+    facts = EngineFacts(settings=settings, **told)
+    return _KNOWN.setdefault(tuple(told.values()), facts)  # the settings follow from the features
 
 
 # A request goes to those that can take it; what engines do side by side adds up.
 _LARGEST = ("max_input_len", "max_seq_len", "vocab_size")
 _SUMMED = ("max_batch_size", "world_size")
 _SUMMED_SETTINGS = ("total_kv_blocks", "max_num_seqs")
+_PLAIN = [f.name for f in fields(EngineFacts) if f.name not in ("supported_features", "settings")]
+# Of the engines that there are; those that say the same share one, so that merging counts them.
+_KNOWN: WeakValueDictionary[tuple[object, ...], EngineFacts] = WeakValueDictionary()
 
 
 def merge_facts(fleet: Iterable[EngineFacts]) -> EngineFacts:
@@ -84,32 +94,36 @@ def merge_facts(fleet: Iterable[EngineFacts]) -> EngineFacts:
     Limits are the largest one known, capacities are summed, features are those of all; where
     engines differ otherwise, the first one speaks.
     """
-    engines = list(fleet)
+    everyone = list(fleet)
+    times = list(Counter(map(id, everyone)).values())  # in the order of first appearance,
+    engines = list({id(engine): engine for engine in everyone}.values())  # as these are
     if not engines:
         return EngineFacts()
+    first = engines[0]
     merged: dict[str, Any] = {}
-    for name in (descriptor.name for descriptor in fields(EngineFacts)):
-        values = [getattr(engine, name) for engine in engines]
-        known = [value for value in values if value]
+    for name in _PLAIN:
+        values = map(attrgetter(name), engines)
         if name in _LARGEST:
-            merged[name] = max(known, default=0)
+            merged[name] = max(values)
         elif name in _SUMMED:
-            merged[name] = sum(known)
+            merged[name] = sum(map(mul, values, times))
         else:
-            merged[name] = known[0] if known else values[0]
-    settings = {
-        name: value
-        for name, value in engines[0].settings.items()
-        if all(engine.settings.get(name) == value for engine in engines)
-    }
-    for name in _SUMMED_SETTINGS:
-        if all(name in engine.settings for engine in engines):
-            settings[name] = sum(engine.settings[name] for engine in engines)
+            merged[name] = next(filter(None, values), getattr(first, name))
+    told = [engine.settings for engine in engines]
+    settings = {}
+    for name in dict.fromkeys([*first.settings, *_SUMMED_SETTINGS]):
+        with suppress(KeyError):  # one of them does not say
+            numbers = list(map(itemgetter(name), told))
+            if name in _SUMMED_SETTINGS:
+                settings[name] = sum(map(mul, numbers, times))
+            elif numbers.count(numbers[0]) == len(numbers):
+                settings[name] = numbers[0]
+    features = [engine.supported_features for engine in engines]
     plain = [
         feature
-        for feature in engines[0].supported_features
-        if feature.partition("=")[0] not in engines[0].settings
-        and all(feature in engine.supported_features for engine in engines)
+        for feature in first.supported_features
+        if feature.partition("=")[0] not in first.settings
+        and all(feature in others for others in features)
     ]
     merged["settings"] = settings
     merged["supported_features"] = (*plain, *(f"{name}={n}" for name, n in settings.items()))

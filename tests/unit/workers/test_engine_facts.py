@@ -1,6 +1,8 @@
 """A fleet's facts as one engine's, and what they say about a prompt."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynamo_router.workers.engine_facts import EngineFacts, facts_of, merge_facts
 from dynamo_router.workers.trtllm_proto import pb
@@ -50,6 +52,39 @@ def test_a_fleet_can_what_all_can() -> None:
     merged = merge_facts([one, two])
     assert merged.supported_features == ("lora", "kv_block_size=64", "total_kv_blocks=15")
     assert merged.settings == {"kv_block_size": 64, "total_kv_blocks": 15}
+
+
+NAMES = st.sampled_from(["total_kv_blocks", "max_num_seqs", "kv_block_size", "odd"])
+FACTS = st.builds(
+    EngineFacts,
+    model_id=st.sampled_from(["", "m", "n"]),
+    max_input_len=st.integers(0, 3),
+    vocab_size=st.integers(0, 3),
+    max_batch_size=st.integers(0, 3),
+    world_size=st.integers(0, 3),
+    supported_features=st.lists(st.sampled_from("abc"), unique=True).map(tuple),
+    settings=st.dictionaries(NAMES, st.integers(0, 2)),
+)
+
+
+@given(st.lists(FACTS, min_size=1, max_size=6))
+def test_a_fleet_s_facts_are_those_of_its_engines(fleet: list[EngineFacts]) -> None:
+    merged = merge_facts(fleet)
+    for limit in ("max_input_len", "max_seq_len", "vocab_size"):
+        assert getattr(merged, limit) == max(getattr(engine, limit) for engine in fleet)
+    for capacity in ("max_batch_size", "world_size"):
+        assert getattr(merged, capacity) == sum(getattr(engine, capacity) for engine in fleet)
+    assert merged.model_id == ([e.model_id for e in fleet if e.model_id] or [""])[0]
+    for name in ("total_kv_blocks", "max_num_seqs", "kv_block_size", "odd"):
+        told = [engine.settings.get(name) for engine in fleet]
+        numbers = [n for n in told if n is not None]
+        summed = name in ("total_kv_blocks", "max_num_seqs")
+        if len(numbers) == len(fleet) and (summed or len(set(numbers)) == 1):
+            assert merged.settings[name] == (sum(numbers) if summed else numbers[0])
+        else:
+            assert name not in merged.settings
+    of_all = set.intersection(*(set(engine.supported_features) for engine in fleet))
+    assert of_all == {feature for feature in merged.supported_features if "=" not in feature}
 
 
 def test_nobody_says_nothing() -> None:
