@@ -11,7 +11,6 @@ from libc.string cimport memcpy, memset
 from ..tree._ops cimport (
     TREE_NO_MEMORY,
     TREE_OK,
-    TREE_PARENT_EVICTED,
     TREE_PARENT_NOT_FOUND,
     Hits,
     Tree,
@@ -22,9 +21,11 @@ from ..tree._ops cimport (
     tree_clear,
     tree_drop_worker,
     tree_find_worker,
+    tree_holds,
     tree_intern_worker,
     tree_match,
     tree_match_continued,
+    tree_refuse_orphans,
     tree_remove,
     tree_store,
     tree_store_cross_tier,
@@ -82,47 +83,51 @@ cdef inline int tier_store(
     const uint64_t* external_hashes,
     const uint64_t* local_hashes,
 ) noexcept nogil:
-    """Store in the event's tier, below a parent that the worker holds in this tier or another."""
+    """Store in the event's tier, below a parent that the worker holds in this tier or another. Of
+    one that no tier has, any of them may have dropped it to keep its budget."""
     cdef Tree* tree = tiers.trees[event.tier]
     cdef uint32_t inside = tier_worker(tiers, event.tier, worker)
     cdef uint32_t holder
     cdef WorkerInfo known
-    cdef uint8_t upper
-    cdef int status
+    cdef uint8_t other
+    cdef bint lossy = False
+    cdef bint missing = False
     if inside == UINT32_MAX:
         known = tree_worker_info(tiers.trees[DEVICE], worker)
         inside = tree_intern_worker(tree, known.key.worker_id, known.key.dp_rank)
         if inside == UINT32_MAX:
             return TREE_NO_MEMORY
         tree_bind(tree, inside, known.number)
-    status = tree_store(
-        tree,
-        inside,
-        event.has_parent,
-        event.parent_hash,
-        external_hashes,
-        local_hashes,
-        event.count,
-    )
-    if event.tier == DEVICE:
-        return status
-    tiers.lower = True
-    for upper in range(TIERS):
-        if status != TREE_PARENT_NOT_FOUND and status != TREE_PARENT_EVICTED:
-            break
-        holder = tier_worker(tiers, upper, worker)
-        if upper != event.tier and holder != UINT32_MAX:
-            status = tree_store_cross_tier(
+    tiers.lower = tiers.lower or event.tier != DEVICE
+    if event.tier == DEVICE or not event.has_parent or tree_holds(tree, inside, event.parent_hash):
+        return tree_store(
+            tree,
+            inside,
+            event.has_parent,
+            event.parent_hash,
+            external_hashes,
+            local_hashes,
+            event.count,
+        )
+    for other in range(TIERS):
+        holder = tier_worker(tiers, other, worker)
+        if holder == UINT32_MAX:
+            continue
+        if tree_holds(tiers.trees[other], holder, event.parent_hash):
+            return tree_store_cross_tier(
                 tree,
                 inside,
-                tiers.trees[upper],
+                tiers.trees[other],
                 holder,
                 event.parent_hash,
                 external_hashes,
                 local_hashes,
                 event.count,
             )
-    return status
+        known = tree_worker_info(tiers.trees[other], holder)
+        lossy = lossy or known.lossy
+        missing = missing or known.missing != 0
+    return tree_refuse_orphans(tree, inside, external_hashes, event.count, lossy, missing)
 
 
 cdef inline int tiers_apply(

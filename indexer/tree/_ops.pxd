@@ -23,6 +23,7 @@ cdef struct WorkerInfo:
     uint64_t blocks          # how many it holds
     uint64_t missing         # how many more it was said to hold, dropped to keep the budget
     uint32_t number          # what it is bound to; UINT32_MAX: nothing
+    bint lossy               # whether any was dropped since it held nothing
     bint live                # false: the tree's number is vacant
 
 cdef struct TreeTotals:
@@ -85,6 +86,13 @@ cdef int tree_store_cross_tier(
     const uint64_t* local_hashes,
     uint32_t n,
 ) noexcept nogil
+
+# What tree_store does with n blocks below a parent that is held nowhere: `lossy` and `missing` say the
+# same as in WorkerInfo, of all the trees where the parent may have been. A TreeStatus.
+cdef int tree_refuse_orphans(
+    Tree* tree, uint32_t worker, const uint64_t* hashes, uint32_t n, bint lossy, bint missing
+) noexcept nogil
+cdef bint tree_holds(const Tree* tree, uint32_t worker, uint64_t external_hash) noexcept nogil
 
 # Removes every block that is held: a TreeStatus; *unknown becomes the number of those that are not.
 cdef int tree_remove(

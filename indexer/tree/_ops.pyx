@@ -20,12 +20,12 @@ from ._compact cimport compact_tree
 from ._cross_tier cimport store_cross_tier
 from ._edge cimport edge_coverage, edge_uncover_all
 from ._evict cimport keep_budget
-from ._external_hashes cimport drop_aliases, trim_aliases
+from ._external_hashes cimport drop_aliases, find_held, trim_aliases
 from ._held_edges cimport trim_list, unlist_worker
 from ._match cimport Walk, match_chain, walk_words
 from ._remove cimport clear_worker, remove_blocks
 from ._shape cimport find_child, new_edge, reserve_edge
-from ._store cimport store_chain
+from ._store cimport refuse_orphans, store_chain
 from ._tree cimport ROOT, Edge, Worker
 from ._worker_image cimport worker_image_read
 
@@ -176,6 +176,7 @@ cdef WorkerInfo tree_worker_info(const Tree* tree, uint32_t worker) noexcept nog
     info.key.dp_rank = known.dp_rank
     info.blocks = known.blocks
     info.missing = known.missing
+    info.lossy = known.lossy
     info.number = tree.numbers[worker]
     info.live = known.live
     return info
@@ -236,6 +237,19 @@ cdef int tree_store_cross_tier(
     )
     shrink_to_budget(tree)
     return status
+
+
+cdef int tree_refuse_orphans(
+    Tree* tree, uint32_t worker, const uint64_t* hashes, uint32_t n, bint lossy, bint missing
+) noexcept nogil:
+    cdef uint64_t before = tree.n_blocks
+    cdef int status = refuse_orphans(tree, worker, hashes, n, lossy, missing)
+    compact_tree(tree, before - tree.n_blocks)
+    return status
+
+
+cdef bint tree_holds(const Tree* tree, uint32_t worker, uint64_t external_hash) noexcept nogil:
+    return find_held(tree, worker, external_hash) != NONE
 
 
 cdef int tree_remove(

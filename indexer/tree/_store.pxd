@@ -242,19 +242,25 @@ cdef inline int store_one(
 
 
 cdef inline int refuse_orphans(
-    Tree* tree, uint32_t worker, const uint64_t* external_hashes, uint32_t n
+    Tree* tree,
+    uint32_t worker,
+    const uint64_t* external_hashes,
+    uint32_t n,
+    bint lossy,
+    bint missing,
 ) noexcept nogil:
-    """What a chain without a known parent means."""
+    """What a chain without a known parent means: a TreeStatus. `lossy`: the parent may have been
+    dropped; `missing`: some of what the worker holds was, and it did not say that it is gone."""
     cdef uint32_t elsewhere
-    if not tree.workers[worker].lossy:
+    if not lossy:
         return TREE_PARENT_NOT_FOUND
-    # The parent may have been dropped. Then the worker does hold these blocks, and not, under the
-    # same hashes, others.
+    # If so, the worker does hold these blocks, and not, under the same hashes, others.
     if not uncover_blocks(tree, worker, external_hashes, n, &elsewhere):
         return TREE_NO_MEMORY
-    if tree.workers[worker].missing == 0:
+    if not missing:
         return TREE_PARENT_NOT_FOUND
     tree.workers[worker].missing += n
+    tree.workers[worker].lossy = True
     return TREE_PARENT_EVICTED
 
 
@@ -358,6 +364,13 @@ cdef inline int store_chain(
     if has_parent:
         block = find_held(tree, worker, parent)
         if block == NONE:
-            return refuse_orphans(tree, worker, external_hashes, n)
+            return refuse_orphans(
+                tree,
+                worker,
+                external_hashes,
+                n,
+                tree.workers[worker].lossy,
+                tree.workers[worker].missing != 0,
+            )
         position_behind(tree, &position, block)
     return store_at(tree, worker, position, external_hashes, local_hashes, n)
