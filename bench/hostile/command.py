@@ -29,7 +29,7 @@ from ...runtime.event_planes import EmbeddedNats
 from ...runtime.settings import bad_setting, option
 from ..load import ServeProcess
 from ..results import Output, cpu_seconds, format_number, memory_mib, new_table
-from .cells import PHASES, Cell, Phase, PhaseName, Sample, figures_of, worst_first
+from .cells import PHASES, Cell, Figures, Phase, PhaseName, Sample, figures_of, worst_first
 from .engines import MISBEHAVIOURS, OFF, ON, STEADY
 from .peers import PEERS
 
@@ -205,7 +205,9 @@ class _Trial:
         memory = (before, self._most_mib, memory_mib(self._router))
         lines = self._samples.read_bytes().splitlines(keepends=True)
         samples = [msgspec.json.decode(line, type=Sample) for line in lines if line[-1:] == b"\n"]
-        figures = {name: figures_of(samples, self._phases, name) for name in PHASES}
+        figures: dict[PhaseName, Figures] = {
+            name: figures_of(samples, self._phases, name) for name in PHASES
+        }
         return Cell(
             self._kind,
             figures,

@@ -167,7 +167,8 @@ async def meddlers(target: Target) -> None:
         for turn in itertools.count(caller, AT_ONCE):
             booked = router_pb2.BookedRequest(request_id=f"well-behaved-{turn % 10_000}")
             with contextlib.suppress(*ERRORS):
-                await stub.Free(booked, metadata=target.access.metadata())
+                call: Any = stub.Free(booked, metadata=target.access.metadata())
+                await call
 
     async with target.channel() as channel:
         await asyncio.gather(*(meddle(channel, caller) for caller in range(AT_ONCE)))

@@ -109,7 +109,7 @@ class DiscoveredWorkers:
 
     async def _have(self, worker_id: int, worker: DiscoveredWorker) -> None:
         known = self._ours.get(worker_id)
-        if known == worker and not self._is_retiring(known):
+        if known is not None and known == worker and not self._is_retiring(known):
             return
         if known is not None and known.url != worker.url:
             await self._forget(worker_id)  # the same name at another place

@@ -46,7 +46,8 @@ class TurnSelector:
     """The modes that look at no request: in turn, or at random."""
 
     def __init__(self, chooser: InstanceChooser, mode: Mode, clock: Clock) -> None:
-        self._chooser, self._mode, self._clock = chooser, mode, clock
+        self._chooser, self._clock = chooser, clock
+        self._mode: Mode = mode
 
     def select(
         self,

@@ -6,7 +6,7 @@ those of the simulation (_engine.pyx); here are the tokens, and what a request m
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...indexer.wire import TIERS, StorageTier
 from ...runtime.errors import InvalidRequestError, NoWorkersError
@@ -143,8 +143,12 @@ class MockEngine:
                 del self._sequences[number], self._live[sequence.request.request_id]
         return StepResult(seconds, outputs, events, prefill_tokens, preempted)
 
-    def _event(self, change: tuple[int, int, int] | tuple[bool, StorageTier, list[int]]) -> KvEvent:
-        """A change of the native cache, with the tokens that belong to it."""
+    def _event(self, change: tuple[Any, Any, Any]) -> KvEvent:
+        """A change of the native cache, with the tokens that belong to it.
+
+        (number, first, count): blocks of a sequence are on the device now; (came, tier, hashes):
+        blocks came to a tier from another one, or left it.
+        """
         if isinstance(change[2], list):
             came, tier, hashes = change
             if not came:

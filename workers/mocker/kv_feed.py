@@ -153,12 +153,12 @@ class KvEventFeed:
 
     def _snapshot(self) -> list[bytes]:
         """The caches as batches: for each rank cleared, then every block, parents first."""
-        caches = [
+        caches: list[tuple[int, StorageTier, list[CachedBlock]]] = [
             (rank, tier, list(engine.cached_blocks(tier)))
             for rank, engine in enumerate(self._engines)
             for tier in ENGINE_TIERS
         ]
-        parts = [
+        parts: list[tuple[int, StorageTier, int, list[CachedBlock]]] = [
             (rank, tier, first, blocks[first : first + BLOCKS_PER_CHUNK])
             for rank, tier, blocks in caches
             for first in range(0, max(tier == "device", len(blocks)), BLOCKS_PER_CHUNK)

@@ -200,7 +200,7 @@ async def test_what_an_engine_without_a_tokenizer_cannot_do_is_unimplemented():
 
 async def test_an_engine_that_failed_reports_it(monkeypatch):
     async with serving() as (engine, stub):
-        monkeypatch.setattr(engine.engine, "step", lambda: 1 / 0)
+        monkeypatch.setattr(engine.engine, "step", lambda idle_s=None: 1 / 0)
         with pytest.raises(grpc.RpcError) as caught:
             await messages_of(stub.Generate(generate("a", range(8))))
         assert caught.value.code() is grpc.StatusCode.INTERNAL
