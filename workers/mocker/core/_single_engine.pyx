@@ -17,7 +17,7 @@ from ._limits cimport Limits, read_limits
 from ._scheduler cimport Step, queues_remove, sequence_new
 from ._timing cimport StepTiming
 
-from ....indexer.wire import TIERS
+from ....indexer.wire import TIERS as _TIERS
 
 
 @cython.final
@@ -104,7 +104,7 @@ cdef class SingleEngine:
                 changes.append((entry.request, entry.first_block, entry.count))
             else:
                 hashes = [journal.sequence_hashes[entry.first + i] for i in range(entry.count)]
-                changes.append((entry.kind == ENTRY_STORED, TIERS[entry.tier], hashes))
+                changes.append((entry.kind == ENTRY_STORED, _TIERS[entry.tier], hashes))
         journal_compact(journal, 0)
         return changes
 

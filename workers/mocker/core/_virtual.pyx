@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free
 import numpy as np
 
 from ....indexer.wire._writer cimport EventWriter
-from ....indexer.wire import TIERS
+from ....indexer.wire import TIERS as _TIERS
 from ....runtime.native._mix cimport splitmix64
 from ._engine cimport (
     Engine,
@@ -181,7 +181,7 @@ cdef class Fleet:
         """Write one event of an engine."""
         cdef Journal* journal = &self.engines[number].kv.journal
         cdef uint32_t worker = number // self.ranks, rank = number % self.ranks
-        cdef str tier = TIERS[entry.tier]
+        cdef str tier = _TIERS[entry.tier]
         if entry.kind == ENTRY_STORED:
             self.writer.put_stored(
                 worker, rank, event_id, entry.has_parent, entry.parent,
