@@ -10,6 +10,8 @@ from .backoff import Backoff
 
 log = get_logger(__name__)
 
+CANCEL_AGAIN_S = 0.5
+
 failures: Counter[str] = Counter()
 """Exceptions that ended a turn of a loop, by the loop's name; of this process."""
 
@@ -23,10 +25,21 @@ def supervise(name: str, loop: Callable[[], Awaitable[object]]) -> "asyncio.Task
 
 
 async def stopped(task: "asyncio.Task[None] | None") -> None:
-    """Cancel such a task and wait until it has ended. Nothing for None."""
-    if task is not None:
+    """Cancel such a task and wait until it has ended. Nothing for None.
+
+    Cancelled again if it goes on: a library may have swallowed it, as asyncio.wait_for of
+    Python 3.11 does if it comes together with the result.
+    """
+    while task is not None and not task.done():
         task.cancel()
-        await asyncio.wait([task])
+        await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
+
+
+def check_cancelled() -> None:
+    """Raise the CancelledError that a call just made may have swallowed."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _run(name: str, loop: Callable[[], Awaitable[object]]) -> None:

@@ -18,6 +18,7 @@ from nats.errors import MaxPayloadError, SlowConsumerError
 from nats.js import JetStreamContext
 
 from ..security import NatsAuth
+from ..supervised import check_cancelled
 from ..urls import user_of
 
 CONNECT_TIMEOUT_S = 2
@@ -124,9 +125,7 @@ class NatsLink:
     ) -> bytes:
         """Ask whoever serves a subject, and wait for the reply."""
         answer = await self._client.request(subject, payload, timeout=timeout_s, headers=headers)
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # asyncio.wait_for of Python 3.11 may swallow it
+        check_cancelled()
         return bytes(answer.data)
 
     async def subscribe(

@@ -1,12 +1,13 @@
 """Loops that go on after an exception, and say so."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from dynamo_router.runtime import supervised
 from dynamo_router.runtime.limit_hits import LimitHits
-from dynamo_router.runtime.supervised import failures, stopped, supervise
+from dynamo_router.runtime.supervised import check_cancelled, failures, stopped, supervise
 
 
 async def test_a_loop_goes_on_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +48,39 @@ def test_limits_are_counted_by_name() -> None:
     hits.hit("queue_timeout_s")
     hits.hit("queue_timeout_s", 2)
     assert hits.counts() == {"queue_timeout_s": 3} and hits["other"] == 0
+
+
+async def test_a_cancellation_that_a_library_swallowed_is_said_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervised, "CANCEL_AGAIN_S", 0.01)
+    swallowed = 0
+
+    async def loop() -> None:
+        nonlocal swallowed
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if swallowed == 2:
+                    raise
+                swallowed += 1
+
+    task = supervise("z", loop)
+    await asyncio.sleep(0)
+    await stopped(task)
+    assert task.cancelled() and swallowed == 2
+
+
+async def test_after_a_call_that_swallowed_it_a_cancellation_is_raised() -> None:
+    async def work() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        check_cancelled()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    check_cancelled()  # nobody cancelled this one
