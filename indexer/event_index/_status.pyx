@@ -241,15 +241,18 @@ def announce_publisher(IndexActor actor not None, worker, publisher_id):
         raise MemoryError
 
 
-def mark_degraded(IndexActor actor not None, worker):
-    """A rebuilding source does not answer, or an exact one cannot tell all that it holds."""
+def mark_degraded(IndexActor actor not None, worker, bint exact):
+    """A rebuilding source does not answer; with `exact`, an exact one cannot tell all it holds."""
     cdef SharedState* state = <SharedState*>actor.state
     cdef Source* source
     cdef WorkerKey key
     read_worker(&key, worker)
     with nogil:
         source = start_changing(state, &key)
-        if source != NULL and source.cursor.state in (SOURCE_EXACT, SOURCE_REBUILDING):
+        if source != NULL and (
+            source.cursor.state == SOURCE_REBUILDING
+            or exact and source.cursor.state == SOURCE_EXACT
+        ):
             source.cursor.state = SOURCE_DEGRADED
         stop_changing(state)
 

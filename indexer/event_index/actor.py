@@ -261,10 +261,10 @@ class EventIndex:
         """
         return take_recovered(self._actor, worker, message, whole, last_event_id)
 
-    def mark_degraded(self, worker: WorkerWithDpRank) -> None:
-        """A rebuilding worker does not answer, or an exact one cannot tell all that it holds: it is
-        degraded."""
-        _status.mark_degraded(self._actor, worker)
+    def mark_degraded(self, worker: WorkerWithDpRank, *, exact: bool = False) -> None:
+        """A rebuilding worker does not answer: it is degraded. With `exact`, an exact one is too:
+        it cannot tell all that it holds."""
+        _status.mark_degraded(self._actor, worker, exact)
 
     def relearn(self) -> int:
         """Trimmed sources whose dropped blocks would fit again are rebuilding from now on, if a

@@ -208,7 +208,7 @@ class EventSources:
         if not stream.is_complete:
             for status in statuses:
                 if status.state in (SourceState.EXACT, SourceState.REBUILDING):
-                    self._index.mark_degraded(status.worker)
+                    self._index.mark_degraded(status.worker, exact=True)
         elif any(
             status.state in (SourceState.REBUILDING, SourceState.DEGRADED) for status in statuses
         ):

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 from support.calls import messages_of
-from support.free_port import free_port
+from support.free_port import free_port, free_ports
 from support.polling import until
 from support.processes import Command, command, http_json
 
@@ -29,7 +29,7 @@ class Fleet:
         self._serve = serve
         self._with_nats = with_nats
         self.folder, self.nats = folder, EmbeddedNats(free_port())
-        self.ports = [free_port(), free_port()]
+        self.ports = free_ports(2)
         self._stack = AsyncExitStack()
         self.engines: list[Command] = []
 

@@ -18,3 +18,11 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+
+
+def free_ports(count: int) -> list[int]:
+    """So many of them, no two alike."""
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[free_port()] = None
+    return list(found)

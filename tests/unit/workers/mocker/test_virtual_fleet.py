@@ -263,9 +263,9 @@ def test_what_can_never_run_is_refused_and_so_is_what_the_queue_cannot_hold():
     with pytest.raises(IndexError):
         fleet.cached_blocks(1)
     with pytest.raises(ValueError):
-        fleet._fleet.submit(0, 0, 40, 1, hashes, hashes, 0.0, -1.0)
+        fleet._fleet.submit(0, 0, 40, 1, hashes, hashes, 0.0, -1.0, 0)
     with pytest.raises(ValueError):
-        fleet._fleet.submit(0, 0, 4, 1, hashes, hashes[1:], 0.0, -1.0)
+        fleet._fleet.submit(0, 0, 4, 1, hashes, hashes[1:], 0.0, -1.0, 0)
     with pytest.raises(ValueError):
         VirtualFleet(SMALL, 0)
 
