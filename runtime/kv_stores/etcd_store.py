@@ -109,6 +109,17 @@ class EtcdBucket:
                 return Listing(tuple(sorted(found, key=lambda entry: entry.key)), revision)
             start = answer.kvs[-1].key + b"\0"
 
+    async def had(self, entry: Entry) -> bool:
+        """Whether etcd remembers the entry as of its revision: it is the same cluster still."""
+        request = rpc.RangeRequest(key=self._path(entry.key), revision=entry.revision)
+        try:
+            answer = await self._connection.call("KV/Range", request, again=True)
+        except StoreError as error:
+            if error.transient:
+                raise
+            return False  # compacted, or ahead of a cluster that was made anew
+        return bool(answer.kvs) and self.readable(answer.kvs[0]) == entry
+
     async def put(self, key: str, value: bytes, *, lease: int | None = None) -> int:
         answer = await self._call_with_lease("KV/Put", self._put(key, value, lease), lease)
         return int(answer.header.revision)

@@ -22,6 +22,7 @@ class WatchedBucket(Protocol):
     def name(self) -> str: ...
     async def entries(self, prefix: str = "") -> Listing: ...
     def readable(self, kv: Any) -> Entry | None: ...
+    async def had(self, entry: Entry) -> bool: ...
 
 
 class _MissedError(Exception):
@@ -32,17 +33,25 @@ async def watch(connection: EtcdConnection, bucket: WatchedBucket, prefix: str) 
     """See Bucket.watch."""
     backoff = Backoff()
     revision = None
+    newest: Entry | None = None
+    broken = False
     while True:
         try:
+            if broken and newest is not None and not await bucket.had(newest):
+                # Of a cluster that was made anew the revisions may have passed ours already.
+                raise _MissedError("it does not remember what we heard last")
+            broken = False
             if revision is None:
                 listing = await bucket.entries(prefix)
                 revision = listing.revision
+                newest = max(listing.entries, key=lambda entry: entry.revision, default=None)
                 yield listing
             stream = _Stream(connection, bucket, prefix, revision)
             try:
                 await stream.open()
                 while True:
                     for change in await stream.next():
+                        newest = change if isinstance(change, Entry) else newest
                         yield change
                     revision = stream.revision
                     backoff.reset()
@@ -51,11 +60,12 @@ async def watch(connection: EtcdConnection, bucket: WatchedBucket, prefix: str) 
                 stream.close()
         except _MissedError as missed:
             log.info("etcd's history is gone, so the keys are listed again", why=str(missed))
-            revision = None
+            revision, newest = None, None
         except StoreError as error:
             if not error.transient:
                 raise
             log.warning("a watch lost etcd and goes on when it is back", error=str(error))
+            broken = True
             await asyncio.sleep(backoff.next())
 
 

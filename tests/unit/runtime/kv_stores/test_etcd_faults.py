@@ -125,6 +125,22 @@ async def test_a_cluster_that_lost_its_data_is_listed_again(
         assert "a" not in {entry.key for entry in change.entries}
 
 
+async def test_so_is_one_whose_revisions_have_passed_ours(etcd: EtcdServer, bucket: Bucket) -> None:
+    await bucket.put("a", b"1")
+    async with aclosing(bucket.watch()) as watch:
+        await soon(watch)
+        await bucket.put("a", b"2")
+        await soon(watch)
+        etcd.kill()
+        etcd.lose_data()
+        await etcd.come_back()
+        for number in range(9):  # before the watch looks again
+            await bucket.put(f"b{number}", b"new")
+        change = await soon(watch)
+        assert isinstance(change, Listing)
+        assert {entry.key for entry in change.entries} == {f"b{number}" for number in range(9)}
+
+
 async def test_a_paused_etcd_is_noticed_and_its_leases_are_lost(
     etcd: EtcdServer, store: EtcdStore, bucket: Bucket
 ) -> None:

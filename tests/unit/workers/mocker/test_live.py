@@ -144,7 +144,7 @@ async def test_stopping_ends_every_stream():
 
 async def test_an_engine_that_fails_says_why_and_lets_nobody_wait(monkeypatch, caplog):
     live = live_engine(Timers())
-    monkeypatch.setattr(live.engine, "step", lambda: 1 / 0)
+    monkeypatch.setattr(live.engine, "step", lambda idle_s=None: 1 / 0)
     live.start()
     stream = live.submit(request("a", range(8), 5))
     await drain(stream)
