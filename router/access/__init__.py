@@ -16,11 +16,12 @@ from .callers import (
 from .exposure import open_to_others
 from .grpc_guard import GuardedServer
 from .http_guard import HostCheck, HttpGuard, Listener, is_loopback, is_own_origin
-from .roles import RULES, Role, Rule, rule_of
+from .roles import FRONTEND_RULES, RULES, Role, Rule, rule_of
 from .security import Security
 
 __all__ = [
     "ANONYMOUS",
+    "FRONTEND_RULES",
     "RULES",
     "Access",
     "AccessError",

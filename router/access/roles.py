@@ -45,7 +45,18 @@ _CLOSED = Rule(frozenset((_ADMIN,)), admin_listener=True)
 
 _TRTLLM, _ROUTER = "/trtllm.TrtllmService", "/dynamo_router.v1.RouterService"
 
+FRONTEND_RULES = {
+    "POST /v1/chat/completions": _any_of(_CLIENT),
+    "POST /v1/completions": _any_of(_CLIENT),
+    "GET /v1/models": Rule(ALL_ROLES),
+    "GET /v1/models/{id}": Rule(ALL_ROLES),
+    "POST /tokenize": _any_of(_CLIENT),
+    "POST /detokenize": _any_of(_CLIENT),
+}
+"""Of the frontend's own listener, which has /live and /health too."""
+
 RULES = {
+    **FRONTEND_RULES,
     f"{_TRTLLM}/Generate": _any_of(_CLIENT),
     f"{_TRTLLM}/Abort": _any_of(_CLIENT),
     f"{_TRTLLM}/Embed": _any_of(_CLIENT),
@@ -69,12 +80,6 @@ RULES = {
     "/grpc.health.v1.Health/Watch": _OPEN,
     "/grpc.health.v1.Health/List": _OPEN,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(ALL_ROLES),
-    "POST /v1/chat/completions": _any_of(_CLIENT),
-    "POST /v1/completions": _any_of(_CLIENT),
-    "GET /v1/models": Rule(ALL_ROLES),
-    "GET /v1/models/{id}": Rule(ALL_ROLES),
-    "POST /tokenize": _any_of(_CLIENT),
-    "POST /detokenize": _any_of(_CLIENT),
     "GET /live": _OPEN,
     "GET /health": _OPEN,
     "GET /metrics": _any_of(_METRICS, _ADMIN),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +14,8 @@ from support.polling import until
 from support.servers.openai_serving import Served, openai_serving
 
 from dynamo_router.frontend.config import FrontendConfig
+from dynamo_router.router.access import FRONTEND_RULES
+from dynamo_router.router.peer_limits import PeerLimits
 
 MODEL = "tiny"
 ASK: Any = [{"role": "user", "content": "Hello"}]
@@ -256,3 +259,33 @@ async def test_web_pages_are_kept_out(served: Served, headers: dict[str, str]) -
     body = {"model": MODEL, "prompt": "a"}
     status, told = await served.post("/v1/completions", body, headers=headers)
     assert status == 403 and told["error"]["type"] == "permission_error"
+
+
+async def test_a_body_that_is_too_long(engine: FakeEngine) -> None:
+    async with openai_serving(engine, peers=PeerLimits(max_body_bytes=1000)) as served:
+        status, told = await served.post("/v1/completions", b" " * 2000)
+        assert status == 413 and "longer than 1000 bytes" in told["error"]["message"]
+
+
+async def test_every_route_asks_for_its_role(engine: FakeEngine, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    roles = {"client": "c" * 20, "metrics": "m" * 20}
+    for role, token in roles.items():
+        with tokens.open("a") as file:
+            file.write(f'[[caller]]\nname = "{role}"\ntoken = "{token}"\nroles = ["{role}"]\n')
+    tokens.chmod(0o600)
+    async with openai_serving(engine, auth_tokens=str(tokens)) as served:
+        for call, rule in FRONTEND_RULES.items():
+            method, path = call.replace("{id}", MODEL).split()
+            for token in (None, *roles.values()):
+                headers = {} if token is None else {"authorization": f"Bearer {token}"}
+                url = served.url + path
+                async with served.session.request(method, url, headers=headers) as answer:
+                    allowed = token == roles["client"] or token and len(rule.roles) > 1
+                    refused = 401 if token is None else 403
+                    assert (answer.status == refused) is not bool(allowed), (call, token)
+        client = served.client.with_options(api_key=roles["client"])
+        assert (await client.completions.create(model=MODEL, prompt="a", max_tokens=2)).choices
+        with pytest.raises(openai.AuthenticationError):
+            await served.client.completions.create(model=MODEL, prompt="a")
+        assert (await served.get("/live"))[0] == 200
