@@ -7,6 +7,7 @@ may give way, but never do both have the lock.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 from secrets import token_hex
@@ -54,19 +55,12 @@ class ReadWriteLock:
 
     async def try_write(self, lease: int) -> HeldLock | None:
         """The lock for us alone, if nobody has it now."""
-        held = await self._create(WRITER, lease)
-        if held is None or not await self._has_readers():
-            return held
-        await held.release()
-        return None
+        return await self._unless(self._has_readers, await self._create(WRITER, lease))
 
     async def try_read(self, lease: int) -> HeldLock | None:
         """The lock shared with other readers, if no writer has it or waits for it now."""
         held = await self._create(f"{READERS}{self._owner}", lease)
-        if held is None or await self._bucket.get(WRITER) is None:
-            return held
-        await held.release()
-        return None
+        return await self._unless(self._has_writer, held)
 
     async def write(self, lease: int, timeout_s: float) -> HeldLock:
         """As try_write, waiting; TimeoutError after `timeout_s`.
@@ -104,6 +98,24 @@ class ReadWriteLock:
     async def _create(self, key: str, lease: int) -> HeldLock | None:
         revision = await self._bucket.create(key, self._owner.encode(), lease=lease)
         return None if revision is None else HeldLock(self._bucket, key, revision)
+
+    async def _unless(
+        self, blocked: Callable[[], Awaitable[bool]], held: HeldLock | None
+    ) -> HeldLock | None:
+        """What we hold, or None, and nothing is held, if somebody blocks it or we are cancelled."""
+        if held is None:
+            return None
+        try:
+            if not await blocked():
+                return held
+            await held.release()
+        except BaseException:
+            await held.release()  # nobody knows that we have it
+            raise
+        return None
+
+    async def _has_writer(self) -> bool:
+        return await self._bucket.get(WRITER) is not None
 
     async def _has_readers(self) -> bool:
         return bool((await self._bucket.entries(READERS)).entries)

@@ -17,7 +17,6 @@ from ..backoff import Backoff
 from ..event_planes import NatsLink
 from ..security import NatsAuth, NatsAuthConfig
 from ..settings import bad_setting
-from ..supervised import check_cancelled
 from ..urls import DEFAULT_NATS_URL, redact_text, redact_url, split_nats_url
 from .store import StoreError
 
@@ -92,9 +91,7 @@ class NatsConnection:
         """What JetStream answers; APIError is left to the caller, all else is StoreError."""
         link = await self.link()
         try:
-            answer = await ask(link.jetstream(_ATTEMPT_S))
-            check_cancelled()
-            return answer
+            return await ask(link.jetstream(_ATTEMPT_S))
         except (NoRespondersError, ServiceUnavailableError) as error:
             if isinstance(error, APIError) and error.err_code == 10039:
                 raise self._failed("JetStream is not enabled", transient=False) from None
@@ -116,7 +113,6 @@ class NatsConnection:
         self._link = NatsLink(self._tell, self._tell)
         try:
             await self._link.open(url, self._auth)
-            check_cancelled()
         except (NatsError, OSError) as error:
             reason = str(self._link.error or error) or type(error).__name__
             await self._drop()
