@@ -8,11 +8,12 @@ may give way, but never do both have the lock.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from secrets import token_hex
 
-from ..kv_stores import Bucket, KeyValueStore
+from ..kv_stores import Bucket, KeyValueStore, StoreError
 
 WRITER = "writer"
 READERS = "readers/"
@@ -96,7 +97,15 @@ class ReadWriteLock:
         await asyncio.sleep(POLL_S * self._rng.uniform(0.5, 1.5))
 
     async def _create(self, key: str, lease: int) -> HeldLock | None:
-        revision = await self._bucket.create(key, self._owner.encode(), lease=lease)
+        making = asyncio.ensure_future(self._bucket.create(key, self._owner.encode(), lease=lease))
+        try:
+            revision = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # The store may have made it all the same: let go of it once that is known.
+            with suppress(StoreError):
+                if (made := await making) is not None:
+                    await HeldLock(self._bucket, key, made).release()
+            raise
         return None if revision is None else HeldLock(self._bucket, key, revision)
 
     async def _unless(
