@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,6 +49,17 @@ class _Tokenize(msgspec.Struct):
 
 class _Detokenize(msgspec.Struct):
     tokens: list[int]
+
+
+class _Asked(NamedTuple):
+    """A request that is being answered, and how the answer is written."""
+
+    call: HttpCall
+    request: Sampling
+    choices: list[Choice]
+    origin: Origin
+    form: Answer
+    explains: bool
 
 
 class Completions:
@@ -273,18 +284,11 @@ class Completions:
         )
         explains = call.headers.get(EXPLAIN_KEY) == "1"
         run = self._stream if request.wants_stream else self._whole
-        work = asyncio.create_task(run(call, request, choices, origin, form, explains))
+        work = asyncio.create_task(run(_Asked(call, request, choices, origin, form, explains)))
         await unless_gone(call.receive, work)
 
-    async def _whole(
-        self,
-        call: HttpCall,
-        request: Sampling,
-        choices: list[Choice],
-        origin: Origin,
-        form: Answer,
-        explains: bool,
-    ) -> None:
+    async def _whole(self, asked: _Asked) -> None:
+        call, request, choices, origin, form, explains = asked
         deltas: list[list[Delta]] = [[] for _ in choices]
 
         async def keep(index: int, delta: Delta) -> None:
@@ -295,15 +299,8 @@ class Completions:
         body = form.whole(deltas, _usage(request, choices), nvext)
         await send_whole(call.send, 200, body, call.told)
 
-    async def _stream(
-        self,
-        call: HttpCall,
-        request: Sampling,
-        choices: list[Choice],
-        origin: Origin,
-        form: Answer,
-        explains: bool,
-    ) -> None:
+    async def _stream(self, asked: _Asked) -> None:
+        call, request, choices, origin, form, explains = asked
         stream = EventStream(call.send, call.told, KEEP_ALIVE, self._config.keep_alive_s)
         keeping = asyncio.create_task(stream.keep_alive())
         options = request.stream_options

@@ -14,6 +14,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from ..router.access import certificate_names
 from ..runtime.settings import bad_setting
 from .application import Application
 
@@ -91,16 +92,6 @@ class _Connection(HttpToolsProtocol):
         names = certificate_names(transport.get_extra_info("peercert"))
         self.app = partial(self._application, names=names)
         super().connection_made(transport)
-
-
-def certificate_names(shown: Any) -> tuple[str, ...]:
-    """The names in the certificate that a peer showed: its common name, then the others."""
-    if not shown:
-        return ()
-    parts = (pair for part in shown.get("subject", ()) for pair in part)
-    names = [value for key, value in parts if key == "commonName"]
-    names += [value for _, value in shown.get("subjectAltName", ())]
-    return tuple(dict.fromkeys(names))
 
 
 async def _not_found(scope: Any, receive: Any, send: Any) -> None:

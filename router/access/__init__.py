@@ -15,7 +15,14 @@ from .callers import (
 )
 from .exposure import open_to_others
 from .grpc_guard import GuardedServer
-from .http_guard import HostCheck, HttpGuard, Listener, is_loopback, is_own_origin
+from .http_guard import (
+    HostCheck,
+    HttpGuard,
+    Listener,
+    certificate_names,
+    is_loopback,
+    is_own_origin,
+)
 from .roles import FRONTEND_RULES, RULES, Role, Rule, rule_of
 from .security import Security
 
@@ -33,6 +40,7 @@ __all__ = [
     "Role",
     "Rule",
     "Security",
+    "certificate_names",
     "check_id",
     "current_account",
     "current_caller",

@@ -154,9 +154,13 @@ def _has_body(request: web.Request) -> bool:
 
 
 def _certificate_names(request: web.Request) -> tuple[str, ...]:
-    """The names in the certificate that the peer showed: its common name, then the others."""
     transport = request.transport
-    shown = None if transport is None else transport.get_extra_info("peercert")
+    return () if transport is None else certificate_names(transport.get_extra_info("peercert"))
+
+
+def certificate_names(shown: Any) -> tuple[str, ...]:
+    """The names in the certificate that a peer showed, as ssl gives it (None or empty if it showed
+    none): its common name, then the others."""
     if not shown:
         return ()
     parts = (pair for part in shown.get("subject", ()) for pair in part)
