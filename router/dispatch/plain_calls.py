@@ -111,6 +111,8 @@ class PlainCalls:
         trace: CallTrace,
     ) -> None:
         attempts, began, passed = Attempts(self.max_attempts), self._now(), 0
+        # One turn a call: if retries took turns too, one that fails could be everybody's first.
+        turn = next(self._turn)
 
         async def count(message: bytes) -> None:
             nonlocal passed
@@ -121,7 +123,7 @@ class PlainCalls:
             ready = [w for w in self._monitor.ready_workers() if w[0] not in attempts.worker_ids]
             if not ready:
                 raise NoWorkersError("no workers ready")
-            worker_id, client = ready[next(self._turn) % len(ready)]
+            worker_id, client = ready[turn % len(ready)]
             sent = self._now()
             left = None if timeout is None else began + timeout - sent
             self._running[worker_id] += 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import Counter
 from typing import Any
 
 import grpc
@@ -105,13 +106,15 @@ async def test_a_request_under_which_connections_break_is_tried_twice_and_named(
             code, _ = await rig.refusal(prompt("deadly"))
             await rig.settled()
         assert code is Code.UNAVAILABLE
-        tried = [engine for engine in rig.engines if engine.requests]
-        assert len(tried) == 2
         (line,) = [entry for entry in logs if entry["event"] == "request failed"]
         assert (line["request_id"], line["breaks_workers"]) == ("deadly", True)
-        assert sorted(line["attempts"]) == sorted(
-            f"{rig.worker_id(engine)}:connection_lost" for engine in tried
-        )
+        # A server that stops sometimes gets to say so: no connection was lost then.
+        causes = dict(attempt.split(":") for attempt in line["attempts"])
+        assert {int(worker_id) for worker_id in causes} == {
+            rig.worker_id(engine) for engine in rig.engines if engine.requests
+        }
+        assert Counter(causes.values())["connection_lost"] == 2
+        assert set(causes.values()) <= {"connection_lost", "unavailable"}
 
 
 async def test_deadlines_without_a_token_speak_against_a_worker_that_answers_nobody() -> None:
