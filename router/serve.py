@@ -6,32 +6,18 @@ from typing import Any, Protocol
 
 import structlog
 
-from ..indexer.event_index import EventIndex
 from ..runtime.clock import SystemClock
-from ..runtime.limit_hits import LimitHits
 from ..runtime.logs import LogOutput
 from ..runtime.settings import SettingsSource
-from ..workers.health import HealthMonitor
-from ..workers.registry import WorkerState
 from .access import Security
-from .admin import AdminRoutes, LiveSettings, Reloader, WorkerAdmin, WorkerList
+from .admin import AdminRoutes, LiveSettings, Reloader, WorkerList
 from .discovery import MOST_WORKERS, Discovery, is_discovering
-from .dispatch import (
-    AccessLog,
-    Dispatcher,
-    DispatchObserver,
-    NoTrace,
-    OutputTracking,
-    RequestReader,
-    admission_of,
-)
-from .events import EventIntake
-from .kv_router import KvRouter
-from .metrics import RouterMetrics
+from .dispatch import NoTrace
 from .mock_process import MockProcess
 from .serve_config import ServeConfig
 from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
 from .tracing import span_export_of
+from .worker_pool import WorkerPool
 
 FIRST_PROBES_S = 2.0
 """How long the ready line waits for the first answers of all workers."""
@@ -76,52 +62,14 @@ class Server:
         self.attached: Attachment | None = None
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
-        self._events: EventIntake | None = None
         self._draining = False
 
         self.security = Security(config, self._clock)
-        self.router = KvRouter(config.router, clock=self._clock)
-        self.monitor = HealthMonitor(
-            self.router.registry,
-            self._clock,
-            block_size=config.router.block_size,
-            policy=config.health,
-            outliers=config.outliers,
-            connection=config.connection,
-            mixed_models=config.mixed_models,
-            tls=self.security.worker_tls,
-        )
-        self.metrics = RouterMetrics(self.router, self._clock, lambda: self.dispatcher.in_flight)
-        observer: DispatchObserver = self.metrics.requests
-        if config.router.router_track_output_blocks:
-            observer = OutputTracking(self.router, observer)
-        if config.observability.access_log:
-            observer = AccessLog(self._clock, observer)
         self._spans = span_export_of(config.observability.otel_endpoint)
-        self._admission = admission_of(self.router)
-        hits = LimitHits()
-        reader = RequestReader(
-            config.router.block_size, config.peers, hits, hashes=self.router.uses_caches
-        )
-        self.dispatcher = Dispatcher(
-            self.router,
-            self.monitor,
-            self._clock,
-            max_attempts=config.max_attempts,
-            silence_s=config.request_timeout_s,
-            limits=config.limits,
-            observer=observer,
-            admission=self._admission,
-            hits=hits,
-            reader=reader,
-            tracing=NoTrace() if self._spans is None else self._spans.tracing,
-        )
-        self.admin = WorkerAdmin(
-            self.monitor,
-            self._clock,
-            booked=self.router.requests_of,
-            unbooked=self.dispatcher.plain.requests_of,
-        )
+        tracing = NoTrace() if self._spans is None else self._spans.tracing
+        pool = self.pool = WorkerPool(config, self.security, self._clock, tracing)
+        self.router, self.monitor, self.metrics = pool.router, pool.monitor, pool.metrics
+        self.dispatcher, self.admin = pool.dispatcher, pool.admin
         self._discovery: Discovery | None = None
         if is_discovering(config):
             nats = self.security.nats
@@ -132,20 +80,20 @@ class Server:
             router=self.router,
             monitor=self.monitor,
             dispatcher=self.dispatcher,
-            admission=self._admission,
+            admission=pool.admission,
             workers=self._workers,
             output=output,
         )
         self._reloader = None
         if source is not None:
             self._reloader = Reloader(source, check=self._live.check, apply=self._live.apply)
-        calls = CallLimits(config.peers, hits, self.metrics.requests.on_refused)
+        calls = CallLimits(config.peers, pool.hits, self.metrics.requests.on_refused)
         self.metrics.watch(
             self.dispatcher,
             self.monitor.reports,
             self.security,
             max_workers=config.observability.metrics_max_workers,
-            queue=None if self._admission is None else self._admission.queue,
+            queue=None if pool.admission is None else pool.admission.queue,
             log=output,
             open_calls=calls.open_calls,
             http_connections=lambda: self._http.open,
@@ -157,7 +105,7 @@ class Server:
             self.metrics.page,
             self._health,
             security=self.security,
-            reader=reader,
+            reader=pool.reader,
             workers=workers,
             admin_routes=AdminRoutes(self.admin, self._reloader).routes,
         )
@@ -169,7 +117,7 @@ class Server:
                 mode=config.router.mode,
                 policy=config.router.policy_name,
             ),
-            RouterService(self.router, reader, self.admin),
+            RouterService(self.router, pool.reader, self.admin),
             access=self.security.access,
             calls=calls,
             workers=workers,
@@ -200,14 +148,14 @@ class Server:
 
     @property
     def ready_line(self) -> str:
-        admin = self._http.admin
+        admin, events = self._http.admin, self.pool.events
         listeners = f"grpc {self.grpc_address} http {self.http_address} "
         if admin is not None:
             listeners += f"admin {admin.host}:{admin.port} "
         return (
             f"dynamo-router ready: {listeners}{self.attached.description if self.attached else ''}"
             f"mode {self._config.router.mode} workers {len(self.router.registry)} "
-            f"events {self._events.description if self._events else 'off'}"
+            f"events {events.description if events else 'off'}"
         )
 
     async def start(self) -> None:
@@ -232,7 +180,9 @@ class Server:
         if self._discovery is not None:
             stack.push_async_callback(self._discovery.close)
             await self._discovery.open()
-        nats_url = await self._start_events()
+        discovery = self._discovery
+        stack.push_async_callback(self.pool.close_events)
+        nats_url = await self.pool.start_events(None if discovery is None else discovery.ask_about)
         urls = []
         if config.mock_engines.mockers:
             mocks = MockProcess(
@@ -250,8 +200,7 @@ class Server:
             await mocks.start()
             urls = mocks.urls
         # Closed before the engines stop: it would only report that they did.
-        stack.push_async_callback(self.monitor.close)
-        stack.push_async_callback(self.admin.close)
+        stack.push_async_callback(self.pool.close_workers)
         stack.push_async_callback(self._workers.close)
         for url in urls:
             self.monitor.add(url)
@@ -260,11 +209,10 @@ class Server:
             stack.push_async_callback(self._discovery.stop)
             await self._discovery.start()
         self.dispatcher.start()
-        stack.push_async_callback(self.dispatcher.close)
         await self._grpc.start()
         if self.attached is not None:
             await self.attached.start()
-        await self._wait_for_workers()
+        await self.pool.wait_for_probes(FIRST_PROBES_S)
         self._on_workers()
         self._started = True
 
@@ -289,57 +237,12 @@ class Server:
         await self._grpc.stop(0.0)
         await self._stack.aclose()
 
-    async def _start_events(self) -> str | None:
-        """Connect the index to the event plane; the URL of its server."""
-        index = self.router.index
-        if not isinstance(index, EventIndex):
-            return None
-        events = self._events = EventIntake(
-            self._config,
-            index,
-            self.router.registry,
-            self._clock,
-            client_of=self.monitor.client,
-            auth=self.security.nats,
-            on_unannounced=self.monitor.suspect,
-            hits=self.dispatcher.hits,
-            ask_worker=None if self._discovery is None else self._discovery.queries(index).ask,
-        )
-        self._stack.push_async_callback(events.close)
-        await events.start()
-        self.metrics.watch_events(index, events)
-        return events.nats_url
-
-    async def _wait_for_workers(self) -> None:
-        """Wait until every worker was probed once, at most FIRST_PROBES_S."""
-        probed = asyncio.Event()
-
-        def look() -> None:
-            states = [entry.state for entry in self.router.registry.entries()]
-            if WorkerState.CONNECTING not in states:
-                probed.set()
-
-        self.monitor.listeners.append(look)
-        look()
-        try:
-            async with asyncio.timeout(FIRST_PROBES_S):
-                await probed.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self.monitor.listeners.remove(look)
-
     def _on_workers(self) -> None:
-        if self._admission is not None:
-            self._admission.poll()
         self._grpc.set_serving(self.monitor.any_ready and not self._draining)
 
     def _health(self) -> tuple[bool, dict[str, Any]]:
         """For /health."""
-        states: dict[str, int] = {}
-        for entry in self.router.registry.entries():
-            states[entry.state.value] = states.get(entry.state.value, 0) + 1
-        events = self._events
+        states, events = self.pool.states, self.pool.events
         more: dict[str, Any] = {
             "workers": states,
             "event_plane": {

@@ -253,7 +253,7 @@ async def test_metrics_count_what_happened() -> None:
 async def test_metrics_tell_of_events_and_their_plane() -> None:
     async with serving(FakeEngine(worker_id=7), router=EVENTS) as doors:
         doors.server.router.apply_event(stored(WorkerWithDpRank(7), PROMPT))
-        events = doors.server._events
+        events = doors.server.pool.events
         assert events is not None
         await until(lambda: events.plane_state.value == "connected")
         metrics = await doors.metrics()

@@ -82,7 +82,7 @@ async def test_a_thousand_completions_and_an_exact_index(
 
 async def heals_a_gap(doors: Any, index: Any) -> None:
     """An event that never came is had from the worker itself."""
-    feed = doors.server._events.feed
+    feed = doors.server.pool.events.feed
     await feed._subscriptions[0].close()
     blocks = [status.blocks for status in index.sources()]
     await asyncio.gather(*(complete(doors, 5000 + n) for n in range(12)))

@@ -1,0 +1,153 @@
+"""WorkerPool: workers that requests are routed among, and all that decides and carries that."""
+
+import asyncio
+from collections.abc import Callable
+
+from ..indexer.event_index import EventIndex
+from ..runtime.clock import Clock
+from ..runtime.limit_hits import LimitHits
+from ..workers.health import HealthMonitor
+from ..workers.registry import WorkerState
+from ..workers.resync_wire import ResyncRequest
+from .access import Security
+from .admin import WorkerAdmin
+from .dispatch import (
+    AccessLog,
+    Dispatcher,
+    DispatchObserver,
+    OutputTracking,
+    RequestReader,
+    Tracing,
+    admission_of,
+)
+from .events import EventIntake
+from .kv_router import KvRouter
+from .metrics import RouterMetrics
+from .serve_config import ServeConfig
+
+
+class WorkerPool:
+    """The index, slots, health, admission and dispatch of one set of workers.
+
+    Once workers are known, `dispatcher.start` begins to serve. `close` undoes all of it; whoever
+    needs an order of its own closes the parts.
+    """
+
+    def __init__(
+        self, config: ServeConfig, security: Security, clock: Clock, tracing: Tracing
+    ) -> None:
+        self._config, self._security, self._clock = config, security, clock
+        self.events: EventIntake | None = None
+        self.router = KvRouter(config.router, clock=clock)
+        self.monitor = HealthMonitor(
+            self.router.registry,
+            clock,
+            block_size=config.router.block_size,
+            policy=config.health,
+            outliers=config.outliers,
+            connection=config.connection,
+            mixed_models=config.mixed_models,
+            tls=security.worker_tls,
+        )
+        self.metrics = RouterMetrics(self.router, clock, lambda: self.dispatcher.in_flight)
+        observer: DispatchObserver = self.metrics.requests
+        if config.router.router_track_output_blocks:
+            observer = OutputTracking(self.router, observer)
+        if config.observability.access_log:
+            observer = AccessLog(clock, observer)
+        self.admission = admission_of(self.router)
+        self.hits = LimitHits()
+        self.reader = RequestReader(
+            config.router.block_size, config.peers, self.hits, hashes=self.router.uses_caches
+        )
+        self.dispatcher = Dispatcher(
+            self.router,
+            self.monitor,
+            clock,
+            max_attempts=config.max_attempts,
+            silence_s=config.request_timeout_s,
+            limits=config.limits,
+            observer=observer,
+            admission=self.admission,
+            hits=self.hits,
+            reader=self.reader,
+            tracing=tracing,
+        )
+        self.admin = WorkerAdmin(
+            self.monitor,
+            clock,
+            booked=self.router.requests_of,
+            unbooked=self.dispatcher.plain.requests_of,
+        )
+        self.monitor.listeners.append(self._on_workers)
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many workers are in each state."""
+        states: dict[str, int] = {}
+        for entry in self.router.registry.entries():
+            states[entry.state.value] = states.get(entry.state.value, 0) + 1
+        return states
+
+    async def start_events(
+        self, ask_worker: Callable[[EventIndex], Callable[[ResyncRequest], bool]] | None = None
+    ) -> str | None:
+        """Connect the index to the event plane; the URL of its server. `ask_worker` makes, for an
+        index, the way to ask workers themselves. ConfigError if the plane cannot be had."""
+        index = self.router.index
+        if not isinstance(index, EventIndex):
+            return None
+        events = self.events = EventIntake(
+            self._config,
+            index,
+            self.router.registry,
+            self._clock,
+            client_of=self.monitor.client,
+            auth=self._security.nats,
+            on_unannounced=self.monitor.suspect,
+            hits=self.hits,
+            ask_worker=None if ask_worker is None else ask_worker(index),
+        )
+        await events.start()
+        self.metrics.watch_events(index, events)
+        return events.nats_url
+
+    async def wait_for_probes(self, at_most_s: float) -> None:
+        """Wait until every worker was probed once, at most so long."""
+        probed = asyncio.Event()
+
+        def look() -> None:
+            states = [entry.state for entry in self.router.registry.entries()]
+            if WorkerState.CONNECTING not in states:
+                probed.set()
+
+        self.monitor.listeners.append(look)
+        look()
+        try:
+            async with asyncio.timeout(at_most_s):
+                await probed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.monitor.listeners.remove(look)
+
+    async def close_workers(self) -> None:
+        """End what runs, and watch nobody any more. Idempotent."""
+        await self.dispatcher.close()
+        await self.admin.close()
+        await self.monitor.close()
+
+    async def close_events(self) -> None:
+        """Hear no more events. Idempotent."""
+        if self.events is not None:
+            await self.events.close()
+
+    async def close(self) -> None:
+        """Undo all of it. Idempotent."""
+        await self.close_workers()
+        await self.close_events()
+        self.router.close()
+
+    def _on_workers(self) -> None:
+        if self.admission is not None:
+            self.admission.poll()
