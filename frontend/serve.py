@@ -1,20 +1,18 @@
 """dynamo-router serve, with a frontend for OpenAI clients if one was asked for."""
 
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..router.serve import Attachment, Server
 from ..router.serve_command import run as run_router
 from ..runtime.errors import ConfigError
 from ..runtime.settings import SettingsSource
+from ..workers.mocker import OWN_MODEL
 from .config import ServeFrontendConfig
 
 if TYPE_CHECKING:
     from .frontend import Frontend
 
-OWN_TOKENIZER = Path(__file__).parent / "data"
-"""A byte-level BPE of our own, for mock engines: its vocabulary is in a folder like any model's."""
 NEEDED = ("httptools", "jinja2", "tokenizers", "uvicorn")
 
 
@@ -42,4 +40,4 @@ def frontend_of(server: Server, config: ServeFrontendConfig) -> "Frontend | None
         )
     from .frontend import Frontend  # not before: the router alone needs none of them
 
-    return Frontend(server, config, OWN_TOKENIZER)
+    return Frontend(server, config, OWN_MODEL)

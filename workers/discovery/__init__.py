@@ -1,5 +1,6 @@
 """Who are the workers? What they write into the key-value store, and what a router makes of it."""
 
+from .card_files import WrongFileError, checked_folder, model_files, tokenizer_files
 from .config import STATIC, DiscoveryConfig
 from .departures import Departures
 from .discovered import TRTLLM, DiscoveredWorker, Fleet
@@ -12,7 +13,7 @@ from .event_keys import (
     event_channel,
     event_source,
 )
-from .model_card import CARDS, ModelCard, decode_card, encode_card, tokenizer_files
+from .model_card import CARDS, ModelCard, decode_card, encode_card
 from .worker_watch import WorkerWatch
 
 __all__ = [
@@ -29,10 +30,13 @@ __all__ = [
     "ModelCard",
     "RECOVERY",
     "WorkerWatch",
+    "WrongFileError",
+    "checked_folder",
     "decode_card",
     "decode_source",
     "encode_card",
     "event_channel",
     "event_source",
+    "model_files",
     "tokenizer_files",
 ]

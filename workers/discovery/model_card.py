@@ -1,37 +1,30 @@
 """Model cards: what a worker says of its model, as Dynamo 1.6.1 writes and reads it.
 
-A card stands at `v1/mdc/{namespace}/{component}/{endpoint}/{id}`, beside the worker's instance.
+A card stands at `v1/mdc/{namespace}/{component}/{endpoint}/{id}`, beside the worker's instance;
+that of an adapter one level below.
 Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/dynamo_etcd_keys.txt`).
 """
 
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ...runtime.components import EndpointName
-from ...runtime.errors import ConfigError
 from ...runtime.kv_stores import Entry
 from ..engine_facts import EngineFacts
 from ..registry import MAX_RANKS
+from .card_checksum import card_checksum, context_length
+from .card_files import CardFile, files_of
 
 CARDS = "v1/mdc"
 NO_REQUESTS = ("prefill", "encode")
 """Kinds of workers that are no use alone."""
-_FILES = {
-    "model_info": ("hf_config_json", "config.json"),
-    "tokenizer": ("hf_tokenizer_json", "tokenizer.json"),
-    "prompt_formatter": ("hf_tokenizer_config_json", "tokenizer_config.json"),
-    "gen_config": ("hf_generation_config_json", "generation_config.json"),
-}
-_REQUIRED_FILES = ("model_info", "tokenizer")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What routing needs to know of a card. None or 0 where it does not say."""
+    """What routing needs to know of a card. None, 0 or "" where it does not say."""
 
     name: str
     block_size: int
@@ -42,6 +35,18 @@ class ModelCard:
     max_num_batched_tokens: int | None = None
     dp_size: int = 1
     dp_start: int = 0
+    aliases: tuple[str, ...] = ()
+    """more names of the model"""
+    adapter: str = ""
+    """the LoRA adapter that this card is of; it stands beside the card of its model"""
+    model_type: str = "Chat | Completions"
+    model_input: str = "Tokens"
+    needs: tuple[tuple[str, ...], ...] = ()
+    """kinds of workers without which this one is no use: any of these groups"""
+    files: tuple[CardFile, ...] = ()
+    """of the model: configuration, tokenizer, templates"""
+    checksum: str = ""
+    """of all that must be equal in workers that stand in for each other; known once it is read"""
 
     @property
     def facts(self) -> EngineFacts:
@@ -70,47 +75,70 @@ class _RuntimeConfig(msgspec.Struct):
     data_parallel_size: int | None = None
 
 
+class _Lora(msgspec.Struct):
+    name: str = ""
+
+
 class _Card(msgspec.Struct):
     display_name: str
     kv_cache_block_size: int
     worker_type: str | None = None
     context_length: int | None = None
+    architectural_max_context_length: int | None = None
+    source_path: str | None = None
     runtime_config: _RuntimeConfig = msgspec.field(default_factory=_RuntimeConfig)
+    aliases: tuple[str, ...] | None = None
+    lora: _Lora | None = None
+    model_type: str | None = None
+    model_input: str | None = None
+    needs: tuple[tuple[str, ...], ...] | None = None
 
 
 class _Value(msgspec.Struct):
-    card_json: _Card
+    card_json: dict[str, Any]
 
 
 def decode_card(entry: Entry) -> ModelCard:
     """ValueError for what is no card."""
     try:
-        card = msgspec.json.decode(entry.value, type=_Value).card_json
+        said = msgspec.json.decode(entry.value, type=_Value).card_json
+        card = msgspec.convert(said, type=_Card)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"not a model card: {error}") from None
     runtime = card.runtime_config
     dp_size, dp_start = runtime.data_parallel_size or 1, runtime.data_parallel_start_rank or 0
-    if not (1 <= dp_size <= MAX_RANKS and 0 <= dp_start < 2**31 and card.kv_cache_block_size >= 1):
-        raise ValueError("a card with impossible ranks or blocks")
+    if not (1 <= dp_size <= MAX_RANKS and 0 <= dp_start < 2**31):
+        raise ValueError("a card with impossible ranks")
+    if not 1 <= card.kv_cache_block_size < 2**31:
+        raise ValueError("a card with impossible blocks")
+    if not card.display_name:
+        raise ValueError("a card without a name")
     return ModelCard(
         card.display_name,
         card.kv_cache_block_size,
         card.worker_type or "aggregated",
-        max(0, runtime.context_length or card.context_length or 0),
+        max(0, context_length(said)),
         runtime.total_kv_blocks,
         runtime.max_num_seqs,
         runtime.max_num_batched_tokens,
         dp_size,
         dp_start,
+        card.aliases or (),
+        card.lora.name if card.lora is not None else "",
+        card.model_type or "",
+        card.model_input or "Tokens",
+        card.needs or (),
+        files_of(said),
+        card_checksum(said),
     )
 
 
 def encode_card(
     card: ModelCard, name: EndpointName, instance_id: int, files: dict[str, Any] | None = None
 ) -> tuple[str, str, bytes]:
-    """(bucket, key, value) of a card. `files`: see `tokenizer_files`."""
-    slug = "".join(c if c.isascii() and c.isalnum() else "-" for c in card.name.lower())
-    value = {
+    """(bucket, key, value) of a card. `files`, which say what those in the card would: see
+    `model_files`."""
+    value: dict[str, Any] = {
         "type": "Model",
         "namespace": name.namespace,
         "component": name.component,
@@ -118,15 +146,15 @@ def encode_card(
         "instance_id": instance_id,
         "card_json": {
             "display_name": card.name,
-            "slug": slug,
+            "slug": slug_of(card.name),
             **(files or {}),
             "context_length": card.context_length,
             "kv_cache_block_size": card.block_size,
             "migration_limit": 0,
-            "model_type": "Chat | Completions",
-            "model_input": "Tokens",
+            "model_type": card.model_type,
+            "model_input": card.model_input,
             "worker_type": card.worker_type,
-            "needs": [],
+            "needs": card.needs,
             "runtime_config": {
                 "context_length": card.context_length,
                 "total_kv_blocks": card.total_kv_blocks,
@@ -139,30 +167,16 @@ def encode_card(
             },
         },
     }
-    return CARDS, f"{name.prefix}{instance_id:x}", msgspec.json.encode(value)
+    if card.aliases:
+        value["card_json"]["aliases"] = card.aliases
+    key = f"{name.prefix}{instance_id:x}"
+    if card.adapter:
+        suffix = value["model_suffix"] = slug_of(card.adapter)
+        value["card_json"]["lora"] = {"name": card.adapter}
+        key += f"/{suffix}"
+    return CARDS, key, msgspec.json.encode(value)
 
 
-def tokenizer_files(folder: str) -> dict[str, Any]:
-    """The part of a card that names the files of a model's folder, with their checksums.
-
-    Whoever reads the card must be able to read the files. ConfigError if there is no tokenizer, or
-    the extra `dynamo` is missing, which has the only checksum that Dynamo takes.
-    """
-    try:
-        blake3 = import_module("blake3").blake3
-    except ModuleNotFoundError:
-        text = "model_path needs blake3: pip install 'dynamo-router[dynamo]'"
-        raise ConfigError(text, key="model_path") from None
-    path = Path(folder).absolute()
-    card: dict[str, Any] = {"source_path": str(path)}
-    for key, (kind, name) in _FILES.items():
-        try:
-            data = (path / name).read_bytes()
-        except OSError as error:
-            if key in _REQUIRED_FILES:
-                text = f"model_path: cannot read {path / name}: {error.strerror}"
-                raise ConfigError(text, key="model_path") from None
-            continue
-        checksum = f"blake3:{blake3(data).hexdigest()}"
-        card[key] = {kind: {"path": str(path / name), "checksum": checksum, "size": len(data)}}
-    return card
+def slug_of(name: str) -> str:
+    """A name as it may stand in a key: lower case, letters and digits of ASCII, else hyphens."""
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower())

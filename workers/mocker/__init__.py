@@ -4,6 +4,7 @@ Entered by simulations through virtual engines; the command `mocker` and tests r
 """
 
 from .config import ENGINE_TYPES, EVEN_SPEEDS, PREEMPTION_MODES, EngineConfig, parse_speeds
+from .own_model import OWN_MODEL
 from .tiers import TierConfig
 from .virtual import EngineStats, VirtualFleet
 
@@ -13,6 +14,7 @@ __all__ = [
     "PREEMPTION_MODES",
     "EngineConfig",
     "EngineStats",
+    "OWN_MODEL",
     "TierConfig",
     "VirtualFleet",
     "parse_speeds",

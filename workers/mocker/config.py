@@ -195,7 +195,12 @@ class MockerConfig:
         choices=DIALECTS,
     )
     model_path: str | None = option(
-        None, "With --dialect dynamo: folder of the model's tokenizer, for Dynamo's frontend."
+        None,
+        "With --discovery: folder of the model's tokenizer, for frontends. Not given: one that"
+        " comes along, if --vocab-size is at most 4096.",
+    )
+    aliases: str = option(
+        "", "With --discovery: more names of the model, for frontends, with commas."
     )
     lease_ttl_s: float = option(
         LEASE_TTL_S,

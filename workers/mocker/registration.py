@@ -1,7 +1,6 @@
 """What a mock engine writes about itself into the store where routers look for workers."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import structlog
 
@@ -14,17 +13,16 @@ from ...runtime.request_planes import RequestServer
 from ..discovery import (
     TRTLLM,
     EventSource,
-    ModelCard,
     encode_card,
     event_channel,
     event_source,
-    tokenizer_files,
 )
 from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
 from .config import MockerConfig
 from .dp_engine import DataParallelEngine
 from .dynamo_endpoints import DynamoEndpoints, RankEvents
+from .own_model import card_files, card_of
 
 STARTUP_TIMEOUT_S = 120.0
 
@@ -49,9 +47,7 @@ class WorkerRegistration:
         self._name = EndpointName(config.namespace, config.component, config.endpoint)
         self._registrations = Registrations(store, config.lease_ttl_s)
         self._requests = requests
-        self._files: dict[str, Any] = {}
-        if config.model_path is not None:
-            self._files = tokenizer_files(config.model_path)
+        self._files = card_files(config)
         self._instance: Instance | None = None
         self._endpoints: DynamoEndpoints | None = None
 
@@ -97,7 +93,7 @@ class WorkerRegistration:
             await self._register(*event_source(name, source))
             if target is not None:
                 await self._register(*target.key("today"), target.value())
-        await self._register(*encode_card(_card(config), name, worker_id, self._files))
+        await self._register(*encode_card(card_of(config), name, worker_id, self._files))
         self._instance = instance
         await self._register(*instance.key("today"), instance.value())
 
@@ -134,16 +130,3 @@ class WorkerRegistration:
             await self._registrations.register(bucket, key, value)
         except StoreError as error:
             log.warning("registered later: the store is away", key=key, error=str(error))
-
-
-def _card(config: MockerConfig) -> ModelCard:
-    engine = config.engine
-    return ModelCard(
-        name=config.model_id,
-        block_size=engine.block_size,
-        context_length=engine.max_seq_len,
-        total_kv_blocks=engine.num_gpu_blocks,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        dp_size=engine.dp_size,
-    )

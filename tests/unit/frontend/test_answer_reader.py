@@ -9,15 +9,15 @@ import pytest
 from dynamo_router.frontend.generation import AnswerReader, Choice, engine_request
 from dynamo_router.frontend.openai import CompletionRequest, Delta, read_request
 from dynamo_router.frontend.processor import ModelText
-from dynamo_router.frontend.serve import OWN_TOKENIZER
 from dynamo_router.runtime.off_loop import OffLoop
+from dynamo_router.workers.mocker import OWN_MODEL
 from dynamo_router.workers.trtllm_proto import pb
 
 
 @pytest.fixture(scope="module")
 def text() -> Iterator[ModelText]:
     off_loop = OffLoop()
-    yield ModelText(OWN_TOKENIZER, off_loop)
+    yield ModelText(OWN_MODEL, off_loop)
     off_loop.close()
 
 

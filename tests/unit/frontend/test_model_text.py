@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_router.frontend.processor import ModelText
-from dynamo_router.frontend.serve import OWN_TOKENIZER
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.off_loop import OffLoop
+from dynamo_router.workers.mocker import OWN_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def off_loop() -> Iterator[OffLoop]:
 
 @pytest.fixture(scope="module")
 def text(off_loop: OffLoop) -> ModelText:
-    return ModelText(OWN_TOKENIZER, off_loop)
+    return ModelText(OWN_MODEL, off_loop)
 
 
 def encode(text: ModelText, said: str) -> list[int]:
@@ -72,7 +72,7 @@ def test_long_texts_are_encoded_off_the_loop(text: ModelText, off_loop: OffLoop)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(OWN_TOKENIZER, tmp_path / "model"))
+    return Path(shutil.copytree(OWN_MODEL, tmp_path / "model"))
 
 
 def test_truncation_that_a_tokenizer_was_saved_with_does_not_count(
