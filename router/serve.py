@@ -11,13 +11,12 @@ from ..runtime.logs import LogOutput
 from ..runtime.settings import SettingsSource
 from .access import Security
 from .admin import AdminRoutes, LiveSettings, Reloader, WorkerList
-from .discovery import MOST_WORKERS, Discovery, is_discovering
 from .dispatch import NoTrace
 from .mock_process import MockProcess
+from .pool import MOST_WORKERS, Discovery, WorkerPool, is_discovering
 from .serve_config import ServeConfig
 from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
 from .tracing import span_export_of
-from .worker_pool import WorkerPool
 
 FIRST_PROBES_S = 2.0
 """How long the ready line waits for the first answers of all workers."""

@@ -4,19 +4,19 @@ import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from ..indexer.event_index import EventIndex
-from ..runtime.clock import Clock
-from ..runtime.components import EndpointName
-from ..runtime.errors import ConfigError
-from ..runtime.kv_stores import NatsAddress
-from ..runtime.request_planes import NatsCarrier, RequestClient
-from ..runtime.security import NatsAuth
-from ..workers.discovery import STATIC
-from ..workers.health import HealthMonitor
-from ..workers.resync_wire import ResyncRequest
-from .admin import DiscoveredWorkers, WorkerAdmin
-from .events import WorkerQueries
-from .serve_config import ServeConfig
+from ...indexer.event_index import EventIndex
+from ...runtime.clock import Clock
+from ...runtime.components import EndpointName
+from ...runtime.errors import ConfigError
+from ...runtime.kv_stores import NatsAddress
+from ...runtime.request_planes import NatsCarrier, RequestClient
+from ...runtime.security import NatsAuth
+from ...workers.discovery import STATIC
+from ...workers.health import HealthMonitor
+from ...workers.resync_wire import ResyncRequest
+from ..admin import DiscoveredWorkers, WorkerAdmin
+from ..events import WorkerQueries
+from ..serve_config import ServeConfig
 
 MOST_WORKERS = 1024
 """So many connections are kept for workers that are not known yet."""

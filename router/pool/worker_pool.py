@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Callable
 
-from ..indexer.event_index import EventIndex
-from ..runtime.clock import Clock
-from ..runtime.limit_hits import LimitHits
-from ..workers.health import HealthMonitor
-from ..workers.registry import WorkerState
-from ..workers.resync_wire import ResyncRequest
-from .access import Security
-from .admin import WorkerAdmin
-from .dispatch import (
+from ...indexer.event_index import EventIndex
+from ...runtime.clock import Clock
+from ...runtime.limit_hits import LimitHits
+from ...workers.health import HealthMonitor
+from ...workers.registry import WorkerState
+from ...workers.resync_wire import ResyncRequest
+from ..access import Security
+from ..admin import WorkerAdmin
+from ..dispatch import (
     AccessLog,
     Dispatcher,
     DispatchObserver,
@@ -20,10 +20,10 @@ from .dispatch import (
     Tracing,
     admission_of,
 )
-from .events import EventIntake
-from .kv_router import KvRouter
-from .metrics import RouterMetrics
-from .serve_config import ServeConfig
+from ..events import EventIntake
+from ..kv_router import KvRouter
+from ..metrics import RouterMetrics
+from ..serve_config import ServeConfig
 
 
 class WorkerPool:

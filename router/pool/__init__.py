@@ -1,0 +1,9 @@
+"""Workers that requests are routed among, all that serves them, and where they are found.
+
+Entered by whoever serves a set of workers.
+"""
+
+from .discovery import MOST_WORKERS, Discovery, is_discovering
+from .worker_pool import WorkerPool
+
+__all__ = ["MOST_WORKERS", "Discovery", "WorkerPool", "is_discovering"]
