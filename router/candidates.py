@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +10,10 @@ import numpy.typing as npt
 from ..indexer.approximate import ApproximateIndex
 from ..indexer.event_index import EventIndex
 from ..indexer.prefix_index import PrefixIndex
+from ..runtime.clock import Clock
+from ..runtime.errors import ConfigError
 from ..runtime.identity import WorkerWithDpRank, as_worker
+from ..slots.shared import SharedSlots
 from ..slots.table import SlotTable
 from ..workers.registry import PREDICTED, WorkerEntry, WorkerRegistry
 from .config import KvRouterConfig
@@ -17,6 +21,7 @@ from .event_watch import EventWatch
 from .overlaps import Overlaps
 from .policy import Candidates, Decision, Mask, Policy, tier_weights_given
 from .prompt import Prompt
+from .replicas import PeerLoad
 from .views import PotentialLoad
 
 WorkerLike = int | tuple[int, int]
@@ -40,6 +45,8 @@ class CandidateSource:
         self.index = index
         self.slots = slots
         self._overlaps = Overlaps(0)
+        self._config = config
+        self._peers: PeerLoad | None = None
         self._watch: EventWatch | None = None
         if isinstance(index, EventIndex):
             self._watch = EventWatch(index, registry, adapts_ttl=config.adapts_predicted_ttl)
@@ -51,6 +58,17 @@ class CandidateSource:
         if isinstance(self.index, EventIndex):
             for worker in entry.ranks:
                 self.index.predict(worker, entry.event_source == PREDICTED)
+        if self._peers is not None:
+            self._peers.on_worker(entry.ranks)
+
+    def count_peers(
+        self, learner: Policy, lock: AbstractContextManager[object], clock: Clock
+    ) -> PeerLoad:
+        """See KvRouter. ConfigError where the load is not shared."""
+        if not isinstance(self.slots, SharedSlots):
+            raise ConfigError("router_replica_sync is off", key="router_replica_sync")
+        self._peers = PeerLoad(self.registry, self.slots, self._config, learner, lock, clock)
+        return self._peers
 
     def candidates(
         self, prompt: Prompt, config: KvRouterConfig, now: float, *, with_caches: bool
@@ -228,7 +246,8 @@ def new_index(config: KvRouterConfig) -> PrefixIndex:
 
 def new_slots(config: KvRouterConfig) -> SlotTable:
     """The slot table that these settings ask for."""
-    return SlotTable(
+    table = SharedSlots if config.router_replica_sync else SlotTable
+    return table(
         config.block_size,
         expiry_s=config.active_request_expiry_secs,
         max_entries=config.router_max_booked_blocks,

@@ -177,6 +177,12 @@ class KvRouterConfig:
         "--router-active-request-expiry-secs",
         env=("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",),
     )
+    router_replica_sync: bool = option(
+        False,
+        "Count what other routers have booked on the workers: each tells the others over NATS.",
+        "--router-replica-sync",
+        env=("DYN_ROUTER_REPLICA_SYNC",),
+    )
     router_max_booked_blocks: int = option(2**24, "Most blocks and requests booked as load.")
     router_max_booked_share: float = option(0.5, "Largest part of that for one caller.")
     seed: int | None = option(None, "Seed of random choices and ties.", "--seed")

@@ -3,7 +3,8 @@
 import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Self, Unpack
+from contextlib import AbstractContextManager
+from typing import Any, Unpack
 
 from ..indexer.event_index import EventIndex
 from ..indexer.hashing import Integers
@@ -20,18 +21,19 @@ from .explain import explain
 from .policies import PolicyChoice
 from .policy import Decision, Explanation, Policy, ResidualState, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
+from .replicas import PeerLoad
 from .views import PotentialLoad, WorkerView, views_in_steps
 
 
-class KvRouter:
+class KvRouter(AbstractContextManager["KvRouter"]):
     """Routes prompts to workers by their caches and their load.
 
     `registry` may be shared with whoever discovers workers; `clock` and `seed` make a run
-    repeatable; a `strategy`, which is a Policy, decides in place of the one that the settings name.
-    Close it when done: the event index has a thread.
+    repeatable; a `strategy`, a Policy, decides in place of the one that the settings name. Close it
+    when done: the event index has a thread.
 
-    Synchronous, without I/O, safe to call from several threads: one lock is held while a request
-    is decided and booked, and while one is released. Load is booked and released nowhere else.
+    Synchronous, without I/O, thread-safe: one lock is held while a request is decided and booked,
+    and while one is released. Load is booked and released nowhere else.
 
     Where token ids are asked for, `prompt` makes a handle that serves every question about one
     prompt and is hashed once; `lora_name`, `cache_namespace` and `block_mm_infos` go with the
@@ -79,9 +81,6 @@ class KvRouter:
             self.registry.on_remove.remove(self._on_remove)
             self.registry.on_update.remove(self._on_update)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
@@ -128,9 +127,13 @@ class KvRouter:
             return dropped
 
     def requests_of(self, worker_id: int) -> int:
-        """Requests booked on all ranks of a worker; 0 if it is not registered."""
+        """Requests booked here on all ranks of a worker; 0 if it is not registered."""
         with self._lock:
-            return int(self.slots.active_requests()[self._source.mask([worker_id])].sum())
+            return int(self.slots.own_requests()[self._source.mask([worker_id])].sum())
+
+    def count_peers(self) -> PeerLoad:
+        """Count other routers' bookings too; ConfigError unless `router_replica_sync` is on."""
+        return self._source.count_peers(self._learner, self._lock, self._clock)
 
     def workers(self) -> list[WorkerView]:
         """Every registered rank, then those that only publish events."""
@@ -204,9 +207,8 @@ class KvRouter:
         with self._lock:
             now = self._expire()
             if request_id is not None and self.slots.worker_of(request_id) is not None:
-                raise InvalidRequestError(
-                    f"request id {request_id!r} is in use", field="request_id"
-                )
+                text = f"request id {request_id!r} is in use"
+                raise InvalidRequestError(text, field="request_id")
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
             pin = source.pin(pinned_worker, candidates)
             takers = candidates.eligible
@@ -341,7 +343,7 @@ class KvRouter:
             if cached_tokens is not None:
                 self._learner.on_cached(request_id, cached_tokens)
             self._learner.on_first_token(request_id, now)
-            return self.slots.mark_prefill_completed(request_id)
+            return self.slots.mark_prefill_completed(request_id, cached_tokens)
 
     def release_prefill(self, request_id: str) -> bool:
         """Count the prompt as computed, though no token says so. False if it is not booked."""
@@ -370,7 +372,7 @@ class KvRouter:
         """
         with self._lock:
             self._learner.on_end(request_id, self._clock.now(), output_tokens)
-            return self.slots.free(request_id)
+            return self.slots.free(request_id, output_tokens)
 
     def _expire(self) -> float:
         """Drop what is too old; the time at which that was done. Under the lock."""

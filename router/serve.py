@@ -182,6 +182,7 @@ class Server:
         discovery = self._discovery
         stack.push_async_callback(self.pool.close_events)
         nats_url = await self.pool.start_events(None if discovery is None else discovery.ask_about)
+        await self.pool.start_replicas()
         urls = []
         if config.mock_engines.mockers:
             mocks = MockProcess(

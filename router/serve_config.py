@@ -70,6 +70,9 @@ class ServeConfig:
         "else one is started.",
     )
     nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
+    router_id: str = option(
+        "", "What other routers' logs call this one, with --router-replica-sync.", "--router-id"
+    )
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
     response_host: str | None = option(
         None,

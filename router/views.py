@@ -33,6 +33,7 @@ class WorkerView(NamedTuple):
     dialect: str | None = None
     origin: str | None = None  # where the registered worker is from
     event_source: str = ""  # nats, grpc or predicted; empty: not known yet
+    own_requests: int = 0  # of the active ones, those that this router has booked itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def _registered(
     """Of these (number, worker), those that are registered; `heard`: what sources said.
     `event_source` is that of workers of which none is known."""
     blocks, tokens = slots.active_blocks(), slots.active_prefill_tokens()
-    requests = slots.active_requests()
+    requests, own = slots.active_requests(), slots.own_requests()
     views = []
     for number, worker in ranks:
         entry = registry.entry(worker.worker_id)
@@ -110,6 +111,7 @@ def _registered(
                 dialect=entry.dialect,
                 origin=entry.origin,
                 event_source=entry.event_source or event_source,
+                own_requests=int(own[number]),
             )
         )
     return views

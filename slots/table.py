@@ -112,8 +112,11 @@ class SlotTable:
             self._by_owner[owner] = self.entries_of(owner) + entries
         return booked
 
-    def mark_prefill_completed(self, request_id: str) -> bool:
-        """The first token is out: its prompt weighs no more. False if the id is not booked."""
+    def mark_prefill_completed(self, request_id: str, cached_tokens: int | None = None) -> bool:
+        """The first token is out: its prompt weighs no more. False if the id is not booked.
+
+        `cached_tokens` here, and `output_tokens` below, are for those that it is shared with.
+        """
         return self._book.mark_prefill_completed(request_id)
 
     def add_output_tokens(self, request_id: str, generated: int) -> bool:
@@ -135,7 +138,7 @@ class SlotTable:
         for request_id in request_ids:
             touch(request_id, now)
 
-    def free(self, request_id: str) -> bool:
+    def free(self, request_id: str, output_tokens: int | None = None) -> bool:
         """The request ended, however it did. False if the id is not booked, which is no error."""
         if self._owned:
             self._disown((request_id,))
@@ -176,6 +179,10 @@ class SlotTable:
 
     def active_requests(self) -> npt.NDArray[np.int64]:
         """Requests in flight."""
+        return self._book.active_requests()
+
+    def own_requests(self) -> npt.NDArray[np.int64]:
+        """Those of them that this router has booked itself: see SharedSlots."""
         return self._book.active_requests()
 
     def private_hashes(self, count: int) -> npt.NDArray[np.uint64]:

@@ -71,6 +71,8 @@ class EventIntake:
         self.nats_url: str | None = None
         self.description = ""
         """the server's URL without credentials, and where we have it from, for people"""
+        self.is_embedded = False
+        """whether it is a server of our own, that nobody else knows"""
         self.snapshot: SnapshotTask | None = None
 
     async def start(self) -> None:
@@ -134,4 +136,5 @@ class EventIntake:
         self._stack.push_async_callback(embedded.stop)
         await embedded.start()
         embedded.keep_running()
+        self.is_embedded = True
         return embedded.url, " (embedded)"

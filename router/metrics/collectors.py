@@ -14,6 +14,7 @@ from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
 from ..events import EventFeed, EventSources, SnapshotTask
 from ..kv_router import KvRouter
+from ..replicas import ReplicaSync
 from .page import Source
 
 # Counters of the index that stand for what was lost or could not be used.
@@ -277,5 +278,31 @@ def plane_metrics(plane: EventPlane, feed: EventFeed) -> Callable[[], Iterable[M
             ("announcements_asked", "Requests for whole caches.", feed.announcements_asked),
         ):
             yield CounterMetricFamily(f"dynamo_router_event_plane_{name}", help, value)
+
+    return collect
+
+
+def replica_metrics(sync: ReplicaSync) -> Callable[[], Iterable[Metric]]:
+    """How many other routers there are, what they have booked, and how well they are heard."""
+
+    def collect() -> Iterable[Metric]:
+        replica, dynamo = sync.replica, sync.dynamo
+        peers, counts = replica.peers, replica.peers.counts
+        for name, help, value in (
+            ("", "Other routers that are heard.", len(peers.present())),
+            ("_bookings", "Requests they have booked.", len(peers) + len(dynamo)),
+        ):
+            yield GaugeMetricFamily(f"dynamo_router_peers{name}", help, value)
+        for name, help, value in (
+            ("batches", "Batches of their events that were applied.", counts.batches),
+            ("duplicates", "Batches that had been applied before.", counts.duplicates),
+            ("gaps", "Times that batches were missing.", counts.gaps),
+            ("pictures", "Times that all they have booked was taken anew.", counts.pictures),
+            ("gone", "Routers that fell silent.", counts.gone),
+            ("refused", "Bookings without room.", counts.refused + dynamo.refused),
+            ("undecodable", "Messages that could not be read.", sync.undecodable),
+            ("untold", "Events of ours that nobody could be told.", replica.own.dropped),
+        ):
+            yield CounterMetricFamily(f"dynamo_router_peer_{name}", help, value)
 
     return collect

@@ -11,6 +11,7 @@ from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
 from ..events import EventIntake
 from ..kv_router import KvRouter
+from ..replicas import ReplicaSync
 from .collectors import (
     booking_metrics,
     dispatch_metrics,
@@ -18,6 +19,7 @@ from .collectors import (
     fault_metrics,
     plane_metrics,
     queue_metrics,
+    replica_metrics,
     snapshot_metrics,
     source_metrics,
 )
@@ -77,3 +79,6 @@ class RouterMetrics:
         self.page.add(source_metrics(events.sources))
         if events.snapshot is not None:
             self.page.add(snapshot_metrics(events.snapshot))
+
+    def watch_replicas(self, sync: ReplicaSync) -> None:
+        self.page.add(replica_metrics(sync))

@@ -3,9 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
 from ...indexer.event_index import EventIndex
 from ...runtime.clock import Clock
+from ...runtime.event_planes import NatsPlane
 from ...runtime.limit_hits import LimitHits
+from ...runtime.urls import DEFAULT_NATS_URL
 from ...workers.health import HealthMonitor
 from ...workers.registry import WorkerState
 from ...workers.resync_wire import ResyncRequest
@@ -23,7 +27,10 @@ from ..dispatch import (
 from ..events import EventIntake
 from ..kv_router import KvRouter
 from ..metrics import RouterMetrics
+from ..replicas import ReplicaSync
 from ..serve_config import ServeConfig
+
+log = structlog.get_logger(__name__)
 
 
 class WorkerPool:
@@ -38,6 +45,8 @@ class WorkerPool:
     ) -> None:
         self._config, self._security, self._clock = config, security, clock
         self.events: EventIntake | None = None
+        self.replicas: ReplicaSync | None = None
+        self._own_plane: NatsPlane | None = None
         self.router = KvRouter(config.router, clock=clock)
         self.monitor = HealthMonitor(
             self.router.registry,
@@ -112,6 +121,30 @@ class WorkerPool:
         self.metrics.watch_events(index, events)
         return events.nats_url
 
+    async def start_replicas(self) -> None:
+        """Count what other routers have booked, if that is wanted; after `start_events`."""
+        config = self._config
+        if not config.router.router_replica_sync:
+            return
+        plane = None if self.events is None else self.events.plane
+        if not isinstance(plane, NatsPlane):
+            url = config.nats or DEFAULT_NATS_URL
+            plane = self._own_plane = NatsPlane(url, auth=self._security.nats)
+        elif self.events is not None and self.events.is_embedded:
+            log.warning("no other router can be heard: give all of them the same --nats")
+        self.replicas = ReplicaSync(
+            self.router.count_peers(),
+            plane,
+            self._clock,
+            namespace=config.namespace,
+            component=config.component,
+            endpoint=config.endpoint,
+            name=config.router_id,
+            on_load_fell=self._on_workers,
+        )
+        await self.replicas.start()
+        self.metrics.watch_replicas(self.replicas)
+
     async def wait_for_probes(self, at_most_s: float) -> None:
         """Wait until every worker was probed once, at most so long."""
         probed = asyncio.Event()
@@ -138,7 +171,11 @@ class WorkerPool:
         await self.monitor.close()
 
     async def close_events(self) -> None:
-        """Hear no more events. Idempotent."""
+        """Hear no more events, and no other routers. Idempotent."""
+        if self.replicas is not None:
+            await self.replicas.close()
+        if self._own_plane is not None:
+            await self._own_plane.close()
         if self.events is not None:
             await self.events.close()
 

@@ -1,0 +1,104 @@
+"""PeerLoad: has the slots and the policy of a KvRouter count what other routers have booked."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from ...runtime.clock import Clock
+from ...runtime.identity import WorkerWithDpRank
+from ...slots.replicas import Booked, PeerBook
+from ...slots.shared import PEER_MARK, SharedSlots
+from ...workers.registry import WorkerRegistry
+from ..config import KvRouterConfig
+from ..policy import Candidates, Policy
+
+_HASHES = np.dtype("<u8")
+
+
+class PeerLoad:
+    """A PeerSink. Hold `lock` around every call of the PeerBook that it serves.
+
+    A request of another router is heard of by the policy as one of its own: its forecast is of all.
+    What is booked on a worker that is not registered here is counted when it is.
+    """
+
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        slots: SharedSlots,
+        config: KvRouterConfig,
+        learner: Policy,
+        lock: AbstractContextManager[object],
+        clock: Clock,
+    ) -> None:
+        self.slots, self.lock = slots, lock
+        self.registry = registry
+        self._learner, self._clock = learner, clock
+        self._counts_blocks = config.router_track_active_blocks
+        self._shares_blocks = config.router_assume_kv_reuse
+        self._counts_prefill = config.router_track_prefill_tokens
+        self.bookings: PeerBook | None = None
+        self.on_pending: Callable[[], None] = lambda: None
+        """called under the lock when there is something to tell the others"""
+
+    def book(self, key: str, booking: Booked) -> None:
+        number = self.registry.find(WorkerWithDpRank(booking.worker_id, booking.dp_rank))
+        if number is None:
+            return
+        request_id, slots, now = PEER_MARK + key, self.slots, self._clock.now()
+        hashes = None
+        if self._counts_blocks:
+            hashes = np.frombuffer(booking.hashes, _HASHES)
+            if not self._shares_blocks:
+                hashes = slots.private_hashes(len(hashes))
+        left = 0 if booking.prefilled else booking.prefill_tokens
+        booked = slots.add_peer_request(
+            request_id,
+            number,
+            hashes,
+            isl=booking.isl,
+            prefill_tokens=left if self._counts_prefill else 0,
+            now=now,
+            expected_output_tokens=booking.expected_output_tokens,
+        )
+        if booked and self._learner.learns:
+            # A prompt that was computed before it was heard of is as good as cached, and its first
+            # token teaches nothing.
+            overlaps = np.zeros(self.registry.capacity, np.uint32)
+            overlaps[number] = (booking.isl - left) // slots.block_size
+            candidates = Candidates(
+                slots,
+                isl=booking.isl,
+                eligible=self.registry.eligible(now),
+                overlaps=overlaps,
+                sequence_hashes=hashes,
+                now=now,
+            )
+            self._learner.on_booked(request_id, number, candidates)
+
+    def complete_prefill(self, key: str, cached_tokens: int) -> None:
+        request_id = PEER_MARK + key
+        if self.slots.mark_prefill_completed(request_id) and self._learner.learns:
+            if cached_tokens >= 0:
+                self._learner.on_cached(request_id, cached_tokens)
+            self._learner.on_first_token(request_id, self._clock.now())
+
+    def release(self, key: str, output_tokens: int) -> None:
+        request_id = PEER_MARK + key
+        if self.slots.free(request_id) and self._learner.learns:
+            self._learner.on_end(request_id, self._clock.now(), output_tokens or None)
+
+    def on_worker(self, ranks: Iterable[WorkerWithDpRank]) -> None:
+        """They were registered, or renewed: count what is booked there and was not counted yet."""
+        if self.bookings is None or not len(self.bookings):
+            return
+        for rank in ranks:
+            for key, booking in self.bookings.bookings_on(rank):
+                if self.slots.worker_of(PEER_MARK + key) is None:
+                    self.book(key, booking)
+
+    def touch(self, now: float) -> None:
+        """The bookings of routers that are there do not expire."""
+        if self.bookings is not None:
+            self.slots.touch_all([PEER_MARK + key for key in self.bookings.keys()], now)

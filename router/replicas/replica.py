@@ -1,0 +1,148 @@
+"""Replica: one router among others in front of the same workers, as messages in and out. No I/O."""
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from ...slots.replicas import (
+    Ask,
+    Batch,
+    Beat,
+    Booked,
+    Message,
+    OwnBookings,
+    PeerBook,
+    Picture,
+)
+from .peer_load import PeerLoad
+
+BEAT_S = 0.25
+"""How often a router says that it is there,"""
+PICTURE_S = 0.1
+"""and draws its picture at most, however many ask."""
+TOUCH_S = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Replica:
+    """What this router has booked goes out, and what the others have comes in.
+
+    It is the listener of the router's SharedSlots, whoever books there, from whatever thread.
+    """
+
+    def __init__(self, load: PeerLoad, router_id: int, name: str = "") -> None:
+        """`router_id` is random, below 2**53 and not 0; `name` is for people."""
+        self._load = load
+        self.own = OwnBookings(router_id, name)
+        self.peers = PeerBook(router_id, load)
+        self._beat_at = self._drawn_at = self._touched_at = float("-inf")
+        self._asked = False
+        self._namesakes: set[int] = set()
+        load.bookings = self.peers
+        load.slots.listener = self
+
+    def close(self) -> list[Message]:
+        """Count nobody any more, and tell nobody but of leaving."""
+        with self._load.lock:
+            self._load.slots.listener = self._load.bookings = None
+            self.peers.clear()
+            return [self.own.beat(leaving=True)]
+
+    # What this router does
+
+    def on_booked(
+        self,
+        request_id: str,
+        number: int,
+        seq_hashes: npt.NDArray[np.uint64] | None,
+        isl: int,
+        prefill_tokens: int,
+        expected_output_tokens: int | None,
+    ) -> None:
+        """See BookingListener; so are the two below."""
+        worker = self._load.registry.worker(number)
+        self.own.on_booked(
+            Booked(
+                request_id,
+                worker.worker_id,
+                worker.dp_rank,
+                b"" if seq_hashes is None else seq_hashes.tobytes(),
+                isl,
+                prefill_tokens,
+                expected_output_tokens or 0,
+            )
+        )
+        self._load.on_pending()
+
+    def on_prefilled(self, request_id: str, cached_tokens: int | None) -> None:
+        self.own.on_prefilled(request_id, cached_tokens)
+        self._load.on_pending()
+
+    def on_ended(self, request_id: str, output_tokens: int | None) -> None:
+        self.own.on_ended(request_id, output_tokens)
+        self._load.on_pending()
+
+    def batches(self) -> list[Batch]:
+        """What is to be told of that."""
+        with self._load.lock:
+            return self.own.take()
+
+    # What the others say
+
+    def hear(self, message: Message, now: float) -> bool:
+        """Take a message in. Whether load may have fallen by it."""
+        if message.router_id == self.own.router_id:
+            return False
+        with self._load.lock:
+            if isinstance(message, Batch):
+                self.peers.on_batch(message, now)
+            elif isinstance(message, Picture):
+                self.peers.on_picture(message, now)
+            elif isinstance(message, Beat):
+                self.peers.on_beat(message, now)
+                self._notice_name(message)
+            elif message.wanted in (0, self.own.router_id):
+                self._asked = True
+        return isinstance(message, Batch | Picture)
+
+    # When time has passed, and when the way to the others is there or not
+
+    def tick(self, now: float) -> list[Message]:
+        """What is to be said by now; to be asked every 50 ms or so."""
+        said: list[Message] = []
+        with self._load.lock:
+            said += [Ask(self.own.router_id, wanted) for wanted in self.peers.tick(now)]
+            if self._asked and now - self._drawn_at >= PICTURE_S:
+                said += self._draw(now)
+            if now - self._beat_at >= BEAT_S:
+                self._beat_at = now
+                said += [*self.own.take(), self.own.beat()]
+            if now - self._touched_at >= TOUCH_S:
+                self._touched_at = now
+                self._load.touch(now)
+        return said
+
+    def on_connected(self, now: float) -> list[Message]:
+        """The others can be reached, perhaps again: what they should know, and the wish to know."""
+        with self._load.lock:
+            self._beat_at = now
+            return [Ask(self.own.router_id), *self._draw(now), self.own.beat()]
+
+    def on_disconnected(self) -> None:
+        """Nobody hears what is said."""
+        with self._load.lock:
+            self.own.drop_pending()
+
+    def _draw(self, now: float) -> list[Message]:
+        self._asked, self._drawn_at = False, now
+        return [*self.own.take(), *self.own.picture()]
+
+    def _notice_name(self, beat: Beat) -> None:
+        if beat.name and beat.name == self.own.name and beat.router_id not in self._namesakes:
+            if len(self._namesakes) < MAX_NAMESAKES:
+                self._namesakes.add(beat.router_id)
+                log.warning("another router has the same name", router_id=beat.name)
+
+
+MAX_NAMESAKES = 64

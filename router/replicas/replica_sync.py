@@ -1,0 +1,154 @@
+"""ReplicaSync: carries what routers tell each other of their bookings over the event plane."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from secrets import randbelow
+from threading import get_ident
+
+import structlog
+
+from ...runtime.clock import Clock
+from ...runtime.errors import EventError
+from ...runtime.event_planes import EventPlane, PlaneState, Subscription, endpoint_subject
+from ...runtime.supervised import stopped, supervise
+from ...slots.replicas import Message, decode_message, encode_message
+from .dynamo_replicas import ACTIVE_SEQUENCES, DynamoReplicas
+from .peer_load import PeerLoad
+from .replica import Replica
+
+ROUTER_SYNC = "router-sync"
+"""The topic on which our routers talk; Dynamo's talk on ACTIVE_SEQUENCES."""
+BATCH_S = 0.002
+"""How long an event may wait for others to be told with it."""
+TICK_S = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+class ReplicaSync:
+    """One router's part in it, from `start` to `close`, on one event loop.
+
+    `on_load_fell` is called when a request that waits here might go.
+    """
+
+    def __init__(
+        self,
+        load: PeerLoad,
+        plane: EventPlane,
+        clock: Clock,
+        *,
+        namespace: str,
+        component: str,
+        endpoint: str,
+        name: str = "",
+        on_load_fell: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`name` is what other routers' logs call this one."""
+        self._load, self._plane, self._clock = load, plane, clock
+        self._subject = endpoint_subject(namespace, component, endpoint, ROUTER_SYNC)
+        self._dynamo_subject = endpoint_subject(namespace, component, endpoint, ACTIVE_SEQUENCES)
+        self._on_load_fell = on_load_fell
+        router_id = 1 + randbelow(2**53 - 1)
+        self.replica = Replica(load, router_id, name)
+        self.dynamo = DynamoReplicas(load, router_id)
+        self.undecodable = 0
+        self._pending = asyncio.Event()
+        self._subscriptions: list[Subscription] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unwatch: Callable[[], None] = lambda: None
+        self._closed = False
+        self._greets = True  # the others are to be told all: the plane is there, perhaps again
+
+    async def start(self) -> None:
+        loop, thread = asyncio.get_running_loop(), get_ident()
+
+        def wake() -> None:
+            if self._pending.is_set():
+                return
+            if get_ident() == thread:
+                self._pending.set()
+            else:
+                loop.call_soon_threadsafe(self._pending.set)
+
+        self._load.on_pending = wake
+        self._unwatch = self._plane.on_state(self._on_plane_state)
+        for subject, handler in (
+            (self._subject, self._on_message),
+            (self._dynamo_subject, self._on_dynamo_message),
+        ):
+            self._subscriptions.append(await self._plane.subscribe(subject, handler))
+        self._tasks = [
+            supervise("replica sync", self._run),
+            supervise("replica events", self._send_events),
+        ]
+
+    async def close(self) -> None:
+        """Take leave of the others. Idempotent."""
+        self._unwatch()
+        for task in self._tasks:
+            await stopped(task)
+        for subscription in self._subscriptions:
+            await subscription.close()
+        self._subscriptions, self._load.on_pending = [], lambda: None
+        if self._closed:
+            return
+        self._closed = True
+        self.dynamo.clear()
+        leaving = self.replica.close()
+        if self._plane.state is PlaneState.CONNECTED:
+            await self._say(leaving)
+
+    async def _run(self) -> None:
+        while True:
+            now = self._clock.now()
+            if self._plane.state is not PlaneState.CONNECTED:
+                self.replica.tick(now)  # nobody hears it
+                self.replica.on_disconnected()
+            elif self._greets:
+                self._greets = False
+                await self._say(self.replica.on_connected(now))
+            else:
+                await self._say(self.replica.tick(now))
+            self.dynamo.tick(now)
+            await asyncio.sleep(TICK_S)
+
+    async def _send_events(self) -> None:
+        while True:
+            await self._pending.wait()
+            await asyncio.sleep(BATCH_S)
+            self._pending.clear()
+            if self._plane.state is not PlaneState.CONNECTED:
+                self.replica.on_disconnected()
+                continue
+            batches = self.replica.batches()
+            await self._say(batches)
+            if self.dynamo.listens(self._clock.now()):
+                for batch in batches:
+                    for payload in self.dynamo.singly(batch.events):
+                        await self._plane.publish(self._dynamo_subject, payload)
+
+    async def _say(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            await self._plane.publish(self._subject, encode_message(message))
+
+    def _on_message(self, subject: str, payload: bytes) -> None:
+        try:
+            message = decode_message(payload)
+        except EventError:
+            self.undecodable += 1
+            return
+        if self.replica.hear(message, self._clock.now()):
+            self._on_load_fell()
+
+    def _on_dynamo_message(self, subject: str, payload: bytes) -> None:
+        try:
+            fell = self.dynamo.hear(payload, self._clock.now(), self.replica.peers.present())
+        except EventError:
+            self.undecodable += 1
+            return
+        if fell:
+            self._on_load_fell()
+
+    def _on_plane_state(self, state: PlaneState) -> None:
+        if state is PlaneState.CONNECTED:
+            self._greets = True

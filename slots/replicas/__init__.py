@@ -1,0 +1,38 @@
+"""Routers that share their load: what each tells of its bookings, and what the others count.
+
+Pure: messages and `now` go in, messages and changes of load come out.
+"""
+
+from .messages import (
+    Ask,
+    Batch,
+    Beat,
+    Booked,
+    Ended,
+    Event,
+    Message,
+    Picture,
+    Prefilled,
+    decode_message,
+    encode_message,
+)
+from .own_bookings import OwnBookings
+from .peer_book import PeerBook, PeerCounts, PeerSink
+
+__all__ = [
+    "Ask",
+    "Batch",
+    "Beat",
+    "Booked",
+    "Ended",
+    "Event",
+    "Message",
+    "OwnBookings",
+    "PeerBook",
+    "PeerCounts",
+    "PeerSink",
+    "Picture",
+    "Prefilled",
+    "decode_message",
+    "encode_message",
+]

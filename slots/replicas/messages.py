@@ -1,0 +1,127 @@
+"""What routers tell each other of their bookings: msgpack arrays, each with its tag first.
+
+A router is known by a random id, new with each of its processes. It numbers its batches from 0.
+"""
+
+import msgspec
+
+from ...runtime.errors import EventError
+
+HASH_BYTES = 8
+
+
+class Booked(msgspec.Struct, frozen=True, array_like=True, tag="booked"):
+    """A request was given to a worker.
+
+    `hashes` are its blocks' sequence hashes, 8 bytes each, little-endian. `prefill_tokens` are
+    those left to compute, 0 where they do not count; `prefilled`: its first token is out.
+    """
+
+    request_id: str
+    worker_id: int
+    dp_rank: int
+    hashes: bytes
+    isl: int
+    prefill_tokens: int
+    expected_output_tokens: int = 0
+    prefilled: bool = False
+
+    def after_prefill(self) -> "Booked":
+        """The same, its first token out."""
+        return self if self.prefilled else msgspec.structs.replace(self, prefilled=True)
+
+
+class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
+    """Its first token is out; `cached_tokens` of its prompt were cached, -1: not told."""
+
+    request_id: str
+    cached_tokens: int = -1
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+    """It is over; 0 `output_tokens`: nobody has counted them."""
+
+    request_id: str
+    output_tokens: int = 0
+
+
+Event = Booked | Prefilled | Ended
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+    """Events in their order; the router's `sequence`-th batch."""
+
+    router_id: int
+    sequence: int
+    events: list[Event]
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """A router is there; `following` is the number that its next batch will have."""
+
+    router_id: int
+    name: str
+    following: int
+    leaving: bool = False
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """A router wants the picture of another one; `wanted` 0: of all."""
+
+    router_id: int
+    wanted: int = 0
+
+
+class Picture(msgspec.Struct, frozen=True, array_like=True, tag="picture"):
+    """All that a router has booked after the batches before `following`, in `chunks` parts."""
+
+    router_id: int
+    following: int
+    chunk: int
+    chunks: int
+    bookings: list[Booked]
+
+
+Message = Batch | Beat | Ask | Picture
+
+encode_message = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+def decode_message(data: bytes) -> Message:
+    """EventError if it is none of these, or a number or a length in it is impossible."""
+    try:
+        message: Message = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EventError(f"no message of a router: {error}") from error
+    if isinstance(message, Batch):
+        numbers = [message.router_id, message.sequence]
+        bookings = [event for event in message.events if isinstance(event, Booked)]
+    elif isinstance(message, Picture):
+        if not 0 <= message.chunk < message.chunks <= MAX_CHUNKS:
+            raise EventError(f"chunk {message.chunk} of {message.chunks}")
+        numbers, bookings = [message.router_id, message.following], message.bookings
+    else:
+        numbers, bookings = [message.router_id], []
+        if isinstance(message, Beat):
+            numbers.append(message.following)
+    if min(numbers) < 0:
+        raise EventError("no message of a router: a number is negative")
+    for booking in bookings:
+        _check(booking)
+    return message
+
+
+MAX_CHUNKS = 4096
+_MOST_TOKENS = 2**32 - 1
+
+
+def _check(booking: Booked) -> None:
+    if len(booking.hashes) % HASH_BYTES:
+        raise EventError("no message of a router: part of a hash")
+    if not (0 < booking.isl <= _MOST_TOKENS and 0 <= booking.prefill_tokens <= booking.isl):
+        raise EventError("no message of a router: no length of a prompt")
+    if not 0 <= booking.expected_output_tokens <= _MOST_TOKENS:
+        raise EventError("no message of a router: no length of an answer")
+    if not (0 <= booking.worker_id < 2**64 and 0 <= booking.dp_rank < 2**32):
+        raise EventError("no message of a router: no worker")

@@ -1,0 +1,144 @@
+"""SharedSlots: a slot table that several routers keep in step."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .table import DEFAULT_MAX_ENTRIES, SlotTable
+
+PEER_MARK = "\x1epeer/"
+"""What the ids of other routers' requests begin with."""
+
+
+class BookingListener(Protocol):
+    """Hears of what this router books and releases, at once."""
+
+    def on_booked(
+        self,
+        request_id: str,
+        number: int,
+        seq_hashes: npt.NDArray[np.uint64] | None,
+        isl: int,
+        prefill_tokens: int,
+        expected_output_tokens: int | None,
+    ) -> None: ...
+
+    def on_prefilled(self, request_id: str, cached_tokens: int | None) -> None: ...
+
+    def on_ended(self, request_id: str, output_tokens: int | None) -> None: ...
+
+
+class SharedSlots(SlotTable):
+    """Tells `listener` of its requests, and counts those of other routers in every load.
+
+    Blocks that requests of two routers share count once, as if one router had booked both.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        expiry_s: float = 300.0,
+        max_entries: int = DEFAULT_MAX_ENTRIES,
+        owner_share: float = 1.0,
+    ) -> None:
+        super().__init__(
+            block_size, expiry_s=expiry_s, max_entries=max_entries, owner_share=owner_share
+        )
+        self.listener: BookingListener | None = None
+        self._peers: dict[str, int] = {}  # the others' requests, and the worker of each
+        self._by_worker: dict[int, int] = {}  # how many of those each worker has
+
+    def add_request(
+        self,
+        request_id: str,
+        number: int,
+        seq_hashes: npt.NDArray[np.uint64] | None,
+        *,
+        isl: int,
+        overlap_blocks: int,
+        now: float,
+        expected_output_tokens: int | None = None,
+        track_prefill: bool = True,
+        owner: str | None = None,
+    ) -> bool:
+        booked = super().add_request(
+            request_id,
+            number,
+            seq_hashes,
+            isl=isl,
+            overlap_blocks=overlap_blocks,
+            now=now,
+            expected_output_tokens=expected_output_tokens,
+            track_prefill=track_prefill,
+            owner=owner,
+        )
+        if booked and self.listener is not None:
+            left = max(0, isl - overlap_blocks * self.block_size) if track_prefill else 0
+            self.listener.on_booked(
+                request_id, number, seq_hashes, isl, left, expected_output_tokens
+            )
+        return booked
+
+    def add_peer_request(
+        self,
+        request_id: str,
+        number: int,
+        seq_hashes: npt.NDArray[np.uint64] | None,
+        *,
+        isl: int,
+        prefill_tokens: int,
+        now: float,
+        expected_output_tokens: int = 0,
+    ) -> bool:
+        """Book a request of another router, whose id begins with PEER_MARK."""
+        booked = self._book.add_request(
+            request_id, number, seq_hashes, isl, prefill_tokens, expected_output_tokens, now
+        )
+        if booked:
+            self._peers[request_id] = number
+            self._by_worker[number] = self._by_worker.get(number, 0) + 1
+        return booked
+
+    def mark_prefill_completed(self, request_id: str, cached_tokens: int | None = None) -> bool:
+        known = super().mark_prefill_completed(request_id)
+        if known and self.listener is not None and request_id not in self._peers:
+            self.listener.on_prefilled(request_id, cached_tokens)
+        return known
+
+    def free(self, request_id: str, output_tokens: int | None = None) -> bool:
+        known = super().free(request_id)
+        if known:
+            self._gone((request_id,), output_tokens)
+        return known
+
+    def expire(self, now: float) -> list[str]:
+        expired = super().expire(now)
+        if expired:
+            self._gone(expired)
+        return expired
+
+    def remove_worker(self, number: int) -> list[str]:
+        """The ids of this router's requests there; the others' go without a word."""
+        dropped = super().remove_worker(number)
+        self._gone(dropped)
+        return [request_id for request_id in dropped if not request_id.startswith(PEER_MARK)]
+
+    def own_requests(self) -> npt.NDArray[np.int64]:
+        requests = self.active_requests()
+        for number, peers in self._by_worker.items():
+            requests[number] -= peers
+        return requests
+
+    def _gone(self, request_ids: Iterable[str], output_tokens: int | None = None) -> None:
+        for request_id in request_ids:
+            number = self._peers.pop(request_id, None)
+            if number is None:
+                if self.listener is not None:
+                    self.listener.on_ended(request_id, output_tokens)
+            elif self._by_worker[number] > 1:
+                self._by_worker[number] -= 1
+            else:
+                del self._by_worker[number]
