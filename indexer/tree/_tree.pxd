@@ -102,6 +102,7 @@ cdef struct Worker:
     bint lossy               # whether any of it was dropped for the budget since it held nothing
     bint unlisted            # whether edges are missing in the list, for want of memory
     uint32_t next_vacant     # of a vacant number: the next one, or NONE
+    uint32_t prev_vacant     # the same, the other way
     bint live                # whether the number is in use
 
 cdef struct Tree:
@@ -130,7 +131,7 @@ cdef struct Tree:
     uint64_t evictions       # branches cut for that
     Worker* workers          # by the tree's number
     uint32_t* numbers        # the registry's number of each; NONE: unbound. A match reads many
-    uint32_t workers_used    # numbers ever in use
+    uint32_t workers_used    # one above the highest number in use
     uint32_t workers_capacity
     uint32_t numbers_capacity  # more than workers_capacity after a failure in between
     uint32_t workers_free    # first vacant number, or NONE

@@ -365,8 +365,21 @@ cdef size_t check_workers(Tree* t) except? 0:
             aliases += t.workers[w].aliases.used
         check_list(t, w)
     expect(live == t.n_workers == t.by_worker_id.count, "workers miscounted")
+    check_vacant_numbers(t)
     expect(aliases == t.n_aliases, "aliases miscounted")
     return held
+
+
+cdef object check_vacant_numbers(Tree* t):
+    """Every number below the highest in use that nobody has is in the list of them, once."""
+    cdef uint32_t w = t.workers_free, before = NONE, vacant = 0
+    expect(t.workers_used == 0 or t.workers[t.workers_used - 1].live, "the end is vacant")
+    while w != NONE:
+        expect(w < t.workers_used and not t.workers[w].live, "a number is not vacant")
+        expect(t.workers[w].prev_vacant == before, "the list of vacant numbers is broken")
+        before, w = w, t.workers[w].next_vacant
+        vacant += 1
+    expect(vacant == t.workers_used - t.n_workers, "a vacant number is lost")
 
 
 cdef size_t check_aliases(Tree* t, uint32_t w) except 0:

@@ -73,6 +73,30 @@ def test_memory_is_given_back_as_blocks_leave(salted):
     check_integrity(tree)
 
 
+def test_what_many_workers_took_is_given_back_as_they_go(tree):
+    """In whatever order."""
+    few = 100
+    order = list(range(5000))
+    random.Random(3).shuffle(order)
+    for worker in order[:few]:
+        tree.store(worker, None, [1], [1])
+    small = tree.memory_bytes()
+    for worker in order[few:]:
+        tree.store(worker, None, [1], [1])
+    large = tree.memory_bytes()
+    assert large > 10 * small
+    leaving = order[few:]
+    random.Random(4).shuffle(leaving)
+    for worker in leaving:
+        tree.remove_worker(worker)
+    check_integrity(tree)
+    assert tree.memory_bytes() < 3 * small
+    assert tree.match([1]).scores == {(worker, 0): 1 for worker in order[:few]}
+    for worker in order[:few]:
+        tree.remove_worker(worker)
+    assert tree.workers() == []
+
+
 def test_memory_is_given_back_when_a_worker_goes():
     tree = RadixTree()
     chains = random_chains(random.Random(1), 2000, 100)
