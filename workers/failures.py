@@ -48,6 +48,7 @@ class Blame(enum.Enum):
 
     CLIENT = "client"
     REQUEST = "request"
+    """unless another worker serves it: then it is the worker that takes nobody's"""
     WORKER = "worker"
     EITHER = "either"
     """the request's or the worker's: decided by how another worker gets on with the request"""
@@ -86,7 +87,7 @@ _PASSING = (_Code.UNAVAILABLE, _Code.CANCELLED)
 _BY_ORIGIN = {
     Origin.CONNECT: Verdict(Blame.TRANSPORT, Retry.YES, "connect"),
     Origin.TRANSPORT: Verdict(Blame.TRANSPORT, Retry.YES, "connection_lost"),
-    Origin.ANSWER_SIZE: Verdict(Blame.REQUEST, Retry.NO, "answer_too_large"),
+    Origin.ANSWER_SIZE: Verdict(Blame.REQUEST, Retry.ONCE, "answer_too_large"),
     Origin.REQUEST_SIZE: Verdict(Blame.REQUEST, Retry.NO, "request_too_large"),
     Origin.STATUS_SIZE: Verdict(Blame.EITHER, Retry.ONCE, "status_too_large"),
     Origin.EMPTY: Verdict(Blame.WORKER, Retry.YES, "empty"),
@@ -120,7 +121,7 @@ def judge(origin: Origin, code: grpc.StatusCode, *, started: bool) -> Verdict:
 def _of_engine(code: grpc.StatusCode) -> Verdict:
     cause = code.name.lower()
     if code in _REQUESTS:
-        return Verdict(Blame.REQUEST, Retry.NO, cause)
+        return Verdict(Blame.REQUEST, Retry.ONCE, cause)
     if code is _Code.RESOURCE_EXHAUSTED:
         return Verdict(Blame.OVERLOAD, Retry.YES, cause)
     return Verdict(Blame.EITHER, Retry.YES if code in _PASSING else Retry.ONCE, cause)

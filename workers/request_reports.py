@@ -102,8 +102,10 @@ class RequestReports:
 
     # How Blame.EITHER was decided
 
-    def convicted(self, worker_id: int) -> None:
+    def convicted(self, worker_id: int, verdict: Verdict) -> None:
         """Another worker served the request: it was the worker's fault."""
+        if worker_id in self._known and verdict.blame in _NOT_THEIRS:
+            self.errors[worker_id, verdict.cause] += 1  # it was not counted then
         if self.outliers.on_fault(worker_id, self._now()):
             self._on_changed(worker_id)
 

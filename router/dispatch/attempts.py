@@ -70,13 +70,15 @@ class Attempts:
         """Whether a further attempt asks something again of a fleet that may be short of it."""
         return self.last.verdict.blame is not Blame.TRANSPORT
 
-    def take_suspects(self) -> list[int]:
-        """The workers that are to blame if another one serves the request; each is told once.
+    def take_suspects(self, *, served: bool) -> list[Attempt]:
+        """Attempts whose workers are to blame if another one served the request; each once.
 
-        If two of them failed alike and none served it, it is the request's fault.
+        If two of them failed alike and none served it, it is the request's fault; and so it is if
+        the only one said so.
         """
         new, self._settled = self._failed[self._settled :], len(self._failed)
-        return [a.worker_id for a in new if a.verdict.blame is Blame.EITHER]
+        doubted = (Blame.EITHER, Blame.REQUEST) if served else (Blame.EITHER,)
+        return [attempt for attempt in new if attempt.verdict.blame in doubted]
 
     def describe(self) -> list[str]:
         """worker:cause of each, for the log."""

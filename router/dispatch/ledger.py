@@ -168,14 +168,14 @@ class AttemptLedger:
             flight.retrying = False
             self._budget.give_back()
         attempts, reports = flight.attempts, self._reports
-        suspects = attempts.take_suspects() if len(attempts) else ()
-        for worker_id in suspects:
+        suspects = attempts.take_suspects(served=served) if len(attempts) else ()
+        for suspect in suspects:
             if served:
-                reports.convicted(worker_id)
+                reports.convicted(suspect.worker_id, suspect.verdict)
             elif len(suspects) == 1 and flight.pinned is None:
-                reports.undecided(worker_id)
+                reports.undecided(suspect.worker_id)
             else:
-                reports.given_up(worker_id)
+                reports.given_up(suspect.worker_id)
 
     def _release_prefill(self, flight: Flight) -> None:
         flight.prefill_timer = None

@@ -149,10 +149,11 @@ async def test_one_that_fails_leaves_the_request_to_the_first() -> None:
         await nothing_left(rig)
 
 
-async def test_when_the_first_fails_the_second_goes_on() -> None:
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.INVALID_ARGUMENT])
+async def test_when_the_first_fails_the_second_goes_on(code: grpc.StatusCode) -> None:
     async def fails_late(engine: FakeEngine, request: Any, context: Any) -> Any:
         await engine.go.wait()
-        await context.abort(Code.INTERNAL, "broken")
+        await context.abort(code, "broken")
         yield
 
     async with Rig(FakeEngine(fails_late), FakeEngine(late), limits=AT_ONCE) as rig:
@@ -165,20 +166,6 @@ async def test_when_the_first_fails_the_second_goes_on() -> None:
         assert tokens(await messages_of(call)) == [21]
         await nothing_left(rig)
         assert len(good.requests) == 1 and rig.dispatcher.hedges == {"won": 1}
-
-
-async def test_a_request_that_is_wrong_is_not_given_to_the_second() -> None:
-    async def refuses_late(engine: FakeEngine, request: Any, context: Any) -> Any:
-        await engine.go.wait()
-        await context.abort(Code.INVALID_ARGUMENT, "no")
-        yield
-
-    async with Rig(FakeEngine(refuses_late), FakeEngine(late), limits=AT_ONCE) as rig:
-        call = await begin(rig, prompt("r"))
-        await rig.running(rig.engines[1])
-        rig.engines[0].go.set()
-        assert await call.code() is Code.INVALID_ARGUMENT
-        await nothing_left(rig)
 
 
 @pytest.mark.parametrize("moment", ["before", "both", "won", "streaming"])

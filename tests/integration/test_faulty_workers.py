@@ -16,6 +16,7 @@ from support.rig import Rig, first
 from dynamo_router.router.request_limits import RequestLimits
 from dynamo_router.workers.outliers import OutlierPolicy
 from dynamo_router.workers.registry import WorkerState
+from dynamo_router.workers.trtllm_client import MAX_MESSAGE_BYTES
 from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode
@@ -27,8 +28,14 @@ async def empty(engine: FakeEngine, request: Any, context: Any) -> Any:
     yield
 
 
+async def large(engine: FakeEngine, request: Any, context: Any) -> Any:
+    """Say more than is read."""
+    yield pb.GenerateResponse(request_id="x" * (MAX_MESSAGE_BYTES + 1))
+
+
 FAILING = [
     empty,
+    large,
     *(
         fail(code, "no")
         for code in (
@@ -39,6 +46,8 @@ FAILING = [
             Code.INTERNAL,
             Code.UNAVAILABLE,
             Code.CANCELLED,
+            Code.INVALID_ARGUMENT,
+            Code.OUT_OF_RANGE,
         )
     ),
     fail(Code.INTERNAL, "a traceback " * 2000),
@@ -221,14 +230,11 @@ async def test_a_prompt_goes_to_those_that_can_take_it() -> None:
         assert min(len(engine.requests) for engine in rig.engines) > 0
 
 
-async def test_a_long_answer_of_an_engine_is_computed_once() -> None:
-    async def large(engine: FakeEngine, request: Any, context: Any) -> Any:
-        yield pb.GenerateResponse(request_id="x" * (33 << 20))
-
+async def test_a_long_answer_is_the_requests_doing_if_two_engines_give_it() -> None:
     async with Rig(*(FakeEngine(large) for _ in range(3))) as rig:
         code, details = await rig.refusal(prompt())
         assert code is Code.RESOURCE_EXHAUSTED and "larger than max" in details
-        assert sum(len(engine.requests) for engine in rig.engines) == 1
+        assert sum(len(engine.requests) for engine in rig.engines) == 2
         assert not rig.monitor.reports.errors
 
 

@@ -49,13 +49,13 @@ def test_what_may_be_the_requests_or_the_workers_fault_gets_one_more_opinion(
         (
             Origin.ENGINE,
             Code.INVALID_ARGUMENT,
-            Verdict(Blame.REQUEST, Retry.NO, "invalid_argument"),
+            Verdict(Blame.REQUEST, Retry.ONCE, "invalid_argument"),
         ),
         (Origin.EMPTY, Code.OK, Verdict(Blame.WORKER, Retry.YES, "empty")),
         (
             Origin.ANSWER_SIZE,
             Code.RESOURCE_EXHAUSTED,
-            Verdict(Blame.REQUEST, Retry.NO, "answer_too_large"),
+            Verdict(Blame.REQUEST, Retry.ONCE, "answer_too_large"),
         ),
         (
             Origin.TRANSPORT,

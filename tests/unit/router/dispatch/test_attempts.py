@@ -29,12 +29,14 @@ def broken(worker_id: int) -> tuple[int, Origin, grpc.StatusCode]:
 def test_attempts_are_bounded() -> None:
     assert tried(engine(1, Code.UNAVAILABLE), most=2).may_go_on
     assert not tried(engine(1, Code.UNAVAILABLE), engine(2, Code.UNAVAILABLE), most=2).may_go_on
-    assert not tried(engine(1, Code.INVALID_ARGUMENT)).may_go_on
+    assert not tried((1, Origin.REQUEST_SIZE, Code.RESOURCE_EXHAUSTED)).may_go_on
 
 
 def test_two_workers_that_fail_alike_are_enough() -> None:
     assert tried(engine(1, Code.INTERNAL)).may_go_on
     assert not tried(engine(1, Code.INTERNAL), engine(2, Code.UNIMPLEMENTED)).may_go_on
+    assert tried(engine(1, Code.INVALID_ARGUMENT)).may_go_on
+    assert not tried(*(engine(n, Code.INVALID_ARGUMENT) for n in range(2))).may_go_on
     assert tried(engine(1, Code.INTERNAL), engine(2, Code.UNAVAILABLE)).may_go_on
 
 
@@ -49,11 +51,13 @@ def test_a_request_that_breaks_connections_is_not_tried_a_third_time() -> None:
 def test_suspects_are_those_whom_another_workers_answer_convicts() -> None:
     attempts = tried(engine(1, Code.INTERNAL), broken(2), (3, Origin.EMPTY, Code.OK))
     attempts.add(tried(engine(4, Code.UNAVAILABLE)).last)
-    assert attempts.take_suspects() == [1, 4]
-    assert attempts.take_suspects() == []
+    assert [a.worker_id for a in attempts.take_suspects(served=False)] == [1, 4]
+    assert attempts.take_suspects(served=True) == []
     attempts.add(tried(engine(5, Code.INTERNAL)).last)
-    assert attempts.take_suspects() == [5]
-    assert tried(engine(1, Code.INVALID_ARGUMENT)).take_suspects() == []
+    assert [a.worker_id for a in attempts.take_suspects(served=True)] == [5]
+    assert tried(engine(1, Code.INVALID_ARGUMENT)).take_suspects(served=False) == []
+    (refused,) = tried(engine(1, Code.INVALID_ARGUMENT)).take_suspects(served=True)
+    assert refused.worker_id == 1
 
 
 def test_it_can_be_told_in_a_line() -> None:
