@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from instruments.tree_check import check_integrity, fail_allocations_after
+from instruments.tree_check import check_integrity
+from instruments.tree_faults import fail_allocations_after
 from oracles.tiers import TIERS, OracleTiers
 from oracles.tree import Refused
 from support.held_blocks import TOP, chained_hashes, read_holdings

@@ -3,7 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
-from instruments.tree_check import watched_yield_points
+from instruments.tree_faults import watched_yield_points
 from oracles.tree import OracleTree, Refused
 from support.radix_tree_machine import A_WORKER, RadixTreeMachine
 

@@ -4,7 +4,8 @@ import json
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from instruments.tree_check import check_integrity, fail_allocations_after
+from instruments.tree_check import check_integrity
+from instruments.tree_faults import fail_allocations_after
 from oracles.tree import OracleTree, Refused
 from support.held_blocks import TOP, chained_hashes, read_holdings
 

@@ -1,7 +1,8 @@
 """A tree with a budget: what it drops, what it keeps, and what it says of events about the rest."""
 
 import pytest
-from instruments.tree_check import check_integrity, fail_allocations_after
+from instruments.tree_check import check_integrity
+from instruments.tree_faults import fail_allocations_after
 
 from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.runtime.errors import EventError

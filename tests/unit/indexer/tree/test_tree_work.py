@@ -3,7 +3,8 @@
 import random
 
 import pytest
-from instruments.tree_check import check_integrity, fail_allocations_after, watched_yield_points
+from instruments.tree_check import check_integrity
+from instruments.tree_faults import fail_allocations_after, watched_yield_points
 
 from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.indexer.tree._inspect import read_edges
