@@ -21,12 +21,12 @@ from ...runtime.native._table cimport (
 )
 from ...runtime.native._yield_points cimport yield_after
 from ._arena cimport arena_release, arena_reuse, arena_trim
-from ._edge cimport lowest64
 from ._canonical_hashes cimport fill_hashes, is_canonical, trim_hashes
+from ._edge cimport lowest64
 from ._external_hashes cimport alias_by_block, alias_move
-from ._held_edges cimport list_holders
 from ._shape cimport LEAST_EDGES, count_children, own_range, rename_parent, unlist_edge
 from ._tree cimport AHEAD, SHADOWS, Aliases, Edge, Tree
+from ._workers cimport list_holders
 
 cdef enum:
     MOVES = 4             # blocks moved for one that left

@@ -17,6 +17,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from ...runtime.native._table cimport NONE
 from ...runtime.native._yield_points cimport yield_after
 from ._arena cimport arena_release
+from ._canonical_hashes cimport forget_blocks
 from ._edge cimport (
     FRESH,
     edge_mark,
@@ -26,11 +27,10 @@ from ._edge cimport (
     lowest64,
     mark_store,
 )
-from ._canonical_hashes cimport forget_blocks
 from ._external_hashes cimport forget_alias, has_aliases, trim_aliases
-from ._held_edges cimport trim_list
 from ._shape cimport settle_edge
 from ._tree cimport ROOT, Edge, Tree
+from ._workers cimport trim_list
 
 cdef enum:
     BATCH = 4096   # blocks dropped at once, at most a sixteenth of the budget

@@ -12,14 +12,19 @@ from ._cross_tier cimport store_cross_tier
 from ._edge cimport edge_coverage, edge_uncover_all
 from ._evict cimport keep_budget
 from ._external_hashes cimport drop_aliases, find_held, trim_aliases
-from ._held_edges cimport trim_list, unlist_worker
 from ._match cimport Walk, match_chain, walk_words
 from ._remove cimport clear_worker, remove_blocks
 from ._shape cimport find_child, new_edge, reserve_edge
 from ._store cimport refuse_orphans, store_chain
 from ._tree cimport ROOT, Edge, Worker
 from ._worker_image cimport worker_image_read
-from ._worker_numbers cimport find_worker, intern_worker, vacate_worker
+from ._workers cimport (
+    find_worker,
+    intern_worker,
+    trim_list,
+    unlist_worker,
+    vacate_worker,
+)
 
 cdef enum:
     STACK_WORDS = 256       # of a match's bitset of workers; more of them are allocated

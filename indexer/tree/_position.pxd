@@ -3,9 +3,9 @@ from libc.stdint cimport uint32_t
 
 from ...runtime.native._yield_points cimport yield_after
 from ._edge cimport STORED, edge_cover, edge_coverage, edge_mark
-from ._held_edges cimport list_edge
 from ._shape cimport merge_edge
 from ._tree cimport ON_PATH, ROOT, Edge, Tree
+from ._workers cimport list_edge
 
 cdef struct TreePosition:
     uint32_t edge   # where a chain has got to: an edge

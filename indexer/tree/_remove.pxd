@@ -11,7 +11,6 @@ from ._external_hashes cimport (
     has_aliases,
     worker_calls_block,
 )
-from ._held_edges cimport unlist_worker
 from ._shape cimport settle_edge, split_edge
 from ._tree cimport (
     AHEAD,
@@ -22,6 +21,7 @@ from ._tree cimport (
     Tree,
     Worker,
 )
+from ._workers cimport unlist_worker
 
 
 cdef inline bint uncover_run(

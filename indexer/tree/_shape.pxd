@@ -22,8 +22,8 @@ from ._edge cimport (
     edge_truncate,
     edge_uncover_all,
 )
-from ._held_edges cimport list_holders
 from ._tree cimport ON_PATH, ROOT, SHADOWS, Edge, Tree
+from ._workers cimport list_holders
 
 cdef enum:
     FEW_CHILDREN = 8     # that are cheaper to move than blocks to renumber

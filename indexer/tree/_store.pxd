@@ -25,7 +25,6 @@ from ._external_hashes cimport (
     has_aliases,
     reserve_alias,
 )
-from ._held_edges cimport list_edge
 from ._position cimport (
     TreePosition,
     position_advance,
@@ -56,6 +55,7 @@ from ._tree cimport (
     Edge,
     Tree,
 )
+from ._workers cimport list_edge
 
 cdef enum:
     CONTINUATION = 8  # least capacity of an edge that continues a worker's own chain

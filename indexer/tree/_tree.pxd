@@ -11,7 +11,7 @@ Invariants (held by tests/instruments/tree_check.pyx):
   one; such blocks are counted in `shadowed`, their edges are flagged, and their holders have aliases.
 - Every other entry there is one of `stale` that name a block which left the tree (_hashes.pxd).
 - A worker's list has every edge that it covers a part of, unless it is `unlisted`
-  (_held_edges.pxd).
+  (_workers.pxd).
 - A worker with an alias for a block covers that block, and the alias is its only hash for it.
 - The last block of an edge without children is covered by somebody.
 - After every event n_blocks and n_aliases come to max_blocks at most (_evict.pxd).
@@ -95,7 +95,7 @@ cdef struct Worker:
     uint64_t blocks          # how many it holds
     uint64_t missing         # how many more it was said to hold, dropped to keep the budget
     Aliases* aliases         # its external hashes that are not canonical; NULL: there are none
-    uint32_t* edges          # those it covers a part of, and more (_held_edges.pxd)
+    uint32_t* edges          # those it covers a part of, and more (_workers.pxd)
     uint32_t edges_used      # entries of that list
     uint32_t edges_capacity
     uint32_t dp_rank
