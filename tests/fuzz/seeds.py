@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from fuzz.http2_peer import http2_seeds
 
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.indexer.wire.codec import (
@@ -131,6 +132,7 @@ SEEDS: Mapping[str, Sequence[bytes]] = {
     "trace": _traces(),
     "index": _message_rows(),
     "tree": _calls(),
+    "http2": http2_seeds(),
 }
 
 

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fuzz.guarded import Guarded
+from fuzz.http2_peer import check_http2
 from google.protobuf.message import DecodeError
 from instruments.tree_check import check_integrity
 from oracles.events import Refused, Unparsed, parse, read_cache_event, read_message
@@ -196,6 +197,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "trace": check_trace,
     "index": check_index,
     "tree": check_tree,
+    "http2": check_http2,
 }
 
 # Their bytes are msgspec's to read, of whose coverage no fuzzer hears: damage at random does more.

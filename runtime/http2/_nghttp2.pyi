@@ -1,0 +1,3 @@
+OLDEST: tuple[int, int]
+
+def bind(path: bytes) -> str: ...

@@ -1,0 +1,54 @@
+"""What a session has of its streams."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+
+from ._messages cimport MessageReader
+from ._nghttp2 cimport Functions, nghttp2_nv, nghttp2_session, nghttp2_session_callbacks, read_t
+
+cdef enum:
+    MOST_HEADERS = 128
+    NV_NO_INDEX = 1
+
+cdef class Stream:
+    cdef readonly int32_t id
+    cdef public object owner
+    cdef public bint tell_drained
+    cdef readonly list headers
+    cdef readonly list trailers
+    cdef readonly int violation
+    cdef readonly bint begun
+    cdef readonly bint ended
+    cdef readonly bint dropped
+    cdef readonly int64_t queued  # bytes that were written and wait to be sent
+    cdef bint is_answered         # server: the answer's headers were submitted
+    cdef bint output_ends         # nothing more will be written
+    cdef object trailers_out      # headers behind the last message, or None
+    cdef list out                 # pieces to send
+    cdef Py_ssize_t out_at        # which of them is being sent
+    cdef Py_ssize_t out_sent      # how much of it was
+    cdef MessageReader reader
+    cdef int64_t received         # bytes that were not given back to the peer's window
+    cdef int64_t unread           # messages that nobody took
+    cdef size_t header_bytes
+    cdef bint told_headers
+    cdef bint half_closed         # the peer will send no more
+    cdef void put(self, bytes message)
+    cdef void forget_output(self) noexcept
+    cdef void forget_input(self) noexcept
+
+
+cdef class Streams:
+    cdef Functions* ng
+    cdef nghttp2_session* session
+    cdef bint server
+    cdef size_t max_header_bytes
+    cdef uint32_t max_message_bytes
+    cdef dict streams             # by their numbers, until they end
+    cdef list events
+    cdef object error             # of a callback
+    cdef readonly str complaint
+
+
+cdef size_t fill(nghttp2_nv* pairs, size_t n, tuple headers, uint8_t flags) except? 0
+cdef read_t reader() noexcept
+cdef nghttp2_session_callbacks* callbacks(Functions* ng) except NULL

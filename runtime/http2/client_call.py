@@ -1,0 +1,214 @@
+"""A call of a client: what it asks, and the messages of its answer as they come.
+
+No task and no generator: whoever reads waits for a future that the connection's bytes complete.
+"""
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from ._streams import Stream
+from .outcome import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    REFUSED_STREAM,
+    UNAVAILABLE,
+    Fault,
+    Outcome,
+    outcome_of,
+)
+from .wire import Header, decode_metadata
+
+MOST_REFUSALS = 10
+"""So often a call that the peer did not look at is sent again."""
+REFUSAL_PAUSE_S = 0.001
+"""Before the second time; the first is at once, and each later pause twice as long."""
+CANCELLED_HERE = Outcome(Fault.STATUS, CANCELLED, "cancelled by this side")
+
+
+class Carrier(Protocol):
+    """A connection, as its calls see it."""
+
+    def request(self, call: "ClientCall") -> Stream: ...
+    def take(self, stream: Stream, size: int) -> None: ...
+    def drop(self, stream: Stream) -> None: ...
+
+
+class Sender(Protocol):
+    """Who finds connections for calls."""
+
+    max_message_bytes: int
+
+    def submit(self, call: "ClientCall") -> None: ...
+    def forget(self, call: "ClientCall") -> None: ...
+
+
+class CallError(Exception):
+    """A call failed."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.details)
+        self.outcome = outcome
+
+
+class ClientCall:
+    """Iterate it for the messages: CallError where it failed, CancelledError once it was cancelled.
+
+    It begins at once, whether or not anybody reads; what nobody reads makes the peer wait.
+    """
+
+    __slots__ = (
+        "_channel",
+        "_connection",
+        "_loop",
+        "_ready",
+        "_refusals",
+        "_stream",
+        "_timer",
+        "_waiter",
+        "headers",
+        "message",
+        "more",
+        "outcome",
+    )
+
+    def __init__(
+        self,
+        channel: Sender,
+        headers: tuple[Header, ...],
+        more: tuple[Header, ...],
+        message: bytes,
+        timeout: float | None,
+    ) -> None:
+        self._channel = channel
+        self._loop = loop = asyncio.get_running_loop()
+        self.headers, self.more, self.message = headers, more, message
+        self._ready: deque[bytes] = deque()
+        self._waiter: asyncio.Future[bytes] | None = None
+        self._stream: Stream | None = None
+        self._connection: Carrier | None = None
+        self._refusals = 0
+        self.outcome: Outcome | None = None
+        """how it ended; None: it has not"""
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout is not None:
+            self._timer = loop.call_later(max(timeout, 0.0), self._on_deadline)
+
+    # The reader's side
+
+    def __aiter__(self) -> "ClientCall":
+        return self
+
+    def __anext__(self) -> "asyncio.Future[bytes]":
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        if self._ready:
+            message = self._ready.popleft()
+            future.set_result(message)
+            if self._connection is not None and self._stream is not None:
+                self._connection.take(self._stream, len(message))
+        elif self.outcome is not None:
+            self._settle(future, self.outcome)
+        else:
+            self._waiter = future
+        return future
+
+    async def aclose(self) -> None:
+        """Stop reading; what is under way is cancelled."""
+        self.cancel()
+
+    def cancel(self) -> bool:
+        """End it: the reader gets CancelledError, and not what came before. False: it had ended."""
+        if self.outcome is not None:
+            return False
+        self._ready.clear()
+        self._give_up(CANCELLED_HERE)
+        return True
+
+    @property
+    def initial_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """What the peer sent before its messages."""
+        return () if self._stream is None else decode_metadata(self._stream.headers)
+
+    # The channel's and the connection's side
+
+    def start(self, connection: Carrier) -> None:
+        """Send it over this connection."""
+        self._connection = connection
+        self._stream = connection.request(self)
+
+    def on_message(self, message: bytes) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():  # who waited was cancelled, and may come again
+            self._ready.append(message)
+            return
+        self._waiter = None
+        waiter.set_result(message)
+        assert self._connection is not None and self._stream is not None
+        self._connection.take(self._stream, len(message))
+
+    def on_end(self, reset: int) -> None:
+        """Its stream ended."""
+        stream = self._stream
+        assert stream is not None
+        if not stream.headers and (reset == REFUSED_STREAM or not stream.begun):
+            self._again()
+        else:
+            self.end(outcome_of(stream, reset, self._channel.max_message_bytes))
+
+    def on_lost(self, why: str) -> None:
+        """Its connection is gone."""
+        if self._stream is not None and not self._stream.begun:
+            self._again()
+        else:
+            self.end(Outcome(Fault.BROKEN, UNAVAILABLE, why))
+
+    def on_discarded(self) -> None:
+        """Its channel was closed."""
+        self._ready.clear()
+        self.end(CANCELLED_HERE)
+
+    def end(self, outcome: Outcome) -> None:
+        """It has ended like this. Idempotent: the first one counts."""
+        if self.outcome is not None:
+            return
+        self.outcome = outcome
+        self._channel.forget(self)
+        self._connection = None
+        self.message = b""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            self._settle(waiter, outcome)
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        self._give_up(Outcome(Fault.DEADLINE, DEADLINE_EXCEEDED, "Deadline Exceeded"))
+
+    def _give_up(self, outcome: Outcome) -> None:
+        connection, stream = self._connection, self._stream
+        self.end(outcome)
+        if connection is not None and stream is not None:
+            connection.drop(stream)
+
+    def _again(self) -> None:
+        """The peer did not look at it: that may be said of one stream, and not of the next."""
+        self._refusals += 1
+        self._connection = self._stream = None
+        if self._refusals > MOST_REFUSALS:
+            text = f"the request was refused {self._refusals} times before it was looked at"
+            self.end(Outcome(Fault.STATUS, UNAVAILABLE, text))
+        elif self._refusals == 1:
+            self._channel.submit(self)
+        else:
+            pause = REFUSAL_PAUSE_S * 2 ** (self._refusals - 2)
+            self._loop.call_later(pause, self._channel.submit, self)
+
+    def _settle(self, future: "asyncio.Future[bytes]", outcome: Outcome) -> None:
+        if outcome.fault is None:
+            future.set_exception(StopAsyncIteration())
+        elif outcome is CANCELLED_HERE:
+            future.cancel()
+        else:
+            future.set_exception(CallError(outcome))

@@ -1,0 +1,54 @@
+"""Whether a silent connection is still alive: when to ping, and when to give it up. Pure."""
+
+from typing import NamedTuple
+
+MOST_PINGS = 2
+"""So many pings in a row, if nothing but their answers comes: servers of gRPC close connections
+whose clients ping for long, and they count from the last thing that they sent themselves."""
+SELDOM_S = 300.0
+"""Between those that follow; as often as a server of gRPC suffers by default."""
+
+
+class Verdict(NamedTuple):
+    """What to do now: send a ping, give the connection up; and when to look again."""
+
+    again_s: float
+    ping: bool = False
+    lost: bool = False
+
+
+class Keepalive:
+    """Of one connection. A peer that sends nothing for `after_s` is pinged; if nothing comes
+    within `timeout_s` after that, it is lost. Times are seconds of one monotonic clock.
+    """
+
+    def __init__(self, after_s: float, timeout_s: float) -> None:
+        self.after_s = after_s
+        self._timeout_s = timeout_s
+        self._pinged: float | None = None  # when, if the ping is not answered
+        self._last = float("-inf")  # when the last ping was sent
+        self._row = 0  # pings since something else came than their answers
+
+    def heard(self) -> None:
+        """Something came that concerns a call."""
+        self._row = 0
+
+    def answered(self) -> None:
+        """A ping was answered, or nobody waits for anything any more."""
+        self._pinged = None
+
+    def look(self, now: float, heard: float) -> Verdict:
+        """Decide. `heard`: when bytes came last."""
+        if self._pinged is not None and heard > self._pinged:
+            self._pinged = None
+        if self._pinged is not None:
+            left = self._pinged + self._timeout_s - now
+            return Verdict(0.0, lost=True) if left <= 0 else Verdict(left)
+        due = heard + self.after_s
+        if self._row >= MOST_PINGS:
+            due = max(due, self._last + SELDOM_S)
+        if now < due:
+            return Verdict(due - now)
+        self._pinged = self._last = now
+        self._row += 1
+        return Verdict(self._timeout_s, ping=True)
