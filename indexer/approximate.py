@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ._predictions import PredictionTree
-from .prefix_index import TierOverlap
+from .prefix_index import CacheBranch, TierOverlap
 from .source import SOURCES_IN_A_STEP, SourceState, SourceStatus
+from .tree import list_heaviest
 
 TICKS_PER_SECOND = 10  # deadlines are rounded up to these, so that one expiry handles many
 
@@ -114,6 +115,11 @@ class ApproximateIndex:
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker and what is believed of it: it left."""
         self._predictions.remove_worker(worker)
+
+    def branches(self, looked_at: int, limit: int) -> list[CacheBranch]:
+        """What is believed to be cached: see PrefixIndex."""
+        found = list_heaviest(self._predictions.tree, looked_at, limit)
+        return [CacheBranch(*branch) for branch in found]
 
     def sources(self) -> list[SourceStatus]:
         """Every worker that is bound or was sent a request."""

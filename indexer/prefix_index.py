@@ -28,6 +28,24 @@ class TierOverlap(NamedTuple):
     external: int = 0
 
 
+class CacheBranch(NamedTuple):
+    """A run of blocks that prompts have in common, and who holds them."""
+
+    parent: int | None
+    """place in the list of the branch that it goes on from; None: prompts begin with it"""
+    begin: int
+    """blocks above it"""
+    blocks: int
+    local_hash: int
+    """of its first block"""
+    holders: int
+    """workers that hold some of it"""
+    first_holders: tuple[tuple[WorkerWithDpRank, int], ...]
+    """some of them, with how many of its leading blocks each holds"""
+    more: bool
+    """whether others that go on from it were not looked at"""
+
+
 class PrefixIndex(Protocol):
     """Who holds which prefix. Not thread-safe unless an implementation says so."""
 
@@ -88,6 +106,11 @@ class PrefixIndex(Protocol):
 
     def sources_in_steps(self) -> Iterator[Sequence[SourceStatus]]:
         """The same, a few at a time, for a reader that must not take long at a time."""
+        ...
+
+    def branches(self, looked_at: int, limit: int) -> list[CacheBranch]:
+        """Of so many of the device's branches, newer ones first, the `limit` whose blocks are held
+        most, parents first."""
         ...
 
     def close(self) -> None:

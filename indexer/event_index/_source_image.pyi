@@ -1,3 +1,4 @@
+from ...runtime.identity import WorkerWithDpRank
 from ..source import CursorImage
 from ._actor import IndexActor
 
@@ -13,3 +14,8 @@ def restore_source(
     external_hashes: bytes,
     local_hashes: bytes,
 ) -> bool: ...
+def list_heaviest(
+    actor: IndexActor, looked_at: int, limit: int
+) -> list[
+    tuple[int | None, int, int, int, int, tuple[tuple[WorkerWithDpRank, int], ...], bool]
+]: ...

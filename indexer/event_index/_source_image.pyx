@@ -1,8 +1,11 @@
-"""One source with its blocks out of an index, and into one."""
+"""What is held, out of an index: one source with its blocks, to go into one again; and the branches
+that are held most."""
 from libc.stdint cimport UINT32_MAX, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from ..tree._arguments cimport read_worker
+from ..tree._inspect cimport OverviewRow, heaviest_rows, read_overview
 from ..tree._ops cimport (
     TREE_OK,
     ImageRun,
@@ -201,3 +204,25 @@ def restore_source(
         )
         stop_changing(state)
     return good
+
+
+def list_heaviest(IndexActor actor not None, uint32_t looked_at, uint32_t limit):
+    """The `limit` heaviest of `looked_at` edges; see heaviest_rows in ../tree/_inspect.pxd.
+
+    For the writer, so that no event is half done; readers need not wait.
+    """
+    cdef SharedState* state = <SharedState*>actor.state
+    cdef uint32_t count
+    cdef OverviewRow* rows = <OverviewRow*>malloc(
+        (<size_t>looked_at + 1) * sizeof(OverviewRow)
+    )
+    if rows == NULL:
+        raise MemoryError
+    try:
+        with nogil:
+            start_writing(state)
+            count = read_overview(state.ingest.tiers.trees[DEVICE], rows, looked_at)
+            stop_writing(state)
+        return heaviest_rows(rows, count, limit)
+    finally:
+        free(rows)

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from ...runtime.errors import EventError
 from ...runtime.identity import WorkerWithDpRank
 from ..approximate import ApproximateIndex
-from ..prefix_index import TierOverlap
+from ..prefix_index import CacheBranch, TierOverlap
 from ..source import SOURCES_IN_A_STEP, Missing, SourceImage, SourceState, SourceStatus
 from ..wire import TIERS, StorageTier, describe_decode_error
 from . import _status
 from ._actor import IndexActor
 from ._recovered import take_recovered
-from ._source_image import dump_source, restore_source
+from ._source_image import dump_source, list_heaviest, restore_source
 from .predicted_caches import PredictedCaches
 
 # The kernel's numbers of the states it knows (_cursor.pxd).
@@ -228,6 +228,18 @@ class EventIndex:
             rows = _status.list_sources(self._actor, False, begin, end)
             yield [_predicted_status(_source_status(*source), predicted) for source in rows]
             begin = end
+
+    def branches(self, looked_at: int, limit: int) -> list[CacheBranch]:
+        """What is held most on the devices: see PrefixIndex. Events wait meanwhile, matches do not.
+
+        Where some workers tell and those of others are predicted, each part has so many.
+        """
+        found = [CacheBranch(*branch) for branch in list_heaviest(self._actor, looked_at, limit)]
+        told = len(found)
+        for branch in self._predicted.branches(looked_at, limit):
+            above = None if branch.parent is None else branch.parent + told
+            found.append(branch._replace(parent=above))
+        return found
 
     def recovering(self) -> list[SourceStatus]:
         """The state of those workers alone that are recovering."""

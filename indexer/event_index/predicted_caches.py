@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ...runtime.identity import WorkerWithDpRank
 from ..approximate import ApproximateIndex
+from ..prefix_index import CacheBranch
 
 LocalHashes = npt.NDArray[np.uint64]
 
@@ -104,6 +105,12 @@ class PredictedCaches:
         for index in self._indexes():
             found |= index.scores(local_hashes)  # a worker is in one of them at most
         return found
+
+    def branches(self, looked_at: int, limit: int) -> list[CacheBranch]:
+        """Those of workers that report nothing."""
+        if self._silent is None or not self._silent_workers:
+            return []
+        return self._silent.branches(looked_at, limit)
 
     def blocks_of_silent(self) -> dict[WorkerWithDpRank, int]:
         """How many blocks each worker that reports nothing is believed to hold."""
