@@ -1,5 +1,6 @@
 """Frontend: OpenAI's HTTP API in front of a router in the same process."""
 
+from functools import partial
 from pathlib import Path
 
 from ..router.access import HostCheck
@@ -26,6 +27,7 @@ class Frontend:
         given = config.frontend.model_path
         text = ModelText(own_tokenizer if given is None else Path(given), self._off_loop)
         self.vocab_size = text.vocab_size
+        server.dashboard.tokenize = partial(text.encode, add_special_tokens=True)
         reader = server.dispatcher.reader
         completions = Completions(
             server.dispatcher, server.monitor, reader, text, config.frontend, config.model_id

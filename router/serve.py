@@ -11,6 +11,7 @@ from ..runtime.logs import LogOutput
 from ..runtime.settings import SettingsSource
 from .access import Security
 from .admin import AdminRoutes, LiveSettings, Reloader, WorkerList
+from .dashboard import DashboardRoutes
 from .dispatch import NoTrace
 from .mock_process import MockProcess
 from .pool import MOST_WORKERS, Discovery, WorkerPool, is_discovering
@@ -69,6 +70,7 @@ class Server:
         pool = self.pool = WorkerPool(config, self.security, self._clock, tracing)
         self.router, self.monitor, self.metrics = pool.router, pool.monitor, pool.metrics
         self.dispatcher, self.admin = pool.dispatcher, pool.admin
+        self.dashboard = pool.dashboard
         self._discovery: Discovery | None = None
         if is_discovering(config):
             nats = self.security.nats
@@ -106,7 +108,10 @@ class Server:
             security=self.security,
             reader=pool.reader,
             workers=workers,
-            admin_routes=AdminRoutes(self.admin, self._reloader).routes,
+            more_routes=[
+                *AdminRoutes(self.admin, self._reloader).routes,
+                *DashboardRoutes(pool.dashboard, pool.reader, self._health).routes,
+            ],
         )
         self._grpc = GrpcServer(
             TrtllmService(
@@ -164,6 +169,7 @@ class Server:
         """
         config, stack = self._config, self._stack
         stack.callback(self.router.close)
+        stack.callback(self.dashboard.close)
         if self._spans is not None:
             stack.push_async_callback(self._spans.close)
         # Ports first: they are what fails, and nothing has been started yet.

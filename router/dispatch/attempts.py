@@ -3,6 +3,7 @@
 And how many requests may be tried again at a time.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...workers.failures import Blame, Origin, Retry, Verdict
@@ -33,6 +34,9 @@ class Attempts:
 
     def __len__(self) -> int:
         return len(self._failed)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self._failed)
 
     def add(self, attempt: Attempt) -> None:
         self._failed.append(attempt)

@@ -10,6 +10,7 @@ import itertools
 import math
 import secrets
 from collections import ChainMap, Counter
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import cast
 
@@ -49,6 +50,8 @@ class Dispatcher:
     `limits` are the other bounds, counted in `hits` when they are hit.
     `reader` reads requests, and is closed with the dispatcher.
     With an `admission`, requests wait for their turn before a worker is chosen.
+    `before_decision` is called with each request that is about to be given to a worker, before it
+    is booked there: be quick.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Dispatcher:
         self._observer = observer or NoObserver()
         self._admission = admission
         self._tracing = tracing
+        self.before_decision: Callable[[Flight], None] | None = None
         self._flights: dict[str, Flight] = {}
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
         estimate = PrefillEstimate()
@@ -112,6 +116,11 @@ class Dispatcher:
     @property
     def in_flight(self) -> int:
         return len(self._flights) + self.plain.in_flight
+
+    @property
+    def flights(self) -> Iterable[Flight]:
+        """Requests in flight, oldest first. Look at them without giving up the event loop."""
+        return self._flights.values()
 
     @property
     def hedges(self) -> Counter[str]:
@@ -308,6 +317,8 @@ class Dispatcher:
         else:
             flight.queue_s = began - flight.arrived
         flight.booking_id = flight.request_id
+        if self.before_decision is not None:
+            self.before_decision(flight)
         decision = self._router.decide(
             facts.prompt,
             flight.booking_id,

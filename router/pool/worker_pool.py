@@ -15,6 +15,7 @@ from ...workers.registry import WorkerState
 from ...workers.resync_wire import ResyncRequest
 from ..access import Security
 from ..admin import WorkerAdmin
+from ..dashboard import Dashboard
 from ..dispatch import (
     AccessLog,
     Dispatcher,
@@ -64,6 +65,8 @@ class WorkerPool:
             observer = OutputTracking(self.router, observer)
         if config.observability.access_log:
             observer = AccessLog(clock, observer)
+        self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.flights)
+        observer = self.dashboard.observe(observer)
         self.admission = admission_of(self.router)
         self.hits = LimitHits()
         self.reader = RequestReader(
@@ -82,6 +85,7 @@ class WorkerPool:
             reader=self.reader,
             tracing=tracing,
         )
+        self.dispatcher.before_decision = self.dashboard.receipts.before_decision
         self.admin = WorkerAdmin(
             self.monitor,
             clock,
@@ -89,6 +93,7 @@ class WorkerPool:
             unbooked=self.dispatcher.plain.requests_of,
         )
         self.monitor.listeners.append(self._on_workers)
+        self.dashboard.incidents.watch(self.monitor.listeners)
 
     @property
     def states(self) -> dict[str, int]:
@@ -183,6 +188,7 @@ class WorkerPool:
         """Undo all of it. Idempotent."""
         await self.close_workers()
         await self.close_events()
+        self.dashboard.close()
         self.router.close()
 
     def _on_workers(self) -> None:

@@ -1,4 +1,5 @@
-"""The HTTP server: /metrics, /health, /live, /workers, /overlaps, /busy_threshold, admin routes."""
+"""The HTTP server: /metrics, /health, /live, /workers, /overlaps, /busy_threshold, and routes that
+others bring: those of the admin, those of the dashboard."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -57,7 +58,7 @@ class HttpServer:
         security: Security,
         reader: RequestReader,
         workers: int = 0,
-        admin_routes: Sequence[web.RouteDef] = (),
+        more_routes: Sequence[web.RouteDef] = (),
     ) -> None:
         self._security = security
         self._reader = reader
@@ -82,7 +83,7 @@ class HttpServer:
                 web.post("/overlaps", self._on_overlaps),
                 web.get("/busy_threshold", self._on_thresholds),
                 web.post("/busy_threshold", self._on_new_thresholds),
-                *admin_routes,
+                *more_routes,
             ],
             max_body_bytes=reader.limits.max_body_bytes,
             wrap=self.connections.bounded,

@@ -1,0 +1,9 @@
+"""The dashboard: a page that shows the fleet and its decisions, and the data that it reads.
+
+Entered by `serve`, and by a frontend that has a tokenizer.
+"""
+
+from .dashboard import Dashboard
+from .routes import DashboardRoutes
+
+__all__ = ["Dashboard", "DashboardRoutes"]

@@ -1,0 +1,84 @@
+// What the router has told so far, put together from answers that bring only what is new.
+
+const KEPT_S = 60;
+
+export class ApiError extends Error {
+  constructor(status, text) {
+    super(text);
+    this.status = status;
+  }
+}
+
+let token = sessionStorage.getItem("token") ?? "";
+
+export function useToken(given) {
+  token = given;
+  sessionStorage.setItem("token", given);
+}
+
+export async function call(path, body, method) {
+  const headers = token ? { authorization: `Bearer ${token}` } : {};
+  const options = { headers, cache: "no-store", method: method ?? (body === undefined ? "GET" : "POST") };
+  if (body !== undefined) {
+    headers["content-type"] = "application/json";
+    options.body = JSON.stringify(body);
+  }
+  const answer = await fetch(path, options);
+  const told = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new ApiError(answer.status, told.error ?? answer.statusText);
+  return told;
+}
+
+export class Fleet {
+  constructor() {
+    this.forget("");
+  }
+
+  forget(process) {
+    this.process = process;
+    this.workers = new Map();
+    this.version = 0;
+    this.requests = [];
+    this.lastRequest = 0;
+    this.missed = 0;
+    this.incidents = [];
+    this.lastIncident = 0;
+    this.flights = [];
+    this.told = null;
+  }
+
+  // The router's clock now; its answers say what it was.
+  get now() {
+    return this.told.now + (performance.now() - this.toldAt) / 1000;
+  }
+
+  async read() {
+    const known = new URLSearchParams({
+      process: this.process, requests: this.lastRequest, incidents: this.lastIncident, workers: this.version,
+    });
+    const told = await call(`/dashboard/state?${known}`);
+    const first = this.told === null;
+    if (told.process !== this.process) this.forget(told.process);
+    this.told = told;
+    this.toldAt = performance.now();
+    if (told.workers.all) this.workers.clear();
+    for (const row of told.workers.rows) this.workers.set(row.worker, row);
+    for (const worker of told.workers.gone) this.workers.delete(worker);
+    this.version = told.workers.version;
+    this.requests.push(...told.requests);
+    this.requests = this.requests.filter((each) => each.ended > told.now - KEPT_S);
+    if (!first) this.missed += told.missed_requests;
+    this.lastRequest = told.last_request;
+    this.flights = told.in_flight;
+    const renewed = new Set(told.incidents.map((each) => each.number - each.count + 1));
+    this.incidents = this.incidents.filter((each) => !renewed.has(each.number - each.count + 1));
+    this.incidents = [...this.incidents, ...told.incidents].slice(-200);
+    this.lastIncident = told.last_incident;
+    return told;
+  }
+
+  get sortedWorkers() {
+    const order = (a, b) => a.worker.length - b.worker.length || (a.worker < b.worker ? -1 : 1);
+    return [...this.workers.values()].sort(order);
+  }
+}

@@ -1,0 +1,116 @@
+"""What became of the last requests, for a timeline of them."""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, NamedTuple
+
+import grpc
+
+from ...runtime.clock import Clock
+from ..dispatch import DispatchObserver, Flight
+from .incidents import Incidents
+
+KEPT_REQUESTS = 1024
+SHOWN_IN_FLIGHT = 128
+ID_LENGTH = 96
+
+
+class EndedRequest(NamedTuple):
+    """A request that ended. Times are seconds of the router's clock, spans seconds."""
+
+    number: int
+    request_id: str
+    arrived: float
+    ended: float
+    queue_s: float
+    ttft_s: float | None
+    """to the first message; None if there was none"""
+    worker: str | None
+    prompt_tokens: int
+    overlap_blocks: int
+    request_blocks: int
+    status: str
+    attempts: int
+    messages: int
+    streaming: bool
+
+
+class RequestJournal:
+    """A DispatchObserver before another one. Costs a few microseconds for each request, none for
+    its messages. What failed goes to `incidents` too."""
+
+    def __init__(self, clock: Clock, inner: DispatchObserver, incidents: Incidents) -> None:
+        self._now = clock.now
+        self._inner = inner
+        self._incidents = incidents
+        self._ended: deque[EndedRequest] = deque(maxlen=KEPT_REQUESTS)
+        self.last = 0
+        """number of the newest"""
+        self.on_message = inner.on_message
+
+    def on_retry(self, flight: Flight, error: BaseException) -> None:
+        self._inner.on_retry(flight, error)
+
+    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
+        self._inner.on_end(flight, code)
+        if flight is None:
+            self._incidents.on_refused(code)
+            return
+        if len(flight.attempts) or code is not grpc.StatusCode.OK:
+            self._incidents.on_request(flight, code)
+        self.last += 1
+        decision = flight.decision
+        first = flight.first_message_at - flight.arrived if flight.messages else None
+        self._ended.append(
+            EndedRequest(
+                self.last,
+                flight.request_id[:ID_LENGTH],
+                flight.arrived,
+                self._now(),
+                flight.queue_s,
+                first if flight.facts.streaming else None,
+                None if decision is None else worker_key(decision.worker),
+                flight.facts.prompt.isl,
+                0 if decision is None else decision.overlap_blocks,
+                0 if decision is None else decision.request_blocks,
+                code.name,
+                len(flight.attempts) + 1,
+                flight.messages,
+                flight.facts.streaming,
+            )
+        )
+
+    def since(self, number: int, most: int) -> list[EndedRequest]:
+        """Those after this number, oldest first; of more than `most` the newest."""
+        wanted = min(most, max(0, self.last - number), len(self._ended))
+        newest = list(islice(reversed(self._ended), wanted))
+        newest.reverse()
+        return newest
+
+
+def flights_shown(flights: Iterable[Flight]) -> list[dict[str, Any]]:
+    """The oldest requests in flight."""
+    return [_flight(flight) for flight in islice(flights, SHOWN_IN_FLIGHT)]
+
+
+def _flight(flight: Flight) -> dict[str, Any]:
+    decision = flight.decision
+    return {
+        "request_id": flight.request_id[:ID_LENGTH],
+        "arrived": flight.arrived,
+        "queue_s": flight.queue_s,
+        "ttft_s": flight.first_message_at - flight.arrived if flight.messages else None,
+        "worker": None if decision is None else worker_key(decision.worker),
+        "prompt_tokens": flight.facts.prompt.isl,
+        "overlap_blocks": 0 if decision is None else decision.overlap_blocks,
+        "request_blocks": 0 if decision is None else decision.request_blocks,
+        "messages": flight.messages,
+        "attempts": len(flight.attempts) + 1,
+    }
+
+
+def worker_key(worker: tuple[int, int]) -> str:
+    """A worker in JSON that a browser reads: its numbers have 53 bits, ids have 64."""
+    worker_id, dp_rank = worker
+    return f"{worker_id}/{dp_rank}" if dp_rank else str(worker_id)

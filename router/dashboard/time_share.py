@@ -1,0 +1,49 @@
+"""A share of the event loop's time that some work may have at most."""
+
+from time import perf_counter
+
+
+class TimeShare:
+    """Says when work may be done, so that it takes at most `share` of the time in the long run.
+
+    What was not taken is saved up, `burst_s` of it at most. A break of `least_s` follows each time
+    in any case. Work is timed from `begin` to `lap`; `now` is the monotonic time of the caller's
+    clock.
+    """
+
+    def __init__(self, share: float, *, burst_s: float = 0.0, least_s: float = 0.0) -> None:
+        self._share = share
+        self._burst_s = burst_s
+        self._least_s = least_s
+        self._saved = burst_s
+        self._at: float | None = None  # when that was so
+        self._next = float("-inf")
+        self._began = 0.0
+        self.skipped = 0
+        """how often it was too early"""
+
+    def is_due(self, now: float) -> bool:
+        """Whether the work may be done; counts if it may not."""
+        if now >= self._next and self._saved_by(now) >= 0:
+            return True
+        self.skipped += 1
+        return False
+
+    def begin(self) -> None:
+        """A part of the work begins."""
+        self._began = perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since then."""
+        return perf_counter() - self._began
+
+    def spent(self, seconds: float, now: float) -> None:
+        """The work took so many seconds, and ended."""
+        self._saved, self._at = self._saved_by(now) - seconds, now
+        self._next = now + self._least_s
+
+    def _saved_by(self, now: float) -> float:
+        """Seconds of work that are saved up; below 0 if too much was taken."""
+        if self._at is None:
+            return self._saved
+        return min(self._burst_s, self._saved + self._share * (now - self._at))
