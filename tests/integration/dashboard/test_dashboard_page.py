@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 import pytest
-from support.browser import Tab, open_tab
 from support.fake_engine import FakeEngine, fail, prompt
+from support.observability.browser import Tab, open_tab
 from support.serving import Doors, serving
 
 
