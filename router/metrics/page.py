@@ -15,6 +15,8 @@ from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from ...runtime.steps import LoopShare
+
 SLICE_S = 0.001
 LINES_AT_ONCE = 128
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -63,6 +65,7 @@ class MetricsPage:
     def __init__(self, *sources: Source, now: Callable[[], float] = time.perf_counter) -> None:
         self._sources = list(sources)
         self._now = now
+        self._share = LoopShare(now=now)
         self._lock = asyncio.Lock()
         self._asking = 0
         self._made: dict[tuple[bool, bool], tuple[float, Rendered]] = {}
@@ -82,6 +85,7 @@ class MetricsPage:
             async with self._lock:
                 began, page = self._made.get(kind, (0.0, None))
                 if page is None or began < asked:
+                    await self._share.pause()
                     began, page = self._now(), await self._render(*kind)
                     self._made[kind] = began, page
                 return page
@@ -104,11 +108,14 @@ class MetricsPage:
         for text in self._texts(is_openmetrics):
             if text:
                 parts.append(packed.compress(text) if packed else text)
-            if self._now() - turn >= SLICE_S:
-                await asyncio.sleep(0)
+            spent = self._now() - turn
+            if spent >= SLICE_S:
+                self._share.spend(spent)
+                await self._share.pause()
                 turn = self._now()
         if packed:
             parts.append(packed.flush())
+        self._share.spend(self._now() - turn)
         kind = OPENMETRICS_TYPE if is_openmetrics else TEXT_TYPE
         return Rendered(b"".join(parts), kind, gzip)
 

@@ -14,6 +14,7 @@ from ...indexer.wire import TIERS
 from ...runtime.errors import RouterError
 from ...runtime.http_site import HttpSite, json_response
 from ...runtime.identity import WorkerWithDpRank
+from ...runtime.steps import LoopShare, in_turns
 from ..access import Listener, Security
 from ..dispatch import RequestReader
 from ..kv_router import KvRouter
@@ -71,6 +72,7 @@ class HttpServer:
         self._metrics = metrics
         self._health = health
         self._decoder = msgspec.json.Decoder(_OverlapsBody)
+        self._share = LoopShare()
         self._guard = security.http_guard()
         self.admin: Listener | None = None
         """where admin routes are served, if that is another address"""
@@ -142,9 +144,8 @@ class HttpServer:
 
     async def _on_workers(self, request: web.Request) -> web.Response:
         workers: list[dict[str, Any]] = []
-        for views in self._router.workers_in_steps():
+        async for views in in_turns(self._router.workers_in_steps(), self._share):
             workers += map(_worker, views)
-            await asyncio.sleep(0)
         return json_response({"workers": workers})
 
     async def _on_overlaps(self, request: web.Request) -> web.Response:

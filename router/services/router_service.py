@@ -1,6 +1,5 @@
 """Selection over gRPC: dynamo_router.v1.RouterService, documented in proto/router.proto."""
 
-import asyncio
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -11,7 +10,7 @@ from grpc import aio
 
 from ...runtime.errors import InvalidRequestError, RouterError
 from ...runtime.identity import WorkerWithDpRank
-from ...runtime.steps import by_steps, finish_in_turns, made_in_turns
+from ...runtime.steps import LoopShare, by_steps, finish_in_turns, in_turns, made_in_turns
 from ..access import current_account, current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
 from ..admission import Objectives, read_objectives
@@ -39,6 +38,7 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
         super().__init__(admin)
         self._router = router
         self._reader = reader
+        self._share = LoopShare()
         service = pb.DESCRIPTOR.services_by_name["RouterService"]
         self._methods = {f"/{SERVICE}/{each.name}": self._handler(each) for each in service.methods}
 
@@ -131,7 +131,7 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
         self, request: pb.PotentialLoadsRequest, prompt: Prompt
     ) -> pb.PotentialLoadsResponse:
         loads = self._router.potential_loads(prompt)
-        return pb.PotentialLoadsResponse(loads=await made_in_turns(_load, loads))
+        return pb.PotentialLoadsResponse(loads=await made_in_turns(_load, loads, self._share))
 
     async def MarkPrefillComplete(
         self, request: pb.BookedRequest, context: Context
@@ -147,22 +147,20 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
         self, request: pb.ListWorkersRequest, context: Context
     ) -> pb.ListWorkersResponse:
         answer = pb.ListWorkersResponse()
-        for views in self._router.workers_in_steps():
+        async for views in in_turns(self._router.workers_in_steps(), self._share):
             answer.workers.extend(map(_status, views))
-            await asyncio.sleep(0)
         return answer
 
     async def Explain(
         self, request: pb.ExplainRequest, prompt: Prompt, asked: Objectives
     ) -> pb.ExplainResponse:
         steps = self._router.explain_steps(prompt, asked=asked)
-        explanation = await finish_in_turns(steps)
+        explanation = await finish_in_turns(steps, self._share)
         answer = pb.ExplainResponse(cheapest=map(_worker, explanation.cheapest))
         rows = []
-        for some in by_steps(explanation.candidates):
+        async for some in in_turns(by_steps(explanation.candidates), self._share):
             answer.candidates.extend(map(_candidate, some))
             rows.append(msgspec.json.encode([row.to_dict() for row in some])[1:-1])
-            await asyncio.sleep(0)
         # Its last field is the empty list of candidates.
         head = msgspec.json.encode(explanation.to_dict([])).removesuffix(b"]}")
         answer.json = b"".join((head, b",".join(rows), b"]}")).decode()

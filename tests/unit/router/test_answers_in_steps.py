@@ -15,7 +15,14 @@ from dynamo_router.router.policy import CandidateTerms
 from dynamo_router.router.proto import router_pb2 as pb
 from dynamo_router.router.services import RouterService
 from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.steps import STEP, by_steps, finish, finish_in_turns, made_in_turns
+from dynamo_router.runtime.steps import (
+    STEP,
+    LoopShare,
+    by_steps,
+    finish,
+    finish_in_turns,
+    made_in_turns,
+)
 
 WORKERS = 6 * STEP
 PROMPT = list(range(40))
@@ -67,10 +74,11 @@ async def test_the_loop_has_turns_meanwhile(router: KvRouter) -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    told = await finish_in_turns(router.explain_steps(router.prompt(PROMPT)))
+    share = LoopShare()
+    told = await finish_in_turns(router.explain_steps(router.prompt(PROMPT)), share)
     assert turns >= WORKERS // (2 * STEP)
     turns = 0
-    rows = await made_in_turns(CandidateTerms.to_dict, told.candidates)
+    rows = await made_in_turns(CandidateTerms.to_dict, told.candidates, share)
     assert turns >= WORKERS // STEP and told.to_dict(rows) == told.to_dict()
     turns = 0
     service = RouterService(router, RequestReader(4))

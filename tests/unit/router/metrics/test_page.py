@@ -97,15 +97,21 @@ async def test_scrapes_at_the_same_time_share_a_page() -> None:
     clock = itertools.count(step=SLICE_S)
     page = MetricsPage(counted, now=lambda: next(clock))
     pages = await asyncio.gather(*(page.render() for _ in range(50)))
-    assert made == 2  # the first one, and one for all who asked while it was made
-    assert {p.body.rsplit(b" ", 1)[1] for p in pages} == {b"1.0\n", b"2.0\n"}
-    assert (await page.render()).body.endswith(b"3.0\n")  # nothing is kept
+    assert made == 1  # all of them asked before it was begun
+    assert {p.body.rsplit(b" ", 1)[1] for p in pages} == {b"1.0\n"}
+    first = asyncio.create_task(page.render())
+    while made == 1:
+        await asyncio.sleep(0)
+    later = await asyncio.gather(*(page.render() for _ in range(50)))
+    assert (await first).body.endswith(b"2.0\n")
+    assert {p.body.rsplit(b" ", 1)[1] for p in later} == {b"3.0\n"}  # begun after they asked
+    assert made == 3 and (await page.render()).body.endswith(b"4.0\n")  # nothing is kept
     assert not page._made
 
 
 async def test_a_scraper_that_hangs_up_spoils_nothing_for_the_next_one() -> None:
-    page = MetricsPage(source, now=lambda: next(clock))
     clock = itertools.count(step=SLICE_S)
+    page = MetricsPage(source, now=lambda: next(clock))
     one, two = (asyncio.create_task(page.render()) for _ in range(2))
     for _ in range(4):
         await asyncio.sleep(0)
