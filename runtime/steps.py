@@ -4,9 +4,11 @@ A computation in steps is a generator that yields now and then, and returns its 
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from time import perf_counter
 from typing import TypeVar
+
+from .time_share import TimeShare
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -28,49 +30,26 @@ def by_steps(items: Iterable[T], step: int = STEP) -> Iterable[list[T]]:
         yield chunk
 
 
-class LoopShare:
-    """How much of an event loop's time answers of one kind take, however often they are asked for.
+def answer_share() -> TimeShare:
+    """For answers of one kind: one goes ahead at once, many take a fifth of the loop's time."""
+    return TimeShare(0.2, burst_s=0.02)
 
-    One answer goes ahead at once, up to `saved_s` of work; many go on when their share allows.
+
+async def in_turns(items: Iterable[T], share: TimeShare) -> AsyncIterator[T]:
+    """The items; others have a turn before the first, and after what was done with each.
+
+    Whoever shares the `share` waits as long as they took too much of the time together.
     """
-
-    def __init__(
-        self,
-        share: float = 0.2,
-        saved_s: float = 0.02,
-        now: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._share, self._most, self.now = share, saved_s, now
-        self._left, self._at = saved_s, now()
-
-    def spend(self, seconds: float) -> None:
-        """So much work was done in one go."""
-        self._left -= seconds
-
-    def owed_s(self) -> float:
-        """How long the next step should wait; 0 if it may be taken now."""
-        now = self.now()
-        self._left = min(self._most, self._left + (now - self._at) * self._share)
-        self._at = now
-        return max(0.0, -self._left / self._share)
-
-    async def pause(self) -> None:
-        """Between two steps: let others have a turn, and as long as this kind took too much."""
-        await asyncio.sleep(self.owed_s())
-
-
-async def in_turns(items: Iterable[T], share: LoopShare) -> AsyncIterator[T]:
-    """The items; the event loop has a turn after what was done with each, and before the first."""
-    await share.pause()
-    began = share.now()
+    await asyncio.sleep(share.wait_s(perf_counter()))
+    share.begin()
     for item in items:
         yield item
-        share.spend(share.now() - began)
-        await share.pause()
-        began = share.now()
+        share.spent(share.lap(), perf_counter())
+        await asyncio.sleep(share.wait_s(perf_counter()))
+        share.begin()
 
 
-async def made_in_turns(make: Callable[[T], R], items: Iterable[T], share: LoopShare) -> list[R]:
+async def made_in_turns(make: Callable[[T], R], items: Iterable[T], share: TimeShare) -> list[R]:
     """What `make` makes of each item; the event loop has a turn after each step."""
     made: list[R] = []
     async for chunk in in_turns(by_steps(items), share):
@@ -88,7 +67,7 @@ def finish(steps: Steps[T]) -> T:
             return result
 
 
-async def finish_in_turns(steps: Steps[T], share: LoopShare) -> T:
+async def finish_in_turns(steps: Steps[T], share: TimeShare) -> T:
     """The result; the event loop has a turn after each step."""
     result: list[T] = []
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from ...indexer.prefix_index import CacheBranch, PrefixIndex
 from ...runtime.clock import Clock
+from ...runtime.time_share import TimeShare
 from .request_journal import worker_key
-from .time_share import TimeShare
 
 SHARE = 0.005
 LEAST_S = 2.0

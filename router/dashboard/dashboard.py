@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from ...runtime.clock import Clock
-from ...runtime.steps import finish_in_turns
+from ...runtime.steps import answer_share, finish_in_turns
 from ..dispatch import DispatchObserver, Flight, RequestReader
 from ..kv_router import KvRouter
 from ..prompt import Prompt
@@ -47,6 +47,7 @@ class Dashboard:
         self.receipts = Receipts(router, clock)
         self._workers = WorkerTable(router, clock)
         self._caches = CacheMap(router.index, clock)
+        self._answers = answer_share()
         self._journal: RequestJournal | None = None
         self.tokenize: Callable[[str], Awaitable[list[int]]] | None = None
 
@@ -97,7 +98,7 @@ class Dashboard:
 
     async def what_if(self, prompt: Prompt) -> dict[str, Any]:
         """What would be decided for a prompt now. Books nothing."""
-        told = await finish_in_turns(self._router.explain_steps(prompt))
+        told = await finish_in_turns(self._router.explain_steps(prompt), self._answers)
         return explanation_shown(told)
 
     async def prompt_of(self, reader: RequestReader, token_ids: Any, **content: Any) -> Prompt:

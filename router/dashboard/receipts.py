@@ -9,12 +9,12 @@ import structlog
 
 from ...runtime.clock import Clock
 from ...runtime.identity import WorkerWithDpRank
-from ...runtime.steps import Steps, finish_in_turns
+from ...runtime.steps import Steps, answer_share, finish_in_turns
+from ...runtime.time_share import TimeShare
 from ..dispatch import Flight
 from ..kv_router import KvRouter
 from ..policy import CandidateTerms, Explanation
 from .request_journal import worker_key
-from .time_share import TimeShare
 
 SHARE = 0.01
 """Of the event loop's time, in the long run, that receipts are made in."""
@@ -49,6 +49,7 @@ class Receipts:
         self._kept: OrderedDict[str, Receipt] = OrderedDict()
         self.share = TimeShare(SHARE, burst_s=BURST_S)
         self._failed = False
+        self._answers = answer_share()
         self._finishing = asyncio.Lock()
 
     def __contains__(self, request_id: object) -> bool:
@@ -83,7 +84,7 @@ class Receipts:
             return None
         async with self._finishing:
             if not isinstance(kept.told, Explanation):
-                kept.told = await finish_in_turns(kept.told)
+                kept.told = await finish_in_turns(kept.told, self._answers)
         return {"at": kept.at, **explanation_shown(kept.told)}
 
 

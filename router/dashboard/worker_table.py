@@ -5,10 +5,10 @@ from collections import OrderedDict
 from typing import Any
 
 from ...runtime.clock import Clock
+from ...runtime.time_share import TimeShare
 from ..kv_router import KvRouter
 from ..views import WorkerView
 from .request_journal import worker_key
-from .time_share import TimeShare
 
 SHARE = 0.01
 """Of the event loop's time, at most, that reading the workers takes."""

@@ -15,7 +15,7 @@ from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from ...runtime.steps import LoopShare
+from ...runtime.steps import answer_share
 
 SLICE_S = 0.001
 LINES_AT_ONCE = 128
@@ -65,7 +65,7 @@ class MetricsPage:
     def __init__(self, *sources: Source, now: Callable[[], float] = time.perf_counter) -> None:
         self._sources = list(sources)
         self._now = now
-        self._share = LoopShare(now=now)
+        self._share = answer_share()
         self._lock = asyncio.Lock()
         self._asking = 0
         self._made: dict[tuple[bool, bool], tuple[float, Rendered]] = {}
@@ -85,7 +85,7 @@ class MetricsPage:
             async with self._lock:
                 began, page = self._made.get(kind, (0.0, None))
                 if page is None or began < asked:
-                    await self._share.pause()
+                    await asyncio.sleep(self._share.wait_s(self._now()))
                     began, page = self._now(), await self._render(*kind)
                     self._made[kind] = began, page
                 return page
@@ -110,12 +110,12 @@ class MetricsPage:
                 parts.append(packed.compress(text) if packed else text)
             spent = self._now() - turn
             if spent >= SLICE_S:
-                self._share.spend(spent)
-                await self._share.pause()
+                self._share.spent(spent, self._now())
+                await asyncio.sleep(self._share.wait_s(self._now()))
                 turn = self._now()
         if packed:
             parts.append(packed.flush())
-        self._share.spend(self._now() - turn)
+        self._share.spent(self._now() - turn, self._now())
         kind = OPENMETRICS_TYPE if is_openmetrics else TEXT_TYPE
         return Rendered(b"".join(parts), kind, gzip)
 

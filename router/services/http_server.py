@@ -14,7 +14,7 @@ from ...indexer.wire import TIERS
 from ...runtime.errors import RouterError
 from ...runtime.http_site import HttpSite, json_response
 from ...runtime.identity import WorkerWithDpRank
-from ...runtime.steps import LoopShare, in_turns
+from ...runtime.steps import answer_share, in_turns
 from ..access import Listener, Security
 from ..dispatch import RequestReader
 from ..kv_router import KvRouter
@@ -72,7 +72,7 @@ class HttpServer:
         self._metrics = metrics
         self._health = health
         self._decoder = msgspec.json.Decoder(_OverlapsBody)
-        self._share = LoopShare()
+        self._share = answer_share()
         self._guard = security.http_guard()
         self.admin: Listener | None = None
         """where admin routes are served, if that is another address"""

@@ -10,7 +10,7 @@ from grpc import aio
 
 from ...runtime.errors import InvalidRequestError, RouterError
 from ...runtime.identity import WorkerWithDpRank
-from ...runtime.steps import LoopShare, by_steps, finish_in_turns, in_turns, made_in_turns
+from ...runtime.steps import answer_share, by_steps, finish_in_turns, in_turns, made_in_turns
 from ..access import current_account, current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
 from ..admission import Objectives, read_objectives
@@ -38,7 +38,7 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
         super().__init__(admin)
         self._router = router
         self._reader = reader
-        self._share = LoopShare()
+        self._share = answer_share()
         service = pb.DESCRIPTOR.services_by_name["RouterService"]
         self._methods = {f"/{SERVICE}/{each.name}": self._handler(each) for each in service.methods}
 

@@ -17,7 +17,7 @@ from dynamo_router.router.services import RouterService
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.steps import (
     STEP,
-    LoopShare,
+    answer_share,
     by_steps,
     finish,
     finish_in_turns,
@@ -74,7 +74,7 @@ async def test_the_loop_has_turns_meanwhile(router: KvRouter) -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    share = LoopShare()
+    share = answer_share()
     told = await finish_in_turns(router.explain_steps(router.prompt(PROMPT)), share)
     assert turns >= WORKERS // (2 * STEP)
     turns = 0

@@ -29,6 +29,11 @@ class TimeShare:
         self.skipped += 1
         return False
 
+    def wait_s(self, now: float) -> float:
+        """Seconds until the work may be done; 0 if it may be now."""
+        saved = self._saved_by(now)
+        return max(0.0, self._next - now, -saved / self._share)
+
     def begin(self) -> None:
         """A part of the work begins."""
         self._began = perf_counter()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_router.router.dashboard.time_share import TimeShare
+from dynamo_router.runtime.time_share import TimeShare
 
 SHARE, BURST_S = 0.1, 0.5
 
@@ -39,3 +39,16 @@ def test_a_break_follows_however_little_it_took() -> None:
     assert share.is_due(0.0)
     share.spent(0.0, 0.0)
     assert not share.is_due(1.9) and share.is_due(2.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 0.3)), max_size=20), st.floats(0, 2))
+def test_work_is_due_after_the_wait_and_not_before(
+    turns: list[tuple[float, float]], least_s: float
+) -> None:
+    share, now = TimeShare(SHARE, burst_s=BURST_S, least_s=least_s), 0.0
+    for wait, seconds in turns:
+        now += wait
+        share.spent(seconds, now)
+    needed = share.wait_s(now)
+    assert share.is_due(now + needed + 1e-6)
+    assert needed == 0 or not share.is_due(now + needed - 1e-6)
