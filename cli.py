@@ -39,6 +39,12 @@ COMMANDS: Mapping[str, Entry] = {
         "frontend.serve:run",
         reads_again=True,
     ),
+    "frontend": Entry(
+        "Serve the models of a store to OpenAI clients.",
+        "frontend.config:ModelFrontendConfig",
+        "frontend.serve:run_models",
+        reads_again=True,
+    ),
     "mocker": Entry(
         "Run mock engines.", "workers.mocker.config:MockerConfig", "workers.mocker.fleet:run"
     ),

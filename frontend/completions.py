@@ -32,11 +32,17 @@ from .openai import (
     read_request,
     sse,
     too_long,
-    unknown_model,
 )
 from .processor import ModelText
 
 Tokens = Sequence[int]
+MODEL_ROUTES = (
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /tokenize",
+    "POST /detokenize",
+)
+"""Those whose body names the model that is to answer."""
 EXPLAIN_KEY = "x-dynamo-explain"
 MOST_PROMPTS = 128
 
@@ -81,19 +87,14 @@ class Completions:
         self._config = config
         self._name = name
         self._last_name = ""
-        self._created = int(time.time())
 
     @property
     def routes(self) -> dict[str, Handler]:
         return {
             "POST /v1/chat/completions": self._chat,
             "POST /v1/completions": self._complete,
-            "GET /v1/models": self._list_models,
-            "GET /v1/models/{id}": self._show_model,
             "POST /tokenize": self._tokenize,
             "POST /detokenize": self._detokenize,
-            "GET /health": self._health,
-            "GET /live": self._live,
         }
 
     @property
@@ -101,6 +102,11 @@ class Completions:
         """The model's; also while no engine is there to say it. Empty before the first one did."""
         self._last_name = self._name or self._monitor.facts.model_id or self._last_name
         return self._last_name
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether a worker takes requests."""
+        return self._monitor.any_ready
 
     @property
     def context_limit(self) -> int:
@@ -111,25 +117,16 @@ class Completions:
 
     async def _chat(self, call: HttpCall) -> None:
         request: ChatRequest = read_request(call.body, ChatRequest)
-        self._check_model(request.model)
         prompt = await self._render(request.messages, request)
         await self._answer(call, request, "chat", [(prompt, "")])
 
     async def _complete(self, call: HttpCall) -> None:
         request: CompletionRequest = read_request(call.body, CompletionRequest)
-        self._check_model(request.model)
         prompts = await self._read_prompts(bytes(request.prompt))
         echoed = [""] * len(prompts)
         if request.echo:
             echoed = [self._text.decode(prompt) for prompt in prompts]
         await self._answer(call, request, "completion", list(zip(prompts, echoed, strict=True)))
-
-    async def _list_models(self, call: HttpCall) -> None:
-        await answer_json(call, {"object": "list", "data": [self._model()] if self.name else []})
-
-    async def _show_model(self, call: HttpCall) -> None:
-        self._check_model(call.path.removeprefix("/v1/models/"))
-        await answer_json(call, self._model())
 
     async def _tokenize(self, call: HttpCall) -> None:
         asked = msgspec.json.decode(call.body, type=_Tokenize)
@@ -150,33 +147,7 @@ class Completions:
                 raise ApiError(400, f"{token_id} is no token id of this model", param="tokens")
         await answer_json(call, {"prompt": self._text.decode(asked.tokens)})
 
-    async def _health(self, call: HttpCall) -> None:
-        ready = self._monitor.any_ready
-        told = {
-            "status": "ready" if ready else "not ready",
-            "models": [self.name] if self.name else [],
-        }
-        await answer_json(call, told, status=200 if ready else 503)
-
-    async def _live(self, call: HttpCall) -> None:
-        await answer_json(call, {"status": "live"})
-
     # Their parts
-
-    def _check_model(self, model: str) -> None:
-        if self.name and model != self.name:
-            raise unknown_model(model, [self.name])
-
-    def _model(self) -> dict[str, Any]:
-        limit = self.context_limit or None
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "dynamo-router",
-            "max_model_len": limit,
-            "context_window": limit,
-        }
 
     async def _render(
         self, messages: list[dict[str, Any]], request: ChatRequest | None

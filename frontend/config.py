@@ -2,9 +2,15 @@
 
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
+from ..router.mock_process import MockEnginesConfig
 from ..router.serve_config import ServeConfig
+from ..runtime.kv_stores import BACKENDS
 from ..runtime.settings import SHORTEST_S, bad_setting, is_finite, option
+from ..workers.discovery import STATIC
+
+_STORES = ", ".join(BACKENDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,3 +48,64 @@ class ServeFrontendConfig(ServeConfig):
     """What `dynamo-router serve` runs: the router, and a frontend if its port is given."""
 
     frontend: FrontendConfig = field(default_factory=FrontendConfig, metadata={"inline": True})
+
+
+def _not_served(default: Any) -> Any:
+    """A setting of `serve` that this command has not: it keeps its default."""
+    return field(default=default, init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFrontendConfig(ServeConfig):
+    """What `dynamo-router frontend` runs. Raises ConfigError, naming the key, on a bad value."""
+
+    http_port: int = option(8080, "Port of OpenAI's HTTP API; 0 takes a free one.")
+    model_path: str | None = option(
+        None,
+        "Folder of the files that a card names, where they are not at their own path here. They"
+        " must have the card's checksums.",
+    )
+    default_max_tokens: int = option(
+        FrontendConfig.default_max_tokens,
+        "Tokens of an answer whose request says nothing of its length.",
+    )
+    keep_alive_s: float = option(
+        FrontendConfig.keep_alive_s,
+        "A stream that was silent for so long gets a comment, so that proxies keep it.",
+    )
+    namespace: str = option(
+        "dynamo", "Namespace whose models are served; dynamo: those of all namespaces."
+    )
+    namespace_prefix: str | None = option(
+        None,
+        "Serve the models of this namespace and of those that go on from it with a hyphen, as"
+        " rolling updates name them; goes before --namespace.",
+        env=("DYN_NAMESPACE_PREFIX",),
+    )
+    port: int = _not_served(8000)
+    admin_host: str | None = _not_served(None)
+    admin_port: int | None = _not_served(None)
+    workers: tuple[str, ...] = _not_served(())
+    dns_refresh_s: float = _not_served(10.0)
+    mock_engines: MockEnginesConfig = _not_served(MockEnginesConfig())
+    component: str = _not_served("backend")
+    endpoint: str = _not_served("generate")
+    model_id: str | None = _not_served(None)
+    index_snapshot: str | None = _not_served(None)
+    index_snapshot_interval_s: float = _not_served(60.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.frontend
+        if self.backend == STATIC:
+            raise bad_setting("discovery", f"models are found in a store, one of {_STORES}")
+
+    @property
+    def frontend(self) -> FrontendConfig:
+        """How OpenAI clients are served."""
+        return FrontendConfig(
+            http_frontend=self.http_port,
+            model_path=self.model_path,
+            default_max_tokens=self.default_max_tokens,
+            keep_alive_s=self.keep_alive_s,
+        )

@@ -1,17 +1,19 @@
-"""dynamo-router serve, with a frontend for OpenAI clients if one was asked for."""
+"""dynamo-router serve, with a frontend for OpenAI clients if one was asked for; and frontend."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..router.serve import Attachment, Server
+from ..router.serve_command import Service, run_service
 from ..router.serve_command import run as run_router
 from ..runtime.errors import ConfigError
+from ..runtime.logs import LogOutput
 from ..runtime.settings import SettingsSource
 from ..workers.mocker import OWN_MODEL
-from .config import ServeFrontendConfig
+from .config import ModelFrontendConfig, ServeFrontendConfig
 
 if TYPE_CHECKING:
-    from .frontend import Frontend
+    from .frontend import AttachedFrontend
 
 NEEDED = ("httptools", "jinja2", "tokenizers", "uvicorn")
 
@@ -25,19 +27,38 @@ def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) 
     return run_router(config, source, attach)
 
 
-def frontend_of(server: Server, config: ServeFrontendConfig) -> "Frontend | None":
+def frontend_of(server: Server, config: ServeFrontendConfig) -> "AttachedFrontend | None":
     """The frontend of a server that was not started; None if none was asked for.
 
     ConfigError if the extra `frontend` is not installed, or the model's files are no good.
     """
     if config.frontend.http_frontend is None:
         return None
+    check_installed("http_frontend")
+    from .frontend import AttachedFrontend  # not before: the router alone needs none of them
+
+    return AttachedFrontend(server, config, OWN_MODEL)
+
+
+def check_installed(key: str) -> None:
+    """ConfigError, naming the key, if the extra `frontend` is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"the frontend needs {', '.join(missing)}: pip install 'dynamo-router[frontend]'",
-            key="http_frontend",
+            key=key,
         )
-    from .frontend import Frontend  # not before: the router alone needs none of them
 
-    return Frontend(server, config, OWN_MODEL)
+
+def run_models(
+    config: ModelFrontendConfig, source: SettingsSource[ModelFrontendConfig] | None = None
+) -> int:
+    """The command `frontend`: 1, and a line on why, if it cannot start."""
+
+    def make(output: LogOutput) -> Service:
+        check_installed("http_port")
+        from .model_server import ModelServer
+
+        return ModelServer(config)
+
+    return run_service(config, make)

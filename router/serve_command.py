@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 import structlog
 import uvloop
@@ -31,6 +33,35 @@ Attach = Callable[[Server], Attachment | None]
 """What else is to serve a server's requests."""
 
 
+class Service(Protocol):
+    """What a process serves, made but not started."""
+
+    @property
+    def config(self) -> ServeConfig:
+        """What it is run by now."""
+        ...
+
+    @property
+    def ready_line(self) -> str:
+        """What is said of it once it serves."""
+        ...
+
+    async def start(self) -> None:
+        """Return once it serves. ConfigError if it cannot."""
+
+    def reload(self) -> None:
+        """Read the configuration again, if it can be."""
+
+    def turn_away(self) -> None:
+        """Say by health that nobody should come any more."""
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more requests, and let those in flight end for at most `grace_s`."""
+
+    async def close(self) -> None:
+        """End what is left. Idempotent."""
+
+
 def run(
     config: ServeConfig,
     source: SettingsSource[ServeConfig] | None = None,
@@ -40,16 +71,27 @@ def run(
 
     `source` is where the configuration came from, to be read again at each SIGHUP.
     """
+
+    def make(output: LogOutput) -> Server:
+        for text in vain_settings(source.current) if source is not None else ():
+            log.warning(text)
+        if config.index_snapshot is not None:
+            check_snapshot_path(config.index_snapshot)
+        server = Server(config, source, output)
+        server.attached = attach(server)
+        return server
+
+    return run_service(config, make)
+
+
+def run_service(config: ServeConfig, make: Callable[[LogOutput], Service]) -> int:
+    """Serve what `make` makes, on the event loop, until a signal; the process's exit code."""
     output = config.observability.open_log()
     allow_open_files(OPEN_FILES)  # a connection for each worker and each client
     # gRPC's core logs each fork and each peer that goes; we say what matters of that ourselves.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    for text in vain_settings(source.current) if source is not None else ():
-        log.warning(text)
     try:
-        if config.index_snapshot is not None:
-            check_snapshot_path(config.index_snapshot)
-        uvloop.run(run_server(config, source, output, attach))
+        uvloop.run(serve_until_signal(partial(make, output)))
     except ConfigError as error:
         print(f"dynamo-router: {redact_text(str(error))}", file=sys.stderr)
         return 1
@@ -62,16 +104,19 @@ async def run_server(
     config: ServeConfig,
     source: SettingsSource[ServeConfig] | None = None,
     output: LogOutput | None = None,
-    attach: Attach = lambda server: None,
 ) -> None:
+    """`serve_until_signal` for a Server."""
+    await serve_until_signal(lambda: Server(config, source, output))
+
+
+async def serve_until_signal(make: Callable[[], Service]) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal ends that. After SIGTERM health
     says for `lame_duck_s` that nobody should come any more, before anybody is turned away. SIGHUP
     has the configuration read again.
 
     Prints one line when it is ready. ConfigError if it cannot start.
     """
-    server = Server(config, source, output)
-    server.attached = attach(server)
+    server = make()
     with StopSignals() as signals, on_hangup(server.reload):
         try:
             await run_until(asyncio.create_task(server.start()), signals.drain)

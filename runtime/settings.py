@@ -124,6 +124,8 @@ def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> lis
     hints = typing.get_type_hints(cls)
     specs: list[OptionSpec] = []
     for field in dataclasses.fields(cls):
+        if not field.init:
+            continue  # not to be set: a class that derives from another may have no use for it
         hint, key = hints[field.name], prefix + field.name
         if dataclasses.is_dataclass(hint):
             inner = prefix if field.metadata.get("inline") else key + "."
@@ -205,6 +207,8 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     hints = typing.get_type_hints(cls)
     arguments = {}
     for field in dataclasses.fields(cls):
+        if not field.init:
+            continue  # not to be set: a class that derives from another may have no use for it
         hint, key = hints[field.name], prefix + field.name
         if dataclasses.is_dataclass(hint):
             inner = prefix if field.metadata.get("inline") else key + "."

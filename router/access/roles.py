@@ -52,6 +52,7 @@ FRONTEND_RULES = {
     "GET /v1/models/{id}": Rule(ALL_ROLES),
     "POST /tokenize": _any_of(_CLIENT),
     "POST /detokenize": _any_of(_CLIENT),
+    "GET /pools": _any_of(_SELECTOR, _ADMIN, _METRICS),
 }
 """Of the frontend's own listener, which has /live and /health too."""
 

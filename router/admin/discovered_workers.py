@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 
 from ...runtime.clock import Clock
-from ...runtime.components import EndpointName
 from ...runtime.errors import ConfigError
-from ...runtime.kv_stores import KeyValueStore, StoreError
+from ...runtime.kv_stores import StoreError
 from ...runtime.request_planes import RequestClient
 from ...runtime.supervised import stopped, supervise
 from ...workers.dialects import DynamoClient
-from ...workers.discovery import Departures, DiscoveredWorker, WorkerWatch
+from ...workers.discovery import Departures, DiscoveredWorker
 from ...workers.health import HealthMonitor
 from ...workers.watched_engine import WatchedEngine
 from .worker_admin import WorkerAdmin
@@ -26,6 +27,23 @@ LEAST_PAUSE_S = 0.05
 log = structlog.get_logger(__name__)
 
 
+class WorkerSource(Protocol):
+    """Who is registered, from `start` to `close`; `changed` is set when that may differ."""
+
+    changed: asyncio.Event
+
+    @property
+    def workers(self) -> Mapping[int, DiscoveredWorker]:
+        """Those that can be called, by their ids."""
+        ...
+
+    async def start(self) -> None:
+        """Returns once all that is there is known. StoreError if the store refuses us."""
+
+    async def close(self) -> None:
+        """Follow it no more. Idempotent."""
+
+
 class DiscoveredWorkers:
     """Adds those who register, from `start` to `close`; who registers no more, retires.
 
@@ -36,17 +54,17 @@ class DiscoveredWorkers:
     def __init__(
         self,
         backend: str,
-        store: KeyValueStore,
-        name: EndpointName,
+        watch: WorkerSource,
         admin: WorkerAdmin,
         monitor: HealthMonitor,
         plane: RequestClient,
         clock: Clock,
     ) -> None:
-        """`plane` is started and closed by its owner, the store is closed with us."""
+        """`backend` is the store's name. `plane` is started and closed by its owner, `watch` by
+        us."""
         self._backend = backend
         self._admin, self._monitor, self._plane, self._clock = admin, monitor, plane, clock
-        self.watch = WorkerWatch(store, name, plane.transports)
+        self._watch = watch
         self._departures = Departures()
         self._ours: dict[int, DiscoveredWorker] = {}
         self._said: set[int] = set()
@@ -69,11 +87,11 @@ class DiscoveredWorkers:
     async def close(self) -> None:
         """Follow the store no more. Idempotent."""
         await stopped(self._task)
-        await self.watch.close()
+        await self._watch.close()
 
     async def reconcile(self) -> None:
         """Let the workers be those that are registered now."""
-        now, wanted = self._clock.now(), self.watch.workers
+        now, wanted = self._clock.now(), self._watch.workers
         for worker_id, worker in wanted.items():
             self._departures.on_here(worker_id)
             await self._have(worker_id, worker)
@@ -93,19 +111,19 @@ class DiscoveredWorkers:
 
     async def _follow(self) -> None:
         try:
-            await self.watch.start()
+            await self._watch.start()
         except StoreError as error:
             self._refusal = error
             self._listed.set()
             return
         while True:
-            self.watch.changed.clear()
+            self._watch.changed.clear()
             await self.reconcile()
             self._listed.set()
             await asyncio.sleep(LEAST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_AGAIN_S):
-                    await self.watch.changed.wait()
+                    await self._watch.changed.wait()
 
     async def _have(self, worker_id: int, worker: DiscoveredWorker) -> None:
         known = self._ours.get(worker_id)

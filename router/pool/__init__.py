@@ -3,7 +3,7 @@
 Entered by whoever serves a set of workers.
 """
 
-from .discovery import MOST_WORKERS, Discovery, is_discovering
+from .discovery import MOST_WORKERS, Discovery, WorkerPlane, is_discovering
 from .worker_pool import WorkerPool
 
-__all__ = ["MOST_WORKERS", "Discovery", "WorkerPool", "is_discovering"]
+__all__ = ["MOST_WORKERS", "Discovery", "WorkerPlane", "WorkerPool", "is_discovering"]

@@ -11,7 +11,7 @@ from ...runtime.errors import ConfigError
 from ...runtime.kv_stores import NatsAddress
 from ...runtime.request_planes import NatsCarrier, RequestClient
 from ...runtime.security import NatsAuth
-from ...workers.discovery import STATIC
+from ...workers.discovery import STATIC, WorkerWatch
 from ...workers.health import HealthMonitor
 from ...workers.resync_wire import ResyncRequest
 from ..admin import DiscoveredWorkers, WorkerAdmin
@@ -21,6 +21,25 @@ from ..serve_config import ServeConfig
 MOST_WORKERS = 1024
 """So many connections are kept for workers that are not known yet."""
 _WILDCARDS = ("", "0.0.0.0", "::", "[::]")
+
+
+class WorkerPlane(RequestClient):
+    """The request plane over which workers of Dynamo's are called, as a configuration has it."""
+
+    def __init__(self, config: ServeConfig, auth: NatsAuth | None) -> None:
+        address = NatsAddress.from_environment()
+        if config.nats is not None:
+            address = NatsAddress(config.nats, auth)
+        self._host = config.response_host or _reachable(config.host)
+        super().__init__({"nats_tcp": NatsCarrier(address)})
+
+    async def listen(self) -> None:
+        """Listen for answers. ConfigError if that cannot be had."""
+        try:
+            await self.start(self._host)
+        except OSError as error:
+            text = f"cannot listen on {self._host}: {error.strerror}"
+            raise ConfigError(f"response_host: {text}", key="response_host") from None
 
 
 class Discovery:
@@ -42,27 +61,20 @@ class Discovery:
             name = EndpointName(config.namespace, config.component, config.endpoint)
         except ValueError as error:
             raise ConfigError(f"discovery: {error}", key="discovery") from None
-        address = NatsAddress.from_environment()
-        if config.nats is not None:
-            address = NatsAddress(config.nats, auth)
-        self._host = config.response_host or _reachable(config.host)
-        self._plane = RequestClient({"nats_tcp": NatsCarrier(address)})
-        self._workers = DiscoveredWorkers(backend, store, name, admin, monitor, self._plane, clock)
+        self._plane = WorkerPlane(config, auth)
+        self._watch = WorkerWatch(store, name, self._plane.transports)
+        self._workers = DiscoveredWorkers(backend, self._watch, admin, monitor, self._plane, clock)
         self._stack = AsyncExitStack()
 
     def ask_about(self, index: EventIndex) -> Callable[[ResyncRequest], bool]:
         """The way to ask workers for events that the index misses; closed with this."""
-        queries = WorkerQueries(index, self._plane, lambda: self._workers.watch.sources)
+        queries = WorkerQueries(index, self._plane, lambda: self._watch.sources)
         self._stack.push_async_callback(queries.close)
         return queries.ask
 
     async def open(self) -> None:
         """Listen for answers. ConfigError if that cannot be had."""
-        try:
-            await self._plane.start(self._host)
-        except OSError as error:
-            text = f"cannot listen on {self._host}: {error.strerror}"
-            raise ConfigError(f"response_host: {text}", key="response_host") from None
+        await self._plane.listen()
         self._stack.push_async_callback(self._plane.close)
 
     async def start(self) -> None:

@@ -13,7 +13,7 @@ from .event_keys import (
     event_channel,
     event_source,
 )
-from .model_card import CARDS, ModelCard, decode_card, encode_card
+from .model_card import CARDS, NO_REQUESTS, ModelCard, decode_card, encode_card
 from .worker_watch import WorkerWatch
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "EventSource",
     "Fleet",
     "ModelCard",
+    "NO_REQUESTS",
     "RECOVERY",
     "WorkerWatch",
     "WrongFileError",

@@ -1,0 +1,83 @@
+"""Directory: which models there are, and who answers for each."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ..application import Handler
+from ..completions import Completions
+
+
+class ModelEntry(NamedTuple):
+    """A model as clients see it. `parent` is the model that another name, or an adapter, is of."""
+
+    name: str
+    context_limit: int
+    parent: str = ""
+
+
+class Answering(Protocol):
+    """Workers that answer for a model."""
+
+    @property
+    def share(self) -> float:
+        """Of the model's requests; 0: they take none now."""
+        ...
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By route."""
+        ...
+
+
+class Directory(Protocol):
+    """The models of one frontend."""
+
+    @property
+    def entries(self) -> Sequence[ModelEntry]: ...
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether a worker of any model takes requests."""
+        ...
+
+    def find(self, name: str) -> Sequence[Answering]:
+        """Who answers for a model; nobody if there is none of this name."""
+        ...
+
+
+class OneModel:
+    """The one model of a router: by whatever name its engines call it, if it was given none."""
+
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
+
+    @property
+    def entries(self) -> Sequence[ModelEntry]:
+        name = self._completions.name
+        return [ModelEntry(name, self._completions.context_limit)] if name else []
+
+    @property
+    def any_ready(self) -> bool:
+        return self._completions.any_ready
+
+    @property
+    def share(self) -> float:
+        return 1.0
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        return self._completions.routes
+
+    def find(self, name: str) -> Sequence[Answering]:
+        known = self._completions.name
+        return [self] if not known or name == known else []
+
+
+def in_order(pools: Sequence[Answering], rng: random.Random) -> list[Answering]:
+    """All of them; one comes first as often as its share is of all shares. Those without a share
+    come last."""
+    ranks = {
+        id(pool): rng.random() ** (1.0 / pool.share) if pool.share > 0 else -1.0 for pool in pools
+    }
+    return sorted(pools, key=lambda pool: ranks[id(pool)], reverse=True)

@@ -1,0 +1,166 @@
+"""ModelManager: a pool for each set of workers that the store tells of; the models they make."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from ...runtime.errors import ConfigError
+from ...runtime.kv_stores import StoreError
+from ...runtime.supervised import stopped, supervise
+from .directory import Answering, ModelEntry
+from .model_pool import ModelPool, Shared
+from .model_watcher import ModelWatcher
+from .worker_sets import Refusal, SetName
+
+FIRST_LISTING_S = 5.0
+"""How long `start` waits for the store. Without it, models are found once it is there."""
+FIRST_POOLS_S = 5.0
+"""And then for the first pools, and first answers of their workers."""
+LOOK_AGAIN_S = 1.0
+LEAST_PAUSE_S = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+class ModelManager:
+    """The models of a store as a Directory, from `start` to `close`.
+
+    A pool begins with the first card of its set and ends when nobody is registered for it and
+    nothing runs there any more: then the last of its requests have ended.
+    """
+
+    def __init__(self, watcher: ModelWatcher, shared: Shared) -> None:
+        self._watcher, self._shared = watcher, shared
+        self._pools: dict[SetName, ModelPool] = {}
+        self._refused: list[Refusal] = []
+        self._refusal: StoreError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._listed = asyncio.Event()
+        self.draining = False
+        """nobody should come any more"""
+
+    @property
+    def pools(self) -> Sequence[ModelPool]:
+        """All that there are, those too that cannot serve."""
+        return list(self._pools.values())
+
+    @property
+    def entries(self) -> Sequence[ModelEntry]:
+        """The models, then their other names."""
+        built = [pool for pool in self._pools.values() if pool.is_built]
+        limits: dict[str, int] = {}
+        for pool in built:
+            model = pool.name.model
+            limits[model] = max(limits.get(model, 0), pool.context_limit)
+        found = {model: ModelEntry(model, limit) for model, limit in sorted(limits.items())}
+        for pool in built:
+            model = pool.name.model
+            for alias in pool.found.card.aliases:
+                found.setdefault(alias, ModelEntry(alias, limits[model], model))
+        return list(found.values())
+
+    @property
+    def any_ready(self) -> bool:
+        serving = (pool.is_built and pool.share > 0 for pool in self._pools.values())
+        return not self.draining and any(serving)
+
+    def find(self, name: str) -> Sequence[Answering]:
+        """A model's own name goes before another one's alias; of aliases the first claim counts."""
+        for entry in self.entries:
+            if entry.name == name:
+                model = entry.parent or name
+                return [p for p in self._pools.values() if p.name.model == model and p.is_built]
+        return []
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Each pool with its workers, and each card that gets no requests with the reason."""
+        return {
+            "pools": [_told(pool) for pool in self._pools.values()],
+            "refused": [refusal._asdict() for refusal in self._refused],
+        }
+
+    async def start(self) -> None:
+        """Returns once the models that are there can be had, or that takes long. ConfigError if the
+        store refuses us."""
+        self._task = supervise(f"models in {self._shared.store}", self._follow)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LISTING_S):
+                await self._listed.wait()
+        if self._refusal is not None:
+            raise ConfigError(f"discovery: {self._refusal}", key="discovery")
+        if not self._listed.is_set():
+            log.warning("the store does not answer yet", store=self._shared.store)
+        waiting = (pool.wait_for_probes(FIRST_POOLS_S) for pool in self.pools)
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Follow the store no more, and end all pools. Idempotent."""
+        await stopped(self._task)
+        await self._watcher.close()
+        pools, self._pools = self.pools, {}
+        await asyncio.gather(*(pool.close() for pool in pools))
+
+    async def reconcile(self) -> None:
+        """Let the pools be those of the sets that are registered now."""
+        sets, refused = self._watcher.sets
+        sources = self._watcher.sources
+        for refusal in set(refused) - set(self._refused):
+            log.warning("a card gets no requests", card=refusal.key, model=refusal.model,
+                        reason=refusal.reason)  # fmt: skip
+        self._refused = refused
+        for name, found in sets.items():
+            pool = self._pools.get(name)
+            if pool is None:
+                pool = self._pools[name] = ModelPool(found, self._shared)
+                pool.start()
+            pool.become(found, sources)
+        for name in [name for name in self._pools if name not in sets]:
+            pool = self._pools[name]
+            pool.become(None, sources)
+            if pool.is_idle:
+                del self._pools[name]
+                await pool.close()
+                log.info("a pool is gone", pool=str(name))
+
+    async def _follow(self) -> None:
+        try:
+            await self._watcher.start()
+        except StoreError as error:
+            self._refusal = error
+            self._listed.set()
+            return
+        while True:
+            self._watcher.changed.clear()
+            await self.reconcile()
+            self._listed.set()
+            await asyncio.sleep(LEAST_PAUSE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self._watcher.changed.wait()
+
+
+def _told(pool: ModelPool) -> dict[str, Any]:
+    name, card = pool.name, pool.found.card
+    state = "serving" if pool.is_built else "refused" if pool.reason else "starting"
+    if pool.is_built and pool.gone:
+        state = "draining"
+    return {
+        "model": name.model,
+        "endpoint": str(name.endpoint),
+        "checksum": name.checksum,
+        "state": state,
+        "reason": pool.reason,
+        "block_size": card.block_size,
+        "context_length": pool.context_limit,
+        "aliases": list(card.aliases),
+        "adapters": sorted(pool.found.adapters),
+        "workers": pool.states,
+        "worker_ids": sorted(pool.found.instances),
+        "refused_workers": {str(each): reason for each, reason in pool.refused.items()},
+        "share": pool.share,
+        "in_flight": pool.in_flight,
+    }

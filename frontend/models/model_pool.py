@@ -1,0 +1,249 @@
+"""ModelPool: one set of workers of a model, with index, slots and text that are its own."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import structlog
+
+from ...indexer.event_index import EventIndex
+from ...router.access import Security
+from ...router.admin import DiscoveredWorkers
+from ...router.dispatch import Tracing
+from ...router.events import WorkerQueries
+from ...router.pool import WorkerPool
+from ...router.serve_config import ServeConfig
+from ...runtime.backoff import Backoff
+from ...runtime.clock import Clock
+from ...runtime.errors import ConfigError
+from ...runtime.identity import WorkerWithDpRank
+from ...runtime.off_loop import OffLoop
+from ...runtime.request_planes import RequestClient
+from ...runtime.supervised import stopped, supervise
+from ...workers.discovery import (
+    DiscoveredWorker,
+    EventSource,
+    Fleet,
+    WrongFileError,
+    checked_folder,
+)
+from ...workers.resync_wire import ResyncRequest
+from ..application import Handler
+from ..completions import Completions
+from ..config import FrontendConfig
+from ..processor import ModelText
+from .worker_sets import SetName, WorkerSet
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the pools of one frontend have in common."""
+
+    config: ServeConfig
+    frontend: FrontendConfig
+    security: Security
+    clock: Clock
+    tracing: Tracing
+    plane: RequestClient
+    """over which Dynamo's workers are called; its owner's to close"""
+    off_loop: OffLoop
+    store: str
+    """the name of the store that workers are found in"""
+
+
+class SetMembers:
+    """The workers of one set as they are registered now."""
+
+    def __init__(self, transports: frozenset[str]) -> None:
+        self._fleet = Fleet(transports)
+        self.workers: Mapping[int, DiscoveredWorker] = {}
+        self.sources: Mapping[WorkerWithDpRank, EventSource] = {}
+        self.changed = asyncio.Event()
+
+    def become(
+        self, found: WorkerSet | None, sources: Mapping[WorkerWithDpRank, EventSource]
+    ) -> None:
+        """Who they are from now on; None: nobody."""
+        workers: Mapping[int, DiscoveredWorker] = {}
+        if found is not None:
+            instances = found.instances.values()
+            workers = self._fleet.workers(instances, found.cards, sources.values())
+        self.sources = sources
+        if workers != self.workers:
+            self.workers = workers
+            self.changed.set()
+
+    async def start(self) -> None:
+        """Nothing is to be waited for: somebody else follows the store."""
+
+    async def close(self) -> None:
+        """The store is somebody else's."""
+
+
+class ModelPool:
+    """Requests of one model are routed among the workers of one set, and never leave it.
+
+    From `start`; `is_built` once the files of its card were checked and read, which is tried again
+    while that fails: `reason` has why. `close` ends all of it.
+    """
+
+    def __init__(self, found: WorkerSet, shared: Shared) -> None:
+        self.found = found
+        self._shared = shared
+        self._members = SetMembers(frozenset(shared.plane.transports))
+        self._task: asyncio.Task[None] | None = None
+        self._workers: WorkerPool | None = None
+        self._discovered: DiscoveredWorkers | None = None
+        self._queries: WorkerQueries | None = None
+        self._completions: Completions | None = None
+        self.reason = ""
+        self.gone = False
+        """nobody is registered for it any more"""
+
+    @property
+    def name(self) -> SetName:
+        return self.found.name
+
+    @property
+    def is_built(self) -> bool:
+        return self._completions is not None
+
+    @property
+    def share(self) -> float:
+        """Of its model's requests: as many parts as it has workers that take requests."""
+        return 0.0 if self._workers is None else float(len(self._workers.monitor.ready_clients()))
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many workers are in each state."""
+        return {} if self._workers is None else self._workers.states
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """Workers that are not as their card says, by id, with the reason."""
+        if self._workers is None:
+            return {}
+        found = {}
+        for entry in self._workers.router.registry.entries():
+            if entry.state.value == "refused":
+                engine = self._workers.monitor.engine(entry.worker_id)
+                found[entry.worker_id] = "" if engine is None else engine.tracker.reason
+        return found
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self._workers is None else self._workers.dispatcher.in_flight
+
+    @property
+    def context_limit(self) -> int:
+        """Most tokens of prompt and answer together; 0 where unknown."""
+        known = 0 if self._completions is None else self._completions.context_limit
+        return known or self.found.card.context_length
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is left who could be waited for."""
+        if self._workers is None:
+            return True
+        return not self._workers.states and not self._workers.dispatcher.in_flight
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """How requests of its model are answered, by route; none before it is built."""
+        return {} if self._completions is None else self._completions.routes
+
+    def start(self) -> None:
+        """Begin to build it."""
+        self._task = supervise(f"pool {self.name}", self._build)
+
+    def become(
+        self, found: WorkerSet | None, sources: Mapping[WorkerWithDpRank, EventSource]
+    ) -> None:
+        """Who is registered for it now; None: nobody any more."""
+        self.gone = found is None
+        if found is not None:
+            self.found = found
+        self._members.become(found, sources)
+
+    async def wait_for_probes(self, at_most_s: float) -> None:
+        """Wait until it is built and each worker was asked once, at most so long."""
+        async with asyncio.timeout(at_most_s):
+            while not self.is_built and not self.reason:
+                await asyncio.sleep(0.01)
+            if self._workers is not None:
+                await self._workers.wait_for_probes(at_most_s)
+
+    async def close(self) -> None:
+        """End all of it. Idempotent."""
+        await stopped(self._task)
+        if self._discovered is not None:
+            await self._discovered.close()
+        if self._workers is not None:
+            await self._workers.close_workers()
+            await self._workers.close_events()
+        if self._queries is not None:
+            await self._queries.close()
+        if self._workers is not None:
+            self._workers.router.close()
+
+    async def _build(self) -> None:
+        if self._completions is not None:
+            return
+        text = await self._read_text()
+        shared, card = self._shared, self.found.card
+        config = _config_of(shared.config, self.name, card.block_size)
+        workers = WorkerPool(config, shared.security, shared.clock, shared.tracing)
+        self._workers = workers
+        await workers.start_events(self._ask_about)
+        self._discovered = DiscoveredWorkers(
+            shared.store, self._members, workers.admin, workers.monitor, shared.plane, shared.clock
+        )
+        await self._discovered.start()
+        workers.dispatcher.start()
+        self._completions = Completions(
+            workers.dispatcher,
+            workers.monitor,
+            workers.dispatcher.reader,
+            text,
+            shared.frontend,
+            self.name.model,
+        )
+        self.reason = ""
+        log.info("a pool serves", pool=str(self.name), block_size=card.block_size)
+
+    async def _read_text(self) -> ModelText:
+        """The model's text, once its files are as the card says."""
+        shared = self._shared
+        given = shared.frontend.model_path
+        other = None if given is None else Path(given)
+        pauses = Backoff(1.0, 30.0)
+        while True:
+            try:
+                folder = await asyncio.to_thread(checked_folder, self.found.card.files, other)
+                return await asyncio.to_thread(ModelText, folder, shared.off_loop)
+            except (WrongFileError, ConfigError) as error:
+                if self.reason != str(error):
+                    self.reason = str(error)
+                    log.warning("a pool cannot serve", pool=str(self.name), error=self.reason)
+                await asyncio.sleep(pauses.next())
+
+    def _ask_about(self, index: EventIndex) -> Callable[[ResyncRequest], bool]:
+        plane = self._shared.plane
+        self._queries = WorkerQueries(index, plane, lambda: self._members.sources)
+        return self._queries.ask
+
+
+def _config_of(config: ServeConfig, name: SetName, block_size: int) -> ServeConfig:
+    """The configuration of one pool: the frontend's, for the workers of one set."""
+    values = {field.name: getattr(config, field.name) for field in fields(ServeConfig)}
+    endpoint = name.endpoint
+    values |= {
+        "router": replace(config.router, block_size=block_size),
+        "namespace": endpoint.namespace,
+        "component": endpoint.component,
+        "endpoint": endpoint.endpoint,
+    }
+    return ServeConfig(**values)

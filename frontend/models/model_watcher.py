@@ -1,0 +1,93 @@
+"""ModelWatcher: follows the model cards of a store, with the instances and event sources beside."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...runtime.components import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
+from ...runtime.discovery import PrefixWatcher, full_key_string
+from ...runtime.identity import WorkerWithDpRank
+from ...runtime.kv_stores import Bucket, Entry, KeyValueStore
+from ...workers.discovery import (
+    CARDS,
+    EVENT_SOURCES,
+    EventSource,
+    ModelCard,
+    decode_card,
+    decode_source,
+)
+from .worker_sets import CardKey, NamespaceFilter, Refusal, SetName, WorkerSet, worker_sets
+
+
+class ModelWatcher:
+    """`sets` and `sources` from `start` to `close`; `changed` is set when they may differ."""
+
+    def __init__(self, store: KeyValueStore, wanted: NamespaceFilter) -> None:
+        """The store is closed with us."""
+        self._store, self._wanted = store, wanted
+        self.changed = asyncio.Event()
+        self._instances: list[PrefixWatcher[str, Instance]] = [
+            self._watch(INSTANCES, full_key_string, decode_instance),
+            self._watch(SERVICES, full_key_string, decode_instance),
+        ]
+        self._cards: PrefixWatcher[CardKey, ModelCard | str] = self._watch(
+            CARDS, _card_key, _card_or_reason
+        )
+        self._sources: PrefixWatcher[str, EventSource] = self._watch(
+            EVENT_SOURCES, full_key_string, decode_source
+        )
+
+    @property
+    def sets(self) -> tuple[dict[SetName, WorkerSet], list[Refusal]]:
+        """The workers of each model, and the cards that get no requests."""
+        found: dict[tuple[EndpointName, int], Instance] = {}
+        for watcher in reversed(self._instances):  # where there are two, that of today counts
+            for instance in watcher.values.values():
+                found[instance.name, instance.instance_id] = instance
+        return worker_sets(found.values(), self._cards.values, self._wanted)
+
+    @property
+    def sources(self) -> Mapping[WorkerWithDpRank, EventSource]:
+        """The event sources, by whose cache they speak of."""
+        return {source.worker: source for source in self._sources.values.values()}
+
+    async def start(self) -> None:
+        """Returns once all that is there is known. StoreError if the store refuses us."""
+        await asyncio.gather(*(watcher.start() for watcher in self._watchers))
+        self.changed.set()
+
+    async def close(self) -> None:
+        """Follow it no more, and let go of the store. Idempotent."""
+        for watcher in self._watchers:
+            await watcher.close()
+        await self._store.close()
+
+    @property
+    def _watchers(self) -> list[PrefixWatcher[Any, Any]]:
+        return [*self._instances, self._cards, self._sources]
+
+    def _watch(
+        self,
+        bucket: str,
+        key_of: Callable[[Bucket, str, Entry], Any],
+        decode: Callable[[Entry], Any],
+    ) -> Any:
+        watcher: PrefixWatcher[Any, Any] = PrefixWatcher(self._store.bucket(bucket), key_of, decode)
+        watcher.listeners.append(lambda key, value: self.changed.set())
+        return watcher
+
+
+def _card_key(bucket: Bucket, prefix: str, entry: Entry) -> CardKey:
+    """ValueError for a key that is none of a card's."""
+    namespace, component, endpoint, instance_id, *suffix = entry.key.split("/")
+    return CardKey(
+        EndpointName(namespace, component, endpoint), int(instance_id, 16), "/".join(suffix)
+    )
+
+
+def _card_or_reason(entry: Entry) -> ModelCard | str:
+    """The card, or why it is none: who is at fault is to be seen."""
+    try:
+        return decode_card(entry)
+    except ValueError as error:
+        return str(error)

@@ -1,0 +1,135 @@
+"""ModelRoutes: the routes of a frontend; a request goes to workers of the model that it names."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import grpc
+import msgspec
+
+from ...router.dispatch import status_of
+from ..application import Handler, HttpCall, answer_json
+from ..asgi import Message
+from ..completions import MODEL_ROUTES
+from ..openai import ApiError, unknown_model
+from .directory import Answering, Directory, ModelEntry, in_order
+
+_MODELS = "/v1/models/"
+Report = Callable[[], Any]
+"""What is to be seen of each pool, as JSON."""
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+class ModelRoutes:
+    """Handlers by route. `report` is what GET /pools tells; None: there is no such route."""
+
+    def __init__(
+        self, directory: Directory, report: Report | None = None, rng: random.Random | None = None
+    ) -> None:
+        self._directory = directory
+        self._report = report
+        self._rng = rng or random.Random()
+        self._created = int(time.time())
+
+    @property
+    def routes(self) -> dict[str, Handler]:
+        found: dict[str, Handler] = {
+            **{route: partial(self._forward, route) for route in MODEL_ROUTES},
+            "GET /v1/models": self._list_models,
+            "GET /v1/models/{id}": self._show_model,
+            "GET /health": self._health,
+            "GET /live": self._live,
+        }
+        if self._report is not None:
+            found["GET /pools"] = self._show_pools
+        return found
+
+    async def _forward(self, route: str, call: HttpCall) -> None:
+        """Have a request answered by a pool of its model. Another one is asked if nobody is left in
+        the first: a request that did not begin belongs to none yet."""
+        pools = in_order(self._pools(call), self._rng)
+        for number, pool in enumerate(pools):
+            answer = _Answer(call)
+            try:
+                await pool.handlers[route](call._replace(send=answer.send))
+                return
+            except Exception as error:
+                others = any(other.share > 0 for other in pools[number + 1 :])
+                if answer.begun or not others or not _nobody_took_it(error):
+                    raise
+
+    def _pools(self, call: HttpCall) -> Sequence[Answering]:
+        name = msgspec.json.decode(call.body, type=_Named).model
+        if name is None:
+            entries = [entry for entry in self._directory.entries if not entry.parent]
+            if len(entries) > 1:
+                raise ApiError(400, "model says which of them is meant", param="model")
+            name = entries[0].name if entries else ""
+        found = [pool for pool in self._directory.find(name) if pool.handlers]
+        if not found:
+            raise unknown_model(name, self._names)
+        return found
+
+    async def _list_models(self, call: HttpCall) -> None:
+        data = [self._model(entry) for entry in self._directory.entries]
+        await answer_json(call, {"object": "list", "data": data})
+
+    async def _show_model(self, call: HttpCall) -> None:
+        name = call.path.removeprefix(_MODELS)
+        for entry in self._directory.entries:
+            if entry.name == name:
+                await answer_json(call, self._model(entry))
+                return
+        raise unknown_model(name, self._names)
+
+    async def _health(self, call: HttpCall) -> None:
+        ready = self._directory.any_ready
+        told = {"status": "ready" if ready else "not ready", "models": self._names}
+        await answer_json(call, told, status=200 if ready else 503)
+
+    async def _live(self, call: HttpCall) -> None:
+        await answer_json(call, {"status": "live"})
+
+    async def _show_pools(self, call: HttpCall) -> None:
+        assert self._report is not None
+        await answer_json(call, self._report())
+
+    @property
+    def _names(self) -> list[str]:
+        return [entry.name for entry in self._directory.entries]
+
+    def _model(self, entry: ModelEntry) -> dict[str, Any]:
+        limit = entry.context_limit or None
+        told = {
+            "id": entry.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "dynamo-router",
+            "max_model_len": limit,
+            "context_window": limit,
+        }
+        return {**told, "parent": entry.parent} if entry.parent else told
+
+
+class _Answer:
+    """Whether anything of an answer was sent."""
+
+    def __init__(self, call: HttpCall) -> None:
+        self._send = call.send
+        self.begun = False
+
+    async def send(self, message: Message) -> None:
+        self.begun = True
+        await self._send(message)
+
+
+def _nobody_took_it(error: Exception) -> bool:
+    """Whether no worker was there for the request, which another pool may have."""
+    if isinstance(error, ApiError):
+        return error.status == 503
+    return status_of(error)[0] is grpc.StatusCode.UNAVAILABLE

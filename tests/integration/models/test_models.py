@@ -1,0 +1,129 @@
+"""A frontend whose models are found by their cards: who answers for which, and what is refused."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.polling import until
+from support.servers.discovered_fleet import Backend, backend_of, registered
+from support.servers.model_serving import TINY, ModelClient, many, model_serving
+
+
+@pytest.fixture(params=["file", "etcd"])
+def backend(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Backend]:
+    with backend_of(request.param, tmp_path) as found:
+        for name, value in found.environ.items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    with backend_of("file", tmp_path) as found:
+        monkeypatch.setenv("DYN_FILE_KV", found.environ["DYN_FILE_KV"])
+        yield found
+
+
+async def names_of(client: ModelClient) -> list[str]:
+    _, body = await client.get("/v1/models")
+    return [model["id"] for model in body["data"]]
+
+
+async def refusals(client: ModelClient) -> list[dict[str, Any]]:
+    _, body = await client.get("/pools")
+    found: list[dict[str, Any]] = body["refused"]
+    return found
+
+
+@pytest.mark.parametrize("dialect", ["trtllm", "dynamo"])
+async def test_two_models_in_one_namespace_have_nothing_in_common(
+    backend: Backend, dialect: str
+) -> None:
+    async with (
+        registered(backend, 2, model_id="a", engine=TINY, dialect=dialect) as ours,
+        registered(backend, 2, model_id="b", engine=TINY, dialect=dialect) as theirs,
+        model_serving(backend) as client,
+    ):
+        await client.until_shares(a=2, b=2)
+        assert await names_of(client) == ["a", "b"]
+        assert await many(client, "a", 40) == set(ours.worker_ids)
+        assert await many(client, "b", 40) == set(theirs.worker_ids)
+        status, body = await client.complete("c")
+        assert status == 404 and body["error"]["code"] == "model_not_found"
+        assert "a, b" in body["error"]["message"]
+
+
+async def test_a_model_comes_and_goes_with_its_workers(files: Backend) -> None:
+    async with model_serving(files) as client:
+        assert await names_of(client) == []
+        assert (await client.get("/health"))[0] == 503
+        async with registered(files, 1, model_id="a", engine=TINY, aliases="x, y"):
+            await client.until_shares(a=1)
+            assert await names_of(client) == ["a", "x", "y"]
+            assert (await client.get("/health"))[0] == 200
+            assert await client.worker_of("y") == await client.worker_of("a")
+            _, shown = await client.get("/v1/models/x")
+            assert shown["parent"] == "a" and shown["max_model_len"] == 512 * 16
+        await until(lambda: not client.server.models.pools)
+        assert await names_of(client) == []
+        assert (await client.complete("a"))[0] == 404
+
+
+async def test_cards_that_are_wrong_are_shown_and_get_nothing(files: Backend) -> None:
+    async with (
+        registered(files, 1, model_id="good", engine=TINY) as fleet,
+        model_serving(files) as client,
+    ):
+        await client.until_shares(good=1)
+        cards = Path(files.environ["DYN_FILE_KV"]) / "v1" / "mdc"
+        (card,) = cards.iterdir()
+        said = json.loads(card.read_text())
+        prefix = "dynamo%2Fbackend%2Fgenerate%2F"
+        (cards / f"{prefix}fd").write_text("not JSON")
+        bare = {**said["card_json"], "display_name": "bare"}
+        del bare["tokenizer"]
+        (cards / f"{prefix}fe").write_text(json.dumps({**said, "card_json": bare}))
+        lost = json.loads(json.dumps(said))["card_json"]
+        lost["display_name"] = "lost"
+        lost["tokenizer"]["hf_tokenizer_json"]["checksum"] = "blake3:" + "0" * 64
+        (cards / f"{prefix}ff").write_text(json.dumps({**said, "card_json": lost}))
+
+        def reasons() -> dict[str, str]:
+            return {pool.name.model: pool.reason for pool in client.server.models.pools}
+
+        await until(lambda: reasons().get("bare") and reasons().get("lost"))
+        assert reasons()["bare"] == "it names no tokenizer"
+        assert "checksum" in reasons()["lost"] or "cannot be checked" in reasons()["lost"]
+        (junk,) = [each for each in await refusals(client) if each["key"].endswith("/fd")]
+        assert "not a model card" in junk["reason"]
+        assert await names_of(client) == ["good"]
+        assert (await client.complete("bare"))[0] == 404
+        assert await many(client, "good", 5) == set(fleet.worker_ids)
+
+
+async def test_a_card_that_lies_about_its_block_size_gets_nothing(files: Backend) -> None:
+    async with (
+        registered(files, 2, model_id="a", engine=TINY) as fleet,
+        model_serving(files) as client,
+    ):
+        await client.until_shares(a=2)
+        cards = Path(files.environ["DYN_FILE_KV"]) / "v1" / "mdc"
+        liar = fleet.worker_ids[0]
+        (card,) = cards.glob(f"*{liar:x}")
+        said = json.loads(card.read_text())
+        said["card_json"]["kv_cache_block_size"] = 32
+        card.write_text(json.dumps(said))
+
+        def refused() -> dict[int, str]:
+            pools = client.server.models.pools
+            return {each: why for pool in pools for each, why in pool.refused.items()}
+
+        await until(lambda: liar in refused())
+        assert refused()[liar] == "its KV block size is 16, the router's is 32"
+        _, body = await client.get("/pools")
+        assert str(liar) in json.dumps([pool["refused_workers"] for pool in body["pools"]])
+        assert await many(client, "a", 20) == {fleet.worker_ids[1]}
