@@ -84,7 +84,7 @@ class ModelServer:
         )
         self.models = ModelManager(ModelWatcher(store, wanted), shared)
         stack.push_async_callback(self.models.close)
-        routes = ModelRoutes(self.models, lambda: self.models.report).routes
+        routes = ModelRoutes(self.models).routes
         frontend = self._frontend = Frontend(
             routes, config, self.security, LimitHits(), workers=MOST_WORKERS
         )

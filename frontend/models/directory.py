@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from ...router.pool import WorkerPool
 from ..application import Handler
 from ..completions import Completions
 
@@ -41,6 +42,11 @@ class Directory(Protocol):
         """Whether a worker of any model takes requests."""
         ...
 
+    @property
+    def report(self) -> dict[str, Any]:
+        """What is to be seen of each pool, and of cards that get no requests; as JSON."""
+        ...
+
     def find(self, name: str) -> Sequence[Answering]:
         """Who answers for a model; nobody if there is none of this name."""
         ...
@@ -49,8 +55,8 @@ class Directory(Protocol):
 class OneModel:
     """The one model of a router: by whatever name its engines call it, if it was given none."""
 
-    def __init__(self, completions: Completions) -> None:
-        self._completions = completions
+    def __init__(self, completions: Completions, pool: WorkerPool) -> None:
+        self._completions, self._pool = completions, pool
 
     @property
     def entries(self) -> Sequence[ModelEntry]:
@@ -62,8 +68,21 @@ class OneModel:
         return self._completions.any_ready
 
     @property
+    def report(self) -> dict[str, Any]:
+        pool = self._pool
+        told = {
+            "model": self._completions.name,
+            "state": "serving",
+            "context_length": self._completions.context_limit,
+            "workers": pool.states,
+            "share": self.share,
+            "in_flight": pool.dispatcher.in_flight,
+        }
+        return {"pools": [told], "refused": []}
+
+    @property
     def share(self) -> float:
-        return 1.0
+        return float(len(self._pool.monitor.ready_clients()))
 
     @property
     def handlers(self) -> Mapping[str, Handler]:

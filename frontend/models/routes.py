@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,6 @@ from ..openai import ApiError, unknown_model
 from .directory import Answering, Directory, ModelEntry, in_order
 
 _MODELS = "/v1/models/"
-Report = Callable[[], Any]
-"""What is to be seen of each pool, as JSON."""
 
 
 class _Named(msgspec.Struct):
@@ -26,28 +24,23 @@ class _Named(msgspec.Struct):
 
 
 class ModelRoutes:
-    """Handlers by route. `report` is what GET /pools tells; None: there is no such route."""
+    """Handlers by route."""
 
-    def __init__(
-        self, directory: Directory, report: Report | None = None, rng: random.Random | None = None
-    ) -> None:
+    def __init__(self, directory: Directory, rng: random.Random | None = None) -> None:
         self._directory = directory
-        self._report = report
         self._rng = rng or random.Random()
         self._created = int(time.time())
 
     @property
     def routes(self) -> dict[str, Handler]:
-        found: dict[str, Handler] = {
+        return {
             **{route: partial(self._forward, route) for route in MODEL_ROUTES},
             "GET /v1/models": self._list_models,
             "GET /v1/models/{id}": self._show_model,
             "GET /health": self._health,
             "GET /live": self._live,
+            "GET /pools": self._show_pools,
         }
-        if self._report is not None:
-            found["GET /pools"] = self._show_pools
-        return found
 
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another one is asked if nobody is left in
@@ -96,8 +89,7 @@ class ModelRoutes:
         await answer_json(call, {"status": "live"})
 
     async def _show_pools(self, call: HttpCall) -> None:
-        assert self._report is not None
-        await answer_json(call, self._report())
+        await answer_json(call, self._directory.report)
 
     @property
     def _names(self) -> list[str]:
