@@ -63,6 +63,22 @@ class RequestReports:
         if self.outliers.on_success(worker_id, self._now(), seconds):
             self._on_changed(worker_id)
 
+    def blank(self, worker_id: int, seconds: float, *, pinned: bool) -> None:
+        """Its answer, after so many seconds, has no token.
+
+        That may be what the prompt calls for. A worker of which it is true much more often than of
+        others is out of order, and must not attract requests by being done with them at once.
+        """
+        if pinned:
+            self.succeeded(worker_id, seconds)
+            return
+        now = self._now()
+        if worker_id in self._known:
+            self.errors[worker_id, "blank"] += 1
+        self.outliers.penalize(worker_id, now, seconds)
+        self.outliers.on_undecided(worker_id, now)
+        self._on_changed(worker_id)
+
     def failed(
         self, worker_id: int, verdict: Verdict, seconds: float, *, pinned: bool = False
     ) -> None:

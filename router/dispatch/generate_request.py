@@ -15,6 +15,8 @@ from ._generate_request import parse_generate
 _REQUEST_ID_TAG = b"\x0a"
 Respond = Callable[[bytes], Awaitable[None]]
 NO_LIMIT = 2**32 - 1
+BLANK_BYTES = 512
+"""A longer message has something in it."""
 _NO_REQUEST = "the request is no trtllm.GenerateRequest"
 
 
@@ -70,6 +72,19 @@ def told_cached_tokens(answer: bytes) -> int | None:
     except DecodeError:
         return None
     return message.chunk.cached_tokens if message.HasField("chunk") else None
+
+
+def is_blank(answer: bytes) -> bool:
+    """Whether an answer of this one message has no token at all."""
+    if len(answer) > BLANK_BYTES:
+        return False
+    try:
+        message = pb.GenerateResponse.FromString(answer)
+    except DecodeError:
+        return False
+    said = message.complete if message.HasField("complete") else message.chunk
+    tokens = said.output_token_ids if message.HasField("complete") else said.token_ids
+    return not tokens and not said.completion_tokens
 
 
 def with_request_id(body: bytes, request_id: str) -> bytes:

@@ -13,7 +13,7 @@ from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
 from ..policy import Decision
 from .attempts import Attempt, RetryBudget
-from .generate_request import told_cached_tokens
+from .generate_request import is_blank, told_cached_tokens
 from .prefill_estimate import PrefillEstimate
 from .request import Flight
 from .status import RequestAbortedError, RequestTimeoutError
@@ -115,6 +115,15 @@ class AttemptLedger:
             f"{when if flight.messages else 'before it answered'}: {shortened(details)}",
             worker_id=worker_id,
         )
+
+    def on_served(self, flight: Flight) -> None:
+        """An attempt's answer is whole."""
+        assert flight.decision is not None
+        worker_id, waited = flight.decision.worker.worker_id, self._now() - flight.sent_at
+        if flight.messages == 1 and is_blank(flight.last_message):
+            self._reports.blank(worker_id, waited, pinned=flight.pinned is not None)
+        else:
+            self._reports.succeeded(worker_id, waited)
 
     def on_cancelled(self, flight: Flight, worker_id: int, *, late: bool) -> None:
         """Its task was cancelled while a worker had it; `late`: because its time was over."""

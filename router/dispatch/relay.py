@@ -112,7 +112,7 @@ class Relay:
             sent.running = False
             if not flight.messages:
                 return self.failed(flight, Origin.EMPTY, "it ended without an answer")
-            reports.succeeded(worker_id, now() - flight.sent_at)
+            ledger.on_served(flight)
             return None
         except grpc.RpcError as error:
             assert sent is not None

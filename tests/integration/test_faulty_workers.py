@@ -9,7 +9,17 @@ import grpc
 import pytest
 from grpc import aio
 from structlog.testing import capture_logs
-from support.fake_engine import FakeEngine, Script, answer, chunk, fail, hang, prompt, stall
+from support.fake_engine import (
+    FakeEngine,
+    Script,
+    answer,
+    chunk,
+    complete,
+    fail,
+    hang,
+    prompt,
+    stall,
+)
 from support.polling import until
 from support.rig import Rig, first
 
@@ -72,6 +82,28 @@ async def test_a_worker_that_fails_at_once_attracts_nothing_and_no_client_notice
         errors = rig.monitor.reports.errors
         assert {worker for worker, _ in errors} == {rig.worker_id(bad)}
         assert errors.total() == len(bad.requests)
+
+
+async def blank(engine: FakeEngine, request: Any, context: Any) -> Any:
+    """Say at once that there is nothing to say."""
+    yield complete(request)
+
+
+async def test_a_worker_whose_answers_are_blank_attracts_nothing() -> None:
+    async with Rig(FakeEngine(blank), *(FakeEngine() for _ in range(3))) as rig:
+        bad = rig.engines[0]
+        for number in range(60):
+            assert len(await rig.answers(prompt(f"r{number}"))) in (1, 3)
+        assert 1 <= len(bad.requests) <= 8
+        assert rig.monitor.reports.errors == {(rig.worker_id(bad), "blank"): len(bad.requests)}
+
+
+async def test_blank_answers_of_all_workers_are_what_was_asked_for() -> None:
+    async with Rig(*(FakeEngine(blank) for _ in range(3))) as rig:
+        for number in range(60):
+            assert len(await rig.answers(prompt(f"r{number}"))) == 1
+        assert all(entry.state is WorkerState.READY for entry in rig.entries)
+        assert not rig.monitor.reports.outliers.ejections
 
 
 async def test_an_answer_without_a_message_is_no_answer() -> None:
