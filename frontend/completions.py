@@ -79,8 +79,11 @@ class Completions:
         text: ModelText,
         config: FrontendConfig,
         name: str | None,
+        adapter: int | None = None,
     ) -> None:
+        """`adapter` is the LoRA adapter that computes all of them."""
         self._dispatcher = dispatcher
+        self._adapter = adapter
         self._monitor = monitor
         self._reader = reader
         self._text = text
@@ -208,7 +211,9 @@ class Completions:
             for nth in range(request.choices):
                 # Equal seeds would give equal answers.
                 seed = None if request.seed is None else (request.seed + nth) % (1 << 64)
-                choices.append(Choice(len(choices), prompt, longest, seed, prefix))
+                choices.append(
+                    Choice(len(choices), prompt, longest, seed, prefix, adapter=self._adapter)
+                )
         return choices
 
     def _output_limit(self, request: Sampling, prompt_tokens: int) -> int:

@@ -50,6 +50,8 @@ class Choice:
     """shown before the answer: the prompt, where it is to be echoed"""
     usage: Usage = field(default_factory=Usage)
     decision: Decision | None = None
+    adapter: int | None = None
+    """the LoRA adapter that computes it, as engines number it"""
 
 
 class AnswerReader:
@@ -211,6 +213,8 @@ def engine_request(request: Sampling, choice: Choice, request_id: str) -> bytes:
         include_stop_token_in_output=request.include_stop_str_in_output,
     )
     message.tokenized.input_token_ids.extend(choice.prompt)
+    if choice.adapter is not None:
+        message.lora_config.task_id = choice.adapter
     sampling = message.sampling_config
     sampling.beam_width = sampling.num_return_sequences = 1
     sampling.min_tokens = request.min_tokens

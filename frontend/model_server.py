@@ -7,6 +7,7 @@ import structlog
 
 from ..router.access import Security
 from ..router.dispatch import NoTrace
+from ..router.metrics import MetricsPage, build_metrics, pooled_metrics, process_metrics
 from ..router.pool import MOST_WORKERS, WorkerPlane
 from ..router.tracing import span_export_of
 from ..runtime.clock import SystemClock
@@ -14,6 +15,8 @@ from ..runtime.event_planes import probe
 from ..runtime.limit_hits import LimitHits
 from ..runtime.off_loop import OffLoop
 from ..runtime.urls import DEFAULT_NATS_URL, redact_url
+from .application import HttpCall
+from .asgi import send_whole
 from .config import ModelFrontendConfig
 from .frontend import Frontend
 from .models import ModelManager, ModelRoutes, ModelWatcher, NamespaceFilter, Shared
@@ -37,6 +40,9 @@ class ModelServer:
         self._off_loop = OffLoop()
         self._frontend: Frontend | None = None
         self._events = "from engines"
+        self._metrics = MetricsPage(
+            process_metrics, build_metrics, pooled_metrics(lambda: self.models.metrics_pages())
+        )
 
     @property
     def config(self) -> ModelFrontendConfig:
@@ -84,7 +90,7 @@ class ModelServer:
         )
         self.models = ModelManager(ModelWatcher(store, wanted), shared)
         stack.push_async_callback(self.models.close)
-        routes = ModelRoutes(self.models).routes
+        routes = {**ModelRoutes(self.models).routes, "GET /metrics": self._show_metrics}
         frontend = self._frontend = Frontend(
             routes, config, self.security, LimitHits(), workers=MOST_WORKERS
         )
@@ -105,6 +111,15 @@ class ModelServer:
     async def close(self) -> None:
         """End what is left. No task, thread or socket of it survives. Idempotent."""
         await self._stack.aclose()
+
+    async def _show_metrics(self, call: HttpCall) -> None:
+        """Those of the process, and those of all pools with their labels."""
+        asked = call.headers
+        page = await self._metrics.render(asked.get("accept", ""), asked.get("accept-encoding", ""))
+        headers = {"content-type": page.content_type, "vary": "Accept, Accept-Encoding"}
+        if page.gzip:
+            headers["content-encoding"] = "gzip"
+        await send_whole(call.send, 200, page.body, {**headers, **call.told})
 
     async def _with_events(self, config: ModelFrontendConfig) -> ModelFrontendConfig:
         """The configuration with the NATS server that all pools hear events from; where there is

@@ -89,12 +89,8 @@ class Server:
         if source is not None:
             self._reloader = Reloader(source, check=self._live.check, apply=self._live.apply)
         calls = CallLimits(config.peers, pool.hits, self.metrics.requests.on_refused)
-        self.metrics.watch(
-            self.dispatcher,
-            self.monitor.reports,
+        self.metrics.watch_process(
             self.security,
-            max_workers=config.observability.metrics_max_workers,
-            queue=None if pool.admission is None else pool.admission.queue,
             log=output,
             open_calls=calls.open_calls,
             http_connections=lambda: self._http.open,

@@ -2,18 +2,19 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
 
+from ...router.metrics import MetricsPage
 from ...runtime.errors import ConfigError
 from ...runtime.kv_stores import StoreError
 from ...runtime.supervised import stopped, supervise
 from .directory import Answering, ModelEntry
 from .model_pool import ModelPool, Shared
 from .model_watcher import ModelWatcher
-from .worker_sets import Refusal, SetName
+from .worker_sets import Refusal, SetName, WorkerSet
 
 FIRST_LISTING_S = 5.0
 """How long `start` waits for the store. Without it, models are found once it is there."""
@@ -49,7 +50,7 @@ class ModelManager:
 
     @property
     def entries(self) -> Sequence[ModelEntry]:
-        """The models, then their other names."""
+        """The models, then their adapters and other names."""
         built = [pool for pool in self._pools.values() if pool.is_built]
         limits: dict[str, int] = {}
         for pool in built:
@@ -58,8 +59,8 @@ class ModelManager:
         found = {model: ModelEntry(model, limit) for model, limit in sorted(limits.items())}
         for pool in built:
             model = pool.name.model
-            for alias in pool.found.card.aliases:
-                found.setdefault(alias, ModelEntry(alias, limits[model], model))
+            for other in (*sorted(pool.found.adapters), *pool.found.card.aliases):
+                found.setdefault(other, ModelEntry(other, limits[model], model))
         return list(found.values())
 
     @property
@@ -68,11 +69,15 @@ class ModelManager:
         return not self.draining and any(serving)
 
     def find(self, name: str) -> Sequence[Answering]:
-        """A model's own name goes before another one's alias; of aliases the first claim counts."""
+        """A model's own name goes before other names of another one; of those the first claim
+        counts. An adapter is answered for by the pools that have it."""
         for entry in self.entries:
-            if entry.name == name:
-                model = entry.parent or name
-                return [p for p in self._pools.values() if p.name.model == model and p.is_built]
+            if entry.name != name:
+                continue
+            model = entry.parent or name
+            pools = [p for p in self._pools.values() if p.name.model == model and p.is_built]
+            with_adapter = [pool for pool in pools if entry.parent and name in pool.found.adapters]
+            return [pool.adapter(name) for pool in with_adapter] or pools
         return []
 
     @property
@@ -82,6 +87,13 @@ class ModelManager:
             "pools": [_told(pool) for pool in self._pools.values()],
             "refused": [refusal._asdict() for refusal in self._refused],
         }
+
+    def metrics_pages(self) -> Iterator[tuple[dict[str, str], MetricsPage]]:
+        """Of each pool its labels and what is counted of it."""
+        for pool in self._pools.values():
+            if (page := pool.metrics) is not None:
+                name = pool.name
+                yield {"model": name.model, "pool": f"{name.endpoint}/{name.checksum[:8]}"}, page
 
     async def start(self) -> None:
         """Returns once the models that are there can be had, or that takes long. ConfigError if the
@@ -117,10 +129,10 @@ class ModelManager:
             if pool is None:
                 pool = self._pools[name] = ModelPool(found, self._shared)
                 pool.start()
-            pool.become(found, sources)
+            pool.become(found, sources, _elsewhere(name, sets))
         for name in [name for name in self._pools if name not in sets]:
             pool = self._pools[name]
-            pool.become(None, sources)
+            pool.become(None, sources, _elsewhere(name, sets))
             if pool.is_idle:
                 del self._pools[name]
                 await pool.close()
@@ -141,6 +153,12 @@ class ModelManager:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await self._watcher.changed.wait()
+
+
+def _elsewhere(name: SetName, sets: Mapping[SetName, WorkerSet]) -> frozenset[int]:
+    """Workers at a set's endpoint whose cards are of other sets."""
+    others = (o for o in sets.values() if o.name.endpoint == name.endpoint and o.name != name)
+    return frozenset(worker_id for other in others for worker_id in other.cards)
 
 
 def _told(pool: ModelPool) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """ModelPool: one set of workers of a model, with index, slots and text that are its own."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -12,6 +13,7 @@ from ...router.access import Security
 from ...router.admin import DiscoveredWorkers
 from ...router.dispatch import Tracing
 from ...router.events import WorkerQueries
+from ...router.metrics import MetricsPage
 from ...router.pool import WorkerPool
 from ...router.serve_config import ServeConfig
 from ...runtime.backoff import Backoff
@@ -26,6 +28,7 @@ from ...workers.discovery import (
     EventSource,
     Fleet,
     WrongFileError,
+    adapter_id,
     checked_folder,
 )
 from ...workers.resync_wire import ResyncRequest
@@ -60,20 +63,24 @@ class SetMembers:
     def __init__(self, transports: frozenset[str]) -> None:
         self._fleet = Fleet(transports)
         self.workers: Mapping[int, DiscoveredWorker] = {}
+        self.elsewhere: Collection[int] = frozenset()
         self.sources: Mapping[WorkerWithDpRank, EventSource] = {}
         self.changed = asyncio.Event()
 
     def become(
-        self, found: WorkerSet | None, sources: Mapping[WorkerWithDpRank, EventSource]
+        self,
+        found: WorkerSet | None,
+        sources: Mapping[WorkerWithDpRank, EventSource],
+        elsewhere: Collection[int],
     ) -> None:
-        """Who they are from now on; None: nobody."""
+        """Who they are from now on; None: nobody. Those `elsewhere` have a card of another set."""
         workers: Mapping[int, DiscoveredWorker] = {}
         if found is not None:
             instances = found.instances.values()
             workers = self._fleet.workers(instances, found.cards, sources.values())
         self.sources = sources
-        if workers != self.workers:
-            self.workers = workers
+        if (workers, elsewhere) != (self.workers, self.elsewhere):
+            self.workers, self.elsewhere = workers, elsewhere
             self.changed.set()
 
     async def start(self) -> None:
@@ -98,7 +105,9 @@ class ModelPool:
         self._workers: WorkerPool | None = None
         self._discovered: DiscoveredWorkers | None = None
         self._queries: WorkerQueries | None = None
+        self._text: ModelText | None = None
         self._completions: Completions | None = None
+        self._adapters: dict[str, Completions] = {}
         self.reason = ""
         self.gone = False
         """nobody is registered for it any more"""
@@ -134,6 +143,11 @@ class ModelPool:
         return found
 
     @property
+    def metrics(self) -> MetricsPage | None:
+        """What is counted of it; None before it is built."""
+        return None if self._workers is None else self._workers.metrics.page
+
+    @property
     def in_flight(self) -> int:
         return 0 if self._workers is None else self._workers.dispatcher.in_flight
 
@@ -160,13 +174,16 @@ class ModelPool:
         self._task = supervise(f"pool {self.name}", self._build)
 
     def become(
-        self, found: WorkerSet | None, sources: Mapping[WorkerWithDpRank, EventSource]
+        self,
+        found: WorkerSet | None,
+        sources: Mapping[WorkerWithDpRank, EventSource],
+        elsewhere: Collection[int],
     ) -> None:
-        """Who is registered for it now; None: nobody any more."""
+        """Who is registered for it now; None: nobody any more. `elsewhere`: for other pools."""
         self.gone = found is None
         if found is not None:
             self.found = found
-        self._members.become(found, sources)
+        self._members.become(found, sources, elsewhere)
 
     async def wait_for_probes(self, at_most_s: float) -> None:
         """Wait until it is built and each worker was asked once, at most so long."""
@@ -179,6 +196,9 @@ class ModelPool:
     async def close(self) -> None:
         """End all of it. Idempotent."""
         await stopped(self._task)
+        await self._close_parts()
+
+    async def _close_parts(self) -> None:
         if self._discovered is not None:
             await self._discovered.close()
         if self._workers is not None:
@@ -195,6 +215,7 @@ class ModelPool:
         text = await self._read_text()
         shared, card = self._shared, self.found.card
         config = _config_of(shared.config, self.name, card.block_size)
+        await self._close_parts()  # of an attempt that failed
         workers = WorkerPool(config, shared.security, shared.clock, shared.tracing)
         self._workers = workers
         await workers.start_events(self._ask_about)
@@ -203,16 +224,29 @@ class ModelPool:
         )
         await self._discovered.start()
         workers.dispatcher.start()
-        self._completions = Completions(
+        self._text = text
+        self._completions = self._answering(self.name.model, None)
+        self.reason = ""
+        log.info("a pool serves", pool=str(self.name), block_size=card.block_size)
+
+    def adapter(self, name: str) -> "AdapterPool":
+        """One of its adapters, as a model. The pool must be built."""
+        if name not in self._adapters:
+            self._adapters[name] = self._answering(name, adapter_id(name))
+        return AdapterPool(self, self._adapters[name].routes)
+
+    def _answering(self, name: str, adapter: int | None) -> Completions:
+        workers, text = self._workers, self._text
+        assert workers is not None and text is not None
+        return Completions(
             workers.dispatcher,
             workers.monitor,
             workers.dispatcher.reader,
             text,
-            shared.frontend,
-            self.name.model,
+            self._shared.frontend,
+            name,
+            adapter,
         )
-        self.reason = ""
-        log.info("a pool serves", pool=str(self.name), block_size=card.block_size)
 
     async def _read_text(self) -> ModelText:
         """The model's text, once its files are as the card says."""
@@ -234,6 +268,17 @@ class ModelPool:
         plane = self._shared.plane
         self._queries = WorkerQueries(index, plane, lambda: self._members.sources)
         return self._queries.ask
+
+
+class AdapterPool(NamedTuple):
+    """A LoRA adapter that a pool's workers have: their requests with it."""
+
+    pool: ModelPool
+    handlers: Mapping[str, Handler]
+
+    @property
+    def share(self) -> float:
+        return self.pool.share
 
 
 def _config_of(config: ServeConfig, name: SetName, block_size: int) -> ServeConfig:

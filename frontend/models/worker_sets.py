@@ -58,7 +58,7 @@ class WorkerSet:
     cards: Mapping[int, ModelCard]
     instances: Mapping[int, Instance]
     adapters: frozenset[str] = frozenset()
-    """of LoRA, that its workers have"""
+    """of LoRA, that all of its workers have"""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ def worker_sets(
             for worker_id in members
             if (name.endpoint, worker_id) in serving
         }
-        known = (adapters.get((name.endpoint, worker_id), set()) for worker_id in members)
+        known = [adapters.get((name.endpoint, worker_id), set()) for worker_id in members]
         first = members[min(members)]
-        sets[name] = WorkerSet(name, first, members, there, frozenset().union(*known))
+        sets[name] = WorkerSet(name, first, members, there, frozenset(set.intersection(*known)))
     return sets, [*refused, *_without_cards(serving, cards, wanted)]
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import structlog
@@ -35,6 +35,11 @@ class WorkerSource(Protocol):
     @property
     def workers(self) -> Mapping[int, DiscoveredWorker]:
         """Those that can be called, by their ids."""
+        ...
+
+    @property
+    def elsewhere(self) -> Collection[int]:
+        """Workers that are registered as others' now: that is no loss of the store's."""
         ...
 
     async def start(self) -> None:
@@ -96,7 +101,10 @@ class DiscoveredWorkers:
             self._departures.on_here(worker_id)
             await self._have(worker_id, worker)
         for worker_id in [known for known in self._ours if known not in wanted]:
-            if self._departures.on_gone(worker_id, now):
+            if worker_id in self._watch.elsewhere:
+                self._departures.on_moved(worker_id)
+                self._retire(worker_id)
+            elif self._departures.on_gone(worker_id, now):
                 self._retire(worker_id)
             elif worker_id in self._departures.kept and worker_id not in self._said:
                 self._said.add(worker_id)

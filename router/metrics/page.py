@@ -96,10 +96,12 @@ class MetricsPage:
 
     def families(self) -> Iterator[Metric | Table]:
         """What a scrape would tell now."""
+        return (family for family in self.steps() if family is not None)
+
+    def steps(self) -> Iterator[Metric | Table | None]:
+        """As `families`, with None where others may have a turn."""
         for source in self._sources:
-            for family in source():
-                if family is not None:
-                    yield family
+            yield from source()
 
     async def _render(self, is_openmetrics: bool, gzip: bool) -> Rendered:
         parts: list[bytes] = []

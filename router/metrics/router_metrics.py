@@ -37,7 +37,8 @@ class RouterMetrics:
     """`requests` observes the dispatcher, `page` is what is scraped. `loop_lag` runs from its start
     to its close; without, it tells nothing.
 
-    The rest is watched where it is: say so by `watch`, and `watch_events` once there are any.
+    The rest is watched where it is: say so by `watch_pool`, by `watch_events` once there are any,
+    and by `watch_process` where the page is that of the whole process.
     """
 
     def __init__(self, router: KvRouter, clock: Clock, in_flight: Callable[[], int]) -> None:
@@ -45,21 +46,15 @@ class RouterMetrics:
         self._workers = WorkerRequests(router.registry)
         self.requests = RequestMetrics(in_flight, clock, self._workers)
         self.loop_lag = LoopLagProbe(clock)
-        self.page = MetricsPage(
-            self.requests.collect, self.loop_lag.collect, process_metrics, build_metrics
-        )
+        self.page = MetricsPage(self.requests.collect)
 
-    def watch(
+    def watch_pool(
         self,
         dispatcher: Dispatcher,
         reports: RequestReports,
-        security: Security,
         *,
         max_workers: int,
         queue: AdmissionQueue | None,
-        log: LogOutput | None,
-        open_calls: Callable[[], Mapping[str, int]],
-        http_connections: Callable[[], int],
     ) -> None:
         page = self.page
         page.add(worker_metrics(self._router, self._workers, reports, max_workers))
@@ -67,11 +62,24 @@ class RouterMetrics:
         page.add(booking_metrics(self._router.slots))
         page.add(fault_metrics(self._router, dispatcher))
         page.add(forecast_metrics(self._router))
+        if queue is not None:
+            page.add(queue_metrics(queue))
+
+    def watch_process(
+        self,
+        security: Security,
+        *,
+        log: LogOutput | None,
+        open_calls: Callable[[], Mapping[str, int]],
+        http_connections: Callable[[], int],
+    ) -> None:
+        page = self.page
+        page.add(self.loop_lag.collect)
+        page.add(process_metrics)
+        page.add(build_metrics)
         page.add(security_metrics(security))
         page.add(log_metrics(log))
         page.add(server_metrics(open_calls, http_connections))
-        if queue is not None:
-            page.add(queue_metrics(queue))
 
     def watch_events(self, index: EventIndex, events: EventIntake) -> None:
         self.page.add(event_metrics(index))

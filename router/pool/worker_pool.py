@@ -86,6 +86,12 @@ class WorkerPool:
             tracing=tracing,
         )
         self.dispatcher.before_decision = self.dashboard.receipts.before_decision
+        self.metrics.watch_pool(
+            self.dispatcher,
+            self.monitor.reports,
+            max_workers=config.observability.metrics_max_workers,
+            queue=None if self.admission is None else self.admission.queue,
+        )
         self.admin = WorkerAdmin(
             self.monitor,
             clock,

@@ -13,7 +13,7 @@ from .event_keys import (
     event_channel,
     event_source,
 )
-from .model_card import CARDS, NO_REQUESTS, ModelCard, decode_card, encode_card
+from .model_card import CARDS, NO_REQUESTS, ModelCard, adapter_id, decode_card, encode_card
 from .worker_watch import WorkerWatch
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "RECOVERY",
     "WorkerWatch",
     "WrongFileError",
+    "adapter_id",
     "checked_folder",
     "decode_card",
     "decode_source",

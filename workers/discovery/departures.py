@@ -32,6 +32,11 @@ class Departures:
         self._here.add(worker_id)
         self._gone.pop(worker_id, None)
 
+    def on_moved(self, worker_id: int) -> None:
+        """It is registered elsewhere: it leaves now, and says nothing of the store."""
+        self._here.discard(worker_id)
+        self._gone.pop(worker_id, None)
+
     def on_gone(self, worker_id: int, now: float) -> bool:
         """Its registration went: whether it is to leave now."""
         if worker_id not in self._here:

@@ -5,7 +5,9 @@ that of an adapter one level below.
 Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/dynamo_etcd_keys.txt`).
 """
 
+import hashlib
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -175,6 +177,16 @@ def encode_card(
         value["card_json"]["lora"] = {"name": card.adapter}
         key += f"/{suffix}"
     return CARDS, key, msgspec.json.encode(value)
+
+
+def adapter_id(name: str) -> int:
+    """The number by which engines know a LoRA adapter: Dynamo's, where the extra `dynamo` is
+    installed that has its hash function. Of 31 bits."""
+    try:
+        digest = import_module("blake3").blake3(name.encode()).digest()
+    except ModuleNotFoundError:
+        digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:8], "big") & 0x7FFF_FFFF
 
 
 def slug_of(name: str) -> str:

@@ -56,6 +56,9 @@ class WorkerWatch:
         cards = dict(self._cards.values.values())
         return self._fleet.workers(found.values(), cards, self._sources.values.values())
 
+    elsewhere: frozenset[int] = frozenset()
+    """whoever is not of this endpoint is not seen"""
+
     @property
     def sources(self) -> dict[WorkerWithDpRank, EventSource]:
         """The event sources, by whose cache they speak of."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from support.polling import until
 from support.servers.discovered_fleet import Backend, backend_of, registered
 from support.servers.model_serving import TINY, ModelClient, many, model_serving
@@ -127,3 +128,73 @@ async def test_a_card_that_lies_about_its_block_size_gets_nothing(files: Backend
         _, body = await client.get("/pools")
         assert str(liar) in json.dumps([pool["refused_workers"] for pool in body["pools"]])
         assert await many(client, "a", 20) == {fleet.worker_ids[1]}
+
+
+async def test_a_worker_whose_card_changes_leaves_its_pool_at_once(files: Backend) -> None:
+    """Though it answers, and was the only one there: what it serves now is another card's."""
+    async with (
+        registered(files, 1, model_id="a", engine=TINY, dialect="dynamo") as fleet,
+        model_serving(files) as client,
+    ):
+        await client.until_shares(a=1)
+        (before,) = client.server.models.pools
+        (card,) = (Path(files.environ["DYN_FILE_KV"]) / "v1" / "mdc").iterdir()
+        said = json.loads(card.read_text())
+        said["card_json"]["aliases"] = ["new"]
+        card.write_text(json.dumps(said))
+        await until(lambda: before not in client.server.models.pools)
+        await client.until_shares(a=1)
+        assert await client.worker_of("new") == fleet.worker_ids[0]
+
+
+async def test_an_adapter_is_a_model_once_all_workers_have_it(files: Backend) -> None:
+    prompt = "The same long prompt, once with the adapter and once without it, over and over."
+    async with (
+        registered(files, 2, model_id="a", engine=TINY) as fleet,
+        model_serving(files) as client,
+    ):
+        await client.until_shares(a=2)
+        cards = Path(files.environ["DYN_FILE_KV"]) / "v1" / "mdc"
+        for number, card in enumerate(sorted(cards.iterdir())):
+            assert await names_of(client) == ["a"], number
+            said = json.loads(card.read_text())
+            said["card_json"]["lora"] = {"name": "fine"}
+            (cards / f"{card.name}%2Ffine").write_text(json.dumps({**said, "model_suffix": "fine"}))
+        (pool,) = client.server.models.pools
+        await until(lambda: pool.found.adapters == {"fine"})
+        assert await names_of(client) == ["a", "fine"]
+        _, shown = await client.get("/v1/models/fine")
+        assert shown["parent"] == "a"
+        plain = (await client.complete("a", prompt, seed=1))[1]
+        status, tuned = await client.complete("fine", prompt, seed=1)
+        assert status == 200 and tuned["model"] == "fine"
+        worker = tuned["nvext"]["worker_id"]["decode_worker_id"]
+        assert worker in fleet.worker_ids
+        # The cache of one is of no use to the other.
+        again = (await client.complete("fine", prompt, seed=1))[1]
+        assert plain["nvext"]["cached_tokens"] == tuned["nvext"]["cached_tokens"] == 0
+        assert again["nvext"]["worker_id"]["decode_worker_id"] == worker
+        assert again["nvext"]["cached_tokens"] > 0
+
+
+async def test_one_page_of_metrics_for_all_pools(files: Backend) -> None:
+    async with (
+        registered(files, 2, model_id="a", engine=TINY),
+        registered(files, 1, model_id="b", engine=TINY),
+        model_serving(files) as client,
+    ):
+        await client.until_shares(a=2, b=1)
+        await many(client, "a", 5)
+        await many(client, "b", 3)
+        url = f"{client.url}/metrics"
+        async with client.session.get(url, headers={"accept-encoding": "gzip"}) as answer:
+            assert answer.status == 200
+            text = await answer.text()
+        families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+        assert len(families) == len(set(families)), "a family stands on the page twice"
+        counted: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == "dynamo_component_router_requests_total":
+                    counted[sample.labels["model"]] = sample.value
+        assert counted == {"a": 5, "b": 3}

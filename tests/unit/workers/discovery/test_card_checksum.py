@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from support.places import VECTORS
 
 from dynamo_router.runtime.components import EndpointName
 from dynamo_router.runtime.kv_stores import Entry
-from dynamo_router.workers.discovery import ModelCard, decode_card, encode_card
+from dynamo_router.workers.discovery import ModelCard, adapter_id, decode_card, encode_card
 from dynamo_router.workers.discovery.card_checksum import card_checksum, checksum_bytes
 
 RECORDED = json.loads((VECTORS / "model_card_checksums.json").read_text())
@@ -51,7 +53,7 @@ def test_what_must_be_equal_is_in_it(other: dict[str, Any]) -> None:
 def test_without_the_extra_it_tells_cards_apart_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "blake3", None)
+    monkeypatch.setitem(sys.modules, "blake3", None)
     card = card_named("plain")
     assert card_checksum(card) == hashlib.sha256(checksum_bytes(card)).hexdigest()
 
@@ -85,6 +87,23 @@ def test_a_card_of_an_adapter_stands_below_that_of_its_model() -> None:
     assert key == "dynamo/backend/generate/ff/my-adapter"
     read = decode_card(Entry(key, value, 1))
     assert (read.name, read.adapter, read.aliases) == ("base", "My Adapter", ("b",))
+
+
+@pytest.mark.parametrize(("name", "number"), [("abc", 944132403), ("my-adapter", 2122543330)])
+def test_adapters_have_the_numbers_that_dynamo_gives_them(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    class Blake3:
+        def __init__(self, data: bytes) -> None:
+            self._data = data
+
+        def digest(self) -> bytes:
+            return bytes.fromhex(blake3(self._data))
+
+    module = types.ModuleType("blake3")
+    module.blake3 = Blake3  # type: ignore[attr-defined]  # it stands in for the library
+    monkeypatch.setitem(sys.modules, "blake3", module)
+    assert adapter_id(name) == number
 
 
 def test_what_their_reader_asks_for_is_in_ours() -> None:

@@ -54,3 +54,11 @@ def test_who_does_not_answer_either_is_forgotten() -> None:
 
 def test_a_stranger_does_not_leave() -> None:
     assert not departures(1).on_gone(9, 0.0)
+
+
+def test_who_is_registered_elsewhere_says_nothing_of_the_store() -> None:
+    known = departures(1, 2, 3)
+    known.on_moved(1)
+    known.on_moved(2)
+    assert known.kept == set()
+    assert not known.on_gone(3, 0.0) and known.kept == {3}

@@ -1,0 +1,130 @@
+"""A request goes to a pool of the model that it names, and to the next one if nobody took it."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from dynamo_router.frontend.application import Handler, HttpCall
+from dynamo_router.frontend.models import ModelRoutes
+from dynamo_router.frontend.models.directory import Answering, ModelEntry, in_order
+from dynamo_router.frontend.openai import ApiError
+from dynamo_router.router.access import Caller
+from dynamo_router.runtime.errors import InvalidRequestError, NoWorkersError
+
+ROUTE = "POST /v1/completions"
+
+
+class FakePool:
+    """Answers, or raises what it was given; before or after the answer began."""
+
+    def __init__(
+        self, share: float = 1.0, error: Exception | None = None, *, begins: bool = True
+    ) -> None:
+        self.share, self._error, self._begins = share, error, begins
+        self.asked = 0
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        return {ROUTE: self._answer}
+
+    async def _answer(self, call: HttpCall) -> None:
+        self.asked += 1
+        if self._error is None or self._begins:
+            await call.send({"type": "http.response.start", "status": 200, "headers": []})
+        if self._error is not None:
+            raise self._error
+
+
+class FakeDirectory:
+    def __init__(self, **pools: Sequence[FakePool]) -> None:
+        self._pools = pools
+        self.any_ready = True
+        self.report: dict[str, Any] = {"pools": [], "refused": []}
+
+    @property
+    def entries(self) -> Sequence[ModelEntry]:
+        return [ModelEntry(name, 0) for name in self._pools]
+
+    def find(self, name: str) -> Sequence[Answering]:
+        return self._pools.get(name, [])
+
+
+async def ask(directory: FakeDirectory, body: object) -> list[Any]:
+    """What was sent."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    call = HttpCall(
+        Caller("x"), "/v1/completions", {}, json.dumps(body).encode(), "id", receive, send
+    )
+    await ModelRoutes(directory, random.Random(1)).routes[ROUTE](call)
+    return sent
+
+
+async def test_it_goes_to_the_model_that_it_names() -> None:
+    a, b = FakePool(), FakePool()
+    assert await ask(FakeDirectory(a=[a], b=[b]), {"model": "b", "prompt": "x"})
+    assert (a.asked, b.asked) == (0, 1)
+
+
+async def test_an_unknown_model_is_told_which_there_are() -> None:
+    with pytest.raises(ApiError, match="there is: a, b") as caught:
+        await ask(FakeDirectory(a=[FakePool()], b=[FakePool()]), {"model": "c"})
+    assert caught.value.status == 404
+
+
+async def test_without_a_name_it_is_the_only_model() -> None:
+    only = FakePool()
+    await ask(FakeDirectory(a=[only]), {"prompt": "x"})
+    assert only.asked == 1
+    with pytest.raises(ApiError, match="which of them"):
+        await ask(FakeDirectory(a=[only], b=[FakePool()]), {"prompt": "x"})
+
+
+async def test_what_no_worker_took_goes_to_the_next_pool() -> None:
+    gone = FakePool(1e9, NoWorkersError("gone"), begins=False)
+    there = FakePool(1.0)
+    assert len(await ask(FakeDirectory(a=[gone, there]), {"model": "a"})) == 1
+    assert (gone.asked, there.asked) == (1, 1)
+
+
+async def test_what_began_stays_in_its_pool() -> None:
+    broken, other = FakePool(1e9, NoWorkersError("gone")), FakePool()
+    with pytest.raises(NoWorkersError):
+        await ask(FakeDirectory(a=[broken, other]), {"model": "a"})
+    assert other.asked == 0
+
+
+async def test_a_clients_mistake_is_not_repeated_elsewhere() -> None:
+    for error in (InvalidRequestError("bad"), ApiError(400, "bad"), RuntimeError("ours")):
+        first, other = FakePool(1e9, error, begins=False), FakePool()
+        with pytest.raises(type(error)):
+            await ask(FakeDirectory(a=[first, other]), {"model": "a"})
+        assert other.asked == 0
+
+
+async def test_a_pool_without_workers_is_no_help() -> None:
+    gone, empty = FakePool(1.0, NoWorkersError("gone"), begins=False), FakePool(0.0)
+    with pytest.raises(NoWorkersError):
+        await ask(FakeDirectory(a=[gone, empty]), {"model": "a"})
+    assert empty.asked == 0
+
+
+def test_pools_come_first_as_often_as_their_share() -> None:
+    rng = random.Random(5)
+    pools = [FakePool(3.0), FakePool(1.0), FakePool(0.0)]
+    first: Counter[int] = Counter()
+    for _ in range(4000):
+        order = in_order(pools, rng)
+        assert order[-1] is pools[2]
+        first[pools.index(order[0])] += 1  # type: ignore[arg-type]  # it is one of them
+    assert abs(first[0] - 3000) < 150 and first[0] + first[1] == 4000
