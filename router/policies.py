@@ -11,7 +11,7 @@ from typing import Any
 
 from ..runtime.errors import ConfigError
 from .config import DYNAMO, FORECAST, KvRouterConfig
-from .policy import DynamoCost, ForecastPolicy, GuardedPolicy, Policy, mode_policy
+from .policy import DynamoCost, ForecastParams, ForecastPolicy, GuardedPolicy, Policy, mode_policy
 
 GROUP = "dynamo_router.policies"
 
@@ -31,7 +31,8 @@ def new_policy(config: KvRouterConfig) -> Policy:
         return mode_policy(config.mode)
     name = config.policy_name
     if name == FORECAST:
-        return ForecastPolicy(config.router_temperature)
+        params = ForecastParams(itl_objective_s=config.admission.slo_itl_ms / 1e3)
+        return ForecastPolicy(config.router_temperature, params)
     if name.partition(":")[0] == DYNAMO:
         return _dynamo(config)
     for point in entry_points(group=GROUP):

@@ -19,7 +19,7 @@ from .cost import (
 )
 from .decision import CandidateTerms, Decision, Explanation
 from .draw import Rng, pick, pick_lowest
-from .forecast import ForecastPolicy
+from .forecast import ForecastParams, ForecastPolicy
 from .guard import GuardedPolicy
 from .modes import DynamoCost, LMetric, mode_policy
 from .residuals import ResidualState
@@ -35,6 +35,7 @@ __all__ = [
     "DynamoCost",
     "Explanation",
     "Floats",
+    "ForecastParams",
     "ForecastPolicy",
     "GuardedPolicy",
     "LMetric",

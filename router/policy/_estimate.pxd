@@ -4,11 +4,11 @@ A term of the cost is added here and nowhere else: a field of Estimate, under th
 explanations show it by, its computation, and its part in `cost`. docs/routing.md has the reasons.
 """
 
-from libc.math cimport INFINITY, ceil, fmax, fmin
+from libc.math cimport INFINITY, ceil, exp, fmax, fmin
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from ._model cimport Model, believed_tokens, can_compare
-from ._speed cimport CONTEXT_TOKENS, attended_s, token_s
+from ._speed cimport CONTEXT_TOKENS, attended_s, decode_step_s, token_s
 from ._timeline cimport (
     NO_BOOKING,
     Backlog,
@@ -28,10 +28,12 @@ cdef extern from *:
     #define FORECAST_LATE_SHARE 0.5
     #define FORECAST_LEAD_STEPS 0.5
     #define FORECAST_CROWDED 0.8
+    #define FORECAST_ITL_SPREAD 0.08
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
     const double LEAD_STEPS "FORECAST_LEAD_STEPS"   # empty steps before the end of the prompts
+    const double ITL_SPREAD "FORECAST_ITL_SPREAD"   # of what is foreseen, in parts of the objective
 
 cdef struct Prompt:             # a request before the workers; arrays by worker number
     int64_t isl                 # prompt tokens, > 0
@@ -39,13 +41,14 @@ cdef struct Prompt:             # a request before the workers; arrays by worker
     const uint32_t* overlaps    # blocks of prefill that the worker's cache saves; NULL: none
     const double* blocks        # in use there if it got the request; NULL: unknown
 
-cdef struct Estimate:           # of one candidate, in seconds
+cdef struct Estimate:           # of one candidate; times in seconds
     double wait_s               # until its prefill can begin
     double prefill_s            # its own steps
     double memory_s             # until its blocks fit
     double delay_s              # that it causes those in its first step, weighed by their waiting
     double decode_s             # that it and those decoding there cost each other
-    double cost
+    double missed               # requests, not seconds, that then miss their ITL objective
+    double cost                 # in seconds
 
 
 cdef inline Backlog foresee(
@@ -92,10 +95,12 @@ cdef inline Estimate estimate_prompt(
             now + found.wait_s,
         )
     found.decode_s = shared_decode_s(timeline, model, slowness, prompt.isl)
+    found.missed = missed_objectives(timeline, model, slowness, prompt.isl)
     found.cost = (
-        ttft + found.delay_s
-        + model.prefill_weight * found.prefill_s / (1.0 + ttft / model.ttft)
+        ttft * (1.0 + ttft / model.ttft) + found.delay_s
+        + model.prefill_weight * found.prefill_s
         + model.decode_weight * found.decode_s
+        + model.miss_weight * found.missed
     )
     return found
 
@@ -197,6 +202,25 @@ cdef inline double shared_decode_s(
     )
 
 
+cdef inline double missed_objectives(
+    const EngineTimeline* timeline, const Model* model, double slowness, int64_t isl
+) noexcept nogil:
+    """How many more requests miss their ITL objective if the prompt goes there, itself included."""
+    cdef double token = slowness * model.stretch
+    cdef double before = miss_chance(
+        model, token * decode_step_s(&model.speed, timeline.requests, timeline.context)
+    )
+    cdef double after = miss_chance(
+        model, token * decode_step_s(&model.speed, timeline.requests + 1.0, timeline.context + isl)
+    )
+    return timeline.requests * (after - before) + after
+
+
+cdef inline double miss_chance(const Model* model, double itl_s) noexcept nogil:
+    """That an answer has a mean ITL above the objective where it is foreseen to be `itl_s`."""
+    return 1.0 / (1.0 + exp((1.0 - itl_s / model.itl_objective) / ITL_SPREAD))
+
+
 cdef inline double seconds_until_free(
     EngineTimeline* timelines, Py_ssize_t n, Booking* bookings, const Model* model,
     const uint8_t* eligible, const int64_t* active_blocks, double now,
@@ -237,7 +261,7 @@ cdef inline double timeline_until_free_s(
 ) noexcept nogil:
     """Seconds until this worker needs another prompt to go on computing prompts without a pause.
 
-    The timeline was advanced to `now`.
+    As much as `lead` it may have in any case. The timeline was advanced to `now`.
     """
     cdef double per_step
     cdef Backlog ahead
@@ -247,4 +271,4 @@ cdef inline double timeline_until_free_s(
     ahead = timeline_backlog(
         timeline, per_step, token_s(&model.speed, slowness), attended_s(&model.speed, slowness), now
     )
-    return fmax(0.0, ahead.seconds - LEAD_STEPS * per_step)
+    return fmax(0.0, ahead.seconds - fmax(model.lead, LEAD_STEPS * per_step))

@@ -94,8 +94,8 @@ class Forecast:
         active_blocks: npt.NDArray[np.int64],
         now: float,
     ) -> float: ...
-    def learnt(self) -> tuple[list[float], list[float], float, float, float]:
-        """(theta of prefill steps, theta of decode steps, TTFT, output tokens, answer seconds)."""
+    def learnt(self) -> tuple[list[float], list[float], float, float, float, float]:
+        """(theta of prefill, of decode steps, TTFT, output tokens, answer seconds, stretch)."""
 
     def slowness(self, number: int) -> float: ...
     def __len__(self) -> int: ...

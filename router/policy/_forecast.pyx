@@ -11,10 +11,8 @@ import numpy
 
 from ._arguments cimport read_prompt, require_length, require_time
 from ._estimate cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
-from ._latency cimport fit_init
-from ._model cimport Model, believed_tokens, can_compare
+from ._model cimport Model, believed_tokens, can_compare, model_init
 from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
-from ._speed cimport CHUNK_TOKENS, CONTEXT_TOKENS
 from ._timeline cimport (
     NO_BOOKING,
     Booking,
@@ -59,14 +57,7 @@ cdef class Forecast:
         self.first_free = NO_BOOKING
         self.records = {}
         self.ids = []
-        self.model.prefill_weight = params.prefill_weight
-        self.model.decode_weight = params.decode_weight
-        fit_init(&self.model.speed.prefill, params.step_s, params.token_s * CHUNK_TOKENS, 1.0, 0.0)
-        context_s = params.context_s * CONTEXT_TOKENS
-        fit_init(&self.model.speed.decode, params.step_s / 2, context_s, 0.0, 0.0)
-        self.model.ttft = params.ttft_s
-        self.model.output = params.output_tokens
-        self.model.answer = params.output_tokens * params.step_s
+        model_init(&self.model, params)
 
     def __dealloc__(self):
         free(self.timelines)
@@ -293,6 +284,7 @@ cdef class Forecast:
             self.model.ttft,
             self.model.output,
             self.model.answer,
+            self.model.stretch,
         )
 
     def slowness(self, uint32_t number):

@@ -3,7 +3,7 @@
 from libc.math cimport fmax, fmin
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from ._latency cimport fit_add, fit_predict
+from ._latency cimport fit_add, fit_init, fit_predict
 from ._speed cimport ATTENDED_TOKENS, CHUNK_TOKENS, CONTEXT_TOKENS, Speed
 from ._timeline cimport (
     Booking,
@@ -24,23 +24,47 @@ cdef extern from *:
     #define FORECAST_KEPT_CLAIMS 0.97
     #define FORECAST_KEPT_EXTRA 0.995
     #define FORECAST_CLAIM_PRIOR 5e4
+    #define FORECAST_STRETCH_RECENT 0.02
+    #define FORECAST_MOST_STRETCH 4.0
     """
     const double RECENT "FORECAST_RECENT"   # share of the newest value in a running mean
     const double KEPT_CLAIMS "FORECAST_KEPT_CLAIMS"     # of a worker's claims, at each new one
     const double KEPT_EXTRA "FORECAST_KEPT_EXTRA"       # of what was found beyond claims
     const double CLAIM_PRIOR "FORECAST_CLAIM_PRIOR"     # tokens' worth of trust in the index
     const double LONG_ANSWER "FORECAST_LONG_ANSWER"     # times the usual one, at most
+    const double STRETCH_RECENT "FORECAST_STRETCH_RECENT"   # share of the newest stretch
+    const double MOST_STRETCH "FORECAST_MOST_STRETCH"   # that one answer counts with
 
 cdef struct Model:              # of the fleet
     Speed speed
     double ttft                 # running means: of the time to first token, seconds
     double output               # of the tokens of an answer
     double answer               # of the seconds of an answer, from its first token on
+    double stretch              # decode steps' time that a token takes, prompts beside included
     double unclaimed            # prompt tokens not said to be cached, old ones faded,
     double extra                # and that engines found cached of them
     double prefill_weight       # see ForecastParams
     double decode_weight
+    double miss_weight
+    double itl_objective        # seconds
+    double lead                 # seconds of prompts that an engine may have and nobody is held
     uint64_t first_tokens       # that were reported
+
+
+cdef inline int model_init(Model* model, params) except -1:
+    """Believe what the ForecastParams say, until something was seen; the model is zeroed."""
+    model.prefill_weight = params.prefill_weight
+    model.decode_weight = params.decode_weight
+    model.miss_weight = params.miss_weight
+    model.itl_objective = params.itl_objective_s
+    model.lead = params.lead_s
+    fit_init(&model.speed.prefill, params.step_s, params.token_s * CHUNK_TOKENS, 1.0, 0.0)
+    fit_init(&model.speed.decode, params.step_s / 2, params.context_s * CONTEXT_TOKENS, 0.0, 0.0)
+    model.ttft = params.ttft_s
+    model.output = params.output_tokens
+    model.answer = params.output_tokens * params.step_s
+    model.stretch = 1.0
+    return 0
 
 
 cdef inline bint can_compare(const Model* model) noexcept nogil:
@@ -133,6 +157,7 @@ cdef inline void learn_decode(
     """
     cdef double x[4]
     cdef double took = now - booking.first_at
+    cdef double step_s, stretch
     cdef double stalled = timeline.prefill_s - booking.prefill_s
     cdef double tokens = output_tokens if output_tokens > 0 else model.output
     if took <= 0.0:
@@ -147,9 +172,11 @@ cdef inline void learn_decode(
     x[1] = (timeline.context_s - booking.context_s) / took / CONTEXT_TOKENS
     x[2] = (timeline.requests_s - booking.requests_s) / took
     x[3] = 0.0
-    took = (took - stalled) / (tokens - 1)
+    step_s = fit_predict(&model.speed.decode, x) * timeline_slowness(timeline, &model.speed)
     if output_tokens > 0 and can_compare(model):
-        foreseen_s[0] = timeline_slowness(timeline, &model.speed)
-        foreseen_s[0] *= fit_predict(&model.speed.decode, x)
-        took_s[0] = took
-    fit_add(&model.speed.decode, x, took)
+        foreseen_s[0] = step_s
+        took_s[0] = (took - stalled) / (tokens - 1)
+        if step_s > 0.0:
+            stretch = fmin(MOST_STRETCH, took / (tokens - 1) / step_s)
+            model.stretch += STRETCH_RECENT * (stretch - model.stretch)
+    fit_add(&model.speed.decode, x, (took - stalled) / (tokens - 1))

@@ -1,13 +1,14 @@
 """The policy `forecast`: route by what a prompt will cost where, in seconds of waiting.
 
-    cost = ttft + delay + prefill_weight * prefill / (1 + ttft / usual) + decode_weight * decode
+    cost = ttft * (1 + ttft / usual) + delay
+        + prefill_weight * prefill + decode_weight * decode + miss_weight * missed
     ttft = wait + prefill + memory
 
 `wait` works off the prompt tokens sent there before, `prefill` computes this prompt's own that are
 not cached; both are steps of a latency model that is learnt from first tokens. `delay` is what
 those suffer whose last step this prompt would fill up, `memory` the time until its blocks have
-room, `decode` what it and the requests decoding there cost each other. docs/routing.md has the
-reasons.
+room, `decode` what it and the requests decoding there cost each other, `missed` how many more of
+them then miss their ITL objective. docs/routing.md has the reasons.
 """
 
 import logging
@@ -42,7 +43,10 @@ class ForecastParams:
     """
 
     prefill_weight: float = 1.5  # of a second that a worker computes, beside one of waiting
-    decode_weight: float = 0.15  # of a second that decoding takes longer
+    decode_weight: float = 0.1  # of a second that decoding takes longer
+    miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
+    itl_objective_s: float = 0.025  # mean ITL that an answer should have at most
+    lead_s: float = 0.1  # seconds of prompts that an engine may have before anybody is held
     step_s: float = 0.02  # of a step that computes a prompt
     token_s: float = 2e-5  # more for each prompt token in it
     context_s: float = 1e-7  # and for each token of those that decode meanwhile
@@ -74,6 +78,7 @@ class Learnt:
     ttft_s: float  # recent means
     output_tokens: float
     answer_s: float  # from the first token to the last
+    stretch: float  # decode steps' time that a token takes, prompts computed meanwhile included
 
 
 class ForecastPolicy(Policy):
@@ -231,7 +236,7 @@ class ForecastPolicy(Policy):
 
     def learnt(self) -> Learnt:
         """What the latency model has come to."""
-        prefill, decode, ttft, output, answer = self._forecast.learnt()
+        prefill, decode, ttft, output, answer, stretch = self._forecast.learnt()
         step, chunk, context, attended = prefill
         return Learnt(
             step,
@@ -244,6 +249,7 @@ class ForecastPolicy(Policy):
             ttft,
             output,
             answer,
+            stretch,
         )
 
     def slowness(self, number: int) -> float:

@@ -69,6 +69,20 @@ def mutual_decode_s(theta, contexts, new_context, tokens):
     return tokens * (theirs + together - step([new_context]))
 
 
+def missed_objectives(theta, scale, contexts, new_context):
+    """Requests more that miss their ITL objective because one comes, by adding up everybody's.
+
+    A step times `scale` is what a token takes, in parts of the objective.
+    """
+
+    def expected(those):
+        step_s = theta[0] + theta[1] * sum(those) / CONTEXT_TOKENS + theta[2] * len(those)
+        chance = 0.5 + 0.5 * math.tanh((scale * step_s - 1) / 0.16) if those else 0.0
+        return len(those) * chance
+
+    return expected([*contexts, new_context]) - expected(contexts)
+
+
 def answers_to_end(requests, capacity, blocks):
     """How many of the requests that fill a cache must end before `blocks` fit, by counting."""
     for ended in range(10**6):

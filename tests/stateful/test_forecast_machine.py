@@ -12,6 +12,7 @@ from oracles.forecast import (
     ATTENDED_TOKENS,
     CHUNK_TOKENS,
     answers_to_end,
+    missed_objectives,
     mutual_decode_s,
     running_mean,
 )
@@ -150,6 +151,7 @@ class ForecastMachine(RuleBasedStateMachine):
             self.adds_up(row)
             self.falls_with_cached_blocks(row, uncached[number])
             self.decodes_cost_each_other(number, row, isl)
+            self.objectives_are_missed(number, row, isl)
             self.memory_is_waited_for(number, row, blocks[number])
             if not any(worker == number for worker, _ in self.requests.values()):
                 self.is_idle(number, row, isl, isl - min(overlaps[number] * BLOCK_SIZE, isl - 1))
@@ -160,26 +162,31 @@ class ForecastMachine(RuleBasedStateMachine):
 
     def adds_up(self, row):
         usual = self.kernel.learnt()[2]
-        ttft = row["wait_s"] + row["prefill_s"] + row["memory_s"]
-        engine = self.params.prefill_weight * row["prefill_s"] / (1 + ttft / usual)
-        engine += self.params.decode_weight * row["decode_s"]
-        assert row["cost"] == pytest.approx(ttft + row["delay_s"] + engine)
+        params, ttft = self.params, row["wait_s"] + row["prefill_s"] + row["memory_s"]
+        rest = params.prefill_weight * row["prefill_s"] + params.decode_weight * row["decode_s"]
+        rest += params.miss_weight * row["missed"] + row["delay_s"]
+        assert row["cost"] == pytest.approx(ttft * (1 + ttft / usual) + rest)
 
     def falls_with_cached_blocks(self, row, uncached):
-        for term in ("wait_s", "memory_s", "decode_s"):
+        for term in ("wait_s", "memory_s", "decode_s", "missed"):
             assert row[term] == uncached[term]
         for term in ("prefill_s", "delay_s"):
             assert row[term] <= uncached[term]
-        # Where decodes cost more than a usual first token takes, a later one may weigh less.
-        if self.params.decode_weight * row["decode_s"] <= self.kernel.learnt()[2]:
-            assert row["cost"] <= uncached["cost"] + 1e-12
+        assert row["cost"] <= uncached["cost"] + 1e-12
 
     def decodes_cost_each_other(self, number, row, isl):
-        _, theta, _, output, _ = self.kernel.learnt()
+        _, theta, _, output, *_ = self.kernel.learnt()
         contexts = [isl for worker, isl in self.requests.values() if worker == number]
         mutual = mutual_decode_s(theta, contexts, isl + output / 2, output / 2)
         slowness = self.kernel.slowness(number)
         assert row["decode_s"] == pytest.approx(slowness * mutual, rel=1e-6, abs=1e-9)
+
+    def objectives_are_missed(self, number, row, isl):
+        theta, stretch = self.kernel.learnt()[1], self.kernel.learnt()[5]
+        contexts = [isl for worker, isl in self.requests.values() if worker == number]
+        scale = self.kernel.slowness(number) * stretch / self.params.itl_objective_s
+        expected = missed_objectives(theta, scale, contexts, isl)
+        assert row["missed"] == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
     def memory_is_waited_for(self, number, row, blocks):
         _, capacity = self.workers[number]
@@ -225,9 +232,9 @@ class ForecastMachine(RuleBasedStateMachine):
     @invariant()
     def what_was_learnt_is_sane(self):
         for kernel in (self.kernel, self.twin):
-            prefill, decode, ttft, output, answer = kernel.learnt()
+            prefill, decode, ttft, output, answer, stretch = kernel.learnt()
             assert all(0 <= each < np.inf for each in (*prefill, *decode))
-            assert all(0 < each < np.inf for each in (output, answer))
+            assert all(0 < each < np.inf for each in (output, answer, stretch))
             assert ttft == pytest.approx(running_mean(self.params.ttft_s, self.ttfts))
             assert len(kernel) == len(self.requests)
         assert self.kernel.learnt() == self.twin.learnt()

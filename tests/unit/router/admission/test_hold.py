@@ -26,6 +26,7 @@ from dynamo_router.router.policy.forecast import (
     ForecastParams,
     ForecastPolicy,
 )
+from dynamo_router.router.policy.guard import GuardedPolicy
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.errors import NoWorkersError
 from dynamo_router.workers.mocker.config import EngineConfig
@@ -43,7 +44,8 @@ def clock() -> ManualClock:
 def router_with(clock: ManualClock, **admission: Any) -> KvRouter:
     """Two workers of 100 blocks, 512 tokens a step, and a router that knows how fast they are."""
     config = KvRouterConfig(block_size=BLOCK, admission=AdmissionConfig(**admission))
-    router = KvRouter(config, clock=clock, seed=1)
+    strategy = ForecastPolicy(params=ForecastParams(lead_s=1e-9))
+    router = KvRouter(config, clock=clock, seed=1, strategy=strategy)
     for worker_id in (1, 2):
         router.add_worker(worker_id, total_kv_blocks=100, max_num_batched_tokens=512)
     for turn in range(200):
@@ -214,7 +216,8 @@ def test_short_prompts_wait_less_for_others_and_the_longest_for_none(router: KvR
     tokens, penalty_s = router.queue_terms(prompt(100, 5000))
     assert tokens == 100 and penalty_s == pytest.approx(ORDER_PENALTY * 100 * TOKEN_S, rel=0.3)
     assert router.queue_terms(prompt(200, 5000))[1] == pytest.approx(2 * penalty_s)
-    policy = router._policy
+    assert isinstance(router._policy, GuardedPolicy)
+    policy = router._policy._inner
     assert isinstance(policy, ForecastPolicy)
     usual = policy.learnt().ttft_s
     longest = int(1.5 * LONGEST * usual / TOKEN_S)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.candidates import WorkerLike
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
@@ -205,9 +206,20 @@ def test_an_explanation_adds_up(router: KvRouter, clock: ManualClock) -> None:
         own = each.policy_terms
         assert own is not None
         ttft = own["wait_s"] + own["prefill_s"] + own["memory_s"]
-        rest = params.prefill_weight * own["prefill_s"] / (1 + ttft / usual)
-        rest += params.decode_weight * own["decode_s"]
-        assert own["cost"] == pytest.approx(ttft + own["delay_s"] + rest)
+        rest = params.prefill_weight * own["prefill_s"] + params.decode_weight * own["decode_s"]
+        rest += params.miss_weight * own["missed"]
+        assert own["cost"] == pytest.approx(ttft * (1 + ttft / usual) + own["delay_s"] + rest)
+
+
+@pytest.mark.parametrize(("slo_itl_ms", "missed"), [(1000.0, 0.0), (0.01, 1.0)])
+def test_the_objective_of_the_settings_is_the_one_that_is_missed(
+    slo_itl_ms: float, missed: float, clock: ManualClock
+) -> None:
+    admission = AdmissionConfig(slo_itl_ms=slo_itl_ms)
+    config = KvRouterConfig(block_size=BLOCK, admission=admission)
+    with KvRouter(config, clock=clock, seed=3) as router:
+        router.add_worker(0)
+        assert terms(router, 100)[0]["missed"] == pytest.approx(missed, abs=1e-3)
 
 
 @pytest.mark.parametrize("key", ["prefill_weight", "step_s", "token_s", "output_tokens"])

@@ -1,0 +1,50 @@
+"""ITL objectives in the forecast's cost: how many more are missed, and by what that is foreseen."""
+
+from dataclasses import replace
+
+import pytest
+
+from dynamo_router.router.policy._forecast import Forecast
+from dynamo_router.router.policy.forecast import ForecastParams
+
+
+def test_who_comes_goes_where_objectives_are_met_anyway_or_missed_anyway() -> None:
+    """Not to the worker whose answers would just meet theirs without it."""
+    params = ForecastParams(step_s=0.02, context_s=1e-6, itl_objective_s=0.025)
+    kernel = Forecast(params)
+    for worker, requests in enumerate((2, 14, 60)):  # steps of 12, 24 and 70 ms
+        kernel.add_worker(worker, 8192, None)
+        for turn in range(requests):
+            kernel.book(f"{worker}, {turn}", worker, 1000, 1, 0.0)
+            kernel.first_token(f"{worker}, {turn}", 0.0)
+    rows = kernel.explain(1000, 16, None, None, 3, 0.001)
+    met, on_the_edge, lost = (rows[worker]["missed"] for worker in range(3))
+    assert met < 0.01
+    assert lost == pytest.approx(1.0, abs=0.01)
+    assert on_the_edge > 2.0
+    heavier = Forecast(replace(params, miss_weight=params.miss_weight + 1.0))
+    heavier.add_worker(0, 8192, None)
+    row = heavier.explain(1000, 16, None, None, 1, 0.001)[0]
+    alone = Forecast(params)
+    alone.add_worker(0, 8192, None)
+    assert row["cost"] - alone.explain(1000, 16, None, None, 1, 0.001)[0]["cost"] == pytest.approx(
+        row["missed"]
+    )
+
+
+def test_answers_teach_how_much_longer_a_token_takes_beside_prompts() -> None:
+    """Half of each answer's time prompts are computed beside it."""
+    kernel, now = Forecast(ForecastParams(step_s=0.02)), 0.0
+    kernel.add_worker(0, 400, None)
+    for turn in range(200):
+        kernel.book(f"answer {turn}", 0, 100, 100, now)
+        kernel.first_token(f"answer {turn}", now := now + 0.022)
+        for beside in range(2):
+            kernel.book(f"beside {turn}, {beside}", 0, 400, 400, now)
+            now += 0.05
+            kernel.first_token(f"beside {turn}, {beside}", now)
+            kernel.end(f"beside {turn}, {beside}", now, 0)
+        now += 0.1
+        kernel.end(f"answer {turn}", now, 11)
+        now += 1.0
+    assert kernel.learnt()[5] == pytest.approx(2.0, rel=0.1)
