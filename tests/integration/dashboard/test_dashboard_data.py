@@ -13,6 +13,7 @@ from support.serving import Doors, serving
 
 from dynamo_router.router.access import Role
 from dynamo_router.router.dashboard.routes import PAGE
+from dynamo_router.runtime.time_share import TimeShare
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ async def test_caches_are_shown(doors: Doors) -> None:
     status, told = await doors.http("GET", "/dashboard/caches")
     assert status == 200 and json.dumps(told) and told["branches"] == []
     # Without events the cache is predicted from routing.
-    doors.server.dashboard._caches._share._next = 0.0
+    doors.server.dashboard._caches._share = TimeShare(1.0)  # it may look again
     await doors.answers(prompt("r1", 40))
     _, told = await doors.http("GET", "/dashboard/caches")
     (branch,) = told["branches"]
