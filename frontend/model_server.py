@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import structlog
 
-from ..router.access import Security
+from ..router.access import Security, is_loopback
 from ..router.dispatch import NoTrace
 from ..router.metrics import MetricsPage, build_metrics, pooled_metrics, process_metrics
 from ..router.pool import MOST_WORKERS, WorkerPlane
@@ -96,6 +96,11 @@ class ModelServer:
         )
         stack.push_async_callback(frontend.close)
         await frontend.listen(config.http_port)
+        if self.security.access.open and not is_loopback(config.host):
+            log.warning(
+                f"http {self.address} is open: whoever reaches it may have requests answered"
+                " (--auth-tokens or --tls-client-ca)"
+            )
         await self.models.start()
 
     def turn_away(self) -> None:

@@ -30,6 +30,8 @@ class Answering(Protocol):
         """By route."""
         ...
 
+    def has_worker(self, worker_id: int) -> bool: ...
+
 
 class Directory(Protocol):
     """The models of one frontend."""
@@ -87,6 +89,9 @@ class OneModel:
     @property
     def handlers(self) -> Mapping[str, Handler]:
         return self._completions.routes
+
+    def has_worker(self, worker_id: int) -> bool:
+        return self._pool.has_worker(worker_id)
 
     def find(self, name: str) -> Sequence[Answering]:
         known = self._completions.name

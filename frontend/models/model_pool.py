@@ -169,6 +169,9 @@ class ModelPool:
         """How requests of its model are answered, by route; none before it is built."""
         return {} if self._completions is None else self._completions.routes
 
+    def has_worker(self, worker_id: int) -> bool:
+        return self._workers is not None and self._workers.has_worker(worker_id)
+
     def start(self) -> None:
         """Begin to build it."""
         self._task = supervise(f"pool {self.name}", self._build)
@@ -279,6 +282,9 @@ class AdapterPool(NamedTuple):
     @property
     def share(self) -> float:
         return self.pool.share
+
+    def has_worker(self, worker_id: int) -> bool:
+        return self.pool.has_worker(worker_id)
 
 
 def _config_of(config: ServeConfig, name: SetName, block_size: int) -> ServeConfig:

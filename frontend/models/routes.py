@@ -10,6 +10,7 @@ import grpc
 import msgspec
 
 from ...router.dispatch import status_of
+from ...router.services import PINNED_WORKER_KEY
 from ..application import Handler, HttpCall, answer_json
 from ..asgi import Message
 from ..completions import MODEL_ROUTES
@@ -45,7 +46,7 @@ class ModelRoutes:
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another one is asked if nobody is left in
         the first: a request that did not begin belongs to none yet."""
-        pools = in_order(self._pools(call), self._rng)
+        pools = in_order(_with_pinned(call, self._pools(call)), self._rng)
         for number, pool in enumerate(pools):
             answer = _Answer(call)
             try:
@@ -106,6 +107,14 @@ class ModelRoutes:
             "context_window": limit,
         }
         return {**told, "parent": entry.parent} if entry.parent else told
+
+
+def _with_pinned(call: HttpCall, pools: Sequence[Answering]) -> Sequence[Answering]:
+    """The pool of the worker that a request asks for; all, if it asks for none that is known."""
+    worker_id = call.headers.get(PINNED_WORKER_KEY, "")
+    if len(pools) < 2 or not (worker_id.isascii() and worker_id.isdecimal()):
+        return pools
+    return [pool for pool in pools if pool.has_worker(int(worker_id[:20]))] or pools
 
 
 class _Answer:

@@ -101,6 +101,10 @@ class WorkerPool:
         self.monitor.listeners.append(self._on_workers)
         self.dashboard.incidents.watch(self.monitor.listeners)
 
+    def has_worker(self, worker_id: int) -> bool:
+        """Whether a worker of this id is known here."""
+        return self.router.registry.entry(worker_id) is not None
+
     @property
     def states(self) -> dict[str, int]:
         """How many workers are in each state."""

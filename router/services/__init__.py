@@ -8,7 +8,13 @@ from .connections import HttpConnections, plan_connections
 from .grpc_server import GrpcServer
 from .http_server import HttpServer
 from .router_service import RouterService
-from .trtllm_service import MODE_KEY, POLICY_KEY, TrtllmService, read_metadata
+from .trtllm_service import (
+    MODE_KEY,
+    PINNED_WORKER_KEY,
+    POLICY_KEY,
+    TrtllmService,
+    read_metadata,
+)
 
 __all__ = [
     "CallLimits",
@@ -16,6 +22,7 @@ __all__ = [
     "HttpConnections",
     "HttpServer",
     "MODE_KEY",
+    "PINNED_WORKER_KEY",
     "POLICY_KEY",
     "RouterService",
     "TrtllmService",

@@ -1,7 +1,9 @@
 """A frontend whose models are found by their cards: who answers for which, and what is refused."""
 
+import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.polling import until
 from support.servers.discovered_fleet import Backend, backend_of, registered
+from support.servers.jetstream import JetStreamServer
 from support.servers.model_serving import TINY, ModelClient, many, model_serving
+
+from dynamo_router.router.config import KvRouterConfig
 
 
 @pytest.fixture(params=["file", "etcd"])
@@ -198,3 +203,38 @@ async def test_one_page_of_metrics_for_all_pools(files: Backend) -> None:
                 if sample.name == "dynamo_component_router_requests_total":
                     counted[sample.labels["model"]] = sample.value
         assert counted == {"a": 5, "b": 3}
+
+
+@pytest.mark.parametrize("source", ["engines", "nats"])
+async def test_each_pool_knows_what_its_workers_hold(
+    files: Backend, tmp_path: Path, source: str
+) -> None:
+    """From the engines themselves, or from NATS, where both models speak on one subject."""
+    with ExitStack() as stack:
+        url = None
+        if source == "nats":
+            server = JetStreamServer(tmp_path / "nats")
+            stack.callback(server.kill)
+            server.start()
+            url = server.url
+        more = {"event_sources": "grpc"} if url is None else {"nats": url}
+        router = KvRouterConfig(seed=1)
+        async with (
+            registered(files, 2, model_id="a", engine=TINY, nats=url),
+            registered(files, 2, model_id="b", engine=TINY, nats=url),
+            model_serving(files, router=router, **more) as client,
+        ):
+            await client.until_shares(a=2, b=2)
+            prompt = list(range(100, 164))
+            worker = await client.worker_of("a", prompt=prompt)
+
+            async def overlap(model: str) -> tuple[int, int]:
+                status, body = await client.complete(model, prompt)
+                assert status == 200
+                told = body["nvext"]
+                return told["worker_id"]["decode_worker_id"], told["overlap_blocks"]
+
+            async with asyncio.timeout(20):
+                while await overlap("a") != (worker, 4):
+                    await asyncio.sleep(0.02)  # until the events have come
+            assert (await overlap("b"))[1] == 0

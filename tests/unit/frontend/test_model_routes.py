@@ -26,6 +26,10 @@ class FakePool:
     ) -> None:
         self.share, self._error, self._begins = share, error, begins
         self.asked = 0
+        self.worker_id = 0
+
+    def has_worker(self, worker_id: int) -> bool:
+        return worker_id == self.worker_id
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -53,7 +57,7 @@ class FakeDirectory:
         return self._pools.get(name, [])
 
 
-async def ask(directory: FakeDirectory, body: object) -> list[Any]:
+async def ask(directory: FakeDirectory, body: object, **headers: str) -> list[Any]:
     """What was sent."""
     sent: list[Any] = []
 
@@ -64,7 +68,7 @@ async def ask(directory: FakeDirectory, body: object) -> list[Any]:
         return {"type": "http.disconnect"}
 
     call = HttpCall(
-        Caller("x"), "/v1/completions", {}, json.dumps(body).encode(), "id", receive, send
+        Caller("x"), "/v1/completions", headers, json.dumps(body).encode(), "id", receive, send
     )
     await ModelRoutes(directory, random.Random(1)).routes[ROUTE](call)
     return sent
@@ -110,6 +114,17 @@ async def test_a_clients_mistake_is_not_repeated_elsewhere() -> None:
         with pytest.raises(type(error)):
             await ask(FakeDirectory(a=[first, other]), {"model": "a"})
         assert other.asked == 0
+
+
+async def test_a_worker_that_is_asked_for_is_found_in_its_pool() -> None:
+    large, small = FakePool(1e9), FakePool(1e-9)
+    large.worker_id, small.worker_id = 5, 7
+    directory = FakeDirectory(a=[large, small])
+    await ask(directory, {"model": "a"}, **{"x-dynamo-worker-instance-id": "7"})
+    assert (large.asked, small.asked) == (0, 1)
+    for other in ("6", "seven", "٧", "9" * 40):
+        await ask(directory, {"model": "a"}, **{"x-dynamo-worker-instance-id": other})
+    assert (large.asked, small.asked) == (4, 1)
 
 
 async def test_a_pool_without_workers_is_no_help() -> None:
