@@ -22,12 +22,13 @@ from rich.table import Table
 from ..runtime.child_process import ChildError, ChildProcess
 from ..runtime.errors import RouterError
 from ..runtime.settings import bad_setting, option
-from ..workers.trtllm_client import ConnectionPolicy
+from ..workers.channels import GRPC_AIO, NGHTTP2, ConnectionPolicy
 from ..workers.trtllm_proto import pb
 from .load import GENERATE, READY
 from .results import Output, cpu_seconds, pin_to_core
 
-WAYS = ("direct", "bare", "router")
+OTHER_PATH = "router_grpc_aio"
+"""The way through a router whose own calls go over grpc.aio."""
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 VOCABULARY = 32000
@@ -42,6 +43,9 @@ class ProxyBenchConfig:
     concurrency: int = option(1, "Requests at a time; above 1 latency is mostly queueing.")
     workers: int = option(8, "Engines that the proxies have connections to.")
     tokens: int = option(1220, "Tokens of a prompt; 1220 make a request of 3 KB.")
+    both_paths: bool = option(
+        False, "Measure the router on grpc.aio too, beside the one on nghttp2.", "--both-paths"
+    )
     pin: bool = option(True, "Give the proxies a CPU core of their own.")
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
@@ -84,17 +88,21 @@ async def _start(config: ProxyBenchConfig, stack: contextlib.AsyncExitStack) -> 
     bare, bare_address = await _child([*peers, "bare", ",".join(addresses)], stack)
     serve = [sys.executable, "-m", "dynamo_router", "serve", "--port", "0", "--http-port", "0"]
     serve += [part for address in addresses for part in ("--worker", f"grpc://{address}")]
-    router, ready = await _child([*serve, "--log-level", "error", "--lame-duck-s", "0"], stack)
-    match = READY.search(ready)
-    if match is None:
-        raise RouterError(f"serve did not say that it is ready, but: {ready}")
+    serve += ["--log-level", "error", "--lame-duck-s", "0"]
+    ways = {"direct": Way(addresses[0], engine), "bare": Way(bare_address, bare)}
+    routers = {"router": serve}
+    if config.both_paths:
+        routers = {"router": [*serve, "--data-path", NGHTTP2]}
+        routers[OTHER_PATH] = [*serve, "--data-path", GRPC_AIO]
+    for name, command in routers.items():
+        router, ready = await _child(command, stack)
+        match = READY.search(ready)
+        if match is None:
+            raise RouterError(f"serve did not say that it is ready, but: {ready}")
+        ways[name] = Way(match[1], router)
     if pin:
         pin_to_core(cores[1])
-    return {
-        "direct": Way(addresses[0], engine),
-        "bare": Way(bare_address, bare),
-        "router": Way(match[1], router),
-    }
+    return ways
 
 
 async def _child(command: list[str], stack: contextlib.AsyncExitStack) -> tuple[int, str]:

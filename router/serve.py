@@ -9,6 +9,7 @@ import structlog
 from ..runtime.clock import SystemClock
 from ..runtime.logs import LogOutput
 from ..runtime.settings import SettingsSource
+from ..workers.channels import data_path_of
 from .access import Security
 from .admin import AdminRoutes, LiveSettings, Reloader, WorkerList
 from .dashboard import DashboardRoutes
@@ -252,6 +253,7 @@ class Server:
                 "server": events.description if events else "off",
             },
             "mode": self._config.router.mode,
+            "data_path": data_path_of(self._config.connection),
             "draining": self._draining,
             "in_flight": self.dispatcher.in_flight,
         }

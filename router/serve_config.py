@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from ..runtime.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..runtime.settings import SHORTEST_S, bad_setting, option
 from ..runtime.urls import DEFAULT_NATS_URL
+from ..workers.channels import ConnectionPolicy
 from ..workers.discovery import DiscoveryConfig
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
-from ..workers.trtllm_client import ConnectionPolicy
 from .config import KvRouterConfig, require_at_least
 from .mock_process import MockEnginesConfig
 from .observability import ObservabilityConfig

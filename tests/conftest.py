@@ -17,6 +17,13 @@ settings.register_profile("untimed", deadline=None, derandomize=not THOROUGH)
 settings.load_profile("untimed")
 
 
+# For what tests make without a command line too.
+if path := environ.get("DYNAMO_ROUTER_DATA_PATH"):
+    from dynamo_router.workers.channels import ConnectionPolicy
+
+    ConnectionPolicy.__init__.__kwdefaults__["data_path"] = path
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     classes = {getattr(item, "cls", None) for item in items if item.name == "runTest"}
     machines = [cls for cls in classes if hasattr(cls, "settings")]

@@ -5,13 +5,17 @@ The one table for dispatch, health and metrics. Pure.
 
 import enum
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
 MAX_DETAILS = 1024
 """Characters of an error's text that are passed on: beyond 8 to 16 kB of metadata a client's
 gRPC replaces the whole status by RESOURCE_EXHAUSTED."""
+
+
+CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+"""Statuses by the numbers that stand for them on the wire."""
 
 
 class Origin(enum.Enum):
@@ -41,6 +45,30 @@ class Origin(enum.Enum):
     """the client went away, stopped reading, or the request was aborted"""
     ROUTER = "router"
     """an error of our own"""
+
+
+class EngineCallError(grpc.RpcError):
+    """A call that failed without grpc.aio, in gRPC's words, and where it did."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        code: grpc.StatusCode,
+        details: str,
+        trailing: tuple[tuple[str, str | bytes], ...] = (),
+    ) -> None:
+        super().__init__(details)
+        self.origin = origin
+        self._code, self._details, self._trailing = code, details, trailing
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> Any:
+        return self._trailing
 
 
 class Blame(enum.Enum):

@@ -17,6 +17,7 @@ from ..runtime.clock import Clock
 from ..runtime.errors import ConfigError, WorkerError
 from ..runtime.security import ClientTls, WorkerTlsConfig
 from ..runtime.supervised import supervise
+from .channels import ConnectionPolicy
 from .dialects import EngineClient
 from .engine_check import usual_model, why_refused
 from .engine_facts import EngineFacts, merge_facts
@@ -27,7 +28,7 @@ from .outliers import OutlierPolicy
 from .prompt_limits import PromptLimits
 from .registry import WorkerRegistry, WorkerState, check_weight
 from .request_reports import RequestReports
-from .trtllm_client import ConnectionPolicy, EngineIdentity, TrtllmClient
+from .trtllm_client import EngineIdentity, TrtllmClient
 from .watched_engine import WatchedEngine
 from .worker_url import WorkerUrl, parse_worker_url
 

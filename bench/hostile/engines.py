@@ -15,7 +15,7 @@ import grpc
 import uvloop
 from grpc import aio
 
-from ...workers.trtllm_client import MAX_MESSAGE_BYTES
+from ...workers.channels import MAX_MESSAGE_BYTES
 from ...workers.trtllm_proto import SERVICE, pb
 from ..load import GENERATE, Methods
 

@@ -18,7 +18,8 @@ from ...router.proto.router_pb2 import ListWorkersResponse
 from ...router.services import MODE_KEY, POLICY_KEY
 from ...runtime.errors import ConfigError
 from ...runtime.settings import bad_setting
-from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WORKER_ID_KEY
+from ...workers.channels import MAX_MESSAGE_BYTES
+from ...workers.trtllm_client import WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ...workers.worker_url import parse_worker_url
 from .target import TargetAccess

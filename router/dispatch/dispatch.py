@@ -20,8 +20,8 @@ from ...runtime.clock import Clock
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.limit_hits import LimitHits
+from ...workers.channels import Metadata
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_client import Metadata
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
 from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Ticket, Urgency
 from ..kv_router import KvRouter

@@ -13,8 +13,8 @@ import grpc
 
 from ...runtime.errors import NoWorkersError, RouterError
 from ...runtime.limit_hits import LimitHits
+from ...workers.channels import Metadata
 from ...workers.failures import Origin, Retry
-from ...workers.trtllm_client import Metadata
 from ..kv_router import KvRouter
 from ..policy import Decision
 from .attempts import RetryBudget

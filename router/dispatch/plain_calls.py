@@ -8,10 +8,10 @@ import grpc
 
 from ...runtime.clock import Clock
 from ...runtime.errors import NoWorkersError
+from ...workers.channels import Metadata
 from ...workers.dialects import EngineClient
 from ...workers.failures import Origin, judge
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_client import Metadata
 from .attempts import Attempt, Attempts
 from .observers import DispatchObserver
 from .request import NO_TRACE, CallTrace, Tracing

@@ -9,10 +9,10 @@ from typing import cast
 import grpc
 
 from ...runtime.clock import Clock
+from ...workers.channels import Metadata
 from ...workers.dialects import EngineCall, EngineClient
 from ...workers.failures import Origin
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_client import Metadata
 from ..kv_router import KvRouter
 from ..policy import Decision
 from .generate_request import Respond

@@ -12,9 +12,9 @@ from typing import Protocol
 import grpc
 
 from ...runtime.identity import WorkerWithDpRank
+from ...workers.channels import Metadata
 from ...workers.dialects import EngineCall, EngineClient
 from ...workers.failures import Origin
-from ...workers.trtllm_client import Metadata
 from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ..policy import Decision
 from .attempts import Attempt, Attempts

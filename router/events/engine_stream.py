@@ -17,7 +17,7 @@ from ...indexer.wire import CLEARED_EVENTS, encode_heartbeat, frame_batch, read_
 from ...runtime.backoff import Backoff
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.supervised import stopped, supervise
-from ...workers.trtllm_client import EventCall
+from ...workers.channels import EventCall
 from .stream_cursor import StreamCursor, StreamStep
 
 HEADERS_S = 5.0

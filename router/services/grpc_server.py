@@ -12,7 +12,7 @@ from ...runtime.errors import ConfigError
 from ...runtime.limit_hits import LimitHits
 from ...runtime.process import why_cannot_listen
 from ...runtime.security import ServerTls
-from ...workers.trtllm_client import MAX_MESSAGE_BYTES, WINDOW_BYTES
+from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from ..access import Access, GuardedServer
 from ..peer_limits import PeerLimits

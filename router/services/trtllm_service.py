@@ -16,8 +16,10 @@ from grpc import aio
 
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank, as_worker
+from ...workers.channels import Metadata
+from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_client import WORKER_ID_KEY, Metadata
+from ...workers.trtllm_client import WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ..access import current_caller
 from ..admission import NORMAL, Urgency, read_objectives
@@ -152,7 +154,7 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
     if isinstance(error, ClientGoneError):
         # Nobody is there to be told.
         raise asyncio.CancelledError from error
-    if isinstance(error, aio.AioRpcError):
+    if isinstance(error, aio.AioRpcError | EngineCallError):
         trailing = tuple(cast("Sequence[tuple[str, str | bytes]]", error.trailing_metadata() or ()))
         if sum(len(key) + len(value) for key, value in trailing) > MAX_TRAILING_BYTES:
             trailing = ()

@@ -9,7 +9,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import Attributes
 
-from ...workers.trtllm_client import Metadata
+from ...workers.channels import Metadata
 from ...workers.trtllm_proto import SERVICE
 from ..dispatch import Attempt, CallTrace, Flight, RequestTrace
 

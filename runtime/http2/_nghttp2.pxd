@@ -101,6 +101,7 @@ cdef struct Functions:
     void (*option_set_no_auto_window_update)(nghttp2_option*, int) noexcept
     void (*option_set_no_closed_streams)(nghttp2_option*, int) noexcept
     void (*option_set_max_outbound_ack)(nghttp2_option*, size_t) noexcept
+    void (*option_set_spaces_allowed)(nghttp2_option*, int) noexcept
     new_t session_client_new2
     new_t session_server_new2
     void (*session_del)(nghttp2_session*) noexcept

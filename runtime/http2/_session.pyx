@@ -58,6 +58,8 @@ cdef class Session(Streams):
         self.ng.option_set_no_auto_window_update(option, 1)
         self.ng.option_set_no_closed_streams(option, 1)
         self.ng.option_set_max_outbound_ack(option, UNANSWERED_ACKS)
+        # gRPC's servers send texts as they are, a space at the end too; nghttp2 would leave them out.
+        self.ng.option_set_spaces_allowed(option, 1)
         make = self.ng.session_server_new2 if server else self.ng.session_client_new2
         failed = make(&self.session, callbacks(self.ng), <void*><Streams>self, option)
         self.ng.option_del(option)

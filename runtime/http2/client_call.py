@@ -5,6 +5,7 @@ No task and no generator: whoever reads waits for a future that the connection's
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from ._streams import Stream
@@ -29,7 +30,6 @@ CANCELLED_HERE = Outcome(Fault.STATUS, CANCELLED, "cancelled by this side")
 class Carrier(Protocol):
     """A connection, as its calls see it."""
 
-    def request(self, call: "ClientCall") -> Stream: ...
     def take(self, stream: Stream, size: int) -> None: ...
     def drop(self, stream: Stream) -> None: ...
 
@@ -38,6 +38,7 @@ class Sender(Protocol):
     """Who finds connections for calls."""
 
     max_message_bytes: int
+    error: Callable[[Outcome], Exception]
 
     def submit(self, call: "ClientCall") -> None: ...
     def forget(self, call: "ClientCall") -> None: ...
@@ -52,7 +53,8 @@ class CallError(Exception):
 
 
 class ClientCall:
-    """Iterate it for the messages: CallError where it failed, CancelledError once it was cancelled.
+    """Iterate it for the messages: the channel's error where it failed, CancelledError once it was
+    cancelled.
 
     It begins at once, whether or not anybody reads; what nobody reads makes the peer wait.
     """
@@ -131,10 +133,9 @@ class ClientCall:
 
     # The channel's and the connection's side
 
-    def start(self, connection: Carrier) -> None:
-        """Send it over this connection."""
-        self._connection = connection
-        self._stream = connection.request(self)
+    def on_begun(self, connection: Carrier, stream: Stream) -> None:
+        """It has a stream of this connection now."""
+        self._connection, self._stream = connection, stream
 
     def on_message(self, message: bytes) -> None:
         waiter = self._waiter
@@ -211,4 +212,4 @@ class ClientCall:
         elif outcome is CANCELLED_HERE:
             future.cancel()
         else:
-            future.set_exception(CallError(outcome))
+            future.set_exception(self._channel.error(outcome))

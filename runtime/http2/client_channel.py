@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from ...runtime.backoff import Backoff
 from ._session import SessionError
-from .client_call import CANCELLED_HERE, ClientCall
+from .client_call import CANCELLED_HERE, CallError, ClientCall
 from .client_connection import ClientConnection
 from .keepalive import Keepalive
-from .library import make_session
+from .library import load_library, make_session
 from .outcome import (
     INTERNAL,
     RESOURCE_EXHAUSTED,
@@ -55,11 +55,19 @@ class ClientChannel:
     """
 
     def __init__(
-        self, address: str, limits: ChannelLimits | None = None, tls: Tls | None = None
+        self,
+        address: str,
+        limits: ChannelLimits | None = None,
+        tls: Tls | None = None,
+        error: Callable[[Outcome], Exception] = CallError,
     ) -> None:
+        """`error` is what a call raises that failed so. RuntimeError if there is no library."""
+        if reason := load_library().reason:
+            raise RuntimeError(reason)
         self.address = address
         self._limits = limits = limits or ChannelLimits()
         self._tls = tls
+        self.error = error
         self.max_message_bytes = limits.max_message_bytes
         self._backoff = Backoff(limits.first_backoff_s, limits.max_backoff_s)
         self._connection: ClientConnection | None = None
@@ -163,7 +171,7 @@ class ClientChannel:
 
     def _start(self, call: ClientCall, connection: ClientConnection) -> None:
         try:
-            call.start(connection)
+            connection.request(call)
         except SessionError as error:  # it has no number left for a stream
             self._on_leaving(connection)
             call.end(Outcome(Fault.CONNECT, UNAVAILABLE, str(error)))
@@ -176,6 +184,9 @@ class ClientChannel:
             self._failed(str(error) or type(error).__name__)
         except asyncio.CancelledError:
             self._connecting = None
+            raise
+        except Exception as error:  # a mistake of ours: calls hear of it, and so does the log
+            self._failed(repr(error))
             raise
         else:
             if connection.is_leaving:

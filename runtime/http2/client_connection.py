@@ -18,7 +18,8 @@ class _Arrival(threading.local):
     """Where bytes arrive. One for all connections of a thread: they are read out at once."""
 
     def __init__(self) -> None:
-        self.buffer = bytearray(64 << 10)
+        # A view: asyncio's TLS writes into slices of it, which of a bytearray would be copies.
+        self.buffer = memoryview(bytearray(64 << 10))
 
 
 _arrival = _Arrival()
@@ -57,15 +58,15 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     # Calls
 
-    def request(self, call: ClientCall) -> Stream:
+    def request(self, call: ClientCall) -> None:
         """Begin a call. SessionError if it is too late."""
         stream = self._session.request(call.headers, call.more, call.message)
         stream.owner = call
+        call.on_begun(self, stream)
         if self._timer is None:
             self._heard = self._loop.time()
             self._timer = self._loop.call_later(self._keepalive.after_s, self._look)
         self.flush()
-        return stream
 
     def take(self, stream: Stream, size: int) -> None:
         """A message of a stream was read."""
@@ -107,7 +108,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self.flush()
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -1,13 +1,18 @@
 """TLS of connections that we open to engines, read again when its files change."""
 
 import ssl
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from .certificates import load_key_pair, load_roots
 from .config import WorkerTlsConfig
 from .watched_files import WatchedFiles
+
+
+class _Material(NamedTuple):
+    credentials: grpc.ChannelCredentials
+    context: ssl.SSLContext
 
 
 class ClientTls:
@@ -24,24 +29,35 @@ class ClientTls:
 
     @property
     def credentials(self) -> grpc.ChannelCredentials:
-        return self.files.value
+        return self.files.value.credentials
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """The same for a connection of our own that speaks HTTP/2."""
+        return self.files.value.context
+
+    def name_of(self, name: str | None) -> str | None:
+        """Whom an engine's certificate must name, if not the host of its address."""
+        return self._config.name or name
 
     def channel_options(self, name: str | None = None) -> tuple[tuple[str, Any], ...]:
-        """What a channel needs beside the credentials. `name` is whom the engine's certificate must
-        name, unless the settings say it, if that is not the host of the address.
-        """
-        name = self._config.name or name
+        """What a channel of grpc.aio needs beside the credentials."""
+        name = self.name_of(name)
         return () if name is None else (("grpc.ssl_target_name_override", name),)
 
-    def _read(self) -> grpc.ChannelCredentials:
+    def _read(self) -> _Material:
         config = self._config
         roots, pair = None, None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # only to check what gRPC will take
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
         if config.ca is not None:
             roots = load_roots(context, config.ca, "worker_tls.ca")
+        else:
+            context.load_default_certs()
         if config.cert is not None and config.key is not None:
             pair = load_key_pair(context, config.cert, config.key, "worker_tls")
         credentials: grpc.ChannelCredentials = grpc.ssl_channel_credentials(
             roots, pair.key if pair else None, pair.cert if pair else None
         )
-        return credentials
+        return _Material(credentials, context)

@@ -24,9 +24,9 @@ from support.polling import until
 from support.rig import Rig, first
 
 from dynamo_router.router.request_limits import RequestLimits
+from dynamo_router.workers.channels import MAX_MESSAGE_BYTES
 from dynamo_router.workers.outliers import OutlierPolicy
 from dynamo_router.workers.registry import WorkerState
-from dynamo_router.workers.trtllm_client import MAX_MESSAGE_BYTES
 from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode

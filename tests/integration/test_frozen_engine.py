@@ -12,9 +12,9 @@ from support.polling import until
 from support.processes import command
 from support.rig import BLOCK, Rig, first
 
+from dynamo_router.workers.channels import ConnectionPolicy
 from dynamo_router.workers.health_tracker import HealthPolicy
 from dynamo_router.workers.registry import WorkerState
-from dynamo_router.workers.trtllm_client import ConnectionPolicy
 
 EAGER = HealthPolicy(probe_interval_s=0.3, probe_timeout_s=0.5, retry_most_s=0.3)
 SHORT = ConnectionPolicy(keepalive_s=1.0, keepalive_timeout_s=0.5)

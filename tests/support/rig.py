@@ -15,11 +15,11 @@ from dynamo_router.router.dispatch.dispatch import Dispatcher
 from dynamo_router.router.dispatch.observers import DispatchObserver
 from dynamo_router.router.services.trtllm_service import TrtllmService
 from dynamo_router.runtime.clock import SystemClock
+from dynamo_router.workers.channels import ConnectionPolicy
 from dynamo_router.workers.health import HealthMonitor
 from dynamo_router.workers.health_tracker import HealthPolicy
 from dynamo_router.workers.outliers import OutlierPolicy
 from dynamo_router.workers.registry import WorkerRegistry, WorkerState
-from dynamo_router.workers.trtllm_client import ConnectionPolicy
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 64

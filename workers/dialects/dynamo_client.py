@@ -13,9 +13,10 @@ from ...runtime.clock import Clock
 from ...runtime.components import NOTHING, data_of
 from ...runtime.errors import InvalidRequestError, WorkerError
 from ...runtime.request_planes import Fault, RequestClient, RequestError
+from ..channels import Metadata
 from ..engine_facts import EngineFacts
-from ..failures import Origin
-from ..trtllm_client import EngineIdentity, Metadata
+from ..failures import EngineCallError, Origin
+from ..trtllm_client import EngineIdentity
 from .dynamo_messages import AnswerWriter, canary_body, request_body
 
 CANARY_AFTER_S = 10.0
@@ -56,21 +57,6 @@ class DynamoRoute:
     """of its KV events, one for each rank; empty: not all are known"""
 
 
-class DynamoCallError(grpc.RpcError):
-    """A call that failed, in gRPC's words."""
-
-    def __init__(self, origin: Origin, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self.origin = origin
-        self._code, self._details = code, details
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-
 class DynamoClient:
     """Calls one instance. The plane is shared, and its owner's to close."""
 
@@ -93,7 +79,7 @@ class DynamoClient:
         return DynamoCall(lambda: self._messages(request, rank), timeout, self._calls)
 
     def origin_of(self, error: grpc.RpcError) -> Origin:
-        return error.origin if isinstance(error, DynamoCallError) else Origin.ROUTER
+        return error.origin if isinstance(error, EngineCallError) else Origin.ROUTER
 
     async def embed(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
@@ -233,14 +219,14 @@ def _failure_of(task: "asyncio.Task[None]") -> BaseException | None:
         return error
     if isinstance(error, RequestError):
         origin, code = _FAILURES[error.fault]
-        return DynamoCallError(origin, code, str(error))
+        return EngineCallError(origin, code, str(error))
     if isinstance(error, InvalidRequestError):
-        return DynamoCallError(Origin.ENGINE, _Code.INVALID_ARGUMENT, str(error))
+        return EngineCallError(Origin.ENGINE, _Code.INVALID_ARGUMENT, str(error))
     if isinstance(error, WorkerError):
-        return DynamoCallError(Origin.ENGINE, _Code.INTERNAL, str(error))
+        return EngineCallError(Origin.ENGINE, _Code.INTERNAL, str(error))
     if isinstance(error, TimeoutError):
         text = "no answer by the deadline"
-        return DynamoCallError(Origin.DEADLINE, _Code.DEADLINE_EXCEEDED, text)
+        return EngineCallError(Origin.DEADLINE, _Code.DEADLINE_EXCEEDED, text)
     return error
 
 
@@ -249,6 +235,6 @@ async def _no_tokenizer() -> AsyncIterator[bytes]:
     yield b""
 
 
-def _unimplemented(what: str) -> DynamoCallError:
+def _unimplemented(what: str) -> EngineCallError:
     text = f"a worker of Dynamo's does not give {what} away"
-    return DynamoCallError(Origin.ENGINE, _Code.UNIMPLEMENTED, text)
+    return EngineCallError(Origin.ENGINE, _Code.UNIMPLEMENTED, text)

@@ -3,24 +3,14 @@
 Requests and answers are those of trtllm.TrtllmService, serialized; failures are grpc.RpcErrors.
 """
 
-from collections.abc import AsyncIterator
 from typing import Protocol
 
 import grpc
 
+from ..channels import EngineCall, Metadata
 from ..engine_facts import EngineFacts
 from ..failures import Origin
-from ..trtllm_client import EngineIdentity, Metadata
-
-
-class EngineCall(Protocol):
-    """A call under way: iterate it for the engine's messages.
-
-    After `cancel` the iteration raises asyncio.CancelledError; grpc.RpcError where it failed.
-    """
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-    def cancel(self) -> bool: ...
+from ..trtllm_client import EngineIdentity
 
 
 class EngineClient(Protocol):

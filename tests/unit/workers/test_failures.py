@@ -4,11 +4,11 @@ import asyncio
 
 import grpc
 import pytest
-from grpc import aio
 from support.adversity.fault_proxy import FaultProxy
 from support.fake_engine import FakeEngine, Script, chunk, fail, hang, pb, prompt
 from support.polling import until
 
+from dynamo_router.workers.channels import DATA_PATHS, ConnectionPolicy, data_path_of
 from dynamo_router.workers.failures import (
     MAX_DETAILS,
     Blame,
@@ -100,6 +100,15 @@ def test_an_engines_own_words_are_not_taken_for_grpcs(said: str) -> None:
     assert origin_of(Code.RESOURCE_EXHAUSTED, said, connected=True) is Origin.ENGINE
 
 
+@pytest.fixture(params=DATA_PATHS)
+def path(request: pytest.FixtureRequest) -> ConnectionPolicy:
+    """Each of what may carry requests to engines."""
+    policy = ConnectionPolicy(data_path=request.param)
+    if data_path_of(policy) != request.param:
+        pytest.skip("there is no nghttp2")
+    return policy
+
+
 async def _large(engine: FakeEngine, request: object, context: object):  # type: ignore[no-untyped-def]
     yield pb.GenerateResponse(request_id="x" * (33 << 20))
 
@@ -121,18 +130,20 @@ async def _raises(engine: FakeEngine, request: object, context: object):  # type
         (_raises, Origin.ENGINE),
     ],
 )
-async def test_statuses_of_a_real_engine(script: Script, origin: Origin) -> None:
+async def test_statuses_of_a_real_engine(
+    script: Script, origin: Origin, path: ConnectionPolicy
+) -> None:
     async with FakeEngine(script) as engine:
-        client = TrtllmClient(engine.address)
+        client = TrtllmClient(engine.address, path)
         try:
             assert await _origin(client) is origin
         finally:
             await client.close()
 
 
-async def test_a_request_that_is_too_large_does_not_leave() -> None:
+async def test_a_request_that_is_too_large_does_not_leave(path: ConnectionPolicy) -> None:
     async with FakeEngine() as engine:
-        client = TrtllmClient(engine.address)
+        client = TrtllmClient(engine.address, path)
         try:
             assert await _origin(client, bytes(33 << 20)) is Origin.REQUEST_SIZE
             assert not engine.requests
@@ -141,10 +152,12 @@ async def test_a_request_that_is_too_large_does_not_leave() -> None:
 
 
 @pytest.mark.parametrize("method", ["check_health", "describe"])
-async def test_a_question_ends_with_the_task_that_asks_it(method: str) -> None:
+async def test_a_question_ends_with_the_task_that_asks_it(
+    method: str, path: ConnectionPolicy
+) -> None:
     async with FakeEngine() as engine:
         engine.deaf = asyncio.Event()
-        client = TrtllmClient(engine.address)
+        client = TrtllmClient(engine.address, path)
         try:
             asking = asyncio.create_task(getattr(client, method)(timeout=60))
             await until(lambda: engine.questions)
@@ -154,19 +167,19 @@ async def test_a_question_ends_with_the_task_that_asks_it(method: str) -> None:
             await client.close()
 
 
-async def test_an_engine_that_is_not_there() -> None:
+async def test_an_engine_that_is_not_there(path: ConnectionPolicy) -> None:
     engine = await FakeEngine().start()
     await engine.stop()
-    client = TrtllmClient(engine.address)
+    client = TrtllmClient(engine.address, path)
     try:
         assert await _origin(client) is Origin.CONNECT
     finally:
         await client.close()
 
 
-async def test_an_engine_that_stops_under_a_request() -> None:
+async def test_an_engine_that_stops_under_a_request(path: ConnectionPolicy) -> None:
     async with FakeEngine(hang) as engine:
-        client = TrtllmClient(engine.address)
+        client = TrtllmClient(engine.address, path)
         try:
             waiting = asyncio.create_task(_origin(client))
             while not engine.requests:
@@ -187,7 +200,9 @@ BREAKS = {
 
 @pytest.mark.parametrize("how", BREAKS)
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_connection_that_breaks_under_a_request(how: str, answers: bool) -> None:
+async def test_a_connection_that_breaks_under_a_request(
+    how: str, answers: bool, path: ConnectionPolicy
+) -> None:
     async def script(engine, request, context):  # type: ignore[no-untyped-def]
         if answers:
             yield chunk(request, 1)
@@ -198,7 +213,7 @@ async def test_a_connection_that_breaks_under_a_request(how: str, answers: bool)
     async with FakeEngine(script) as engine:
         proxy = FaultProxy(engine.port)
         await proxy.start()
-        client = TrtllmClient(proxy.address)
+        client = TrtllmClient(proxy.address, path)
         try:
             waiting = asyncio.create_task(_origin(client))
             await engine.go.wait()
@@ -214,6 +229,6 @@ async def _origin(client: TrtllmClient, body: bytes | None = None) -> Origin:
     try:
         async for _ in call:
             pass
-    except aio.AioRpcError as error:
+    except grpc.RpcError as error:
         return client.origin_of(error)
     raise AssertionError("the call went well")

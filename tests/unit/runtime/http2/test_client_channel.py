@@ -379,3 +379,15 @@ async def test_a_channel_that_is_renewed_serves_over_another_connection() -> Non
         assert len(script.connections) == 2
         script.connections[0].write(answer_to(1))
         assert [message async for message in first] == [b"yes"]
+
+
+async def test_a_call_that_is_refused_before_it_could_be_sent_is_sent_elsewhere() -> None:
+    async with peer() as (script, address), channel_to(address) as channel:
+        script.on_data = answers_well
+        assert [m async for m in channel.call("/a/B", b"")] == [b"yes"]
+        goaway = raw.frame(raw.GOAWAY, 0, b"\0\0\0\1" + bytes(4))
+        first = channel.call("/a/B", b"")
+        script.connections[0].write(goaway)
+        second = channel.call("/a/B", b"")
+        for call in (first, second):
+            assert [message async for message in call] == [b"yes"]

@@ -101,6 +101,10 @@ def test_a_status_comes_with_its_text_and_metadata() -> None:
     assert ended_by(answer) == Outcome(Fault.STATUS, 9, "ö%", (("x", "y"), ("z-bin", b"\x00\x01")))
 
 
+def test_a_text_may_end_with_a_space() -> None:
+    assert ended_by(status(b"13", (b"grpc-message", b" no "))).details == " no "
+
+
 def test_the_size_of_a_message_is_said() -> None:
     answer = raw.headers(1) + raw.data(1, raw.message(bytes(MOST + 1)))
     assert "(1001 vs. 1000)" in ended_by(answer).details

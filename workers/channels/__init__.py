@@ -1,0 +1,30 @@
+"""How does a call reach an engine? Channels of two kinds, and which of them is in use."""
+
+from .aio_channel import AioChannel, EventCall
+from .engine_channel import EngineCall, EngineChannel, Metadata
+from .http2_channel import Http2Channel
+from .policy import (
+    DATA_PATHS,
+    GRPC_AIO,
+    MAX_MESSAGE_BYTES,
+    NGHTTP2,
+    WINDOW_BYTES,
+    ConnectionPolicy,
+    data_path_of,
+)
+
+__all__ = [
+    "DATA_PATHS",
+    "GRPC_AIO",
+    "MAX_MESSAGE_BYTES",
+    "NGHTTP2",
+    "WINDOW_BYTES",
+    "AioChannel",
+    "ConnectionPolicy",
+    "EngineCall",
+    "EngineChannel",
+    "EventCall",
+    "Http2Channel",
+    "Metadata",
+    "data_path_of",
+]

@@ -1,0 +1,58 @@
+"""What a client of an engine needs of the channel to it, whichever library carries the bytes.
+
+Failures are grpc.RpcErrors; `timeout` is in seconds, and a call without an answer by then fails
+with DEADLINE_EXCEEDED.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol, TypeAlias
+
+import grpc
+
+from ..failures import Origin
+
+Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+
+
+class EngineCall(Protocol):
+    """A call under way: iterate it for the engine's messages.
+
+    After `cancel` the iteration raises asyncio.CancelledError; grpc.RpcError where it failed.
+    """
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    def cancel(self) -> bool: ...
+
+
+class EngineChannel(Protocol):
+    """Calls methods of one engine; `method` is a path, /SERVICE/METHOD."""
+
+    def stream(
+        self,
+        method: str,
+        request: bytes,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> EngineCall:
+        """Begin a call. The caller ends it: to its last message, or by `call.cancel()`."""
+        ...
+
+    async def unary(
+        self,
+        method: str,
+        request: bytes,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> tuple[Metadata, bytes]:
+        """The initial metadata and the one message of an answer. The call ends with the task."""
+        ...
+
+    def origin_of(self, error: grpc.RpcError) -> Origin:
+        """Where the failure of a call over this channel arose; ask right after it failed."""
+        ...
+
+    async def close(self) -> None:
+        """Close; what still runs is cancelled. Idempotent."""
+        ...

@@ -1,0 +1,92 @@
+"""A channel to an engine on nghttp2: failures in gRPC's words, and where they arose."""
+
+import grpc
+
+from ...runtime.http2 import ClientCall, ClientChannel, Fault, Outcome, Tls
+from ...runtime.security import ClientTls
+from ..failures import CODES, EngineCallError, Origin, origin_of
+from .engine_channel import Metadata
+from .policy import ConnectionPolicy
+
+_ORIGINS = {
+    Fault.STATUS: Origin.ENGINE,
+    Fault.CONNECT: Origin.CONNECT,
+    Fault.BROKEN: Origin.TRANSPORT,
+    Fault.ANSWER_SIZE: Origin.ANSWER_SIZE,
+    Fault.REQUEST_SIZE: Origin.REQUEST_SIZE,
+    Fault.STATUS_SIZE: Origin.STATUS_SIZE,
+    # As with grpc.aio: who set the time knows whether it was a client's deadline.
+    Fault.DEADLINE: Origin.ENGINE,
+}
+
+
+class Http2Channel:
+    """See EngineChannel. It connects anew when the files of its `tls` change."""
+
+    def __init__(
+        self,
+        address: str,
+        policy: ConnectionPolicy,
+        tls: ClientTls | None = None,
+        tls_name: str | None = None,
+    ) -> None:
+        self._tls = tls
+        trust = None
+        if tls is not None:
+            trust = Tls(lambda: tls.ssl_context, tls.name_of(tls_name))
+            tls.files.listeners.append(self._renew)
+        self._channel = ClientChannel(address, policy.channel_limits(), trust, _error_of)
+
+    def _renew(self, _: object) -> None:
+        self._channel.renew()
+
+    def stream(
+        self,
+        method: str,
+        request: bytes,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> ClientCall:
+        return self._channel.call(method, request, timeout=timeout, metadata=metadata or ())
+
+    async def unary(
+        self,
+        method: str,
+        request: bytes,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> tuple[Metadata, bytes]:
+        call = self.stream(method, request, timeout=timeout, metadata=metadata)
+        try:
+            answer = None
+            async for message in call:
+                if answer is not None:
+                    raise _error_of(Outcome(Fault.STATUS, 13, "the answer has too many messages"))
+                answer = message
+            if answer is None:
+                raise _error_of(Outcome(Fault.STATUS, 13, "the answer has no message"))
+            return call.initial_metadata, answer
+        finally:
+            call.cancel()
+
+    def origin_of(self, error: grpc.RpcError) -> Origin:
+        if not isinstance(error, EngineCallError):
+            return Origin.ROUTER
+        if error.origin is Origin.ENGINE and error.code() is grpc.StatusCode.UNAVAILABLE:
+            # An engine's gRPC that goes away may say so by a status, as if its application did.
+            connected = self._channel.is_connected
+            return origin_of(error.code(), error.details(), connected=connected)
+        return error.origin
+
+    async def close(self) -> None:
+        if self._tls is not None and self._renew in self._tls.files.listeners:
+            self._tls.files.listeners.remove(self._renew)
+        await self._channel.close()
+
+
+def _error_of(outcome: Outcome) -> EngineCallError:
+    assert outcome.fault is not None
+    origin, code = _ORIGINS[outcome.fault], CODES[outcome.code]
+    return EngineCallError(origin, code, outcome.details, outcome.trailers)
