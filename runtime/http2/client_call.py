@@ -152,14 +152,27 @@ class ClientCall:
         stream = self._stream
         assert stream is not None
         if not stream.headers and (reset == REFUSED_STREAM or not stream.begun):
-            self._again()
+            self.on_refused()
         else:
             self.end(outcome_of(stream, reset, self._channel.max_message_bytes))
+
+    def on_refused(self) -> None:
+        """The peer did not look at it, and may look at it another time, or on a new connection."""
+        self._refusals += 1
+        self._connection = self._stream = None
+        if self._refusals > MOST_REFUSALS:
+            text = f"the request was refused {self._refusals} times before it was looked at"
+            self.end(Outcome(Fault.STATUS, UNAVAILABLE, text))
+        elif self._refusals == 1:
+            self._channel.submit(self)
+        else:
+            pause = REFUSAL_PAUSE_S * 2 ** (self._refusals - 2)
+            self._loop.call_later(pause, self._channel.submit, self)
 
     def on_lost(self, why: str) -> None:
         """Its connection is gone."""
         if self._stream is not None and not self._stream.begun:
-            self._again()
+            self.on_refused()
         else:
             self.end(Outcome(Fault.BROKEN, UNAVAILABLE, why))
 
@@ -192,19 +205,6 @@ class ClientCall:
         self.end(outcome)
         if connection is not None and stream is not None:
             connection.drop(stream)
-
-    def _again(self) -> None:
-        """The peer did not look at it: that may be said of one stream, and not of the next."""
-        self._refusals += 1
-        self._connection = self._stream = None
-        if self._refusals > MOST_REFUSALS:
-            text = f"the request was refused {self._refusals} times before it was looked at"
-            self.end(Outcome(Fault.STATUS, UNAVAILABLE, text))
-        elif self._refusals == 1:
-            self._channel.submit(self)
-        else:
-            pause = REFUSAL_PAUSE_S * 2 ** (self._refusals - 2)
-            self._loop.call_later(pause, self._channel.submit, self)
 
     def _settle(self, future: "asyncio.Future[bytes]", outcome: Outcome) -> None:
         if outcome.fault is None:

@@ -172,9 +172,10 @@ class ClientChannel:
     def _start(self, call: ClientCall, connection: ClientConnection) -> None:
         try:
             connection.request(call)
-        except SessionError as error:  # it has no number left for a stream
+        except SessionError:  # it has no number left for a stream
             self._on_leaving(connection)
-            call.end(Outcome(Fault.CONNECT, UNAVAILABLE, str(error)))
+            connection.leave()
+            call.on_refused()
 
     async def _connect(self) -> None:
         try:

@@ -1,7 +1,6 @@
 """A client's channel over real sockets, to gRPC's own server and to peers written by hand."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,8 +11,17 @@ import pytest
 from grpc import aio
 from support.polling import until
 from support.servers import http2_frames as raw
+from support.servers.http2_peer import answer_to, answers_well, peer
 
-from dynamo_router.runtime.http2 import CallError, ChannelLimits, ClientChannel, Fault
+from dynamo_router.runtime.http2 import (
+    CallError,
+    ChannelLimits,
+    ClientCall,
+    ClientChannel,
+    Fault,
+)
+from dynamo_router.runtime.http2._session import SessionError
+from dynamo_router.runtime.http2.client_connection import ClientConnection
 from dynamo_router.runtime.http2.outcome import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -54,52 +62,6 @@ async def channel_to(
         yield channel
     finally:
         await channel.close()
-
-
-class Peer:
-    """Sends what a test tells it to, and remembers what it was sent."""
-
-    def __init__(self) -> None:
-        self.connections: list[asyncio.StreamWriter] = []
-        self.got: list[bytearray] = []
-        self.on_data: Callable[[int, bytes], bytes] = lambda n, data: b""
-        self.is_silent = False
-
-    def frames(self, n: int) -> list[raw.Frame]:
-        return list(raw.parse(bytes(self.got[n])))
-
-    def streams(self, n: int) -> list[int]:
-        return [frame.stream for frame in self.frames(n) if frame.kind == raw.HEADERS]
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        n = len(self.connections)
-        self.connections.append(writer)
-        self.got.append(bytearray())
-        if not self.is_silent:
-            writer.write(raw.settings())
-        try:
-            while data := await reader.read(1 << 16):
-                self.got[n] += data
-                writer.write(self.on_data(n, data))
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
-
-
-@asynccontextmanager
-async def peer() -> AsyncIterator[tuple[Peer, str]]:
-    script = Peer()
-    server = await asyncio.start_server(script, "127.0.0.1", 0)
-    try:
-        yield script, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for writer in script.connections:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-        await server.wait_closed()
 
 
 async def outcome(call: Any) -> Outcome:
@@ -237,20 +199,6 @@ async def test_while_none_can_be_made_calls_fail_at_once_and_then_it_is_tried_ag
             except CallError:
                 await asyncio.sleep(0.005)
         assert answers == [b"yes"] and len(script.connections) == 2
-
-
-def answers_well(n: int, data: bytes) -> bytes:
-    """An answer for each request in what was received."""
-    out = b""
-    for frame in raw.parse(data):
-        if frame.kind == raw.HEADERS:
-            out += answer_to(frame.stream)
-    return out
-
-
-def answer_to(stream: int) -> bytes:
-    trailers = raw.headers(stream, ((b"grpc-status", b"0"),), end=True)
-    return raw.headers(stream) + raw.data(stream, raw.message(b"yes")) + trailers
 
 
 async def test_a_refused_call_is_sent_again_at_once() -> None:
@@ -391,3 +339,22 @@ async def test_a_call_that_is_refused_before_it_could_be_sent_is_sent_elsewhere(
         second = channel.call("/a/B", b"")
         for call in (first, second):
             assert [message async for message in call] == [b"yes"]
+
+
+async def test_a_connection_without_numbers_for_streams_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with peer() as (script, address), channel_to(address) as channel:
+        script.on_data = answers_well
+        assert [m async for m in channel.call("/a/B", b"")] == [b"yes"]
+        request, used_up = ClientConnection.request, []
+
+        def no_number_left(connection: ClientConnection, call: ClientCall) -> None:
+            if not used_up or connection in used_up:
+                used_up.append(connection)
+                raise SessionError("Stream ID is not available")
+            request(connection, call)
+
+        monkeypatch.setattr(ClientConnection, "request", no_number_left)
+        assert [m async for m in channel.call("/a/B", b"")] == [b"yes"]
+        assert len(used_up) == 1 and len(script.connections) == 2
