@@ -140,7 +140,7 @@ class PeerBook:
             self.counts.refused += 1
             peer.chunks = {}
             return
-        if len(peer.chunks) == picture.chunks:
+        if len(peer.chunks) == picture.chunks > max(peer.chunks):
             self._redraw(peer, [peer.chunks[chunk] for chunk in range(picture.chunks)])
 
     def tick(self, now: float) -> list[int]:

@@ -87,6 +87,16 @@ def test_chunks_of_two_pictures_are_not_mixed() -> None:
     assert told.take() == [("2/a", "ended 1")]
 
 
+def test_a_picture_whose_chunks_disagree_is_none() -> None:
+    told = Told()
+    peers = PeerBook(1, told)
+    peers.on_picture(Picture(2, 4, 3, 4, [booked("far")]), 0.0)
+    peers.on_picture(Picture(2, 4, 0, 2, [booked("a")]), 0.0)
+    assert told.take() == []
+    peers.on_picture(Picture(2, 6, 0, 1, [booked("b")]), 0.0)
+    assert told.take() == [("2/b", 1)]
+
+
 def test_a_picture_is_asked_for_now_and_then_until_it_comes() -> None:
     peers = PeerBook(1, Told())
     peers.on_beat(Beat(2, "", 9), 0.0)
