@@ -88,7 +88,7 @@ class DataParallelEngine:
         if self.starting:
             raise WorkerError("the engine is starting")
         if rank is None:
-            rank = min(range(len(self.ranks)), key=self._requests)
+            rank = self.least_loaded
         if not 0 <= rank < len(self.ranks):
             raise InvalidRequestError(
                 f"there is no data-parallel rank {rank}, the engine has {len(self.ranks)}",
@@ -97,6 +97,11 @@ class DataParallelEngine:
         if any(request.request_id in live for live in self.ranks):
             raise request_id_in_use(request.request_id)
         return self.ranks[rank].submit(request)
+
+    @property
+    def least_loaded(self) -> int:
+        """The rank with the fewest requests."""
+        return min(range(len(self.ranks)), key=self._requests)
 
     def abort(self, request_id: str) -> bool:
         """End a request early; False if there is none of that id."""

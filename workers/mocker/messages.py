@@ -1,6 +1,7 @@
 """The mock engine's side of the messages of trtllm.TrtllmService: requests in, answers out."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,12 @@ _TIERS = {
 def engine_request(
     message: Any, request_id: str, returning_tokens: int | None = None
 ) -> EngineRequest:
-    """The engine's request of a GenerateRequest.
+    """The engine's request of a GenerateRequest: of its first answer, where it asks for several.
 
     Raises InvalidRequestError on what this engine cannot do and must not ignore, because the
     answer or the cache would not be what was asked for.
     """
     sampling = message.sampling_config
-    if sampling.num_return_sequences > 1:
-        raise _unsupported("num_return_sequences above 1", "num_return_sequences")
     if sampling.beam_width > 1:
         raise _unsupported("beam search", "beam_width")
     if message.multimodal_input.image_data:
@@ -57,10 +56,34 @@ def engine_request(
     )
 
 
-class ResponseWriter:
-    """Serialised answers for one request. Built once, because there is one for every token."""
+def engine_requests(
+    message: Any, request_id: str, returning_tokens: int | None, *, most: int
+) -> list[EngineRequest]:
+    """A request of the engine for each answer that is asked for, by seeds that follow each other.
 
-    def __init__(self, stream: TokenStream, message: Any, vocab_size: int) -> None:
+    Raises as `engine_request` does, and for more than `most` answers.
+    """
+    first = engine_request(message, request_id, returning_tokens)
+    wanted = message.sampling_config.num_return_sequences
+    if wanted > most:
+        raise InvalidRequestError(
+            f"{wanted} answers are more than the {most} requests that this engine runs at a time",
+            field="num_return_sequences",
+        )
+    others = (
+        replace(first, request_id=f"{request_id}\x1f{nth}", seed=(first.seed + nth) % 2**64)
+        for nth in range(1, wanted)
+    )
+    return [first, *others]
+
+
+class ResponseWriter:
+    """Serialised answers for one sequence. Built once, because there is one for every token.
+
+    `index`: which of its request's answers it is.
+    """
+
+    def __init__(self, stream: TokenStream, message: Any, vocab_size: int, index: int = 0) -> None:
         sequence = stream.sequence
         self._stream = stream
         self._logprobs = message.output_config.logprobs > 0
@@ -70,6 +93,7 @@ class ResponseWriter:
         self._response = pb.GenerateResponse(request_id=message.request_id)
         self._chunk = self._response.chunk
         self._chunk.prompt_tokens = sequence.prompt_len
+        self._chunk.sequence_index = self._index = index
 
     def chunk(self, position: int) -> bytes:
         """The message that brings token `position` of the output."""
@@ -93,6 +117,7 @@ class ResponseWriter:
         response = pb.GenerateResponse(request_id=self._response.request_id)
         complete = response.complete
         complete.output_token_ids.extend(tokens)
+        complete.sequence_index = self._index
         complete.prompt_tokens = sequence.prompt_len
         complete.completion_tokens = len(tokens)
         complete.cached_tokens = sequence.cached_tokens or 0

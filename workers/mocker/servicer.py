@@ -1,7 +1,8 @@
 """TrtllmServicer: trtllm.TrtllmService as one mock engine answers it."""
 
+import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -12,7 +13,10 @@ from ..trtllm_proto import SERVICE, common_pb, pb
 from .config import MockerConfig
 from .dp_engine import DataParallelEngine
 from .kv_feed import KvEventFeed
-from .messages import ResponseWriter, engine_request
+from .live import TokenStream
+from .messages import ResponseWriter, engine_requests
+
+Write = Callable[[bytes], Awaitable[None]]
 
 VERSION = "mock-1"
 DP_RANK_KEY = "x-dynamo-dp-rank"
@@ -53,6 +57,7 @@ class TrtllmServicer:
         if announced and len(announced) <= _MOST_ANNOUNCED:
             self._identity += ((PUBLISHER_ID_KEY, announced),)
         self._unnamed = itertools.count()
+        self._several: dict[str, Sequence[TokenStream]] = {}  # of requests for several answers
         self.failure: grpc.StatusCode | None = None
         """a fault: Generate ends at once with it"""
 
@@ -91,10 +96,20 @@ class TrtllmServicer:
             await context.abort(self.failure, "a fault that was asked for")
         # An unnamed request cannot be aborted, but it can run.
         request_id = message.request_id or f"unnamed {next(self._unnamed)}"
+        streams: list[TokenStream] = []
         try:
             rank = _number_in(context, DP_RANK_KEY, "dp_rank")
             returning = _number_in(context, RETURNING_KEY, "returning_tokens")
-            stream = self._engine.submit(engine_request(message, request_id, returning), rank)
+            most = self._config.engine.max_num_seqs
+            requests = engine_requests(message, request_id, returning, most=most)
+            if rank is None and len(requests) > 1:  # they share the prompt's cache
+                rank = self._engine.least_loaded
+            for request in requests:
+                streams.append(self._engine.submit(request, rank))
+            if len(streams) == 1:
+                await self._pass_on(streams[0], message, 0, context.write)
+            else:
+                await self._pass_all_on(streams, message, context.write)
         except InvalidRequestError as error:
             duplicate = error.field == "request_id"
             code = grpc.StatusCode.ALREADY_EXISTS if duplicate else _INVALID
@@ -102,27 +117,54 @@ class TrtllmServicer:
         except NoWorkersError as error:
             await context.abort(_EXHAUSTED, str(error))
         except WorkerError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        try:
-            writer = ResponseWriter(stream, message, self._config.engine.vocab_size)
-            visible = stream.sequence.visible if message.streaming else 0
-            sent = 0
-            while True:
-                while sent < min(stream.ready, visible):
-                    await context.write(writer.chunk(sent))
-                    sent += 1
-                if stream.done:
-                    break
-                await stream.wait(stream.ready)
-            if self._engine.failure is not None:
-                await context.abort(grpc.StatusCode.INTERNAL, self._engine.failure)
-            await context.write(writer.complete())
+            failed = grpc.StatusCode.INTERNAL if streams else grpc.StatusCode.UNAVAILABLE
+            await context.abort(failed, str(error))
         finally:
-            self._engine.release(stream)
+            for stream in streams:
+                self._engine.release(stream)
+
+    async def _pass_on(self, stream: TokenStream, message: Any, index: int, write: Write) -> None:
+        """One answer's messages, as they come. WorkerError if the engine breaks."""
+        writer = ResponseWriter(stream, message, self._config.engine.vocab_size, index)
+        visible = stream.sequence.visible if message.streaming else 0
+        sent = 0
+        while True:
+            while sent < min(stream.ready, visible):
+                await write(writer.chunk(sent))
+                sent += 1
+            if stream.done:
+                break
+            await stream.wait(stream.ready)
+        if self._engine.failure is not None:
+            raise WorkerError(self._engine.failure)
+        await write(writer.complete())
+
+    async def _pass_all_on(
+        self, streams: Sequence[TokenStream], message: Any, write: Write
+    ) -> None:
+        """The messages of several answers, mixed as they come; one is written at a time."""
+        request_id = streams[0].sequence.request.request_id
+        self._several[request_id] = streams
+        turn = asyncio.Lock()
+
+        async def write_in_turn(body: bytes) -> None:
+            async with turn:
+                await write(body)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, stream in enumerate(streams):
+                    group.create_task(self._pass_on(stream, message, index, write_in_turn))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            del self._several[request_id]
 
     async def abort(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
         await self._engine.awake()
-        if self._engine.abort(message.request_id):
+        several = self._several.get(message.request_id, ())
+        named = {message.request_id, *(each.sequence.request.request_id for each in several)}
+        if any([self._engine.abort(request_id) for request_id in named]):
             return pb.AbortResponse(success=True, message="aborted")
         return pb.AbortResponse(success=False, message=f"{message.request_id!r} not found")
 

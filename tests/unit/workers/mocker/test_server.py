@@ -105,8 +105,8 @@ async def test_log_probabilities_come_when_they_are_asked_for():
         (generate("a", range(8), 0), "max_tokens must be at least 1"),
         (generate("a", range(8), 121), "exceed the limit of 128"),
         (
-            generate("a", range(8), sampling_config={"num_return_sequences": 2}),
-            "num_return_sequences above 1 is not supported",
+            generate("a", range(8), sampling_config={"num_return_sequences": 3}),
+            "3 answers are more than the 2 requests",
         ),
         (generate("a", range(8), sampling_config={"beam_width": 2}), "beam search"),
         (generate("a", range(8), multimodal_input={"image_data": [b"x"]}), "multimodal input"),
