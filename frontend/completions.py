@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
-from xxhash import xxh3_64_intdigest
 
-from ..router.admission import read_objectives
 from ..router.dispatch import Dispatcher, RequestReader
-from ..router.services import read_metadata
-from ..runtime.errors import InvalidRequestError, NoWorkersError
+from ..runtime.errors import NoWorkersError
 from ..workers.health import HealthMonitor
 from .application import Handler, HttpCall, answer_json
 from .asgi import EventStream, send_whole, unless_gone
 from .config import FrontendConfig
-from .generation import Choice, Origin, answer
+from .embeddings import Embeddings, read_embedding_request
+from .generation import Choice, answer
 from .openai import (
     DONE,
     KEEP_ALIVE,
@@ -33,18 +30,18 @@ from .openai import (
     sse,
     too_long,
 )
+from .origin import Origin, origin_of
 from .processor import ModelText
+from .prompts import MOST_PROMPTS, PromptReader, Tokens
 
-Tokens = Sequence[int]
 MODEL_ROUTES = (
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/embeddings",
     "POST /tokenize",
     "POST /detokenize",
 )
 """Those whose body names the model that is to answer."""
-EXPLAIN_KEY = "x-dynamo-explain"
-MOST_PROMPTS = 128
 
 
 class _Tokenize(msgspec.Struct):
@@ -65,7 +62,6 @@ class _Asked(NamedTuple):
     choices: list[Choice]
     origin: Origin
     form: Answer
-    explains: bool
 
 
 class Completions:
@@ -85,7 +81,8 @@ class Completions:
         self._dispatcher = dispatcher
         self._adapter = adapter
         self._monitor = monitor
-        self._reader = reader
+        self._prompts = PromptReader(text, reader)
+        self._embeddings = Embeddings(dispatcher, self._prompts)
         self._text = text
         self._config = config
         self._name = name
@@ -96,6 +93,7 @@ class Completions:
         return {
             "POST /v1/chat/completions": self._chat,
             "POST /v1/completions": self._complete,
+            "POST /v1/embeddings": self._embed,
             "POST /tokenize": self._tokenize,
             "POST /detokenize": self._detokenize,
         }
@@ -120,23 +118,28 @@ class Completions:
 
     async def _chat(self, call: HttpCall) -> None:
         request: ChatRequest = read_request(call.body, ChatRequest)
-        prompt = await self._render(request.messages, request)
+        prompt = await self._prompts.of_chat(request)
         await self._answer(call, request, "chat", [(prompt, "")])
 
     async def _complete(self, call: HttpCall) -> None:
         request: CompletionRequest = read_request(call.body, CompletionRequest)
-        prompts = await self._read_prompts(bytes(request.prompt))
+        prompts = await self._prompts.of_completion(request)
         echoed = [""] * len(prompts)
         if request.echo:
             echoed = [self._text.decode(prompt) for prompt in prompts]
         await self._answer(call, request, "completion", list(zip(prompts, echoed, strict=True)))
+
+    async def _embed(self, call: HttpCall) -> None:
+        request = read_embedding_request(call.body)
+        self._check_ready(request.model)
+        await self._embeddings.answer(call, request, self.name)
 
     async def _tokenize(self, call: HttpCall) -> None:
         asked = msgspec.json.decode(call.body, type=_Tokenize)
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "either prompt or messages is needed", param="prompt")
         if asked.messages is not None:
-            ids = await self._render(asked.messages, None)
+            ids = await self._prompts.render(asked.messages, None)
         else:
             assert asked.prompt is not None
             ids = await self._text.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
@@ -152,53 +155,9 @@ class Completions:
 
     # Their parts
 
-    async def _render(
-        self, messages: list[dict[str, Any]], request: ChatRequest | None
-    ) -> list[int]:
-        template = self._text.template
-        if template is None:
-            raise ApiError(400, "this model has no chat template", param="messages")
-        variables: dict[str, Any] = {}
-        if request is not None:
-            variables = {
-                **(request.chat_template_args or {}),
-                **(request.chat_template_kwargs or {}),
-            }
-            variables["tools"] = request.tools
-            variables["add_generation_prompt"] = request.add_generation_prompt
-        text = template.render(messages, **variables)
-        # The template has written the special tokens itself.
-        return await self._text.encode(text, add_special_tokens=False)
-
-    async def _read_prompts(self, raw: bytes) -> list[Tokens]:
-        """The prompts of a completion: a text, token ids, or a list of either."""
-        given = raw.strip()
-        if given[:1] == b"[" and given[1:].lstrip()[:1].isdigit():
-            return [await self._token_ids(raw)]
-        try:
-            found = msgspec.json.decode(raw, type=str | list[str | list[int]])
-        except msgspec.DecodeError:
-            text = "prompt must be a text, a list of token ids, or a list of either"
-            raise ApiError(400, text, param="prompt") from None
-        if isinstance(found, str):
-            return [await self._text_ids(found)]
-        if not found or len(found) > MOST_PROMPTS:
-            raise ApiError(400, f"prompt must have 1 to {MOST_PROMPTS} entries", param="prompt")
-        return [
-            await self._text_ids(each) if isinstance(each, str) else _checked_ids(each)
-            for each in found
-        ]
-
-    async def _text_ids(self, text: str) -> list[int]:
-        return await self._text.encode(text, add_special_tokens=True)
-
-    async def _token_ids(self, raw: bytes) -> list[int]:
-        try:
-            tokens, _ = await self._reader.json_tokens(b'{"prompt":' + raw + b"}", b"prompt")
-        except InvalidRequestError as error:
-            raise ApiError(400, str(error), param="prompt") from None
-        ids: list[int] = np.asarray(tokens).tolist()
-        return ids
+    def _check_ready(self, model: str) -> None:
+        if not self._monitor.any_ready:
+            raise NoWorkersError(f"the model {self.name or model} has no worker that is ready")
 
     def _choices(self, request: Sampling, prompts: Sequence[tuple[Tokens, str]]) -> list[Choice]:
         choices: list[Choice] = []
@@ -225,19 +184,6 @@ class Completions:
             raise too_long(limit, prompt_tokens, asked or 1)
         return asked or min(left, self._config.default_max_tokens)
 
-    def _origin(self, call: HttpCall, kind: str) -> Origin:
-        try:
-            headers = list(call.headers.items())
-            forwarded, pinned, urgency = read_metadata(headers)
-            objectives = read_objectives(headers)
-        except InvalidRequestError as error:
-            raise ApiError(400, str(error)) from None
-        prefix = "chatcmpl" if kind == "chat" else "cmpl"
-        # Unique, also where a client uses an id of its own again.
-        unique = xxh3_64_intdigest(f"{call.request_id}/{time.monotonic_ns()}".encode())
-        answer_id = f"{prefix}-{unique:016x}"
-        return Origin(answer_id, call.caller, forwarded, pinned, urgency, objectives)
-
     async def _answer(
         self,
         call: HttpCall,
@@ -245,12 +191,10 @@ class Completions:
         kind: Literal["chat", "completion"],
         prompts: Sequence[tuple[Tokens, str]],
     ) -> None:
-        if not self._monitor.any_ready:
-            raise NoWorkersError(
-                f"the model {self.name or request.model} has no worker that is ready"
-            )
+        self._check_ready(request.model)
         choices = self._choices(request, prompts)
-        origin = self._origin(call, kind)
+        prefix = "chatcmpl" if kind == "chat" else "cmpl"
+        origin = origin_of(request, call.headers, call.caller, call.request_id, prefix)
         form = Answer(
             origin.answer_id,
             int(time.time()),
@@ -258,25 +202,24 @@ class Completions:
             kind,
             with_logprobs=request.logprobs_wanted is not None,
         )
-        explains = call.headers.get(EXPLAIN_KEY) == "1"
         run = self._stream if request.wants_stream else self._whole
-        work = asyncio.create_task(run(_Asked(call, request, choices, origin, form, explains)))
+        work = asyncio.create_task(run(_Asked(call, request, choices, origin, form)))
         await unless_gone(call.receive, work)
 
     async def _whole(self, asked: _Asked) -> None:
-        call, request, choices, origin, form, explains = asked
+        call, request, choices, origin, form = asked
         deltas: list[list[Delta]] = [[] for _ in choices]
 
         async def keep(index: int, delta: Delta) -> None:
             deltas[index].append(delta)
 
         await answer(self._dispatcher, self._text, request, choices, origin, keep)
-        nvext = _explained(choices) if explains else None
+        nvext = _extras(choices, origin) if origin.extras else None
         body = form.whole(deltas, _usage(request, choices), nvext)
         await send_whole(call.send, 200, body, call.told)
 
     async def _stream(self, asked: _Asked) -> None:
-        call, request, choices, origin, form, explains = asked
+        call, request, choices, origin, form = asked
         stream = EventStream(call.send, call.told, KEEP_ALIVE, self._config.keep_alive_s)
         keeping = asyncio.create_task(stream.keep_alive())
         options = request.stream_options
@@ -288,8 +231,8 @@ class Completions:
 
         try:
             await answer(self._dispatcher, self._text, request, choices, origin, show)
-            if explains:
-                await stream.write(form.nvext_chunk(_explained(choices)))
+            if origin.extras:
+                await stream.write(form.nvext_chunk(_extras(choices, origin)))
             if options is not None and options.include_usage:
                 await stream.write(form.usage_chunk(_usage(request, choices)))
         except Exception as error:
@@ -313,25 +256,33 @@ def _usage(request: Sampling, choices: Sequence[Choice]) -> Usage:
     return total
 
 
-def _explained(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Where the first choice went, and what its worker had of the prompt."""
-    decision = choices[0].decision
-    if decision is None:
-        return {}
-    worker = decision.worker
-    return {
-        "worker_id": {
+def _extras(choices: Sequence[Choice], origin: Origin) -> dict[str, Any]:
+    """What its client wants to hear of the first choice: where it went, what its worker had of the
+    prompt, how long it took."""
+    told: dict[str, Any] = {}
+    choice, now = choices[0], time.monotonic()
+    decision = choice.decision
+    if decision is not None and "worker_id" in origin.extras:
+        worker = decision.worker
+        told["worker_id"] = {
             "decode_worker_id": worker.worker_id,
             "decode_dp_rank": worker.dp_rank,
-        },
-        "overlap_blocks": decision.overlap_blocks,
-        "request_blocks": decision.request_blocks,
-        "cached_tokens": choices[0].usage.cached_tokens,
-    }
-
-
-def _checked_ids(ids: list[int]) -> list[int]:
-    for token_id in ids:
-        if not 0 <= token_id < 1 << 32:
-            raise ApiError(400, f"{token_id} is no token id", param="prompt")
-    return ids
+        }
+    if decision is not None and "decision" in origin.extras:
+        told |= {
+            "overlap_blocks": decision.overlap_blocks,
+            "request_blocks": decision.request_blocks,
+            "cached_tokens": choice.usage.cached_tokens,
+        }
+    if "timing" in origin.extras:
+        took = now - origin.received
+        ttft = None if choice.first_at is None else choice.first_at - origin.received
+        told["timing"] = {
+            "request_received_ms": round((time.time() - took) * 1e3, 3),
+            "ttft_ms": None if ttft is None else round(ttft * 1e3, 3),
+            "total_time_ms": round(took * 1e3, 3),
+        }
+        if decision is not None:
+            rate = decision.overlap_blocks / decision.request_blocks
+            told["timing"]["kv_hit_rate"] = round(rate, 4)
+    return told

@@ -5,19 +5,18 @@ worker that has its prompt, and works with engines that make one sequence at a t
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from ..router.access import Caller
-from ..router.admission import Objectives, Urgency
 from ..router.dispatch import Dispatcher
 from ..router.policy import Decision
-from ..runtime.identity import WorkerWithDpRank
 from ..workers.trtllm_proto import pb
 from .openai import Delta, Sampling, TokenLogprob, Usage
+from .origin import Origin
 from .processor import ModelText, StopStrings
 
 Emit = Callable[[int, Delta], Awaitable[None]]
@@ -25,17 +24,6 @@ Emit = Callable[[int, Delta], Awaitable[None]]
 
 _FINISHED = {"stop": "stop", "length": "length", "end_id": "stop", "stop_words": "stop"}
 _ABORTED = "abort"
-
-
-class Origin(NamedTuple):
-    """Whose request it is, and what its headers say of its way."""
-
-    answer_id: str
-    caller: Caller
-    metadata: Sequence[tuple[str, str | bytes]]
-    pinned: WorkerWithDpRank | None
-    urgency: Urgency
-    objectives: Objectives
 
 
 @dataclass
@@ -52,6 +40,8 @@ class Choice:
     decision: Decision | None = None
     adapter: int | None = None
     """the LoRA adapter that computes it, as engines number it"""
+    first_at: float | None = None
+    """when its first text came, by the monotonic clock"""
 
 
 class AnswerReader:
@@ -182,13 +172,15 @@ async def _answer_one(
         choice.usage = reader.usage
         if delta is None:
             return
+        if choice.first_at is None:
+            choice.first_at = time.monotonic()
         await emit(choice.index, delta)
         if reader.finished and delta.stop_reason is not None:
             # The engine may not know of the stop string; the rest would be computed for nobody.
             await dispatcher.abort(request_id, origin.caller)
 
     choice.decision = await dispatcher.generate(
-        engine_request(request, choice, request_id),
+        engine_request(request, choice, request_id, origin.salt),
         respond,
         metadata=origin.metadata,
         pinned=origin.pinned,
@@ -201,8 +193,10 @@ async def _answer_one(
         await emit(choice.index, Delta("", _ABORTED))
 
 
-def engine_request(request: Sampling, choice: Choice, request_id: str) -> bytes:
-    """The trtllm.GenerateRequest of one choice, serialized."""
+def engine_request(
+    request: Sampling, choice: Choice, request_id: str, salt: int | None = None
+) -> bytes:
+    """The trtllm.GenerateRequest of one choice, serialized. `salt` is its cache namespace."""
     message = pb.GenerateRequest(
         request_id=request_id,
         max_tokens=choice.max_tokens,
@@ -224,6 +218,10 @@ def engine_request(request: Sampling, choice: Choice, request_id: str) -> bytes:
             setattr(sampling, name, value)
     if request.top_k is not None and request.top_k > 0:  # both 0 and -1 mean all
         sampling.top_k = request.top_k
+    if request.nvext is not None and request.nvext.greed_sampling:
+        sampling.top_k = 1
+    if salt is not None:
+        message.cache_salt_id = salt
     if choice.seed is not None:
         sampling.seed = choice.seed
     wanted = request.logprobs_wanted

@@ -2,6 +2,7 @@
 
 from .answers import DONE, KEEP_ALIVE, Answer, Delta, TokenLogprob, Usage, sse
 from .errors import ApiError, api_error, bad_body, too_long, unknown_model
+from .nvext import EXTRA_FIELDS, Extensions
 from .requests import ChatRequest, CompletionRequest, Sampling, read_request
 
 __all__ = [
@@ -11,7 +12,9 @@ __all__ = [
     "CompletionRequest",
     "DONE",
     "Delta",
+    "EXTRA_FIELDS",
     "KEEP_ALIVE",
+    "Extensions",
     "Sampling",
     "TokenLogprob",
     "Usage",

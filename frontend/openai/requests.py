@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from .errors import ApiError, bad_body
+from .nvext import Extensions
 
 MOST_CHOICES = 128
 MOST_STOPS = 32
@@ -61,6 +62,8 @@ class Sampling(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
     best_of: int | None = None
+    cache_salt: str | None = None
+    nvext: Extensions | None = None
 
     @property
     def choices(self) -> int:
@@ -116,6 +119,8 @@ class Sampling(msgspec.Struct, kw_only=True):
             raise ApiError(400, text, param="logit_bias")
         if self.best_of not in (None, 1, self.choices):
             raise ApiError(400, "best_of other than n is not supported", param="best_of")
+        if self.nvext is not None:
+            self.nvext.check()
         form = self.response_format
         if form is not None and form.type not in ("text", "json_object", "json_schema"):
             text = f"response_format.type {form.type!r} is not text, json_object or json_schema"

@@ -1,0 +1,102 @@
+"""POST /v1/embeddings, where the engines embed: a vector for each text."""
+
+import asyncio
+import base64
+from typing import Any, Literal
+
+import grpc
+import msgspec
+import numpy as np
+
+from ..router.dispatch import Dispatcher
+from ..workers.trtllm_proto import pb
+from .application import HttpCall, answer_json
+from .asgi import unless_gone
+from .openai import ApiError, bad_body
+from .prompts import PromptReader, Tokens
+
+
+class EmbeddingRequest(msgspec.Struct):
+    """Of the API; a model has vectors of one length, so `dimensions` is refused."""
+
+    model: str
+    input: msgspec.Raw
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+
+class Embeddings:
+    """Asks an engine for each input, all at the same time; the first error ends them all."""
+
+    def __init__(self, dispatcher: Dispatcher, prompts: PromptReader) -> None:
+        self._dispatcher = dispatcher
+        self._prompts = prompts
+
+    async def answer(self, call: HttpCall, request: EmbeddingRequest, model: str) -> None:
+        """Answer a request to the model of this name."""
+        if request.dimensions is not None:
+            text = "dimensions is not supported: vectors have the model's length"
+            raise ApiError(400, text, param="dimensions")
+        inputs = await self._prompts.read(bytes(request.input), "input")
+        if not all(len(each) for each in inputs):
+            raise ApiError(400, "input has an empty entry", param="input")
+        found: list[Any] = []
+
+        async def ask() -> None:
+            found.extend(await self._embed(inputs, call.request_id))
+
+        await unless_gone(call.receive, asyncio.create_task(ask()))
+        encode = _as_base64 if request.encoding_format == "base64" else _as_floats
+        tokens = sum(
+            each.prompt_tokens or len(ids) for each, ids in zip(found, inputs, strict=True)
+        )
+        told = {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": encode(each.embedding)}
+                for index, each in enumerate(found)
+            ],
+            "model": model,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+        await answer_json(call, told)
+
+    async def _embed(self, inputs: list[Tokens], request_id: str) -> list[Any]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._embed_one(ids, f"{request_id}-{index}"))
+                    for index, ids in enumerate(inputs)
+                ]
+        except BaseExceptionGroup as errors:
+            error = errors.exceptions[0]
+            if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                text = "this model's engines make no embeddings"
+                raise ApiError(404, text, code="no_embeddings") from None
+            raise error from None
+        return [task.result() for task in tasks]
+
+    async def _embed_one(self, ids: Tokens, request_id: str) -> Any:
+        message = pb.EmbedRequest(request_id=request_id)
+        message.tokenized.input_token_ids.extend(ids)
+        answer = await self._dispatcher.plain.embed(message.SerializeToString(), None)
+        return pb.EmbedResponse.FromString(answer)
+
+
+def read_embedding_request(body: bytes) -> EmbeddingRequest:
+    """ApiError 400 if it is none."""
+    try:
+        return msgspec.json.decode(body, type=EmbeddingRequest)
+    except msgspec.DecodeError as error:
+        raise bad_body(error) from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body cannot be read: {error}") from None
+
+
+def _as_floats(vector: Any) -> list[float]:
+    return list(vector)
+
+
+def _as_base64(vector: Any) -> str:
+    """Little-endian floats of 32 bits, as OpenAI's own client asks for them."""
+    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()

@@ -1,0 +1,88 @@
+"""Whose request it is, and what its headers and extensions say of its way."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from ..router.access import Caller
+from ..router.admission import Objectives, Urgency, read_objectives
+from ..router.services import read_metadata
+from ..runtime.errors import InvalidRequestError
+from ..runtime.identity import WorkerWithDpRank
+from .openai import ApiError, Sampling
+
+EXPLAIN_KEY = "x-dynamo-explain"
+TENANT_KEY = "x-tenant-id"
+ALIASES = {
+    "x-worker-instance-id": "x-dynamo-worker-instance-id",
+    "x-dp-rank": "x-dynamo-dp-rank",
+    "x-data-parallel-rank": "x-dynamo-dp-rank",
+    "x-dynamo-request-priority": "x-dynamo-priority",
+}
+"""Headers that other frontends know under another name."""
+_INT63 = (1 << 63) - 1
+
+
+class Origin(NamedTuple):
+    """Of one request. `received`: monotonic time."""
+
+    answer_id: str
+    caller: Caller
+    metadata: Sequence[tuple[str, str | bytes]]
+    pinned: WorkerWithDpRank | None
+    urgency: Urgency
+    objectives: Objectives
+    salt: int | None
+    """of its cache namespace: requests with another one share no cached block with it"""
+    extras: frozenset[str]
+    """what its client wants to hear of it: see EXTRA_FIELDS"""
+    received: float
+
+
+def origin_of(
+    request: Sampling, headers: Mapping[str, str], caller: Caller, request_id: str, prefix: str
+) -> Origin:
+    """Read it; ApiError 400 if something in it makes no sense. A header beats `nvext`.
+
+    `prefix` begins the answer's id.
+    """
+    nvext = request.nvext
+    said: dict[str, str | bytes] = {} if nvext is None else dict(nvext.headers)
+    said.update((ALIASES[name], value) for name, value in headers.items() if name in ALIASES)
+    said.update((name, value) for name, value in headers.items() if name not in ALIASES)
+    try:
+        forwarded, pinned, urgency = read_metadata(said.items())
+        objectives = read_objectives(said.items())
+    except InvalidRequestError as error:
+        raise ApiError(400, str(error)) from None
+    extras = set() if nvext is None else set(nvext.extra_fields)
+    if headers.get(EXPLAIN_KEY) == "1":
+        extras |= {"worker_id", "decision"}
+    received = time.monotonic()
+    # Unique, also where a client uses an id of its own again.
+    unique = xxh3_64_intdigest(f"{request_id}/{time.monotonic_ns()}".encode())
+    return Origin(
+        f"{prefix}-{unique:016x}",
+        caller,
+        forwarded,
+        pinned,
+        urgency,
+        objectives,
+        _salt(request, headers),
+        frozenset(extras),
+        received,
+    )
+
+
+def _salt(request: Sampling, headers: Mapping[str, str]) -> int | None:
+    """The cache namespace as the engines' protocol has it: a number."""
+    nvext = request.nvext
+    given = (
+        headers.get(TENANT_KEY),
+        None if nvext is None else nvext.cache_salt,
+        request.cache_salt,
+    )
+    text = next((each for each in given if each), None)
+    return None if not text else xxh3_64_intdigest(text.encode()) & _INT63

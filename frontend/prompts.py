@@ -1,0 +1,96 @@
+"""Prompts as clients give them, conversations, texts or token ids, as token ids of a model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..router.dispatch import RequestReader
+from ..runtime.errors import InvalidRequestError
+from .openai import ApiError, ChatRequest, CompletionRequest, Sampling
+from .processor import ModelText
+
+Tokens = Sequence[int]
+MOST_PROMPTS = 128
+
+
+class PromptReader:
+    """Of one model. ApiError 400 for what is no prompt."""
+
+    def __init__(self, text: ModelText, reader: RequestReader) -> None:
+        self._text = text
+        self._reader = reader
+
+    async def of_chat(self, request: ChatRequest) -> Tokens:
+        """A conversation's prompt."""
+        return _given_ids(request) or await self.render(request.messages, request)
+
+    async def of_completion(self, request: CompletionRequest) -> list[Tokens]:
+        """The prompts of a completion."""
+        given = _given_ids(request)
+        return [given] if given else await self.read(bytes(request.prompt), "prompt")
+
+    async def render(
+        self, messages: list[dict[str, Any]], request: ChatRequest | None
+    ) -> list[int]:
+        """A conversation by the model's template; `request` has what else the template is told."""
+        template = self._text.template
+        if template is None:
+            raise ApiError(400, "this model has no chat template", param="messages")
+        variables: dict[str, Any] = {}
+        if request is not None:
+            variables = {
+                **(request.chat_template_args or {}),
+                **(request.chat_template_kwargs or {}),
+            }
+            if "messages" in variables:
+                text = "chat_template_kwargs must not have messages"
+                raise ApiError(400, text, param="chat_template_kwargs")
+            variables["tools"] = request.tools
+            variables["add_generation_prompt"] = request.add_generation_prompt
+        text = template.render(messages, **variables)
+        # The template has written the special tokens itself.
+        return await self._text.encode(text, add_special_tokens=False)
+
+    async def read(self, raw: bytes, field: str) -> list[Tokens]:
+        """What a field of a body has: a text, token ids, or a list of either."""
+        given = raw.strip()
+        if given[:1] == b"[" and given[1:].lstrip()[:1].isdigit():
+            return [await self._token_ids(raw)]
+        try:
+            found = msgspec.json.decode(raw, type=str | list[str | list[int]])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            text = f"{field} must be a text, a list of token ids, or a list of either"
+            raise ApiError(400, text, param=field) from None
+        if isinstance(found, str):
+            return [await self._text_ids(found)]
+        if not found or len(found) > MOST_PROMPTS:
+            raise ApiError(400, f"{field} must have 1 to {MOST_PROMPTS} entries", param=field)
+        return [
+            await self._text_ids(each) if isinstance(each, str) else _checked_ids(each)
+            for each in found
+        ]
+
+    async def _text_ids(self, text: str) -> list[int]:
+        return await self._text.encode(text, add_special_tokens=True)
+
+    async def _token_ids(self, raw: bytes) -> list[int]:
+        try:
+            tokens, _ = await self._reader.json_tokens(b'{"prompt":' + raw + b"}", b"prompt")
+        except InvalidRequestError as error:
+            raise ApiError(400, str(error), param="prompt") from None
+        ids: list[int] = np.asarray(tokens).tolist()
+        return ids
+
+
+def _given_ids(request: Sampling) -> Tokens | None:
+    """The prompt's token ids, where its client has tokenized it."""
+    return None if request.nvext is None else request.nvext.token_data
+
+
+def _checked_ids(ids: list[int]) -> list[int]:
+    for token_id in ids:
+        if not 0 <= token_id < 1 << 32:
+            raise ApiError(400, f"{token_id} is no token id", param="prompt")
+    return ids
