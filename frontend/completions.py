@@ -29,8 +29,10 @@ from .openai import (
     read_request,
     sse,
     too_long,
+    tool_choice_of,
 )
 from .origin import Origin, origin_of
+from .parsers import new_chat_output
 from .processor import ModelText
 from .prompts import MOST_PROMPTS, PromptReader, Tokens
 
@@ -175,6 +177,22 @@ class Completions:
                 )
         return choices
 
+    def _add_parsers(self, request: ChatRequest, choices: Sequence[Choice]) -> None:
+        """Have reasoning and calls of tools found in what is said, as the model writes them."""
+        config, tools = self._config, tool_choice_of(request.tools, request.tool_choice)
+        if tools.asked and not tools.forced and config.tool_call_parser is None:
+            text = "tool_choice auto needs a parser of this model's calls: see --tool-call-parser"
+            raise ApiError(400, text, param="tool_choice")
+        if tools.forced and request.response_format is not None:
+            text = "response_format and a tool_choice that forces calls exclude each other"
+            raise ApiError(400, text, param="response_format")
+        ending = self._text.ending(choices[0].prompt) if config.reasoning_parser else ""
+        for choice in choices:
+            choice.schema = tools.schema
+            choice.output = new_chat_output(
+                config.reasoning_parser, config.tool_call_parser, tools, ending
+            )
+
     def _output_limit(self, request: Sampling, prompt_tokens: int) -> int:
         asked, limit = request.output_limit, self.context_limit
         if not limit:
@@ -193,6 +211,8 @@ class Completions:
     ) -> None:
         self._check_ready(request.model)
         choices = self._choices(request, prompts)
+        if isinstance(request, ChatRequest):
+            self._add_parsers(request, choices)
         prefix = "chatcmpl" if kind == "chat" else "cmpl"
         origin = origin_of(request, call.headers, call.caller, call.request_id, prefix)
         form = Answer(

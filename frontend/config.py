@@ -9,6 +9,7 @@ from ..router.serve_config import ServeConfig
 from ..runtime.kv_stores import BACKENDS
 from ..runtime.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..workers.discovery import STATIC
+from .parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 _STORES = ", ".join(BACKENDS)
 
@@ -32,7 +33,25 @@ class FrontendConfig:
         15.0, "A stream that was silent for so long gets a comment, so that proxies keep it."
     )
 
+    reasoning_parser: str | None = option(
+        None,
+        f"How the model writes its reasoning: {', '.join(REASONING_PARSERS)}. Not given: it is not"
+        " told from the answer.",
+    )
+    tool_call_parser: str | None = option(
+        None,
+        f"How the model writes calls of tools: {', '.join(TOOL_CALL_PARSERS)}. Not given: none are"
+        " found.",
+    )
+
     def __post_init__(self) -> None:
+        for key, known in (
+            ("reasoning_parser", REASONING_PARSERS),
+            ("tool_call_parser", TOOL_CALL_PARSERS),
+        ):
+            name = getattr(self, key)
+            if name is not None and name not in known:
+                raise bad_setting(key, f"{name!r} is none of {', '.join(known)}")
         if self.http_frontend is not None and not 0 <= self.http_frontend <= 65535:
             raise bad_setting("http_frontend", "must be in 0..65535")
         if self.model_path is not None and not os.path.isdir(self.model_path):

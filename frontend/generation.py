@@ -5,6 +5,7 @@ worker that has its prompt, and works with engines that make one sequence at a t
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ import msgspec
 from ..router.dispatch import Dispatcher
 from ..router.policy import Decision
 from ..workers.trtllm_proto import pb
-from .openai import Delta, Sampling, TokenLogprob, Usage
+from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
+from .parsers import ChatOutput, Parsed
 from .processor import ModelText, StopStrings
 
 Emit = Callable[[int, Delta], Awaitable[None]]
@@ -42,17 +44,30 @@ class Choice:
     """the LoRA adapter that computes it, as engines number it"""
     first_at: float | None = None
     """when its first text came, by the monotonic clock"""
+    output: ChatOutput | None = None
+    """finds reasoning and calls of tools in it"""
+    schema: dict[str, Any] | None = None
+    """JSON schema that the answer is held to, if not by the request's response_format"""
 
 
 class AnswerReader:
     """The messages of an engine for one choice, as what may be shown. Pure but for its tokenizer.
 
-    Token ids are taken from the chunks or, where none came, from the complete message.
+    Token ids are taken from the chunks or, where none came, from the complete message. `output`, if
+    there is one, finds reasoning and calls of tools in the text.
     """
 
-    def __init__(self, text: ModelText, request: Sampling, prefix: str = "") -> None:
+    def __init__(
+        self,
+        text: ModelText,
+        request: Sampling,
+        prefix: str = "",
+        output: ChatOutput | None = None,
+    ) -> None:
         self._text = text
-        self._detokenizer = text.detokenizer()
+        self._output = output
+        self._calls = 0
+        self._detokenizer = text.detokenizer(special=output is not None and output.sees_special)
         self._stops = StopStrings(request.stop_strings, include=request.include_stop_str_in_output)
         self._min_tokens = request.min_tokens
         self._logprobs = request.logprobs_wanted
@@ -64,6 +79,36 @@ class AnswerReader:
 
     def read(self, message: bytes) -> Delta | None:
         """What a message brings; None: nothing to show yet."""
+        delta = self._read(message)
+        return delta if delta is None or self._output is None else self._parsed(delta)
+
+    def _parsed(self, delta: Delta) -> Delta | None:
+        """The same after the parsers; a stop ends a call as well as text."""
+        assert self._output is not None
+        parsed = self._output.feed(delta.text)
+        if delta.finish_reason is not None:
+            last = self._output.flush()
+            parsed = Parsed(
+                parsed.content + last.content,
+                parsed.reasoning + last.reasoning,
+                parsed.calls + last.calls,
+            )
+        first = self._calls
+        self._calls += len(parsed.calls)
+        calls = tuple(
+            FunctionCall(f"call_{secrets.token_hex(12)}", call.name, call.arguments)
+            for call in parsed.calls
+        )
+        delta = delta._replace(
+            text=parsed.content, reasoning=parsed.reasoning, calls=calls, first_call=first
+        )
+        if delta.finish_reason == "stop" and self._calls:
+            delta = delta._replace(finish_reason="tool_calls")
+        if parsed == Parsed() and not delta.logprobs and delta.finish_reason is None:
+            return None
+        return delta
+
+    def _read(self, message: bytes) -> Delta | None:
         response = pb.GenerateResponse.FromString(message)
         if self.finished:
             return None
@@ -162,7 +207,7 @@ async def _answer_one(
     origin: Origin,
     emit: Emit,
 ) -> None:
-    reader = AnswerReader(text, request, choice.prefix)
+    reader = AnswerReader(text, request, choice.prefix, choice.output)
     request_id = f"{origin.answer_id}-{choice.index}"
 
     async def respond(message: bytes) -> None:
@@ -227,9 +272,10 @@ def engine_request(
     wanted = request.logprobs_wanted
     if wanted is not None:
         message.output_config.logprobs = max(1, wanted)
-    form = request.response_format
-    if form is not None and form.type != "text":
+    schema, form = choice.schema, request.response_format
+    if schema is None and form is not None and form.type != "text":
         schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema
+    if schema is not None:
         message.guided_decoding.guide_type = pb.GuidedDecodingParams.GUIDE_TYPE_JSON_SCHEMA
         message.guided_decoding.guide = msgspec.json.encode(schema).decode()
     body: bytes = message.SerializeToString()

@@ -47,9 +47,10 @@ class PromptReader:
             if "messages" in variables:
                 text = "chat_template_kwargs must not have messages"
                 raise ApiError(400, text, param="chat_template_kwargs")
-            variables["tools"] = request.tools
+            # Without its tools a model cannot call any, which is what "none" wants.
+            variables["tools"] = None if request.tool_choice == "none" else request.tools
             variables["add_generation_prompt"] = request.add_generation_prompt
-        text = template.render(messages, **variables)
+        text = template.render(with_read_arguments(messages), **variables)
         # The template has written the special tokens itself.
         return await self._text.encode(text, add_special_tokens=False)
 
@@ -82,6 +83,33 @@ class PromptReader:
             raise ApiError(400, str(error), param="prompt") from None
         ids: list[int] = np.asarray(tokens).tolist()
         return ids
+
+
+def with_read_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with the arguments of earlier calls as objects: OpenAI has them as JSON text, and
+    templates write objects. ApiError 400 if one is no JSON."""
+    told = []
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            read = [_with_read_arguments(f"messages[{at}].tool_calls", call) for call in calls]
+            message = {**message, "tool_calls": read}
+        told.append(message)
+    return told
+
+
+def _with_read_arguments(where: str, call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise ApiError(400, f"{where} has a call without a function", param=where)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        read = msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"{where}: the arguments are no JSON: {error}", param=where) from None
+    return {**call, "function": {**function, "arguments": read}}
 
 
 def _given_ids(request: Sampling) -> Tokens | None:

@@ -18,13 +18,25 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[str, float], ...] = ()
 
 
+class FunctionCall(NamedTuple):
+    """A call of a tool. `arguments` is JSON text."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
 class Delta(NamedTuple):
-    """What came of one choice since the last time."""
+    """What came of one choice since the last time. `first_call`: the index of the first of its
+    calls among all of the choice."""
 
     text: str
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    calls: tuple[FunctionCall, ...] = ()
+    first_call: int = 0
 
 
 @dataclass
@@ -66,11 +78,7 @@ class Answer:
         """One event of a stream."""
         choice: dict[str, Any]
         if self.kind == "chat":
-            content: dict[str, Any] = {} if not delta.text else {"content": delta.text}
-            if index not in self._begun:
-                self._begun.add(index)
-                content = {"role": "assistant", "content": delta.text}
-            choice = {"index": index, "delta": content}
+            choice = {"index": index, "delta": self._chat_delta(index, delta)}
         else:
             choice = {"index": index, "text": delta.text}
         self._finish(choice, index, delta.logprobs, delta)
@@ -78,6 +86,20 @@ class Answer:
         if usage is not None:
             told["usage"] = usage.to_dict()
         return sse(told)
+
+    def _chat_delta(self, index: int, delta: Delta) -> dict[str, Any]:
+        said: dict[str, Any] = {} if not delta.text else {"content": delta.text}
+        if index not in self._begun:
+            self._begun.add(index)
+            said = {"role": "assistant", "content": delta.text}
+        if delta.reasoning:
+            said["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            said["tool_calls"] = [
+                {"index": delta.first_call + nth, **_shown(call)}
+                for nth, call in enumerate(delta.calls)
+            ]
+        return said
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return sse({**self._head(True), "choices": [], "usage": usage.to_dict()})
@@ -91,7 +113,7 @@ class Answer:
             text = "".join(delta.text for delta in deltas)
             choice: dict[str, Any] = {"index": index}
             if self.kind == "chat":
-                choice["message"] = {"role": "assistant", "content": text}
+                choice["message"] = _message(text, deltas)
             else:
                 choice["text"] = text
             logprobs = tuple(each for delta in deltas for each in delta.logprobs)
@@ -150,6 +172,24 @@ class Answer:
             "top_logprobs": [dict(each.top) for each in found],
             "text_offset": offsets,
         }
+
+
+def _message(text: str, deltas: list[Delta]) -> dict[str, Any]:
+    """The message of a whole chat answer."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    reasoning = "".join(delta.reasoning for delta in deltas)
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    calls = [_shown(call) for delta in deltas for call in delta.calls]
+    if calls:
+        message["tool_calls"] = calls
+        message["content"] = text or None
+    return message
+
+
+def _shown(call: FunctionCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
 
 
 def _chat_logprob(token: str, logprob: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import msgspec
 
 from .errors import ApiError, bad_body
 from .nvext import Extensions
+from .tools import tool_choice_of
 
 MOST_CHOICES = 128
 MOST_STOPS = 32
@@ -198,9 +199,7 @@ class ChatRequest(Sampling, kw_only=True):
                 raise ApiError(400, text, param="top_logprobs")
             if not self.logprobs:
                 raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
-        if self.tools and self.tool_choice not in (None, "none"):
-            text = "tool_choice other than none needs a parser of tool calls: there is none yet"
-            raise ApiError(400, text, param="tool_choice")
+        tool_choice_of(self.tools, self.tool_choice)
 
 
 def read_request(body: bytes, kind: type[Sampling]) -> Any:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -51,9 +52,14 @@ class ModelText:
         """One token by itself, special ones too; bytes that are no character are U+FFFD."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
-    def detokenizer(self) -> "Detokenizer":
-        """For one answer."""
-        return Detokenizer(self._tokenizer)
+    def detokenizer(self, *, special: bool = False) -> "Detokenizer":
+        """For one answer; `special`: with special tokens in the text."""
+        return Detokenizer(self._tokenizer, special=special)
+
+    def ending(self, ids: Sequence[int], count: int = 16) -> str:
+        """The text of the last ids, special tokens too."""
+        last = np.asarray(ids[-count:]).tolist()
+        return str(self._tokenizer.decode(last, skip_special_tokens=False))
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
@@ -70,9 +76,10 @@ class ModelText:
 class Detokenizer:
     """Token ids of one answer to text, never a part of a character."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._skip = not special
+        self._stream = DecodeStream(skip_special_tokens=self._skip)
         self._pending: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> str:
@@ -84,7 +91,7 @@ class Detokenizer:
                 piece = self._stream.step(self._tokenizer, token_id)
             except Exception:
                 # Some tokenizers decode a longer list to another beginning: begin anew from here.
-                self._stream = DecodeStream(skip_special_tokens=True)
+                self._stream = DecodeStream(skip_special_tokens=self._skip)
                 piece = self._stream.step(self._tokenizer, token_id)
             if piece is not None:
                 text += piece
@@ -93,7 +100,9 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The answer is over: a part of a character, if one is left, as U+FFFD."""
-        left = self._tokenizer.decode(self._pending) if self._pending else ""
+        left = ""
+        if self._pending:
+            left = self._tokenizer.decode(self._pending, skip_special_tokens=self._skip)
         self._pending.clear()
         return str(left)
 

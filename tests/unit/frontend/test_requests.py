@@ -72,7 +72,7 @@ def test_defaults_and_unknown_fields() -> None:
         ),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "in 0..20"),
-        ({"tools": [{}], "tool_choice": "auto"}, "tool_choice", "parser"),
+        ({"tools": [{}], "tool_choice": "auto"}, "tools[0]", "no function"),
         ({"model": None}, "model", "Expected `str`"),
     ],
 )

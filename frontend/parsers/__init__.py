@@ -1,0 +1,18 @@
+"""Parsers of what a model says: its reasoning, its calls of tools, and the rest.
+
+Each model family writes them in a way of its own; which one is meant says a name, as Dynamo's and
+vLLM's settings have it. Pure.
+"""
+
+from .chat_output import ChatOutput, Parsed, new_chat_output
+from .reasoning import REASONING_PARSERS
+from .tool_calls import TOOL_CALL_PARSERS, ToolCall
+
+__all__ = [
+    "REASONING_PARSERS",
+    "TOOL_CALL_PARSERS",
+    "ChatOutput",
+    "Parsed",
+    "ToolCall",
+    "new_chat_output",
+]

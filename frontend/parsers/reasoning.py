@@ -1,0 +1,97 @@
+"""Reasoning: what a model thinks before it answers, between two markers."""
+
+from typing import NamedTuple
+
+from .markers import MarkerScanner
+
+
+class ReasoningFormat(NamedTuple):
+    """`begins_inside`: the model writes no opening marker, as its prompt ends with one."""
+
+    start: str
+    end: str
+    begins_inside: bool = False
+
+
+_THINK = ReasoningFormat("<think>", "</think>")
+REASONING_PARSERS: dict[str, ReasoningFormat] = {
+    "basic": _THINK,
+    "qwen3": _THINK,
+    "glm45": _THINK,
+    "nemotron_deci": _THINK,
+    "deepseek_r1": _THINK._replace(begins_inside=True),
+    "step3": _THINK._replace(begins_inside=True),
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+}
+"""By the names that Dynamo has for them."""
+
+
+class Split(NamedTuple):
+    reasoning: str
+    content: str
+
+
+class ReasoningParser:
+    """Splits one answer. A marker that is written again later is content.
+
+    `prompt_tail`, the end of the prompt: if it is the opening marker, the answer begins inside.
+    """
+
+    def __init__(self, form: ReasoningFormat, prompt_tail: str = "") -> None:
+        self._form = form
+        self._scanner = MarkerScanner()
+        self._inside = form.begins_inside or prompt_tail.rstrip().endswith(form.start)
+        self._over = False
+        self._content_begun = False
+
+    def feed(self, text: str) -> Split:
+        """The next piece of the answer."""
+        self._scanner.feed(text)
+        reasoning = content = ""
+        if not self._inside and not self._over:
+            content = self._find_start()
+        if self._inside:
+            reasoning = self._read_inside()
+        if self._over:
+            content += self._scanner.take_all()
+        return Split(reasoning, self._trimmed(content))
+
+    def flush(self) -> Split:
+        """The answer is over."""
+        held = self._scanner.take_all()
+        return Split(held, "") if self._inside else Split("", self._trimmed(held))
+
+    def _find_start(self) -> str:
+        """Text before the opening marker; only white space may come before it."""
+        held = self._scanner.peek()
+        begun = held.lstrip()
+        start = self._form.start
+        if begun.startswith(start):
+            self._scanner.take_until(start)
+            self._inside = True
+        elif begun and not start.startswith(begun):
+            self._over = True
+            return self._scanner.take_all()
+        return ""
+
+    def _read_inside(self) -> str:
+        if self._form.begins_inside and self._scanner.peek().lstrip().startswith(self._form.start):
+            self._scanner.take_until(self._form.start)  # written all the same
+        if self._form.begins_inside and self._form.start.startswith(
+            self._scanner.peek().strip() or "\0"
+        ):
+            return ""
+        cut = self._scanner.take_until(self._form.end)
+        if cut.found:
+            self._inside, self._over = False, True
+        return cut.text
+
+    def _trimmed(self, content: str) -> str:
+        """Without the empty lines between reasoning and content."""
+        if self._content_begun or not self._over:
+            return content
+        content = content.lstrip("\n")
+        self._content_begun = bool(content)
+        return content

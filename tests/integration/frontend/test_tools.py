@@ -1,0 +1,166 @@
+"""Reasoning and calls of tools as OpenAI's own client sees them, streamed and not."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from support.fake_engine import FakeEngine, chunk, complete
+from support.servers.openai_serving import Served, openai_serving
+
+from dynamo_router.frontend.config import FrontendConfig
+from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.workers.trtllm_proto import pb
+
+MODEL = "tiny"
+ASK: Any = [{"role": "user", "content": "Hello"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
+CALLED = '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>'
+SAID = f"<think>hm</think>Look.{CALLED}"
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(worker_id=7)
+
+
+@pytest.fixture
+async def served(engine: FakeEngine) -> AsyncIterator[Served]:
+    config = FrontendConfig(http_frontend=0, reasoning_parser="qwen3", tool_call_parser="hermes")
+    async with openai_serving(engine, frontend=config) as made:
+        yield made
+
+
+async def say(served: Served, engine: FakeEngine, text: str) -> None:
+    """Have the engine say this text, a token at a time."""
+    ids = (await served.post("/tokenize", {"prompt": text, "add_special_tokens": False}))[1][
+        "tokens"
+    ]
+
+    async def script(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
+        if request.streaming:
+            for token_id in ids:
+                yield chunk(request, token_id)
+        last = complete(request, *ids)
+        last.complete.finish_reason = "stop"
+        yield last
+
+    engine.script = script
+
+
+async def test_a_whole_answer(served: Served, engine: FakeEngine) -> None:
+    await say(served, engine, SAID)
+    found = await served.client.chat.completions.create(model=MODEL, messages=ASK, tools=TOOLS)
+    (choice,) = found.choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "Look."
+    assert choice.message.model_dump()["reasoning_content"] == "hm"
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert call.type == "function" and call.function.name == "weather"
+    assert call.function.arguments == '{"city": "Ulm"}' and call.id.startswith("call_")
+
+
+async def test_a_stream_says_the_same(served: Served, engine: FakeEngine) -> None:
+    await say(served, engine, SAID + CALLED)
+    stream = await served.client.chat.completions.create(
+        model=MODEL, messages=ASK, tools=TOOLS, tool_choice="auto", stream=True
+    )
+    deltas, reasons = [], []
+    async for each in stream:
+        deltas.append(each.choices[0].delta.model_dump())
+        reasons.append(each.choices[0].finish_reason)
+    assert "".join(each["content"] or "" for each in deltas) == "Look."
+    assert "".join(each.get("reasoning_content") or "" for each in deltas) == "hm"
+    calls = [call for each in deltas for call in each["tool_calls"] or ()]
+    assert [call["index"] for call in calls] == [0, 1]
+    assert len({call["id"] for call in calls}) == 2
+    assert reasons[-1] == "tool_calls" and set(reasons[:-1]) == {None}
+
+
+async def test_what_was_called_goes_back_to_the_model(served: Served, engine: FakeEngine) -> None:
+    await say(served, engine, "It is warm.")
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages: Any = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "warm"},
+    ]
+    create = served.client.chat.completions.create
+    found = await create(model=MODEL, messages=messages, tools=TOOLS)
+    assert found.choices[0].message.content == "It is warm."
+    assert found.choices[0].finish_reason == "stop"
+    call["function"]["arguments"] = "{no"  # type: ignore[index]
+    with pytest.raises(openai.BadRequestError, match="arguments are no JSON"):
+        await create(model=MODEL, messages=messages, tools=TOOLS)
+
+
+async def test_a_tool_that_must_be_called_holds_the_engine_to_its_schema(
+    served: Served, engine: FakeEngine
+) -> None:
+    await say(served, engine, '{"city": "Ulm"}')
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    found = await served.client.chat.completions.create(
+        model=MODEL, messages=ASK, tools=TOOLS, tool_choice=named
+    )
+    (call,) = found.choices[0].message.tool_calls or ()
+    assert call.type == "function" and call.function.arguments == '{"city": "Ulm"}'
+    guided = engine.requests[-1].guided_decoding
+    assert guided.guide_type == pb.GuidedDecodingParams.GUIDE_TYPE_JSON_SCHEMA
+    assert '"city"' in guided.guide
+    await served.client.chat.completions.create(
+        model=MODEL, messages=ASK, tools=TOOLS, tool_choice="required"
+    )
+    assert '"const":"weather"' in engine.requests[-1].guided_decoding.guide
+
+
+async def test_response_formats(served: Served, engine: FakeEngine) -> None:
+    await say(served, engine, "{}")
+    create = served.client.chat.completions.create
+    await create(model=MODEL, messages=ASK, response_format={"type": "json_object"})
+    assert engine.requests[-1].guided_decoding.guide == '{"type":"object"}'
+    form: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+    await create(model=MODEL, messages=ASK, response_format=form)
+    assert '"city"' in engine.requests[-1].guided_decoding.guide
+    await create(model=MODEL, messages=ASK, response_format={"type": "text"})
+    assert not engine.requests[-1].HasField("guided_decoding")
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"tools": [{}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0]"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS * 1537}, "tools"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "text"}},
+            "response_format",
+        ),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ],
+)
+async def test_what_is_refused(served: Served, fields: Any, param: str) -> None:
+    body = {"model": MODEL, "messages": ASK, **fields}
+    status, told = await served.post("/v1/chat/completions", body)
+    assert status == 400 and told["error"]["param"] == param, told
+
+
+async def test_without_a_parser_auto_is_refused_and_text_stays(engine: FakeEngine) -> None:
+    async with openai_serving(engine) as served:
+        await say(served, engine, SAID)
+        create = served.client.chat.completions.create
+        found = await create(model=MODEL, messages=ASK, tools=TOOLS)
+        assert found.choices[0].message.content == SAID
+        with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
+            await create(model=MODEL, messages=ASK, tools=TOOLS, tool_choice="auto")
+
+
+@pytest.mark.parametrize("key", ["tool_call_parser", "reasoning_parser"])
+def test_a_parser_that_nobody_knows(key: str) -> None:
+    with pytest.raises(ConfigError, match="'nonsense' is none of"):
+        FrontendConfig(**{key: "nonsense"})  # type: ignore[arg-type]

@@ -1,0 +1,156 @@
+"""Reasoning and calls of tools in an answer, however it is cut into pieces."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_router.frontend.openai import ToolChoice
+from dynamo_router.frontend.parsers import (
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    Parsed,
+    new_chat_output,
+)
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+]
+CALL = '{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}'
+XML = """
+<function=weather>
+<parameter=city>
+12
+</parameter>
+<parameter=days>
+3
+</parameter>
+</function>
+"""
+
+
+def read(
+    pieces: list[str],
+    reasoning: str | None = None,
+    calls: str | None = None,
+    choice: ToolChoice | None = None,
+    tail: str = "",
+) -> Parsed:
+    choice = choice or ToolChoice(TOOLS)
+    output = new_chat_output(reasoning, calls, choice, tail)
+    assert output is not None
+    parsed = [*map(output.feed, pieces), output.flush()]
+    return Parsed(
+        "".join(each.content for each in parsed),
+        "".join(each.reasoning for each in parsed),
+        tuple(call for each in parsed for call in each.calls),
+    )
+
+
+ANSWERS = [
+    ("qwen3", None, "<think>why\n</think>\n\nbecause", ("because", "why\n", [])),
+    ("qwen3", None, "\n<think></think>ok", ("ok", "", [])),
+    ("qwen3", None, "no thought <think>x</think>", ("no thought <think>x</think>", "", [])),
+    ("qwen3", None, "<think>cut off", ("", "cut off", [])),
+    ("qwen3", None, "<thin", ("<thin", "", [])),
+    ("deepseek_r1", None, "why</think>so", ("so", "why", [])),
+    ("deepseek_r1", None, "<think>why</think>so", ("so", "why", [])),
+    ("deepseek_r1", None, "<b>why</think>so", ("so", "<b>why", [])),
+    ("granite", None, "Here is my thought process:x Here is my response:y", ("y", "x ", [])),
+    (None, "hermes", f"<tool_call>{CALL}</tool_call>", ("", "", ["weather"])),
+    (None, "hermes", f"Look: <tool_call>\n{CALL}\n</tool_call>\n", ("Look: ", "", ["weather"])),
+    (
+        None,
+        "hermes",
+        f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>",
+        ("", "", ["weather", "weather"]),
+    ),
+    (None, "hermes", "<tool_call>no</tool_call> b", ("<tool_call>no</tool_call> b", "", [])),
+    (None, "hermes", "a <tool_call>{", ("a <tool_call>{", "", [])),
+    (None, "hermes", f"<tool_call>{CALL}", ("", "", ["weather"])),
+    (None, "hermes", "1 < 2 <tool", ("1 < 2 <tool", "", [])),
+    (None, "qwen3_coder", f"<tool_call>{XML}</tool_call>", ("", "", ["weather"])),
+    (None, "mistral", f"[TOOL_CALLS][{CALL}, {CALL}]", ("", "", ["weather", "weather"])),
+    (None, "llama3_json", CALL.replace("arguments", "parameters"), ("", "", ["weather"])),
+    (None, "llama3_json", f"<|python_tag|>{CALL}; {CALL}", ("", "", ["weather", "weather"])),
+    (None, "llama3_json", '{"a": 1} is JSON', ('{"a": 1} is JSON', "", [])),
+    (None, "llama3_json", "plain { text }", ("plain { text }", "", [])),
+    (
+        "qwen3",
+        "hermes",
+        f"<think>a <tool_call> would do</think>\n<tool_call>{CALL}</tool_call>",
+        ("", "a <tool_call> would do", ["weather"]),
+    ),
+]
+
+
+@pytest.mark.parametrize("reasoning, calls, answer, wanted", ANSWERS)
+def test_answers(reasoning: Any, calls: Any, answer: str, wanted: Any) -> None:
+    for pieces in ([answer], list(answer)):
+        found = read(pieces, reasoning, calls)
+        names = [call.name for call in found.calls]
+        assert (found.content, found.reasoning, names) == wanted, pieces
+        for call in found.calls:
+            arguments = json.loads(call.arguments)
+            # A string stays one, whatever it looks like; the rest is JSON.
+            assert arguments in ({"city": "Ulm", "days": 3}, {"city": "12", "days": 3})
+
+
+PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "<", "\n", "text", "[", "{"]
+
+
+@given(
+    st.lists(st.sampled_from([*PIECES, "[TOOL_CALLS]", "<|python_tag|>"]), max_size=8),
+    st.sampled_from([None, *REASONING_PARSERS]),
+    st.sampled_from([None, *TOOL_CALL_PARSERS]),
+    st.data(),
+)
+def test_it_does_not_matter_how_an_answer_is_cut(
+    parts: list[str], reasoning: str | None, calls: str | None, data: st.DataObject
+) -> None:
+    if reasoning is None and calls is None:
+        return
+    answer = "".join(parts)
+    cuts = data.draw(st.lists(st.integers(0, len(answer)), max_size=6).map(sorted))
+    edges = [0, *cuts, len(answer)]
+    pieces = [answer[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    assert read(pieces, reasoning, calls) == read([answer], reasoning, calls)
+
+
+def test_a_prompt_that_ends_with_the_marker_begins_inside() -> None:
+    assert read(["why</think>so"], "qwen3", tail="assistant\n<think>\n").reasoning == "why"
+    assert read(["why</think>so"], "qwen3", tail="<think></think>\n").reasoning == ""
+
+
+def test_only_what_could_be_a_marker_is_held_back() -> None:
+    output = new_chat_output("qwen3", "hermes", ToolChoice(TOOLS), "")
+    assert output is not None
+    assert output.feed("so ").content == "so "
+    assert output.feed("it <").content == "it "
+    assert output.feed("b> is").content == "<b> is"
+
+
+def test_a_forced_answer_is_calls_alone() -> None:
+    one = ToolChoice(TOOLS, True, "weather")
+    assert read(['{"city": ', '"Ulm"}'], choice=one).calls == (("weather", '{"city": "Ulm"}'),)
+    cut = read(['{"city": '], choice=one)
+    assert cut.calls == () and cut.content == '{"city": '
+    some = ToolChoice(TOOLS, True)
+    found = read(['[{"name": "weather", "parameters": {"days": 1}}]'], choice=some)
+    assert found.calls == (("weather", '{"days": 1}'),) and found.content == ""
+
+
+def test_nothing_is_parsed_where_nothing_can_be() -> None:
+    assert new_chat_output(None, "hermes", ToolChoice(), "") is None
+    assert new_chat_output(None, None, ToolChoice(TOOLS), "") is None
