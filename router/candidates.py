@@ -19,7 +19,7 @@ from ..workers.registry import PREDICTED, WorkerEntry, WorkerRegistry
 from .config import KvRouterConfig
 from .event_watch import EventWatch
 from .overlaps import Overlaps
-from .policy import Candidates, Decision, Mask, Policy, tier_weights_given
+from .policy import Blocks, Candidates, Decision, Mask, Policy, tier_weights_given
 from .prompt import Prompt
 from .replicas import PeerLoad
 from .views import PotentialLoad
@@ -108,13 +108,17 @@ class CandidateSource:
 
     def uncached_tokens(self, prompt: Prompt, config: KvRouterConfig, now: float) -> int:
         """Prompt tokens that even the worker which is spared most would have to compute."""
-        saved = self.match(prompt).saved(config.cost_params())
+        saved = self._saved(self.match(prompt), config)
         best = int(saved[self.registry.eligible(now)].max(initial=0))
         return max(0, prompt.isl - best * prompt.block_size)
 
+    def _saved(self, overlaps: Overlaps, config: KvRouterConfig) -> Blocks:
+        """Whole blocks of prefill that each worker is spared. Weights are read only if needed."""
+        return overlaps.device if overlaps.host is None else overlaps.saved(config.cost_params())
+
     def potential_loads(self, prompt: Prompt, config: KvRouterConfig) -> list[PotentialLoad]:
         """What every registered rank's load would be with this prompt on it."""
-        saved = self.match(prompt).saved(config.cost_params())
+        saved = self._saved(self.match(prompt), config)
         blocks, tokens = self.slots.potential(prompt.sequence_hashes, prompt.isl, saved)
         return [
             PotentialLoad(worker, int(blocks[number]), int(tokens[number]))

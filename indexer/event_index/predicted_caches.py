@@ -25,13 +25,14 @@ class PredictedCaches:
     def __init__(self, ttl_s: float | None, silent: ApproximateIndex | None) -> None:
         self._soon = None if ttl_s is None else ApproximateIndex(ttl_s=ttl_s)
         self._silent = silent
+        self._indexes = tuple(index for index in (self._soon, silent) if index is not None)
         self._silent_workers: set[WorkerWithDpRank] = set()
         self._numbers: dict[WorkerWithDpRank, int] = {}
         self._overlaps = np.zeros((2, 0), dtype=np.uint32)
 
     def __len__(self) -> int:
         """Blocks that are believed to be cached."""
-        return sum(map(len, self._indexes()))
+        return sum(map(len, self._indexes))
 
     def __contains__(self, worker: object) -> bool:
         """Whether this worker's cache is predicted, since it reports nothing."""
@@ -56,21 +57,21 @@ class PredictedCaches:
         if self._silent is None or (worker in self._silent_workers) is on:
             return
         (self._silent_workers.add if on else self._silent_workers.discard)(worker)
-        for index in self._indexes():  # what was believed by the other rule is over
+        for index in self._indexes:  # what was believed by the other rule is over
             index.unbind(worker)
             if worker in self._numbers:
                 index.bind(worker, self._numbers[worker])
 
     def bind(self, worker: WorkerWithDpRank, number: int) -> None:
         self._numbers[worker] = number
-        for index in self._indexes():
+        for index in self._indexes:
             index.bind(worker, number)
 
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker, and what is believed of it."""
         self._numbers.pop(worker, None)
         self._silent_workers.discard(worker)
-        for index in self._indexes():
+        for index in self._indexes:
             index.unbind(worker)
 
     def record(
@@ -86,8 +87,9 @@ class PredictedCaches:
             index.record(worker, local_hashes, sequence_hashes, now)
 
     def expire(self, now: float) -> None:
-        for index in self._indexes():
-            index.expire(now)
+        for index in self._indexes:
+            if len(index):
+                index.expire(now)
 
     def match(self, local_hashes: LocalHashes, count: int) -> npt.NDArray[np.uint32] | None:
         """Overlap in blocks by number, below `count`; None: of nobody. Good until the next call."""
@@ -102,7 +104,7 @@ class PredictedCaches:
     def scores(self, local_hashes: LocalHashes) -> dict[WorkerWithDpRank, int]:
         """The same by worker, bound or not."""
         found: dict[WorkerWithDpRank, int] = {}
-        for index in self._indexes():
+        for index in self._indexes:
             found |= index.scores(local_hashes)  # a worker is in one of them at most
         return found
 
@@ -118,6 +120,3 @@ class PredictedCaches:
             return {}
         known = {source.worker: source.blocks for source in self._silent.sources()}
         return {worker: known.get(worker, 0) for worker in self._silent_workers}
-
-    def _indexes(self) -> list[ApproximateIndex]:
-        return [index for index in (self._soon, self._silent) if index is not None]
