@@ -9,17 +9,16 @@ is bounded by `max_entries` and given back when requests go; what an owner has b
 over its requests.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from ._sequences import SequenceBook
+from .owned import OwnedBookings
 
 # About 1.2 GB at the worst; a fleet of 1000 workers with 16k blocks each just fits.
 DEFAULT_MAX_ENTRIES = 2**24
-Gone = TypeVar("Gone", bound=Sequence[str])
 
 
 class SlotTable:
@@ -48,8 +47,7 @@ class SlotTable:
         self.overlaps_clamped = 0  # bookings whose overlap was longer than their prompt
         self.over_share = 0  # bookings refused because their owner has its share
         self.max_entries_each = max(1, int(max_entries * owner_share))
-        self._owned: dict[str, tuple[str, int]] = {}  # request -> its owner, and its entries
-        self._by_owner: dict[str, int] = {}
+        self._owned = OwnedBookings()
 
     # Workers
 
@@ -59,7 +57,9 @@ class SlotTable:
 
     def remove_worker(self, number: int) -> list[str]:
         """Stop; its requests are dropped. Returns their ids."""
-        return self._disown(self._book.remove_worker(number))
+        dropped = self._book.remove_worker(number)
+        self._owned.remove(dropped)
+        return dropped
 
     def reach(self, number: int) -> None:
         """Have an entry in every array for this number, whether it is in use or not."""
@@ -95,7 +95,7 @@ class SlotTable:
         has its share of it.
         """
         entries = 1 + (0 if seq_hashes is None else len(seq_hashes))
-        if owner is not None and self.entries_of(owner) + entries > self.max_entries_each:
+        if owner is not None and self._owned.entries_of(owner) + entries > self.max_entries_each:
             self.over_share += 1
             return False
         prefill_tokens = 0
@@ -108,8 +108,7 @@ class SlotTable:
             request_id, number, seq_hashes, isl, prefill_tokens, expected_output_tokens or 0, now
         )
         if booked and owner is not None:
-            self._owned[request_id] = owner, entries
-            self._by_owner[owner] = self.entries_of(owner) + entries
+            self._owned.add(request_id, owner, entries, number, prefill_tokens)
         return booked
 
     def mark_prefill_completed(self, request_id: str, cached_tokens: int | None = None) -> bool:
@@ -117,6 +116,8 @@ class SlotTable:
 
         `cached_tokens` here, and `output_tokens` below, are for those that it is shared with.
         """
+        if self._owned:
+            self._owned.complete_prefill(request_id)
         return self._book.mark_prefill_completed(request_id)
 
     def add_output_tokens(self, request_id: str, generated: int) -> bool:
@@ -141,13 +142,14 @@ class SlotTable:
     def free(self, request_id: str, output_tokens: int | None = None) -> bool:
         """The request ended, however it did. False if the id is not booked, which is no error."""
         if self._owned:
-            self._disown((request_id,))
+            self._owned.remove((request_id,))
         return self._book.free(request_id)
 
     def expire(self, now: float) -> list[str]:
         """Drop the requests that are too old; their ids. Costs nothing while there are none."""
         expired = self._book.expire(now)
-        return self._disown(expired) if expired else expired
+        self._owned.remove(expired)
+        return expired
 
     def worker_of(self, request_id: str) -> int | None:
         """The number of the worker a request is booked on."""
@@ -177,6 +179,12 @@ class SlotTable:
         """Prompt tokens still to be prefilled."""
         return self._book.active_prefill_tokens()
 
+    def certain_prefill_tokens(self) -> npt.NDArray[np.int64]:
+        """Those of them that the router follows itself: without those of bookings with an owner,
+        who need not say when a prompt is computed."""
+        tokens = self._book.active_prefill_tokens()
+        return self._owned.without(tokens) if self._owned else tokens
+
     def active_requests(self) -> npt.NDArray[np.int64]:
         """Requests in flight."""
         return self._book.active_requests()
@@ -191,9 +199,14 @@ class SlotTable:
 
     def entries_of(self, owner: str) -> int:
         """What an owner has booked, in entries of the table."""
-        return self._by_owner.get(owner, 0)
+        return self._owned.entries_of(owner)
 
     # What happened, and how big it is
+
+    @property
+    def has_owned(self) -> bool:
+        """Whether any request is booked for an owner."""
+        return bool(self._owned)
 
     @property
     def total_requests(self) -> int:
@@ -221,20 +234,4 @@ class SlotTable:
     def check_integrity(self) -> None:
         """Recount everything from the requests; AssertionError if a sum is wrong. For tests."""
         self._book.check_integrity()
-        by_owner: dict[str, int] = {}
-        for request_id, (owner, entries) in self._owned.items():
-            assert self._book.worker_of(request_id) is not None
-            by_owner[owner] = by_owner.get(owner, 0) + entries
-        assert by_owner == self._by_owner
-
-    def _disown(self, request_ids: Gone) -> Gone:
-        """They are booked no more. The ids."""
-        for request_id in request_ids:
-            owner, entries = self._owned.pop(request_id, ("", 0))
-            if entries:
-                left = self._by_owner[owner] - entries
-                if left:
-                    self._by_owner[owner] = left
-                else:
-                    del self._by_owner[owner]
-        return request_ids
+        self._owned.check(lambda request_id: self._book.worker_of(request_id) is not None)

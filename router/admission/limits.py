@@ -278,13 +278,23 @@ class LoadLimits:
             eligible = others
         if self._policy is not None and hold:
             wait = self._policy.hold(eligible, self._slots.active_blocks(), now)
-            # Nobody waits for a fleet that has nothing to do, whatever a policy thinks.
-            return wait if wait > 0 and self._slots.active_requests()[eligible].any() else 0.0
+            return wait if wait > 0 and self._may_hold(eligible) else 0.0
         share = self.config.queue_threshold
         if share is None or not eligible.any():
             return 0.0
         saturated = self._slots.active_prefill_tokens() > share * self._budgets()
         return 0.0 if (eligible & ~saturated).any() else math.inf
+
+    def _may_hold(self, eligible: Mask) -> bool:
+        """Whether a policy's hold is to be believed.
+
+        Nobody waits for a fleet that has nothing to do; nor for prompts of callers that booked them
+        and said no more, which may be long computed, or be computed nowhere.
+        """
+        slots = self._slots
+        if not slots.active_requests()[eligible].any():
+            return False
+        return not slots.has_owned or bool((slots.certain_prefill_tokens()[eligible] > 0).all())
 
     def waiting(self, eligible: Mask) -> Mask:
         """Which of these ranks a request waits for that may go nowhere else: those for which alone

@@ -45,7 +45,7 @@ def test_bookings_that_are_refused_or_doubled_take_nothing() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["book", "free", "expire", "lose the worker", "touch"]),
+            st.sampled_from(["book", "prefilled", "free", "expire", "lose the worker", "touch"]),
             st.integers(0, 6),
             st.integers(0, 12),
             OWNERS,
@@ -55,11 +55,16 @@ def test_bookings_that_are_refused_or_doubled_take_nothing() -> None:
 def test_what_owners_have_is_what_is_booked(steps: list[tuple[str, int, int, str | None]]) -> None:
     made, now = table(expiry_s=5.0), 0.0
     held: dict[str, tuple[str | None, int]] = {}
+    computed: set[str] = set()
     for what, number, blocks, owner in steps:
         name = str(number)
         now += 1.0
         if what == "book" and book(made, name, blocks, owner, now):
             held[name] = owner, 1 + blocks
+            computed.discard(name)
+        elif what == "prefilled":
+            assert made.mark_prefill_completed(name) == (name in held)
+            computed.add(name)
         elif what == "free":
             assert made.free(name) == (held.pop(name, None) is not None)
         elif what == "touch":
@@ -72,4 +77,7 @@ def test_what_owners_have_is_what_is_booked(steps: list[tuple[str, int, int, str
             del held[expired]
         for each in ("a", "b"):
             assert made.entries_of(each) == sum(n for who, n in held.values() if who == each) <= 20
+        certain = [n - 1 for name, (who, n) in held.items() if who is None and name not in computed]
+        assert made.certain_prefill_tokens().tolist() == [4 * sum(certain)]
+        assert made.has_owned == any(who is not None for who, _ in held.values())
         made.check_integrity()

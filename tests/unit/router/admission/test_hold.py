@@ -101,6 +101,21 @@ def test_the_wait_shrinks_with_time_and_ends_without_a_word_from_the_engines(
     assert router.seconds_until_free() == 0
 
 
+def test_nobody_waits_for_what_callers_booked_alone(router: KvRouter, clock: ManualClock) -> None:
+    """They need not say that a prompt is computed, nor that it is to be computed at all."""
+    for turn in range(20):
+        router.decide(prompt(1500, turn + 1), f"caller's {turn}", owner="a caller")
+    clock.advance(0.001)
+    assert router.seconds_until_free() == 0
+    occupy(router, 1, 512)
+    assert router.seconds_until_free() == 0
+    occupy(router, 2, 512)
+    clock.advance(0.001)
+    assert router.seconds_until_free() > 0
+    router.free("on 2, 512")
+    assert router.seconds_until_free() == 0
+
+
 def test_what_is_queued_in_an_engine_counts_as_well(router: KvRouter, clock: ManualClock) -> None:
     for worker_id in (1, 2):
         occupy(router, worker_id, 100)
