@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 from grpc import aio
@@ -21,6 +21,7 @@ from rich.table import Table
 
 from ..runtime.child_process import ChildError, ChildProcess
 from ..runtime.errors import RouterError
+from ..runtime.http2 import load_library
 from ..runtime.settings import bad_setting, option
 from ..workers.channels import GRPC_AIO, NGHTTP2, ConnectionPolicy
 from ..workers.trtllm_proto import pb
@@ -63,6 +64,16 @@ class Way:
     pid: int
     cpu_us: list[float] = field(default_factory=list)
     p50_us: list[float] = field(default_factory=list)
+    requests_per_s: list[float] = field(default_factory=list)
+    latency_us: list[float] = field(default_factory=list)  # of each request of all rounds
+    ttft_us: list[float] = field(default_factory=list)  # to its first message
+
+
+class Timing(NamedTuple):
+    """When a request's first message had come, and its last, in us."""
+
+    first_us: float
+    last_us: float
 
 
 def run(config: ProxyBenchConfig) -> int:
@@ -92,6 +103,8 @@ async def _start(config: ProxyBenchConfig, stack: contextlib.AsyncExitStack) -> 
     ways = {"direct": Way(addresses[0], engine), "bare": Way(bare_address, bare)}
     routers = {"router": serve}
     if config.both_paths:
+        if reason := load_library().reason:
+            raise RouterError(reason)
         routers = {"router": [*serve, "--data-path", NGHTTP2]}
         routers[OTHER_PATH] = [*serve, "--data-path", GRPC_AIO]
     for name, command in routers.items():
@@ -130,35 +143,39 @@ async def _measure(config: ProxyBenchConfig) -> dict[str, Way]:
             calls[name] = channel.unary_stream(GENERATE, None, None)
         for round in range(config.rounds + 1):
             for name, way in ways.items():
-                before = cpu_seconds(way.pid)
-                latencies = await _load(calls[name], bodies, config)
+                before, began = cpu_seconds(way.pid), time.perf_counter()
+                timings = await _load(calls[name], bodies, config)
                 if round:  # the first round warms up
+                    way.requests_per_s.append(config.requests / (time.perf_counter() - began))
                     way.cpu_us.append((cpu_seconds(way.pid) - before) * 1e6 / config.requests)
-                    way.p50_us.append(median(latencies))
+                    way.p50_us.append(median(timing.last_us for timing in timings))
+                    way.latency_us += (timing.last_us for timing in timings)
+                    way.ttft_us += (timing.first_us for timing in timings)
     return ways
 
 
-async def _load(call: Any, bodies: Iterator[bytes], config: ProxyBenchConfig) -> list[float]:
-    latencies: list[float] = []
+async def _load(call: Any, bodies: Iterator[bytes], config: ProxyBenchConfig) -> list[Timing]:
+    timings: list[Timing] = []
 
     async def client(count: int) -> None:
         for _ in range(count):
             body, began = next(bodies), time.perf_counter_ns()
-            messages, stream = 0, call(body)
+            messages, stream, first = 0, call(body), 0.0
             try:
                 async for _ in stream:
                     messages += 1
+                    first = first or (time.perf_counter_ns() - began) / 1e3
             finally:
                 stream.cancel()  # nothing, if it has ended
             assert messages == 2, messages
-            latencies.append((time.perf_counter_ns() - began) / 1e3)
+            timings.append(Timing(first, (time.perf_counter_ns() - began) / 1e3))
 
     shares = [
         config.requests // config.concurrency + (n < config.requests % config.concurrency)
         for n in range(config.concurrency)
     ]
     await asyncio.gather(*map(client, shares))
-    return latencies
+    return timings
 
 
 def _bodies(config: ProxyBenchConfig) -> Iterator[bytes]:
@@ -191,9 +208,29 @@ def _result(config: ProxyBenchConfig, ways: dict[str, Way]) -> dict[str, Any]:
         "config": {key: value for key, value in vars(config).items() if key != "json"},
         "request_bytes": len(next(_bodies(config))),
         "ways": rows,
+        "rows": [_row(name, way, config.concurrency) for name, way in ways.items()],
         "cpu_ratio": _ratio(router["cpu_us_rounds"], bare["cpu_us_rounds"]),
         "added_p50_ratio": _ratio(router["added_p50_us_rounds"], bare["added_p50_us_rounds"]),
     }
+
+
+def _row(name: str, way: Way, concurrency: int) -> dict[str, Any]:
+    """A way in the shape that scripts read. Medians of rounds; percentiles of all requests."""
+    return {
+        "name": name,
+        "concurrency": concurrency,
+        "output_tokens": 1,
+        "cpu_us_per_request": median(way.cpu_us),
+        "requests_per_s": median(way.requests_per_s),
+        "latency_ms": _percentiles(way.latency_us),
+        "ttft_ms": _percentiles(way.ttft_us),
+    }
+
+
+def _percentiles(times_us: list[float]) -> dict[str, float]:
+    ordered = sorted(times_us)
+    places = {"p50": len(ordered) // 2, "p99": len(ordered) * 99 // 100}
+    return {name: ordered[place] / 1e3 for name, place in places.items()}
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:

@@ -21,6 +21,7 @@ from dynamo_router.router.mock_process import MockEnginesConfig
 from dynamo_router.router.serve import Server
 from dynamo_router.router.serve_config import ServeConfig
 from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.workers.channels import ConnectionPolicy, data_path_of
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState
 
@@ -129,6 +130,7 @@ async def test_a_nats_address_where_nobody_answers_does_not_stop_requests() -> N
         status, body = await doors.http("GET", "/health")
         assert status == 200
         assert body["event_plane"] == {"state": "connecting", "server": "nats://127.0.0.1:1"}
+        assert body["data_path"] == data_path_of(ConnectionPolicy())
         assert len(await doors.answers(prompt())) == 3
         assert (await doors.metrics())["dynamo_router_event_plane_connected"] == 0
 

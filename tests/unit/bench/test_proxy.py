@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dynamo_router.bench.proxy import ProxyBenchConfig, run
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.errors import ConfigError, RouterError
+from dynamo_router.runtime.http2 import load_library
 
 
 def test_a_short_run(tmp_path: Path) -> None:
@@ -18,6 +19,11 @@ def test_a_short_run(tmp_path: Path) -> None:
     for way in result["ways"].values():
         assert way["cpu_us"] > 0 and way["p50_us"] > 0
     assert 3000 < result["request_bytes"] < 3200
+    assert [row["name"] for row in result["rows"]] == ["direct", "bare", "router"]
+    for row in result["rows"]:
+        assert row["concurrency"] == 2 and row["output_tokens"] == 1
+        assert row["cpu_us_per_request"] > 0 and row["requests_per_s"] > 0
+        assert 0 < row["ttft_ms"]["p50"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["p99"]
     assert result["cpu_ratio"] > 0 and "machine" in result["environment"]
 
 
@@ -26,3 +32,15 @@ def test_nonsense_is_refused(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ProxyBenchConfig(**{key: 0})
     assert caught.value.key == key
+
+
+def test_both_paths_side_by_side(tmp_path: Path) -> None:
+    target = tmp_path / "proxy.json"
+    config = ProxyBenchConfig(requests=2, rounds=1, workers=1, both_paths=True, json=str(target))
+    if reason := load_library().reason:
+        with pytest.raises(RouterError, match="no nghttp2"):
+            run(config)
+        pytest.skip(reason)
+    assert run(config) == 0
+    names = [row["name"] for row in json.loads(target.read_text())["rows"]]
+    assert names == ["direct", "bare", "router", "router_grpc_aio"]
