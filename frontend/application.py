@@ -19,7 +19,7 @@ from .asgi import (
     send_json,
     send_whole,
 )
-from .openai import ApiError, api_error, bad_body
+from .openai import BAD_BODY, ApiError, api_error, bad_body
 
 _REQUEST_ID = re.compile(r"[\w.:/-]{1,128}")
 
@@ -81,7 +81,7 @@ class Application:
         except ClientLeftError:
             return
         except Exception as error:
-            found = bad_body(error) if isinstance(error, msgspec.DecodeError) else api_error(error)
+            found = bad_body(error) if isinstance(error, BAD_BODY) else api_error(error)
             if found.status == 500:
                 log.error("request failed", request_id=request_id, exc_info=error)
             body = msgspec.json.encode(found.body)

@@ -12,7 +12,7 @@ from ..router.dispatch import Dispatcher
 from ..workers.trtllm_proto import pb
 from .application import HttpCall, answer_json
 from .asgi import unless_gone
-from .openai import ApiError, bad_body
+from .openai import BAD_BODY, ApiError, bad_body
 from .prompts import PromptReader, Tokens
 
 
@@ -87,10 +87,8 @@ def read_embedding_request(body: bytes) -> EmbeddingRequest:
     """ApiError 400 if it is none."""
     try:
         return msgspec.json.decode(body, type=EmbeddingRequest)
-    except msgspec.DecodeError as error:
+    except BAD_BODY as error:
         raise bad_body(error) from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body cannot be read: {error}") from None
 
 
 def _as_floats(vector: Any) -> list[float]:

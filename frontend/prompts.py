@@ -8,7 +8,7 @@ import numpy as np
 
 from ..router.dispatch import RequestReader
 from ..runtime.errors import InvalidRequestError
-from .openai import ApiError, ChatRequest, CompletionRequest, Sampling
+from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Sampling
 from .processor import ModelText
 
 Tokens = Sequence[int]
@@ -61,7 +61,7 @@ class PromptReader:
             return [await self._token_ids(raw)]
         try:
             found = msgspec.json.decode(raw, type=str | list[str | list[int]])
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except BAD_BODY:
             text = f"{field} must be a text, a list of token ids, or a list of either"
             raise ApiError(400, text, param=field) from None
         if isinstance(found, str):

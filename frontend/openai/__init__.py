@@ -1,7 +1,7 @@
 """OpenAI's API: requests, answers and errors in its shapes."""
 
 from .answers import DONE, KEEP_ALIVE, Answer, Delta, FunctionCall, TokenLogprob, Usage, sse
-from .errors import ApiError, api_error, bad_body, too_long, unknown_model
+from .errors import BAD_BODY, ApiError, api_error, bad_body, too_long, unknown_model
 from .nvext import EXTRA_FIELDS, Extensions
 from .requests import ChatRequest, CompletionRequest, Sampling, read_request
 from .tools import ToolChoice, tool_choice_of
@@ -9,6 +9,7 @@ from .tools import ToolChoice, tool_choice_of
 __all__ = [
     "Answer",
     "ApiError",
+    "BAD_BODY",
     "ChatRequest",
     "CompletionRequest",
     "DONE",

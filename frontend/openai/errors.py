@@ -86,8 +86,14 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(status, text or code.name.lower(), param=param)
 
 
-def bad_body(error: msgspec.DecodeError) -> ApiError:
-    """A body that is no JSON, or not of the request's form."""
+BAD_BODY = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a body raises that is no JSON, no UTF-8, nested too deep, or not of its form."""
+
+
+def bad_body(error: BaseException) -> ApiError:
+    """One of BAD_BODY as what the client is told."""
+    if isinstance(error, RecursionError):
+        return ApiError(400, "the body is nested too deep")
     text = str(error)
     found = _PATH.search(text)
     if found is None:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from .errors import ApiError, bad_body
+from .errors import BAD_BODY, ApiError, bad_body
 from .nvext import Extensions
 from .tools import tool_choice_of
 
@@ -206,10 +206,8 @@ def read_request(body: bytes, kind: type[Sampling]) -> Any:
     """A request of this kind, checked; ApiError 400 if it is none."""
     try:
         request = msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if isinstance(error, msgspec.DecodeError):
-            raise bad_body(error) from None
-        raise ApiError(400, f"the body cannot be read: {error}") from None
+    except BAD_BODY as error:
+        raise bad_body(error) from None
     request.check()
     return request
 
