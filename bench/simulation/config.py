@@ -15,6 +15,7 @@ from ...workers.mocker import (
 from ..results import ObjectiveConfig
 from ..traces import TRACE_BLOCK_SIZE, check_trace_block_size
 from .capacity import CapacityConfig
+from .replicas import ReplicaConfig
 
 DEFAULT_COMPARE = "kv,round-robin"
 DEFAULT_WORKERS = 8
@@ -111,6 +112,7 @@ class SimulationConfig:
     )
     objectives: ObjectiveConfig = field(default_factory=ObjectiveConfig, metadata={"inline": True})
     search: CapacityConfig = field(default_factory=CapacityConfig, metadata={"inline": True})
+    replicas: ReplicaConfig = field(default_factory=ReplicaConfig, metadata={"inline": True})
     plot: str | None = option(None, "Write plots into this folder.")
 
     def __post_init__(self) -> None:
@@ -129,6 +131,8 @@ class SimulationConfig:
         config = KvRouterConfig()
         if self.router_config is not None:
             config = resolve(ServeConfig, {}, environ={}, file=self.router_config).config.router
+        shares = self.replicas.routers > 1 and self.replicas.replica_sync
+        config = replace(config, router_replica_sync=shares)
         return config if self.kv_events else replace(config, use_kv_events=False)
 
     def engine_config(self) -> EngineConfig:

@@ -128,7 +128,11 @@ class Experiment:
             session_hints=config.session_hints,
         )
         log = Simulation(
-            trace, fleet, lambda clock: variant.new_router(clock, seed), seed=seed
+            trace,
+            fleet,
+            lambda clock: variant.new_router(clock, seed),
+            seed=seed,
+            replicas=config.replicas,
         ).run()
         run = summarise_run(
             log,

@@ -8,6 +8,7 @@ sent again as over NATS. The same arguments give the same run.
 import heapq
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...workers.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
 from .prepared_trace import SimulatedTrace
 from .recovery import SimulatedRecovery
+from .replicas import ReplicaConfig, ReplicaNetwork
 from .request_log import FAILED, REJECTED, RequestLog
 
 
@@ -59,10 +61,13 @@ class Simulation:
         new_router: Callable[[_Clock], KvRouter],
         *,
         seed: int = 0,
+        replicas: ReplicaConfig | None = None,
     ) -> None:
         self._trace = trace
         self._clock = _Clock()
-        self.router = new_router(self._clock)
+        replicas = replicas or ReplicaConfig()
+        self.routers = [new_router(self._clock) for _ in range(replicas.routers)]
+        self.router = self.routers[0]
         self._index = self.router.index if self.router.uses_caches else None
         self._event_driven = isinstance(self._index, EventIndex)
         self.fleet = VirtualFleet(
@@ -76,13 +81,18 @@ class Simulation:
         self._delay = fleet.event_delay_s
         self._hints = fleet.session_hints
         for worker in range(fleet.workers):
-            self.router.add_worker(
-                worker,
-                dp_size=fleet.engine.dp_size,
-                total_kv_blocks=fleet.engine.num_gpu_blocks if fleet.told else None,
-                max_num_batched_tokens=fleet.engine.max_num_batched_tokens if fleet.told else None,
-                max_num_seqs=fleet.engine.max_num_seqs if fleet.told else None,
-            )
+            told = fleet.engine if fleet.told else None
+            for router in self.routers:
+                router.add_worker(
+                    worker,
+                    dp_size=fleet.engine.dp_size,
+                    total_kv_blocks=None if told is None else told.num_gpu_blocks,
+                    max_num_batched_tokens=None if told is None else told.max_num_batched_tokens,
+                    max_num_seqs=None if told is None else told.max_num_seqs,
+                )
+        self._network = None
+        if len(self.routers) > 1 and replicas.replica_sync:
+            self._network = ReplicaNetwork(self.routers, replicas, seed)
         lossy = self._event_driven and fleet.event_loss > 0
         self._recovery = None
         if lossy:
@@ -93,7 +103,7 @@ class Simulation:
                 delay_s=self._delay,
                 seed=seed,
             )
-        self._queue = queue_of(self.router)
+        self._waiting = [queue_of(router) for router in self.routers]
         self._queues = self.router.limits.any_wait
         self._queue_max = 0
         size = len(trace)
@@ -115,7 +125,9 @@ class Simulation:
     def run(self, on_request: Callable[[int], None] | None = None) -> RequestLog:
         """Route the whole trace and run to its end. `on_request` gets the number routed so far."""
         routed = 0
-        with self.router:
+        with ExitStack() as stack:
+            for router in self.routers:
+                stack.enter_context(router)
             while self._due or self.fleet.is_busy:
                 self._pass_time(self._due[0][0] if self._due else math.inf)
                 # Not what we waited for, perhaps: an answer can call for the next turn before.
@@ -162,25 +174,33 @@ class Simulation:
         now = -math.inf
         while now < until and not (self._due and self._due[0][0] <= now):
             # While requests wait, any answer may be what they wait for, or the time alone.
-            waiting = len(self._queue) > 0
-            asked_at = min(until, self._clock.time + self._queue.ask_again_s)
-            now = self.fleet.advance(asked_at if waiting else until, to_answer=waiting)
+            queues = [queue for queue in self._waiting if len(queue)]
+            asked_at = until
+            for queue in queues:
+                asked_at = min(asked_at, self._clock.time + queue.ask_again_s)
+            if self._network is not None and (self.fleet.is_busy or until < math.inf):
+                asked_at = min(asked_at, max(self._network.next_time, self._clock.time))
+            now = self.fleet.advance(asked_at, to_answer=bool(queues))
             self._settle()
             self._clock.time = now
             if self._event_driven:
                 message = self.fleet.collect(now - self._delay)
                 if message is not None:
-                    self.router.apply_event(message)
+                    for router in self.routers:
+                        router.apply_event(message)
                     if self._recovery is not None:
                         self._recovery.notice(now)
-            while (ticket := self._queue.next()) is not None:
-                place = int(ticket.request_id)
-                self._queued[place] = now - ticket.arrived
-                self._route(place, now)
+            if self._network is not None and now < math.inf:
+                self._network.act(now)
+            for queue in self._waiting:
+                while (ticket := queue.next()) is not None:
+                    place = int(ticket.request_id)
+                    self._queued[place] = now - ticket.arrived
+                    self._route(place, now)
 
     def _settle(self) -> None:
         """Tell the router what the engines have answered."""
-        router, clock = self.router, self._clock
+        clock = self._clock
         emissions = self.fleet.take_emissions()
         for time, place, kind, cached in zip(
             emissions.times.tolist(),
@@ -189,7 +209,7 @@ class Simulation:
             emissions.cached_tokens.tolist(),
             strict=True,
         ):
-            clock.time = time
+            clock.time, router = time, self._router_of(place)
             if kind & 1:
                 router.mark_prefill_complete(str(place), cached_tokens=cached)
             if kind & 2:
@@ -203,26 +223,28 @@ class Simulation:
 
     def _arrive(self, place: int, now: float) -> None:
         """A request comes: it goes to an engine at once, or waits."""
-        if not self._queues or self._queue.is_open(None):
+        router = self._router_of(place)
+        queue = self._waiting[place % len(self.routers)]
+        if not self._queues or queue.is_open(None):
             self._route(place, now)
             return
 
         def ticket() -> Ticket:
-            tokens, penalty_s = self.router.queue_terms(self._trace.prompt(place))
+            tokens, penalty_s = router.queue_terms(self._trace.prompt(place))
             return Ticket(str(place), now, tokens, order_penalty_s=penalty_s)
 
         try:
-            self._queue.enter(ticket)
+            queue.enter(ticket)
         except NoWorkersError as error:
             self._turn_away(place, now, error)
-        self._queue_max = max(self._queue_max, len(self._queue))
+        self._queue_max = max(self._queue_max, sum(map(len, self._waiting)))
 
     def _route(self, place: int, now: float) -> None:
-        trace, request_id = self._trace, str(place)
+        trace, request_id, router = self._trace, str(place), self._router_of(place)
         request = trace.requests[place]
         output_tokens = trace.output_tokens(place)
         try:
-            decision = self.router.decide(
+            decision = router.decide(
                 trace.prompt(place), request_id, expected_output_tokens=output_tokens
             )
             local, sequence = trace.hashes(place)
@@ -240,8 +262,12 @@ class Simulation:
             )
             self._worker[place] = decision.worker.worker_id
         except (NoWorkersError, InvalidRequestError) as error:
-            self.router.free(request_id)
+            router.free(request_id)
             self._turn_away(place, now, error)
+
+    def _router_of(self, place: int) -> KvRouter:
+        """Requests go to the routers in turn."""
+        return self.routers[place % len(self.routers)]
 
     def _turn_away(self, place: int, now: float, error: Exception) -> None:
         self._status[place] = REJECTED if isinstance(error, NoWorkersError) else FAILED
