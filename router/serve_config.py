@@ -19,7 +19,7 @@ SHORTEST_EXPIRY_S = 5.0
 """A service that is held up for a moment must not lose its bookings."""
 
 
-EVENT_SOURCES = ("auto", "nats", "grpc", "none")
+EVENT_SOURCES = ("auto", "nats", "grpc", "zmq", "http", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,9 @@ class ServeConfig:
     event_sources: str = option(
         "auto",
         "Where workers tell of their caches: nats (the event plane), grpc (SubscribeKvEvents of the"
-        " engine), auto: for each worker the first that it has. Of one that tells nothing the cache"
-        " is predicted from routing; none: of all, as --no-kv-events.",
+        " engine), zmq or http (what its URL says), auto: for each worker the first that it has. Of"
+        " one that tells nothing the cache is predicted from routing; none: of all, as"
+        " --no-kv-events.",
         choices=EVENT_SOURCES,
     )
     nats: str | None = option(

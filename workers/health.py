@@ -158,6 +158,11 @@ class HealthMonitor:
         engine = self._engines.of(worker_id)
         return engine.client if engine is not None else None
 
+    def url(self, worker_id: int) -> WorkerUrl | None:
+        """What we were given of a worker; None if its address was not."""
+        engine = self._engines.of(worker_id)
+        return engine.url if engine is not None else None
+
     @property
     def facts(self) -> EngineFacts:
         """Of the engines that take requests, as if they were one."""

@@ -15,7 +15,9 @@ _NUMBERS = {
 }
 _WEIGHT, _FAMILY = "weight", "family"
 _FAMILIES = ("ipv4", "ipv6", "any")
-_OF_WORKERS = (*_NUMBERS, _WEIGHT)
+_EVENTS, _REPLAY = "events", "replay"
+_ZMQ, _HTTP = ("tcp", "ipc"), ("http", "https")
+_OF_WORKERS = (*_NUMBERS, _WEIGHT, _EVENTS, _REPLAY)
 _OF_NAMES = ("dp_size", "dp_start", _WEIGHT, _FAMILY)
 
 
@@ -34,6 +36,10 @@ class WorkerUrl:
     weight: float = 1.0
     tls_name: str | None = None
     """whom its certificate must name, if not the host of the address"""
+    events: str | None = None
+    """where it tells its KV events if that is elsewhere: tcp:// or ipc:// (ZMQ), http:// or https://"""
+    replay: str | None = None
+    """with ZMQ: its replay socket"""
 
     @property
     def default_id(self) -> int:
@@ -71,8 +77,9 @@ class WorkerName:
 
 
 def parse_worker_url(url: str) -> WorkerUrl:
-    """Read grpc://HOST:PORT[?id=WORKER_ID&dp_size=RANKS&dp_start=FIRST_RANK&weight=WEIGHT],
-    "HOST:PORT" alone will do; grpcs:// is over TLS. ConfigError if it is something else.
+    """Read grpc://HOST:PORT[?id=WORKER_ID&dp_size=RANKS&dp_start=FIRST_RANK&weight=WEIGHT
+    &events=URL&replay=URL], "HOST:PORT" alone will do; grpcs:// is over TLS. ConfigError if it is
+    something else.
     """
     parsed = parse_worker(url)
     if isinstance(parsed, WorkerName):
@@ -87,7 +94,7 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
     """
     shown = redact_url(url)
     try:
-        parts = urlsplit(url if "://" in url else f"grpc://{url}")
+        parts = urlsplit(url if "://" in url.partition("?")[0] else f"grpc://{url}")
         port = parts.port
         scheme, plus, dns = parts.scheme.partition("+")
         fits = scheme in ("grpc", "grpcs") and "@" not in parts.netloc
@@ -104,16 +111,21 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
     if family not in (None, *_FAMILIES):
         text = f"worker {shown!r}: {_FAMILY} is not one of {', '.join(_FAMILIES)}"
         raise ConfigError(text, key="workers")
+    events, replay = claims.pop(_EVENTS, None), claims.pop(_REPLAY, None)
     numbers = {key: _read_number(shown, key, text) for key, text in claims.items()}
     tls, dp_size, dp_start = (
         scheme == "grpcs",
         numbers.get("dp_size", 1),
         numbers.get("dp_start", 0),
     )
+    _check_events(shown, events, replay, dp_size)
     if dns:
         return WorkerName(parts.hostname, port, tls, dp_size, dp_start, weight, family)
     address = _joined(parts.hostname, port)
-    return WorkerUrl(address, numbers.get("id"), dp_size, dp_start, tls, weight)
+    worker_id = numbers.get("id")
+    return WorkerUrl(
+        address, worker_id, dp_size, dp_start, tls, weight, events=events, replay=replay
+    )
 
 
 def _joined(host: str, port: int) -> str:
@@ -137,6 +149,22 @@ def _read_number(shown: str, key: str, text: str) -> int:
     if not (text.isdecimal() and len(text) <= 20 and least <= int(text) <= most):
         raise ConfigError(f"worker {shown!r}: {key} is not in {least}..{most}", key="workers")
     return int(text)
+
+
+def _check_events(shown: str, events: str | None, replay: str | None, dp_size: int) -> None:
+    """ConfigError unless these are addresses of an engine's events."""
+    told = None
+    for key, url, schemes in ((_EVENTS, events, _ZMQ + _HTTP), (_REPLAY, replay, _ZMQ)):
+        scheme, colon, rest = (url or "").partition("://")
+        if url is not None and not (scheme in schemes and rest.strip("/")):
+            told = f"{key} is not {', '.join(f'{scheme}://' for scheme in schemes)}"
+    over_zmq = (events or "").startswith(_ZMQ)
+    if told is None and replay is not None and not over_zmq:
+        told = f"{_REPLAY} needs {_EVENTS} over ZMQ"
+    if told is None and over_zmq and dp_size > 1:
+        told = "over ZMQ each rank has a socket of its own: make each of them a worker"
+    if told is not None:
+        raise ConfigError(f"worker {shown!r}: {told}", key="workers")
 
 
 def _read_weight(shown: str, text: str | None) -> float:

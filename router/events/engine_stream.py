@@ -1,13 +1,13 @@
-"""EngineStream: reads one engine's SubscribeKvEvents into the index.
+"""EngineStream: reads one engine's SubscribeKvEvents, or what is translated into that.
 
 What to do with each batch is decided in stream_cursor.py; the batch itself is decoded by the index.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from secrets import randbits
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import grpc
 import structlog
@@ -15,9 +15,12 @@ import structlog
 from ...indexer.event_index import EventIndex
 from ...indexer.wire import CLEARED_EVENTS, encode_heartbeat, frame_batch, read_head
 from ...runtime.backoff import Backoff
+from ...runtime.errors import ConfigError
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.supervised import stopped, supervise
 from ...workers.channels import EventCall
+from ...workers.event_dialects import EventsEnded, EventsRefused, PulledCall
+from .event_doors import EventDoors
 from .stream_cursor import StreamCursor, StreamStep
 
 HEADERS_S = 5.0
@@ -33,12 +36,14 @@ FULL_WAIT_S = 0.05
 
 log = structlog.get_logger(__name__)
 
+SomeCall: TypeAlias = "EventCall | PulledCall"
+
 
 @runtime_checkable
 class Subscriber(Protocol):
     """The way to an engine that may tell its events."""
 
-    def subscribe_kv_events(self, start: int) -> EventCall: ...
+    def subscribe_kv_events(self, start: int) -> SomeCall: ...
 
 
 class StreamListener(Protocol):
@@ -107,15 +112,15 @@ class EngineStream:
         counts: StreamCounts,
         *,
         block_size: int,
-        client_of: Callable[[int], object],
+        doors: EventDoors,
     ) -> None:
-        """`client_of` gives the present way to a worker, a Subscriber if it may tell events."""
+        """`doors` give the present way to a worker, a Subscriber if it may tell events."""
         self._worker_id, self._index, self._listener = worker_id, index, listener
-        self._counts, self._block_size, self._client_of = counts, block_size, client_of
+        self._counts, self._block_size, self._doors = counts, block_size, doors
         self._ranks = {rank: _Rank() for rank in ranks}
         self._first_rank = min(self._ranks)
         self._cursor = StreamCursor()
-        self._call: EventCall | None = None
+        self._call: SomeCall | None = None
         self._task: asyncio.Task[None] | None = None
         self._resyncing = False
         self._believed = False
@@ -123,6 +128,11 @@ class EngineStream:
         self._backoff = Backoff(first=FIRST_RETRY_S, cap=LONGEST_RETRY_S)
         self.error = ""
         """what ended the last subscription, for people"""
+
+    @property
+    def kind(self) -> str:
+        """What it comes over, by its name in `/workers`."""
+        return self._doors.kind_of(self._worker_id)
 
     @property
     def is_open(self) -> bool:
@@ -156,6 +166,7 @@ class EngineStream:
         """End the subscription. Idempotent."""
         task, self._task = self._task, None
         await stopped(task)
+        await self._doors.close(self._worker_id)
 
     def believe(self, believed: bool) -> None:
         """Whether the index takes what this stream tells; until then batches are passed over."""
@@ -187,9 +198,14 @@ class EngineStream:
                 await self._follow()
             except _Unwanted:
                 return
+            except (EventsRefused, ConfigError) as refusal:
+                self._listener.on_refused(self._worker_id, str(refusal))
+                return
             except _AskAgain:
                 await asyncio.sleep(self._backoff.next())
                 continue
+            except EventsEnded as end:
+                self.error = str(end)
             except TimeoutError:
                 self.error = f"no answer in {HEADERS_S:g} s"
             except _Ended as end:
@@ -204,7 +220,7 @@ class EngineStream:
 
     async def _follow(self) -> None:
         """One subscription, to its end: an exception says which."""
-        client = self._client_of(self._worker_id)
+        client = self._doors.of(self._worker_id)
         if not isinstance(client, Subscriber):
             raise _NoStream("it is not called in a way that has one")
         self._cursor.on_subscribed()
@@ -229,7 +245,7 @@ class EngineStream:
             self._call = None
             call.cancel()
 
-    async def _first(self, call: EventCall) -> object:
+    async def _first(self, call: SomeCall) -> object:
         """The first message of a subscription, which counts as taken from then on, or when the
         engine was quiet for a while."""
         reading = asyncio.ensure_future(call.read())

@@ -6,7 +6,7 @@ believes one publisher of a worker at a time: so two sources are never applied a
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from secrets import randbits
 
 import structlog
@@ -18,6 +18,7 @@ from ...runtime.clock import Clock
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.registry import WorkerEntry, WorkerRegistry, WorkerState
 from .engine_stream import EngineStream, StreamCounts
+from .event_doors import EventDoors
 from .source_choice import EventSource, SourceChoice
 
 _RESYNC_S = (0.5, 30.0)
@@ -52,11 +53,11 @@ class EventSources:
         *,
         block_size: int,
         allowed: Collection[EventSource],
-        client_of: Callable[[int], object],
+        doors: EventDoors,
     ) -> None:
-        """`client_of` gives the way to a worker's engine: a Subscriber if it may tell events."""
+        """`doors` give the way to each engine's events."""
         self._index, self._registry, self._clock = index, registry, clock
-        self._block_size, self._allowed, self._client_of = block_size, allowed, client_of
+        self._block_size, self._allowed, self._doors = block_size, allowed, doors
         self._workers: dict[int, _WorkerSource] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self.counts = StreamCounts()
@@ -72,8 +73,9 @@ class EventSources:
 
     def counted(self) -> Counter[str]:
         """How many workers have which source."""
-        shown = (worker.shown for worker in self._workers.values())
-        return Counter(source.value for source in shown if source is not None)
+        return Counter(
+            _named(worker, worker.shown) for worker in self._workers.values() if worker.shown
+        )
 
     def asks(self, rank: WorkerWithDpRank) -> bool:
         """Whether what was missed of a rank is to be asked for on the event plane."""
@@ -147,7 +149,7 @@ class EventSources:
             self,
             self.counts,
             block_size=self._block_size,
-            client_of=self._client_of,
+            doors=self._doors,
         )
         return _WorkerSource(entry, choice, stream)
 
@@ -182,14 +184,15 @@ class EventSources:
         if entry is None:
             return
         if before is not None:
-            self.switches[source.value] += 1
+            self.switches[_named(worker, source)] += 1
         tell = log.warning if source is EventSource.PREDICTED else log.info
-        said = {"before": before.value} if before is not None else {}
+        name = _named(worker, source)
+        said = {"before": _named(worker, before)} if before is not None else {}
         if source is not EventSource.NATS and worker.stream.error:
             said["stream"] = worker.stream.error
         if worker.choice.refused:
             said["refused"] = worker.choice.refused
-        tell(f"events of a worker: {source.value}", worker_id=worker_id, **said)
+        tell(f"events of a worker: {name}", worker_id=worker_id, **said)
         worker.stream.believe(source is EventSource.GRPC)
         if source is EventSource.GRPC:
             for rank in worker.ranks:
@@ -198,7 +201,7 @@ class EventSources:
             for rank in worker.ranks:  # what the source before said is forgotten
                 self._index.announce_publisher(rank, randbits(53))
             believe_announced(self._index, entry)
-        self._registry.set_event_source(worker_id, source.value)
+        self._registry.set_event_source(worker_id, name)
 
     def _repair(self, worker: _WorkerSource, statuses: list[SourceStatus], now: float) -> None:
         """Have an engine tell its cache again, of which the index has lost some."""
@@ -234,6 +237,11 @@ class EventSources:
             worker.closing = False
 
         task.add_done_callback(ended)
+
+
+def _named(worker: _WorkerSource, source: EventSource) -> str:
+    """What `/workers` calls a source of a worker: its stream by what that comes over."""
+    return worker.stream.kind if source is EventSource.GRPC else source.value
 
 
 def believe_announced(index: EventIndex, entry: WorkerEntry) -> None:

@@ -2,7 +2,7 @@
 feed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -23,11 +23,20 @@ from ...runtime.security import NatsAuth
 from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from ...workers.registry import WorkerRegistry
 from ...workers.resync_wire import ResyncRequest
+from ...workers.worker_url import WorkerUrl
 from ..serve_config import ServeConfig
+from .event_doors import STREAMS, EventDoors
 from .event_sources import EventSources
 from .feed import EventFeed
 from .snapshot_task import SnapshotTask
 from .source_choice import TOLD, EventSource
+
+
+def _allowed(wanted: str) -> Collection[EventSource]:
+    """What `--event-sources` allows; all streams of engines count as one source."""
+    if wanted == "auto":
+        return TOLD
+    return [EventSource.GRPC if wanted in STREAMS else EventSource(wanted)]
 
 
 class EventIntake:
@@ -48,13 +57,14 @@ class EventIntake:
         clock: Clock,
         *,
         client_of: Callable[[int], object],
+        url_of: Callable[[int], WorkerUrl | None] = lambda worker_id: None,
         auth: NatsAuth | None = None,
         on_unannounced: Callable[[int], None] | None = None,
         hits: LimitHits | None = None,
         ask_worker: Callable[[ResyncRequest], bool] | None = None,
     ) -> None:
         """`auth` is for the NATS server; `client_of` gives the way to a worker whose engine may
-        tell its events; the others are for the feed."""
+        tell its events, `url_of` what we were given of it; the others are for the feed."""
         self._config, self._index, self._registry, self._clock = config, index, registry, clock
         self._auth, self._on_unannounced, self._hits = auth, on_unannounced, hits
         self._ask_worker = ask_worker
@@ -65,8 +75,13 @@ class EventIntake:
             registry,
             clock,
             block_size=config.router.block_size,
-            allowed=TOLD if wanted == "auto" else [EventSource(wanted)],
-            client_of=client_of,
+            allowed=_allowed(wanted),
+            doors=EventDoors(
+                client_of,
+                url_of,
+                config.router.block_size,
+                [wanted] if wanted in STREAMS else STREAMS,
+            ),
         )
         self.nats_url: str | None = None
         self.description = ""
@@ -78,7 +93,7 @@ class EventIntake:
     async def start(self) -> None:
         """Listen to events, the last snapshot loaded. ConfigError if there can be no server."""
         config, stack = self._config, self._stack
-        if config.event_sources == EventSource.GRPC.value:
+        if config.event_sources in STREAMS:
             self.description = "from engines"
         else:
             self.nats_url, origin = await self._find_nats()

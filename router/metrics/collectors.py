@@ -238,7 +238,7 @@ def source_metrics(sources: EventSources) -> Callable[[], Iterable[Metric]]:
             labels=["source"],
         )
         counted = sources.counted()
-        for source in ("nats", "grpc", "predicted"):
+        for source in ("nats", "grpc", "zmq", "http", "predicted"):
             present.add_metric([source], counted[source])
             switches.add_metric([source], sources.switches[source])
         yield present

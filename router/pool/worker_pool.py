@@ -127,6 +127,7 @@ class WorkerPool:
             self.router.registry,
             self._clock,
             client_of=self.monitor.client,
+            url_of=self.monitor.url,
             auth=self._security.nats,
             on_unannounced=self.monitor.suspect,
             hits=self.hits,

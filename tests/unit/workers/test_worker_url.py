@@ -106,3 +106,27 @@ def test_the_worker_at_an_address_of_a_name() -> None:
     assert plain.worker_at("10.0.0.1") == WorkerUrl("10.0.0.1:9", dp_size=2, weight=0.5)
     # The certificate is the name's: addresses come and go.
     assert secure.worker_at("2001:db8::1") == WorkerUrl("[2001:db8::1]:9", tls=True, tls_name="e")
+
+
+def test_where_events_are_told() -> None:
+    url = parse_worker_url("grpc://h:1?events=tcp://h:5557&replay=tcp://h:5558&weight=0.5")
+    assert (url.events, url.replay, url.weight) == ("tcp://h:5557", "tcp://h:5558", 0.5)
+    assert parse_worker_url("h:1?events=http://h:8000&dp_size=2").events == "http://h:8000"
+    assert parse_worker_url("h:1").events is None
+
+
+@pytest.mark.parametrize(
+    ("claims", "reason"),
+    [
+        ("events=h:5557", "events is not tcp://"),
+        ("events=tcp://", "events is not tcp://"),
+        ("events=nats://h:1", "events is not tcp://"),
+        ("replay=tcp://h:1", "replay needs events over ZMQ"),
+        ("events=http://h:1&replay=tcp://h:1", "replay needs events over ZMQ"),
+        ("events=tcp://h:1&replay=http://h:1", "replay is not tcp://"),
+        ("events=tcp://h:1&dp_size=2", "each rank has a socket"),
+    ],
+)
+def test_addresses_of_events_are_checked(claims: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parse_worker_url(f"grpc://h:1?{claims}")

@@ -1,0 +1,58 @@
+"""EventDoors: the way to the events of each engine, wherever it tells them."""
+
+from collections.abc import Callable, Collection
+
+from ...workers.event_dialects import HttpEvents, ZmqEvents
+from ...workers.worker_url import WorkerUrl
+
+GRPC, ZMQ, HTTP = "grpc", "zmq", "http"
+STREAMS = (GRPC, ZMQ, HTTP)
+"""What a stream of events can come over, by its name in `/workers`."""
+
+
+class EventDoors:
+    """Finds a Subscriber for a worker: by its URL, else its engine's client."""
+
+    def __init__(
+        self,
+        client_of: Callable[[int], object],
+        url_of: Callable[[int], WorkerUrl | None],
+        block_size: int,
+        allowed: Collection[str] = STREAMS,
+    ) -> None:
+        """`allowed` are those of STREAMS that may be used."""
+        self._client_of, self._url_of = client_of, url_of
+        self._block_size, self._allowed = block_size, allowed
+        self._made: dict[int, tuple[WorkerUrl, ZmqEvents | HttpEvents]] = {}
+
+    def of(self, worker_id: int) -> object:
+        """The present way; None if there is none, or none that may be used. ConfigError if it lacks
+        a package."""
+        url = self._url_of(worker_id)
+        if url is None or url.events is None:
+            self._made.pop(worker_id, None)
+            return self._client_of(worker_id) if GRPC in self._allowed else None
+        if self.kind_of(worker_id) not in self._allowed:
+            return None
+        known = self._made.get(worker_id)
+        if known is None or known[0] != url:
+            known = self._made[worker_id] = url, self._new(url, url.events)
+        return known[1]
+
+    def kind_of(self, worker_id: int) -> str:
+        """What its stream comes over."""
+        url = self._url_of(worker_id)
+        if url is None or url.events is None:
+            return GRPC
+        return HTTP if url.events.startswith(HTTP) else ZMQ
+
+    async def close(self, worker_id: int) -> None:
+        """Let go of what was opened for a worker. Its client is somebody else's."""
+        known = self._made.pop(worker_id, None)
+        if known is not None:
+            await known[1].close()
+
+    def _new(self, url: WorkerUrl, events: str) -> ZmqEvents | HttpEvents:
+        if events.startswith(HTTP):
+            return HttpEvents(events)
+        return ZmqEvents(events, url.replay, self._block_size)

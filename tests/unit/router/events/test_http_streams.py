@@ -1,0 +1,236 @@
+"""A stream that is drained over HTTP, as TensorRT-LLM's OpenAI server offers it."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.free_port import free_port
+from support.polling import until
+
+from dynamo_router.indexer.event_index import EventIndex
+from dynamo_router.indexer.hashing import block_hashes
+from dynamo_router.router.events.engine_stream import EngineStream, StreamCounts
+from dynamo_router.router.events.event_doors import EventDoors
+from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.workers.event_dialects import EventsRefused, TrtllmEvents
+from dynamo_router.workers.worker_url import WorkerUrl
+
+SIZE = 4
+W = WorkerWithDpRank(7)
+
+
+def block(number: int) -> list[int]:
+    return list(range(SIZE * number, SIZE * (number + 1)))
+
+
+class DrainedEngine:
+    """Tells each event once, numbered by rank, as the documentation has it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[dict[str, Any]] = []
+        self.next: dict[int, int] = {}
+        self.status = 200
+        self.body: bytes | None = None
+        self.asked = 0
+
+    def happen(self, data: dict[str, Any], rank: int = 0, lost: bool = False, **more: Any) -> None:
+        event_id = self.next.get(rank, 0)
+        self.next[rank] = event_id + 1
+        event = {"event_id": event_id, "data": data, **more}
+        if rank:
+            event["attention_dp_rank"] = rank
+        if not lost:
+            self.waiting.append(event)
+
+    def created(self, window: int) -> None:
+        data = {"type": "created", "num_blocks_per_cache_level": [100, 0]}
+        self.happen(data, window_size=window)
+
+    def store(self, number: int, tokens: list[int] | None = None, **more: Any) -> None:
+        self.happen(stored(100 + number, tokens or block(number)), **more)
+
+    def remove(self, *numbers: int, **more: Any) -> None:
+        self.happen({"type": "removed", "block_hashes": [100 + n for n in numbers]}, **more)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if self.status != 200:
+            return web.Response(status=self.status)
+        events, self.waiting = self.waiting, []
+        body = json.dumps([*events, {}]).encode() if self.body is None else self.body
+        return web.Response(body=body, content_type="application/json")
+
+
+def stored(block_hash: Any, tokens: list[int], parent: Any = None, **more: Any) -> dict[str, Any]:
+    unique = [{"type": "unique_token", "token_id": t, "token_extra_id": 0} for t in tokens]
+    kept = {"type": "stored_block", "block_hash": block_hash, "cache_level": 0, "priority": 35}
+    return {"type": "stored", "parent_hash": parent, "blocks": [{**kept, "tokens": unique, **more}]}
+
+
+class Reader:
+    def __init__(self, url: str, ranks: int) -> None:
+        self.index = EventIndex()
+        self.counts = StreamCounts()
+        self.up: list[bool] = []
+        self.refused: list[str] = []
+        worker = WorkerUrl("127.0.0.1:1", events=url)
+        doors = EventDoors(lambda _: None, lambda _: worker, SIZE)
+        self.stream = EngineStream(
+            7, range(ranks), self.index, self, self.counts, block_size=SIZE, doors=doors
+        )
+        for rank in range(ranks):
+            self.index.announce_publisher((7, rank), self.stream.publisher_id(rank))
+        self.stream.believe(True)
+
+    def on_stream(self, worker_id: int, up: bool, *, lasting: bool = False) -> None:
+        self.up.append(up)
+
+    def on_refused(self, worker_id: int, reason: str) -> None:
+        self.refused.append(reason)
+
+    def holds(self, *numbers: int, rank: int = 0) -> Callable[[], bool]:
+        worker = WorkerWithDpRank(7, rank)
+
+        def look() -> bool:
+            scores = [self.index.scores(block_hashes(block(n), SIZE)) for n in range(20)]
+            return {n for n in range(20) if scores[n].get(worker)} == set(numbers)
+
+        return look
+
+
+@asynccontextmanager
+async def reading(engine: DrainedEngine, ranks: int = 1) -> AsyncIterator[Reader]:
+    application = web.Application()
+    application.router.add_get("/kv_cache_events", engine.answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port := free_port())
+    await site.start()
+    reader = Reader(f"http://127.0.0.1:{port}", ranks)
+    reader.stream.open()
+    try:
+        yield reader
+    finally:
+        await reader.stream.close()
+        await runner.cleanup()
+        reader.index.close()
+
+
+async def test_events_of_an_engine_that_has_just_started_are_exact() -> None:
+    engine = DrainedEngine()
+    engine.created(128)
+    engine.store(1)
+    async with reading(engine) as reader:
+        await until(reader.holds(1))
+        assert reader.stream.is_complete and reader.stream.kind == "http"
+        engine.store(2)
+        engine.remove(1)
+        await until(reader.holds(2))
+        assert reader.up == [True] and reader.counts.gaps == 0
+
+
+async def test_events_that_somebody_else_drained_show_as_a_hole() -> None:
+    engine = DrainedEngine()
+    engine.store(1)
+    async with reading(engine) as reader:
+        await until(reader.holds(1))
+        engine.remove(1, lost=True)
+        engine.store(2)
+        await until(reader.holds(2))
+        assert not reader.stream.is_complete and reader.counts.gaps == 1
+
+
+async def test_a_late_reader_does_not_claim_to_know_all() -> None:
+    engine = DrainedEngine()
+    engine.store(1, lost=True)
+    engine.store(2)
+    async with reading(engine) as reader:
+        await until(reader.holds(2))
+        assert not reader.stream.is_complete
+
+
+async def test_an_engine_that_is_started_anew_is_forgotten() -> None:
+    engine = DrainedEngine()
+    for number in range(5):
+        engine.store(number)
+    async with reading(engine) as reader:
+        await until(reader.holds(0, 1, 2, 3, 4))
+        engine.next.clear()
+        engine.store(7)
+        await until(reader.holds(7))
+        assert reader.stream.is_complete
+        engine.store(8)
+        await until(reader.holds(7, 8))
+
+
+async def test_ranks_have_numbers_of_their_own() -> None:
+    engine = DrainedEngine()
+    engine.store(1)
+    engine.store(2, rank=1)
+    engine.store(3)
+    async with reading(engine, ranks=2) as reader:
+        await until(reader.holds(1, 3))
+        await until(reader.holds(2, rank=1))
+
+
+async def test_the_largest_window_and_whole_blocks_count() -> None:
+    engine = DrainedEngine()
+    engine.created(128)
+    engine.created(4096)
+    engine.store(1, window_size=4096)
+    engine.store(2, window_size=128)
+    engine.store(3, tokens=[1, 2], window_size=4096)
+    engine.store(4, window_size=4096)
+    engine.remove(4, window_size=128)
+    async with reading(engine) as reader:
+        await until(reader.holds(1, 4))
+
+
+async def test_a_block_that_moves_to_host_memory_is_not_claimed_any_more() -> None:
+    engine = DrainedEngine()
+    engine.store(1)
+    engine.store(2)
+    async with reading(engine) as reader:
+        await until(reader.holds(1, 2))
+        level = {"type": "event_diff", "old_value": 0, "new_value": 1}
+        engine.happen({"type": "updated", "block_hash": 101, "cache_level": level})
+        engine.happen({"type": "updated", "block_hash": 102, "cache_level": None, "priority": 3})
+        engine.happen({"type": "something new"})
+        await until(reader.holds(2))
+
+
+async def test_an_answer_that_cannot_be_read_is_a_loss() -> None:
+    engine = DrainedEngine()
+    engine.store(1)
+    async with reading(engine) as reader:
+        await until(reader.holds(1))
+        engine.body = b'[{"event_id": 1}]'
+        await until(lambda: reader.up[-1] is False)
+        engine.body = None
+        engine.store(2)
+        await until(reader.holds(2))
+        assert not reader.stream.is_complete
+
+
+async def test_a_server_without_the_route_is_refused_and_a_broken_one_tried_again() -> None:
+    engine = DrainedEngine()
+    engine.status = 503
+    async with reading(engine) as reader:
+        await until(lambda: engine.asked > 2)
+        assert "503" in reader.stream.error and not reader.refused
+        engine.status = 404
+        await until(lambda: bool(reader.refused))
+        assert reader.refused == ["it has no /kv_cache_events: 404"]
+
+
+def test_salts_adapters_and_strange_hashes() -> None:
+    events = TrtllmEvents()
+    tell = [
+        {"event_id": 0, "data": stored(2**64 - 1, block(1), cache_salt="x", mm_keys=[["a", 0]])}
+    ]
+    assert len(events.batches(tell)) == 1 and events.begins_anew(tell)
+    with pytest.raises(EventsRefused, match="hash_algo"):
+        events.batches([{"event_id": 1, "data": stored("ab" * 32, block(1))}])

@@ -1,0 +1,226 @@
+"""A stream over real ZMQ sockets: late, lossy, restarted, with a replay and without."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from support.kv_events.engine_events import removed, stored
+from support.polling import until
+
+from dynamo_router.indexer.event_index import EventIndex
+from dynamo_router.indexer.hashing import block_hashes
+from dynamo_router.router.events.engine_stream import EngineStream, StreamCounts
+from dynamo_router.router.events.event_doors import STREAMS, EventDoors
+from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.workers.event_dialects import zmq_events
+from dynamo_router.workers.worker_url import WorkerUrl
+
+pytest.importorskip("zmq")
+from support.kv_events.zmq_publisher import ZmqPublisher  # noqa: E402 it needs the package
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+SIZE = 4
+W = WorkerWithDpRank(7)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq_events, "REPLAY_WAIT_S", 0.2)
+    monkeypatch.setattr(zmq_events, "POLL_MS", 20)
+
+
+def block(number: int) -> list[int]:
+    return list(range(SIZE * number, SIZE * (number + 1)))
+
+
+class Reader:
+    """A stream into an index, and what it reports."""
+
+    def __init__(self, publisher: ZmqPublisher, *, replay: bool, allowed: tuple[str, ...]) -> None:
+        self.index = EventIndex()
+        self.counts = StreamCounts()
+        self.up: list[bool] = []
+        self.refused: list[str] = []
+        url = WorkerUrl("127.0.0.1:1", events=publisher.url)
+        if replay:
+            url = WorkerUrl("127.0.0.1:1", events=publisher.url, replay=publisher.replay_url)
+        self.doors = EventDoors(lambda _: None, lambda _: url, SIZE, allowed)
+        self.stream = EngineStream(
+            W.worker_id, [0], self.index, self, self.counts, block_size=SIZE, doors=self.doors
+        )
+        self.index.announce_publisher(W, self.stream.publisher_id(0))
+        self.stream.believe(True)
+
+    def on_stream(self, worker_id: int, up: bool, *, lasting: bool = False) -> None:
+        self.up.append(up)
+
+    def on_refused(self, worker_id: int, reason: str) -> None:
+        self.refused.append(reason)
+
+    def holds(self, *numbers: int) -> Callable[[], bool]:
+        """Whether it knows exactly these single blocks of 0..19."""
+
+        def look() -> bool:
+            found = {n for n in range(20) if self.index.scores(block_hashes(block(n), SIZE)).get(W)}
+            return found == set(numbers)
+
+        return look
+
+
+@asynccontextmanager
+async def reading(
+    publisher: ZmqPublisher, *, replay: bool = True, allowed: tuple[str, ...] = STREAMS
+) -> AsyncIterator[Reader]:
+    reader = Reader(publisher, replay=replay, allowed=allowed)
+    reader.stream.open()
+    try:
+        yield reader
+    finally:
+        await reader.stream.close()
+        reader.index.close()
+
+
+@pytest.fixture
+async def publisher() -> AsyncIterator[ZmqPublisher]:
+    async with ZmqPublisher() as made:
+        yield made
+
+
+async def tell(publisher: ZmqPublisher, *numbers: int) -> None:
+    """One message per block: that comes or, negative, goes."""
+    for number in numbers:
+        if number < 0:
+            await publisher.publish(removed(100 - number))
+        else:
+            await publisher.publish(stored([100 + number], block(number), SIZE))
+
+
+@pytest.mark.parametrize("topic", [True, False])
+async def test_a_late_reader_gets_all_by_the_replay(publisher: ZmqPublisher, topic: bool) -> None:
+    publisher.topic_in_replay = topic
+    await tell(publisher, 1, 2, 3, -2)
+    async with reading(publisher) as reader:
+        await until(reader.holds(1, 3))
+        assert reader.stream.is_complete and reader.stream.kind == "zmq"
+        await tell(publisher, 4, -1)
+        await until(reader.holds(3, 4))
+        assert reader.counts.gaps <= 1 and reader.up == [True]  # what came before it subscribed
+
+
+async def test_lost_messages_are_replayed(publisher: ZmqPublisher) -> None:
+    async with reading(publisher) as reader:
+        await tell(publisher, 1)
+        await until(reader.holds(1))
+        publisher.lose = 2
+        await tell(publisher, 2, -1, 3)
+        await until(reader.holds(2, 3))
+        assert reader.stream.is_complete and reader.counts.gaps == 1
+        assert publisher.asked[-1] == 1  # no more than what was missing
+
+
+async def test_a_replay_cut_short_is_asked_for_again(publisher: ZmqPublisher) -> None:
+    publisher.cut_after = 2
+    await tell(publisher, 1, 2, 3)
+    async with reading(publisher) as reader:
+        await until(lambda: bool(reader.up))
+        assert reader.holds(1, 2)()
+        publisher.cut_after = None
+        await tell(publisher, 4)
+        await until(reader.holds(1, 2, 3, 4))
+        assert reader.stream.is_complete
+
+
+async def test_what_the_replay_keeps_no_more_is_not_claimed(publisher: ZmqPublisher) -> None:
+    async with reading(publisher) as reader:
+        await tell(publisher, 1)
+        await until(reader.holds(1))
+        publisher.lose = 1
+        await tell(publisher, -1)
+        publisher.kept.clear()
+        await tell(publisher, 2)
+        await until(reader.holds(2))
+        assert not reader.stream.is_complete
+
+
+async def test_without_a_replay_it_knows_from_then_on(publisher: ZmqPublisher) -> None:
+    await tell(publisher, 1)
+    async with reading(publisher, replay=False) as reader:
+        await until(lambda: bool(reader.up))
+        await tell(publisher, 2)
+        await until(reader.holds(2))
+        assert not reader.stream.is_complete
+        publisher.lose = 1
+        await tell(publisher, -2, 3)
+        await tell(publisher, 4)
+        await until(lambda: not reader.holds(2)() and reader.counts.gaps == 1)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_an_engine_that_is_started_anew_is_forgotten(
+    publisher: ZmqPublisher, replay: bool
+) -> None:
+    async with reading(publisher, replay=replay) as reader:
+        await until(lambda: bool(reader.up))
+        await tell(publisher, 1, 2, 3)
+        await until(reader.holds(1, 2, 3))
+        await publisher.stop()
+        await until(lambda: reader.up[-1] is False)
+        publisher.start()
+        await tell(publisher, 5)
+        await until(lambda: reader.up[-1] is True)
+        await tell(publisher, 6)
+        if replay:
+            await until(reader.holds(5, 6))
+            assert reader.stream.is_complete
+        else:
+            await until(lambda: not reader.holds(1, 2, 3)() and reader.stream.is_synced)
+
+
+async def test_a_numbering_that_goes_back_is_noticed(publisher: ZmqPublisher) -> None:
+    async with reading(publisher) as reader:
+        await tell(publisher, 1, 2, 3)
+        await until(reader.holds(1, 2, 3))
+        publisher.number = 0  # as behind a proxy, which keeps the connection
+        publisher.kept.clear()
+        await tell(publisher, 7)
+        await until(reader.holds(7))
+        await tell(publisher, 8)
+        await until(reader.holds(7, 8))
+        assert reader.stream.is_complete
+
+
+async def test_damaged_messages_begin_it_anew(publisher: ZmqPublisher) -> None:
+    async with reading(publisher) as reader:
+        await tell(publisher, 1)
+        await until(reader.holds(1))
+        await publisher.publish_bytes(b"\xc1")
+        await until(lambda: reader.counts.undecodable > 0)
+        publisher.kept = type(publisher.kept)(entry for entry in publisher.kept if entry[0] != 1)
+        await tell(publisher, 2)
+        await until(reader.holds(2))  # it cannot know what the message had said of 1
+        assert not reader.refused
+
+
+async def test_another_block_size_is_refused_by_name(publisher: ZmqPublisher) -> None:
+    await publisher.publish(stored([1], block(1) + block(2), 2 * SIZE))
+    async with reading(publisher) as reader:
+        await until(lambda: bool(reader.refused))
+        assert reader.refused == ["blocks of 8 tokens, ours have 4"]
+
+
+async def test_streams_that_are_not_allowed_are_not_read(publisher: ZmqPublisher) -> None:
+    async with reading(publisher, allowed=("grpc",)) as reader:
+        await until(lambda: reader.up == [False])
+        assert publisher.asked == []
+
+
+async def test_without_the_package_it_says_so(
+    publisher: ZmqPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(name: str) -> object:
+        raise ImportError(name)
+
+    monkeypatch.setattr(zmq_events.importlib, "import_module", gone)
+    async with reading(publisher) as reader:
+        await until(lambda: bool(reader.refused))
+        assert "dynamo-router[zmq]" in reader.refused[0]

@@ -1,0 +1,61 @@
+"""PulledCall: a subscription to an engine's events that is read as a gRPC stream is."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+
+class EventsRefused(Exception):
+    """What the engine tells cannot be indexed, now or later; the message says why."""
+
+
+class EventsEnded(Exception):
+    """The subscription is over; the message says why. It may be tried again."""
+
+
+@dataclass(frozen=True)
+class EndCode:
+    """Why a call ended, where gRPC would have a status."""
+
+    name: str
+
+
+class PulledCall:
+    """Reads what `pull` gives, one serialized KvEventBatch at a time, until it raises EventsEnded.
+
+    `open` is awaited first, by `initial_metadata`.
+    """
+
+    def __init__(
+        self, open: Callable[[], Awaitable[None]], pull: Callable[[], Awaitable[bytes]]
+    ) -> None:
+        self._open, self._pull = open, pull
+        self._reading: asyncio.Future[bytes] | None = None
+        self._cancelled = False
+        self._end = EndCode("OK")
+
+    async def initial_metadata(self) -> None:
+        """EventsRefused if it cannot be had at all."""
+        await self._open()
+
+    async def read(self) -> bytes | None:
+        """The next batch, None at the end. CancelledError once it was cancelled."""
+        if self._cancelled:
+            raise asyncio.CancelledError
+        self._reading = asyncio.ensure_future(self._pull())
+        try:
+            return await self._reading
+        except EventsEnded as end:
+            self._end = EndCode(str(end))
+            return None
+        finally:
+            self._reading = None
+
+    async def code(self) -> EndCode:
+        return self._end
+
+    def cancel(self) -> None:
+        """End it: a read that waits is cancelled."""
+        self._cancelled = True
+        if self._reading is not None:
+            self._reading.cancel()
