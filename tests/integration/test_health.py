@@ -306,8 +306,10 @@ async def test_reports_about_strangers_are_ignored() -> None:
         reports = monitor.reports
         reports.sent(404)
         for origin in Origin:
-            reports.failed(404, judge(origin, grpc.StatusCode.UNAVAILABLE, started=False), 1.0)
-        for end in (reports.convicted, reports.undecided, reports.given_up):
+            verdict = judge(origin, grpc.StatusCode.UNAVAILABLE, started=False)
+            reports.failed(404, verdict, 1.0)
+            reports.convicted(404, verdict)
+        for end in (reports.undecided, reports.given_up):
             end(404)
         reports.answered(404, 1.0)
         reports.succeeded(404, 1.0)
