@@ -1,8 +1,10 @@
 """dynamo-router demo: the same requests, to the same engines, routed in two ways."""
 
 import asyncio
+import os
 import sys
-from collections.abc import Sequence
+import webbrowser
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..router.policy import MODES
@@ -38,6 +40,9 @@ class DemoConfig:
         30.0, "Wait this long for the router and its engines.", flag="--start-timeout"
     )
     progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")
+    watch: bool = option(
+        False, "Open the dashboard meanwhile, and keep the last router until Ctrl-C."
+    )
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
@@ -70,10 +75,11 @@ class DemoConfig:
         )
 
 
-async def run_demo(config: DemoConfig) -> list[Run]:
+async def run_demo(config: DemoConfig, show: Callable[[list[Run]], None]) -> list[Run]:
     """One run per mode, each with engines that have seen nothing before. Says on stderr what it
-    does. Leaves no process behind, also when cancelled."""
-    runs = []
+    does. `show` is called once all are done, while the last router is still there: to be watched
+    until this is cancelled, if that was asked for. Leaves no process behind, also then."""
+    runs: list[Run] = []
     for mode in config.modes:
         print(f"{mode}: starting {config.workers} engines and a router", file=sys.stderr)
         serving = ServeProcess(
@@ -86,8 +92,22 @@ async def run_demo(config: DemoConfig) -> list[Run]:
                 config.replay_config(),
                 target=serving.grpc_address,
             )
+            if config.watch:
+                open_dashboard(f"http://{serving.http_address}/dashboard")
             runs.append(await replay(load, on_start))
+            if len(runs) == len(config.modes):
+                show(runs)
+                if config.watch:
+                    print("The last router is still there; Ctrl-C ends it.", file=sys.stderr)
+                    await asyncio.Event().wait()
     return runs
+
+
+def open_dashboard(url: str) -> None:
+    """Say where it is, and open it where somebody has a screen."""
+    print(f"dashboard: {url}", file=sys.stderr)
+    if sys.stderr.isatty() and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        webbrowser.open(url)
 
 
 def verdict(runs: Sequence[Run]) -> str:
@@ -113,16 +133,26 @@ def verdict(runs: Sequence[Run]) -> str:
 
 
 def run(config: DemoConfig) -> int:
-    """The command: 0, or 1 if a request failed, or 130 on Ctrl-C."""
+    """The command: 0, or 1 if a request failed, or 130 on Ctrl-C before all were sent."""
     output = Output(config.json)
+    done: list[Run] = []
+
+    def show(runs: list[Run]) -> None:
+        output.print(
+            f"{config.workers} mock engines, the same {runs[0].requests} requests each time"
+        )
+        output.print(runs_table(runs))
+        output.print(verdict(runs))
+        output.write(runs_content(runs))
+        if not config.watch:
+            output.print("To see every request and why it went where it did: demo --watch")
+        done.extend(runs)
+
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            runs = runner.run(run_demo(config))
+            runner.run(run_demo(config, show))
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    output.print(f"{config.workers} mock engines, the same {runs[0].requests} requests each time")
-    output.print(runs_table(runs))
-    output.print(verdict(runs))
-    output.write(runs_content(runs))
-    return 1 if any(run.errors + run.rejected for run in runs) else 0
+        if not done:
+            print("interrupted", file=sys.stderr)
+            return 130
+    return 1 if any(run.errors + run.rejected for run in done) else 0

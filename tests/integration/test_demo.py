@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.processes import http_json
 
 from dynamo_router.bench.demo import DemoConfig, run, run_demo
 
@@ -108,11 +110,41 @@ def test_it_runs_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 async def test_cancelled_in_mid_run_it_leaves_no_process() -> None:
     # Slowed down so much that its requests cannot all have been sent.
-    running = asyncio.create_task(run_demo(small(arrival_speedup=0.001)))
+    running = asyncio.create_task(run_demo(small(arrival_speedup=0.001), lambda runs: None))
     family = await whole_family_of(os.getpid())
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert alive(family) == []
+
+
+async def test_watched_it_stays_until_ctrl_c(tmp_path: Path) -> None:
+    demo = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HEAR_SIGINT, "demo", "--watch", "--mode", "kv", "--workers", "2"),
+        *("--requests", "12", "--arrival-speedup", "10"),
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert demo.stderr is not None
+    said = b""
+    try:
+        async with asyncio.timeout(START_S):
+            while b"still there" not in said:
+                said += await demo.stderr.readline()
+            address = re.search(rb"dashboard: http://(\S+)/dashboard", said)
+            assert address is not None
+            told = await http_json(address[1].decode(), "/dashboard/state?requests=0")
+            assert len(told["requests"]) == 12
+            family = family_of(demo.pid)
+            os.killpg(demo.pid, signal.SIGINT)
+            shown, _ = await demo.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            demo.kill()
+    assert demo.returncode == 0
+    assert b"kv: 12 requests, all answered." in shown
     assert alive(family) == []
 
 
