@@ -6,7 +6,7 @@ Entered by `serve`; the index itself needs none of it.
 
 from .event_sources import EventSources
 from .feed import EventFeed
-from .intake import EventIntake
+from .intake import SYNC_RETRY_S, EventIntake
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 from .snapshot_task import SnapshotTask
 from .worker_queries import WorkerQueries
@@ -18,6 +18,7 @@ __all__ = [
     "EventSources",
     "REPLAY_TICK_S",
     "RecoveryActions",
+    "SYNC_RETRY_S",
     "SnapshotTask",
     "TICK_S",
     "WorkerQueries",

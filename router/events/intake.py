@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from ...indexer.event_index import EventIndex, SnapshotHead
+from ...runtime.backoff import Backoff
 from ...runtime.clock import Clock
 from ...runtime.event_planes import (
     KV_EVENTS,
@@ -37,6 +38,10 @@ def _allowed(wanted: str) -> Collection[EventSource]:
     if wanted == "auto":
         return TOLD
     return [EventSource.GRPC if wanted in STREAMS else EventSource(wanted)]
+
+
+SYNC_RETRY_S = 0.5
+"""Longest wait before NATS is tried again where routers share their load."""
 
 
 class EventIntake:
@@ -113,7 +118,10 @@ class EventIntake:
             stack.push_async_callback(self.snapshot.close)
         # Without a server there is a plane on which nobody speaks.
         url = self.nats_url
-        self.plane = LocalPlane() if url is None else NatsPlane(url, auth=self._auth)
+        # Routers that share their load should not be apart for longer than they must.
+        backoff = Backoff(cap=SYNC_RETRY_S) if config.router.router_replica_sync else None
+        plane = LocalPlane() if url is None else NatsPlane(url, auth=self._auth, backoff=backoff)
+        self.plane = plane
         stack.push_async_callback(self.plane.close)
         self.feed = EventFeed(
             self.plane,

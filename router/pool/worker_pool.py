@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from ...indexer.event_index import EventIndex
+from ...runtime.backoff import Backoff
 from ...runtime.clock import Clock
 from ...runtime.event_planes import NatsPlane
 from ...runtime.limit_hits import LimitHits
@@ -25,7 +26,7 @@ from ..dispatch import (
     Tracing,
     admission_of,
 )
-from ..events import EventIntake
+from ..events import SYNC_RETRY_S, EventIntake
 from ..kv_router import KvRouter
 from ..metrics import RouterMetrics
 from ..replicas import ReplicaSync
@@ -145,7 +146,9 @@ class WorkerPool:
         plane = None if self.events is None else self.events.plane
         if not isinstance(plane, NatsPlane):
             url = config.nats or DEFAULT_NATS_URL
-            plane = self._own_plane = NatsPlane(url, auth=self._security.nats)
+            plane = self._own_plane = NatsPlane(
+                url, auth=self._security.nats, backoff=Backoff(cap=SYNC_RETRY_S)
+            )
         elif self.events is not None and self.events.is_embedded:
             log.warning("no other router can be heard: give all of them the same --nats")
         self.replicas = ReplicaSync(

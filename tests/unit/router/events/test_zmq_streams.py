@@ -123,7 +123,7 @@ async def test_a_replay_cut_short_is_asked_for_again(publisher: ZmqPublisher) ->
     await tell(publisher, 1, 2, 3)
     async with reading(publisher) as reader:
         await until(lambda: bool(reader.up))
-        assert reader.holds(1, 2)()
+        await until(reader.holds(1, 2))
         publisher.cut_after = None
         await tell(publisher, 4)
         await until(reader.holds(1, 2, 3, 4))

@@ -1,0 +1,75 @@
+"""Engines that tell their events over ZMQ or HTTP, behind a whole server."""
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.fake_engine import FakeEngine
+from support.fleet import eventually
+from support.free_port import free_port
+from support.kv_events.engine_events import stored
+from support.serving import BLOCK, Doors, serving
+
+from dynamo_router.router.config import KvRouterConfig
+
+TOLD = KvRouterConfig(block_size=BLOCK, seed=1)
+PROMPT = list(range(1, 3 * BLOCK + 1))
+
+
+async def row(doors: Doors) -> Any:
+    _, answer = await doors.http("GET", "/workers")
+    [found] = answer["workers"]
+    return found["event_source"], found["event_source_state"], found["indexed_blocks"]
+
+
+async def is_row(doors: Doors, *wanted: object) -> None:
+    async def right() -> bool:
+        return bool(await row(doors) == wanted)
+
+    await eventually(right)
+
+
+async def test_events_over_zmq() -> None:
+    pytest.importorskip("zmq")
+    from support.kv_events.zmq_publisher import ZmqPublisher
+
+    async with ZmqPublisher() as publisher, FakeEngine() as engine:
+        await publisher.publish(stored([1, 2], PROMPT[: 2 * BLOCK], BLOCK))
+        url = f"{engine.url}?events={publisher.url}&replay={publisher.replay_url}"
+        async with serving(workers=(url,), router=TOLD, event_sources="zmq") as doors:
+            await is_row(doors, "zmq", "exact", 2)
+            await publisher.publish(stored([3], PROMPT[2 * BLOCK :], BLOCK, parent=2))
+            await is_row(doors, "zmq", "exact", 3)
+            assert list(doors.server.router.overlaps(PROMPT).values()) == [3]
+
+
+async def test_events_over_http() -> None:
+    waiting = [
+        {
+            "event_id": 0,
+            "data": {
+                "type": "stored",
+                "parent_hash": None,
+                "blocks": [
+                    {"block_hash": 9, "tokens": [{"token_id": t} for t in PROMPT[:BLOCK]]},
+                ],
+            },
+        }
+    ]
+
+    async def drain(request: web.Request) -> web.Response:
+        events, waiting[:] = list(waiting), []
+        return web.json_response(events)
+
+    application = web.Application()
+    application.router.add_get("/kv_cache_events", drain)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
+    try:
+        async with FakeEngine() as engine:
+            url = f"{engine.url}?events=http://127.0.0.1:{port}"
+            async with serving(workers=(url,), router=TOLD, event_sources="http") as doors:
+                await is_row(doors, "http", "exact", 1)
+    finally:
+        await runner.cleanup()
