@@ -1,27 +1,20 @@
 """ModelManager: a pool for each set of workers that the store tells of; the models they make."""
 
 import asyncio
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
 
 from ...router.metrics import MetricsPage
-from ...runtime.errors import ConfigError
-from ...runtime.kv_stores import StoreError
-from ...runtime.supervised import stopped, supervise
+from ...runtime.discovery import Reconciler
 from .directory import Answering, ModelEntry
 from .model_pool import ModelPool, Shared
 from .model_watcher import ModelWatcher
 from .worker_sets import Refusal, SetName, WorkerSet
 
-FIRST_LISTING_S = 5.0
-"""How long `start` waits for the store. Without it, models are found once it is there."""
 FIRST_POOLS_S = 5.0
-"""And then for the first pools, and first answers of their workers."""
-LOOK_AGAIN_S = 1.0
-LEAST_PAUSE_S = 0.05
+"""How long `start` waits for the first pools, and first answers of their workers."""
 
 log = structlog.get_logger(__name__)
 
@@ -37,9 +30,8 @@ class ModelManager:
         self._watcher, self._shared = watcher, shared
         self._pools: dict[SetName, ModelPool] = {}
         self._refused: list[Refusal] = []
-        self._refusal: StoreError | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._listed = asyncio.Event()
+        name = f"models in {shared.store}"
+        self._reconciler = Reconciler(name, shared.store, watcher, self.reconcile)
         self.draining = False
         """nobody should come any more"""
 
@@ -98,21 +90,13 @@ class ModelManager:
     async def start(self) -> None:
         """Returns once the models that are there can be had, or that takes long. ConfigError if the
         store refuses us."""
-        self._task = supervise(f"models in {self._shared.store}", self._follow)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LISTING_S):
-                await self._listed.wait()
-        if self._refusal is not None:
-            raise ConfigError(f"discovery: {self._refusal}", key="discovery")
-        if not self._listed.is_set():
-            log.warning("the store does not answer yet", store=self._shared.store)
+        await self._reconciler.start()
         waiting = (pool.wait_for_probes(FIRST_POOLS_S) for pool in self.pools)
         await asyncio.gather(*waiting, return_exceptions=True)
 
     async def close(self) -> None:
         """Follow the store no more, and end all pools. Idempotent."""
-        await stopped(self._task)
-        await self._watcher.close()
+        await self._reconciler.close()
         pools, self._pools = self.pools, {}
         await asyncio.gather(*(pool.close() for pool in pools))
 
@@ -137,22 +121,6 @@ class ModelManager:
                 del self._pools[name]
                 await pool.close()
                 log.info("a pool is gone", pool=str(name))
-
-    async def _follow(self) -> None:
-        try:
-            await self._watcher.start()
-        except StoreError as error:
-            self._refusal = error
-            self._listed.set()
-            return
-        while True:
-            self._watcher.changed.clear()
-            await self.reconcile()
-            self._listed.set()
-            await asyncio.sleep(LEAST_PAUSE_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S):
-                    await self._watcher.changed.wait()
 
 
 def _elsewhere(name: SetName, sets: Mapping[SetName, WorkerSet]) -> frozenset[int]:

@@ -1,11 +1,9 @@
 """ModelWatcher: follows the model cards of a store, with the instances and event sources beside."""
 
-import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from ...runtime.components import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
-from ...runtime.discovery import PrefixWatcher, full_key_string
+from ...runtime.discovery import StoreWatch, full_key_string
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.kv_stores import Bucket, Entry, KeyValueStore
 from ...workers.discovery import (
@@ -19,23 +17,19 @@ from ...workers.discovery import (
 from .worker_sets import CardKey, NamespaceFilter, Refusal, SetName, WorkerSet, worker_sets
 
 
-class ModelWatcher:
+class ModelWatcher(StoreWatch):
     """`sets` and `sources` from `start` to `close`; `changed` is set when they may differ."""
 
     def __init__(self, store: KeyValueStore, wanted: NamespaceFilter) -> None:
         """The store is closed with us."""
-        self._store, self._wanted = store, wanted
-        self.changed = asyncio.Event()
-        self._instances: list[PrefixWatcher[str, Instance]] = [
-            self._watch(INSTANCES, full_key_string, decode_instance),
-            self._watch(SERVICES, full_key_string, decode_instance),
+        super().__init__(store)
+        self._wanted = wanted
+        self._instances = [
+            self.follow(INSTANCES, full_key_string, decode_instance),
+            self.follow(SERVICES, full_key_string, decode_instance),
         ]
-        self._cards: PrefixWatcher[CardKey, ModelCard | str] = self._watch(
-            CARDS, _card_key, _card_or_reason
-        )
-        self._sources: PrefixWatcher[str, EventSource] = self._watch(
-            EVENT_SOURCES, full_key_string, decode_source
-        )
+        self._cards = self.follow(CARDS, _card_key, _card_or_reason)
+        self._sources = self.follow(EVENT_SOURCES, full_key_string, decode_source)
 
     @property
     def sets(self) -> tuple[dict[SetName, WorkerSet], list[Refusal]]:
@@ -50,31 +44,6 @@ class ModelWatcher:
     def sources(self) -> Mapping[WorkerWithDpRank, EventSource]:
         """The event sources, by whose cache they speak of."""
         return {source.worker: source for source in self._sources.values.values()}
-
-    async def start(self) -> None:
-        """Returns once all that is there is known. StoreError if the store refuses us."""
-        await asyncio.gather(*(watcher.start() for watcher in self._watchers))
-        self.changed.set()
-
-    async def close(self) -> None:
-        """Follow it no more, and let go of the store. Idempotent."""
-        for watcher in self._watchers:
-            await watcher.close()
-        await self._store.close()
-
-    @property
-    def _watchers(self) -> list[PrefixWatcher[Any, Any]]:
-        return [*self._instances, self._cards, self._sources]
-
-    def _watch(
-        self,
-        bucket: str,
-        key_of: Callable[[Bucket, str, Entry], Any],
-        decode: Callable[[Entry], Any],
-    ) -> Any:
-        watcher: PrefixWatcher[Any, Any] = PrefixWatcher(self._store.bucket(bucket), key_of, decode)
-        watcher.listeners.append(lambda key, value: self.changed.set())
-        return watcher
 
 
 def _card_key(bucket: Bucket, prefix: str, entry: Entry) -> CardKey:

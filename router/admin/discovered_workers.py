@@ -1,36 +1,24 @@
 """DiscoveredWorkers: the workers that a key-value store tells of, kept as it has them."""
 
-import asyncio
-import contextlib
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import structlog
 
 from ...runtime.clock import Clock
-from ...runtime.errors import ConfigError
-from ...runtime.kv_stores import StoreError
+from ...runtime.discovery import Reconciler, Watch
 from ...runtime.request_planes import RequestClient
-from ...runtime.supervised import stopped, supervise
 from ...workers.dialects import DynamoClient
 from ...workers.discovery import Departures, DiscoveredWorker
 from ...workers.health import HealthMonitor
 from ...workers.watched_engine import WatchedEngine
 from .worker_admin import WorkerAdmin
 
-FIRST_LISTING_S = 5.0
-"""How long `start` waits for the store. Without it, workers are found once it is there."""
-LOOK_AGAIN_S = 1.0
-LEAST_PAUSE_S = 0.05
-"""Between two looks: a fleet that registers all at once is not worked out anew for each of it."""
-
 log = structlog.get_logger(__name__)
 
 
-class WorkerSource(Protocol):
-    """Who is registered, from `start` to `close`; `changed` is set when that may differ."""
-
-    changed: asyncio.Event
+class WorkerSource(Watch, Protocol):
+    """Who is registered."""
 
     @property
     def workers(self) -> Mapping[int, DiscoveredWorker]:
@@ -41,12 +29,6 @@ class WorkerSource(Protocol):
     def elsewhere(self) -> Collection[int]:
         """Workers that are registered as others' now: that is no loss of the store's."""
         ...
-
-    async def start(self) -> None:
-        """Returns once all that is there is known. StoreError if the store refuses us."""
-
-    async def close(self) -> None:
-        """Follow it no more. Idempotent."""
 
 
 class DiscoveredWorkers:
@@ -73,26 +55,16 @@ class DiscoveredWorkers:
         self._departures = Departures()
         self._ours: dict[int, DiscoveredWorker] = {}
         self._said: set[int] = set()
-        self._refusal: StoreError | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._listed = asyncio.Event()
+        self._reconciler = Reconciler(f"workers in {backend}", backend, watch, self.reconcile)
 
     async def start(self) -> None:
         """Returns once those that are there are known, or the store takes long. ConfigError if it
         refuses us."""
-        self._task = supervise(f"workers in {self._backend}", self._follow)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LISTING_S):
-                await self._listed.wait()
-        if self._refusal is not None:
-            raise ConfigError(f"discovery: {self._refusal}", key="discovery")
-        if not self._listed.is_set():
-            log.warning("the store does not answer yet", store=self._backend)
+        await self._reconciler.start()
 
     async def close(self) -> None:
         """Follow the store no more. Idempotent."""
-        await stopped(self._task)
-        await self._watch.close()
+        await self._reconciler.close()
 
     async def reconcile(self) -> None:
         """Let the workers be those that are registered now."""
@@ -116,22 +88,6 @@ class DiscoveredWorkers:
                 self._departures.forget(worker_id)
                 self._retire(worker_id)
         self._said &= self._departures.kept
-
-    async def _follow(self) -> None:
-        try:
-            await self._watch.start()
-        except StoreError as error:
-            self._refusal = error
-            self._listed.set()
-            return
-        while True:
-            self._watch.changed.clear()
-            await self.reconcile()
-            self._listed.set()
-            await asyncio.sleep(LEAST_PAUSE_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S):
-                    await self._watch.changed.wait()
 
     async def _have(self, worker_id: int, worker: DiscoveredWorker) -> None:
         known = self._ours.get(worker_id)

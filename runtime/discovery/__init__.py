@@ -3,12 +3,16 @@
 from .locks import HeldLock, ReadWriteLock
 from .prefix_watcher import PrefixWatcher, full_key_string, key_string, lease_id
 from .registrations import Registrations
+from .store_watch import Reconciler, StoreWatch, Watch
 
 __all__ = [
     "HeldLock",
     "PrefixWatcher",
     "ReadWriteLock",
+    "Reconciler",
     "Registrations",
+    "StoreWatch",
+    "Watch",
     "full_key_string",
     "key_string",
     "lease_id",

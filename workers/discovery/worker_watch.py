@@ -1,10 +1,6 @@
 """WorkerWatch: follows what the workers of one endpoint have written into the store."""
 
-import asyncio
-from collections.abc import Callable, Collection
-from typing import Any
-
-from structlog import get_logger
+from collections.abc import Collection
 
 from ...runtime.components import (
     INSTANCES,
@@ -13,37 +9,32 @@ from ...runtime.components import (
     Instance,
     decode_instance,
 )
-from ...runtime.discovery import PrefixWatcher, full_key_string
+from ...runtime.discovery import StoreWatch, full_key_string
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.kv_stores import Entry, KeyValueStore
 from .discovered import DiscoveredWorker, Fleet
 from .event_keys import EVENT_SOURCES, EventSource, decode_source, scope_prefix
 from .model_card import CARDS, ModelCard, decode_card
 
-log = get_logger(__name__)
 
-
-class WorkerWatch:
+class WorkerWatch(StoreWatch):
     """`workers` and `sources` from `start` to `close`; `changed` is set when they may differ."""
 
     def __init__(
         self, store: KeyValueStore, name: EndpointName, transports: Collection[str]
     ) -> None:
-        self._store, self._name = store, name
+        super().__init__(store)
+        self._name = name
         self._fleet = Fleet(transports)
-        self.changed = asyncio.Event()
         self._instances = [
             # Of the seed's keys some end in `{endpoint}-{id}`: what is not ours is left out below.
-            self._watch(INSTANCES, decode_instance, name.prefix),
-            self._watch(SERVICES, decode_instance, name.prefix[:-1]),
+            self.follow(INSTANCES, full_key_string, decode_instance, name.prefix),
+            self.follow(SERVICES, full_key_string, decode_instance, name.prefix[:-1]),
         ]
-        self._cards = self._watch(CARDS, _decode_named_card, name.prefix)
-        self._sources = self._watch(EVENT_SOURCES, decode_source, scope_prefix(name))
-        self._watchers: list[PrefixWatcher[str, Any]] = [
-            *self._instances,
-            self._cards,
-            self._sources,
-        ]
+        self._cards = self.follow(CARDS, full_key_string, _decode_named_card, name.prefix)
+        self._sources = self.follow(
+            EVENT_SOURCES, full_key_string, decode_source, scope_prefix(name)
+        )
 
     @property
     def workers(self) -> dict[int, DiscoveredWorker]:
@@ -63,24 +54,6 @@ class WorkerWatch:
     def sources(self) -> dict[WorkerWithDpRank, EventSource]:
         """The event sources, by whose cache they speak of."""
         return {source.worker: source for source in self._sources.values.values()}
-
-    async def start(self) -> None:
-        """Returns once all that is there is known. StoreError if the store refuses us."""
-        await asyncio.gather(*(watcher.start() for watcher in self._watchers))
-        self.changed.set()
-
-    async def close(self) -> None:
-        """Follow it no more, and let go of the store. Idempotent."""
-        for watcher in self._watchers:
-            await watcher.close()
-        await self._store.close()
-
-    def _watch(self, bucket: str, decode: Callable[[Entry], Any], prefix: str) -> Any:
-        watcher: PrefixWatcher[str, Any] = PrefixWatcher(
-            self._store.bucket(bucket), full_key_string, decode, prefix=prefix
-        )
-        watcher.listeners.append(lambda key, value: self.changed.set())
-        return watcher
 
 
 def _decode_named_card(entry: Entry) -> tuple[int, ModelCard]:
