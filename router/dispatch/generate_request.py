@@ -82,9 +82,10 @@ def is_blank(answer: bytes) -> bool:
         message = pb.GenerateResponse.FromString(answer)
     except DecodeError:
         return False
-    said = message.complete if message.HasField("complete") else message.chunk
-    tokens = said.output_token_ids if message.HasField("complete") else said.token_ids
-    return not tokens and not said.completion_tokens
+    if message.HasField("complete"):
+        whole = message.complete
+        return not whole.output_token_ids and not whole.completion_tokens
+    return not message.chunk.token_ids and not message.chunk.completion_tokens
 
 
 def with_request_id(body: bytes, request_id: str) -> bytes:
