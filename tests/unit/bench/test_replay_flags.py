@@ -32,12 +32,17 @@ LIVE: list[tuple[str, str, Any]] = [
     ("token_file", "--token-file", "token"),
 ]
 VALUES: dict[type, Any] = {int: 7, float: 0.5, str: "1"}
+OTHER_VALUES = {"replica_cut_s": "60-90"}
 SWITCHES = {True: "--no-", False: "--"}  # the flag that changes a default
 SIMULATED: list[tuple[str, str, Any]] = [
     (
         (spec.key, SWITCHES[spec.default] + spec.flags[0].removeprefix("--"), not spec.default)
         if spec.kind is bool
-        else (spec.key, spec.flags[0], spec.choices[-1] if spec.choices else VALUES[spec.kind])
+        else (
+            spec.key,
+            spec.flags[0],
+            spec.choices[-1] if spec.choices else OTHER_VALUES.get(spec.key, VALUES[spec.kind]),
+        )
     )
     for spec in options_of(SimulationConfig)
     # Files are read, and refused as such, before anybody asks whether they are of use.

@@ -2,8 +2,10 @@
 
 import json
 import math
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -115,6 +117,15 @@ def test_runs_of_other_code_or_length_do_not_count(tmp_path: Path) -> None:
         KeptRuns(file, requests=1)
 
 
+@pytest.fixture
+def no_tracker() -> Iterator[None]:
+    """End the process that Python itself keeps beside those of a pool: it would stay till the end
+    of the tests, of which some count their processes."""
+    yield
+    cast(Any, resource_tracker)._resource_tracker._stop()
+
+
+@pytest.mark.usefixtures("no_tracker")
 def test_processes_answer_as_one_does(few: None, tmp_path: Path) -> None:
     tasks = evaluation(tmp_path, seeds=1).missing()
     alone = {task.cell: results for task, results in run_tasks(tasks, 1)}
