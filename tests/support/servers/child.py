@@ -64,7 +64,14 @@ class Child:
             process.wait()
 
     def pause(self) -> None:
+        """Returns once all of its threads stand still: until then it may go on answering."""
         self._signal(signal.SIGSTOP)
+        wait_until(self._stands_still)
+
+    def _stands_still(self) -> bool:
+        assert self._process is not None
+        stats = Path(f"/proc/{self._process.pid}/task").glob("*/stat")
+        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
