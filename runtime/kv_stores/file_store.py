@@ -116,6 +116,10 @@ class FileStore:
         return None if lease is None else self.held(lease).ends - self._clock.now()
 
     def attach(self, bucket: str, key: str, lease: int | None, revision: int) -> None:
+        """A key was written at `revision`, perhaps before another write that was heard of sooner:
+        threads wrote both."""
+        if any(held.keys.get((bucket, key), 0) > revision for held in self._leases.values()):
+            return
         for held in self._leases.values():
             held.keys.pop((bucket, key), None)
         if lease is not None:

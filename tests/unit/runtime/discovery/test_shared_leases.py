@@ -35,8 +35,7 @@ async def test_who_shares_a_lease_gets_its_key_back_when_the_other_goes(
     store: KeyValueStore, other: KeyValueStore, name: str
 ) -> None:
     """Two workers with one id: the last to write is seen, and leaving takes nobody else along."""
-    # Long enough for a busy machine: who loses a lease of its own writes again, and is the last.
-    first, second = Registrations(store, 6.0), Registrations(other, 6.0)
+    first, second = Registrations(store, 2.0), Registrations(other, 2.0)
     await first.start(5.0)
     await first.register(name, "k", b"first")
     second.keep_alive.lease = first.lease

@@ -242,3 +242,18 @@ def test_the_folder_is_the_one_of_the_environment(
     monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "kv"))
     FileStore()
     assert (tmp_path / "kv").is_dir()
+
+
+async def test_of_two_writes_at_a_time_the_later_one_stands_under_the_lease(tmp_path: Path) -> None:
+    """Threads write them, and which of them is heard of first is chance."""
+    store = FileStore(str(tmp_path))
+    bucket = store.bucket("b")
+    lease = await store.grant(60.0)
+    earlier = await bucket.put("k", b"1", lease=lease)
+    await bucket.put("k", b"2", lease=lease)
+    store.attach("b", "k", lease, earlier)
+    await store.renew(lease)
+    found = await bucket.get("k")
+    assert found is not None and (found.value, found.lease) == (b"2", lease)
+    await store.revoke(lease)
+    assert await bucket.get("k") is None
