@@ -49,6 +49,7 @@ class Registrations:
         self.keep_alive = LeaseKeepAlive(ttl_s, now=self._clock.now(), rng=self._rng)
         self._wanted: dict[tuple[str, str], Registration] = {}
         self._missing: dict[tuple[str, str], Registration] = {}
+        self._registering: set[tuple[str, str]] = set()  # whose first write is under way
         self._lost_once = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -90,11 +91,14 @@ class Registrations:
         """
         registration = Registration(bucket, key, bytes(value))
         self._wanted[bucket, key] = self._missing[bucket, key] = registration
+        # Not twice at a time: the second write could come after one of somebody else.
+        self._registering.add((bucket, key))
         try:
             await self._write(registration)
-        except StoreError:
-            self._changed.set()
-            raise
+        finally:
+            self._registering.discard((bucket, key))
+            if (bucket, key) in self._missing:
+                self._changed.set()
 
     async def unregister(self, bucket: str, key: str) -> None:
         """Delete a key, and write it no more. StoreError if it may stay until the lease ends."""
@@ -124,7 +128,7 @@ class Registrations:
         retry = self._clock.now()
         while True:
             due = self.keep_alive.due
-            if self._missing and self.keep_alive.step is LeaseStep.RENEW:
+            if self._to_write() and self.keep_alive.step is LeaseStep.RENEW:
                 due = min(due, retry)  # without a lease there is nothing to write under
             try:
                 async with asyncio.timeout(max(0.0, due - self._clock.now())):
@@ -136,7 +140,7 @@ class Registrations:
             try:
                 if now >= self.keep_alive.due:
                     await self._take_step()
-                if self._missing and self.keep_alive.step is LeaseStep.RENEW:
+                if self._to_write() and self.keep_alive.step is LeaseStep.RENEW:
                     await self._write_missing()
                 backoff.reset()
             except StoreError as error:
@@ -160,8 +164,11 @@ class Registrations:
             keep_alive.on_failed(self._clock.now())
             raise
 
+    def _to_write(self) -> list[Registration]:
+        return [each for place, each in self._missing.items() if place not in self._registering]
+
     async def _write_missing(self) -> None:
-        missing = list(self._missing.values())
+        missing = self._to_write()
         for at in range(0, len(missing), AT_ONCE):
             writes = (self._write(registration) for registration in missing[at : at + AT_ONCE])
             for result in await asyncio.gather(*writes, return_exceptions=True):
