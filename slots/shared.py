@@ -51,36 +51,19 @@ class SharedSlots(SlotTable):
         self._peers: dict[str, int] = {}  # the others' requests, and the worker of each
         self._by_worker: dict[int, int] = {}  # how many of those each worker has
 
-    def add_request(
+    def _on_booked(
         self,
         request_id: str,
         number: int,
         seq_hashes: npt.NDArray[np.uint64] | None,
-        *,
         isl: int,
-        overlap_blocks: int,
-        now: float,
-        expected_output_tokens: int | None = None,
-        track_prefill: bool = True,
-        owner: str | None = None,
-    ) -> bool:
-        booked = super().add_request(
-            request_id,
-            number,
-            seq_hashes,
-            isl=isl,
-            overlap_blocks=overlap_blocks,
-            now=now,
-            expected_output_tokens=expected_output_tokens,
-            track_prefill=track_prefill,
-            owner=owner,
-        )
-        if booked and self.listener is not None:
-            left = max(0, isl - overlap_blocks * self.block_size) if track_prefill else 0
+        prefill_tokens: int,
+        expected_output_tokens: int | None,
+    ) -> None:
+        if self.listener is not None:
             self.listener.on_booked(
-                request_id, number, seq_hashes, isl, left, expected_output_tokens
+                request_id, number, seq_hashes, isl, prefill_tokens, expected_output_tokens
             )
-        return booked
 
     def add_peer_request(
         self,

@@ -109,7 +109,22 @@ class SlotTable:
         )
         if booked and owner is not None:
             self._owned.add(request_id, owner, entries, number, prefill_tokens)
+        if booked:
+            self._on_booked(
+                request_id, number, seq_hashes, isl, prefill_tokens, expected_output_tokens
+            )
         return booked
+
+    def _on_booked(
+        self,
+        request_id: str,
+        number: int,
+        seq_hashes: npt.NDArray[np.uint64] | None,
+        isl: int,
+        prefill_tokens: int,
+        expected_output_tokens: int | None,
+    ) -> None:
+        """A request of this router was booked: nobody else is told."""
 
     def mark_prefill_completed(self, request_id: str, cached_tokens: int | None = None) -> bool:
         """The first token is out: its prompt weighs no more. False if the id is not booked.
