@@ -67,20 +67,17 @@ def read_generate(
 
 def told_cached_tokens(answer: bytes) -> int | None:
     """Prompt tokens that an engine found cached, by its first streamed message; None: not told."""
-    try:
-        message = pb.GenerateResponse.FromString(answer)
-    except DecodeError:
+    message = _read_answer(answer)
+    if message is None or not message.HasField("chunk"):
         return None
-    return message.chunk.cached_tokens if message.HasField("chunk") else None
+    cached_tokens: int = message.chunk.cached_tokens
+    return cached_tokens
 
 
 def is_blank(answer: bytes) -> bool:
     """Whether an answer of this one message has no token at all."""
-    if len(answer) > BLANK_BYTES:
-        return False
-    try:
-        message = pb.GenerateResponse.FromString(answer)
-    except DecodeError:
+    message = _read_answer(answer) if len(answer) <= BLANK_BYTES else None
+    if message is None:
         return False
     if message.HasField("complete"):
         whole = message.complete
@@ -107,6 +104,14 @@ def restore_id(respond: Respond, known_as: str, request_id: str) -> Respond:
             await respond(message + ours)
 
     return renamed
+
+
+def _read_answer(answer: bytes) -> pb.GenerateResponse | None:
+    """None if it is none."""
+    try:
+        return pb.GenerateResponse.FromString(answer)
+    except DecodeError:
+        return None
 
 
 def _id_field(request_id: str) -> bytes:
