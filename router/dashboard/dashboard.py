@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...runtime.clock import Clock
 from ...runtime.steps import answer_share, finish_in_turns
-from ..dispatch import DispatchObserver, Flight, RequestReader
+from ..dispatch import DispatchObserver, Flight
 from ..kv_router import KvRouter
 from ..prompt import Prompt
 from .cache_map import CacheMap
@@ -100,7 +100,3 @@ class Dashboard:
         """What would be decided for a prompt now. Books nothing."""
         told = await finish_in_turns(self._router.explain_steps(prompt), self._answers)
         return explanation_shown(told)
-
-    async def prompt_of(self, reader: RequestReader, token_ids: Any, **content: Any) -> Prompt:
-        """A prompt to ask about, hashed."""
-        return await reader.hashed(self._router.prompt(token_ids, **content))

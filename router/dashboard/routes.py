@@ -115,18 +115,11 @@ class DashboardRoutes:
         token_ids: Any
         token_ids, rest = await reader.json_tokens(body, b"token_ids")
         asked = msgspec.json.decode(rest, type=_WhatIf)
-        for name in ("lora_name", "cache_namespace"):
-            reader.check_name(name, getattr(asked, name) or "")
         if asked.text is not None:
             if dashboard.tokenize is None:
                 raise RouterError("there is no tokenizer here: give token ids")
             token_ids = await dashboard.tokenize(asked.text)
-        prompt = await dashboard.prompt_of(
-            reader,
-            token_ids,
-            lora_name=asked.lora_name or None,
-            cache_namespace=asked.cache_namespace or None,
-        )
+        prompt = await reader.prompt(token_ids, asked.lora_name, asked.cache_namespace)
         return await dashboard.what_if(prompt)
 
 

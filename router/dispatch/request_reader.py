@@ -7,11 +7,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ...indexer.hashing import Integers
 from ...runtime.errors import InvalidRequestError
 from ...runtime.limit_hits import LimitHits
 from ...runtime.off_loop import OffLoop
 from ..peer_limits import PeerLimits
-from ..prompt import Prompt
+from ..prompt import Content, Prompt
 from ._generate_request import parse_tokens
 from ._json_tokens import cut_tokens
 from .generate_request import GenerateFacts, read_generate
@@ -90,8 +91,17 @@ class RequestReader:
 
         return await self._read(len(body), read, read)
 
-    async def hashed(self, prompt: Prompt) -> Prompt:
-        """The prompt; if it is long, after its blocks were hashed off the loop."""
+    async def prompt(
+        self, tokens: Integers, lora_name: str | None, cache_namespace: str | None
+    ) -> Prompt:
+        """A prompt to ask about, hashed off the loop if it is long. An empty name is none.
+
+        InvalidRequestError if there are no tokens or a name is too long.
+        """
+        self.check_name("lora_name", lora_name or "")
+        self.check_name("cache_namespace", cache_namespace or "")
+        content = Content(lora_name or None, cache_namespace or None)
+        prompt = Prompt(tokens, self._block_size, content)
         if prompt.isl * 4 > LONG_BYTES and self._hashes:
             await self.off_loop.run(partial(self._hash, prompt))
         return prompt

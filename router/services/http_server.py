@@ -152,14 +152,7 @@ class HttpServer:
         try:
             tokens, rest = await self._reader.json_tokens(await request.read(), b"token_ids")
             body = self._decoder.decode(rest)
-            for name in ("lora_name", "cache_namespace"):
-                self._reader.check_name(name, getattr(body, name) or "")
-            prompt = self._router.prompt(
-                tokens,
-                lora_name=body.lora_name or None,
-                cache_namespace=body.cache_namespace or None,
-            )
-            await self._reader.hashed(prompt)
+            prompt = await self._reader.prompt(tokens, body.lora_name, body.cache_namespace)
             overlaps = self._router.tier_overlaps if body.by_tier else self._router.overlaps
             found: Mapping[WorkerWithDpRank, TierOverlap | int] = overlaps(prompt)
         except msgspec.DecodeError as error:

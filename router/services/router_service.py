@@ -58,16 +58,10 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
         try:
             tokens, rest = await self._reader.tokens(body)
             request = _decoded(kind, rest)
-            for name in ("request_id", "lora_name", "cache_namespace"):
-                if name in kind.DESCRIPTOR.fields_by_name:
-                    self._reader.check_name(name, getattr(request, name))
+            if "request_id" in kind.DESCRIPTOR.fields_by_name:
+                self._reader.check_name("request_id", request.request_id)
             asked = read_objectives(cast(Any, context.invocation_metadata()))
-            prompt = self._router.prompt(
-                tokens,
-                lora_name=request.lora_name or None,
-                cache_namespace=request.cache_namespace or None,
-            )
-            prompt = await self._reader.hashed(prompt)
+            prompt = await self._reader.prompt(tokens, request.lora_name, request.cache_namespace)
             if kind is pb.ExplainRequest:
                 return await method(request, prompt, asked)
             return await method(request, prompt)
