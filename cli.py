@@ -19,6 +19,9 @@ from .runtime.errors import RouterError
 from .runtime.settings import ENV_PREFIX, OptionSpec, Resolved, SettingsSource, options_of
 from .runtime.urls import redact_text
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -157,7 +160,11 @@ def build_command(name: str, entry: Entry) -> click.Command:
         if entry.check is not None:
             _load(entry.check)(resolved.config, flags)
         again = (source,) if entry.reads_again else ()
-        code: int = _load(entry.run)(resolved.config, *again)
+        try:
+            code: int = _load(entry.run)(resolved.config, *again)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            code = INTERRUPTED
         sys.exit(code)
 
     return click.Command(name, params=params, callback=call, help=entry.summary)

@@ -133,7 +133,7 @@ def verdict(runs: Sequence[Run]) -> str:
 
 
 def run(config: DemoConfig) -> int:
-    """The command: 0, or 1 if a request failed, or 130 on Ctrl-C before all were sent."""
+    """The command: 0, or 1 if a request failed."""
     output = Output(config.json)
     done: list[Run] = []
 
@@ -153,6 +153,5 @@ def run(config: DemoConfig) -> int:
             runner.run(run_demo(config, show))
     except KeyboardInterrupt:
         if not done:
-            print("interrupted", file=sys.stderr)
-            return 130
+            raise
     return 1 if any(run.errors + run.rejected for run in done) else 0

@@ -212,14 +212,10 @@ def agreement_table(found: Sequence[Agreement], title: str) -> Table:
 
 
 def run(config: LiveConfig) -> int:
-    """The command: 0; 1 if they are too far apart, or a request failed; 130 on Ctrl-C."""
+    """The command: 0; 1 if they are too far apart, or a request failed."""
     output = Output(config.json)
-    try:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runs = runner.run(measure(config))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runs = runner.run(measure(config))
     found = agreements(runs, config.slowdown)
     failed = sum(each.live.errors + each.live.rejected for each in runs)
     far = [each for each in found if abs(each.apart) > config.tolerance]

@@ -4,7 +4,6 @@ Without a target it is another name of simulate.py, which then gets the settings
 """
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from secrets import token_hex
@@ -256,7 +255,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(config: ReplayConfig) -> int:
-    """The command: 0, or 1 if no request succeeded, or 130 on Ctrl-C."""
+    """The command: 0, or 1 if no request succeeded."""
     if config.target is None:
         return simulate.run(_simulated(config))
     output = Output(config.json)
@@ -265,12 +264,8 @@ def run(config: ReplayConfig) -> int:
         async with progress_bar("replay", config.progress) as on_start:
             return await replay(config, on_start)
 
-    try:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            result = runner.run(measure())
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        result = runner.run(measure())
     output.print(f"{config.trace} -> {config.target}")
     output.print(runs_table([result]))
     if result.details["first_failure"]:

@@ -55,7 +55,7 @@ class SimulateConfig:
 
 
 def run(config: SimulateConfig) -> int:
-    """The command: 0, or 1 if a policy served nobody, or 130 on Ctrl-C."""
+    """The command: 0, or 1 if a policy served nobody."""
     output = Output(config.json, width=210)  # a row is long, and worth more whole
     simulation, load = config.simulation, config.load()
     if simulation.plot is not None:
@@ -70,18 +70,14 @@ def run(config: SimulateConfig) -> int:
         if simulation.plot is not None and done.seed == load.seed:
             drawn.append(result)
 
-    try:
-        runs = compare_policies(
-            simulation,
-            load,
-            workers=config.workers,
-            names=simulation.compare or config.mode or DEFAULT_COMPARE,
-            base=simulation.router(),
-            on_result=on_result,
-        )
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    runs = compare_policies(
+        simulation,
+        load,
+        workers=config.workers,
+        names=simulation.compare or config.mode or DEFAULT_COMPARE,
+        base=simulation.router(),
+        on_result=on_result,
+    )
     sent = f"{runs[0].requests} requests at {load.arrival_speedup:g}x"
     title = f"{load.trace}: {sent}, {config.workers} engines"
     output.print(comparison_table(runs, title=title))

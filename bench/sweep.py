@@ -227,20 +227,16 @@ def _toml(value: Any) -> str:
 
 
 def run(config: SweepConfig) -> int:
-    """The command: 0, or 130 on Ctrl-C; ConfigError for what cannot be read or written."""
+    """The command: 0; ConfigError for what cannot be read or written."""
     output = Output(config.json)
     if config.output is not None and not Path(config.output).resolve().parent.is_dir():
         raise bad_setting("output", f"{config.output}: the folder does not exist")
     sweep = Sweep(config)
-    try:
-        start, best = sweep.search(
-            lambda trial: print(f"{_named(trial.settings)}: {trial.score:.4f}", file=sys.stderr)
-        )
-        unseen = sweep.seeds(unseen=True)
-        checks = [sweep.run_seeds(trial.settings, unseen) for trial in (start, best)]
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    start, best = sweep.search(
+        lambda trial: print(f"{_named(trial.settings)}: {trial.score:.4f}", file=sys.stderr)
+    )
+    unseen = sweep.seeds(unseen=True)
+    checks = [sweep.run_seeds(trial.settings, unseen) for trial in (start, best)]
     on_unseen = sweep.score(checks[1], checks[0]) if unseen else None
     table = new_table(title=f"{config.trace}: {config.objective}, {config.workers} engines")
     for title in ("score", "TTFT ms", "p99", "ITL ms", "e2e ms", "goodput", "relative", "lost"):

@@ -94,26 +94,22 @@ class SynthesizeConfig:
 
 
 def run(config: SynthesizeConfig) -> int:
-    """The command: 0, or 130 on Ctrl-C; ConfigError for what cannot be read, met or written."""
+    """The command: 0; ConfigError for what cannot be read, met or written."""
     output = Output(config.json, tables_on_stderr=True)  # stdout may carry the trace
     started = perf_counter()
-    try:
-        with trace_file(config.output) as file:
-            model, fit = _obtain(config)
-            kind = config.model if fit is None else fit.kind
-            if fit is not None:
-                print(f"fit: {fit}", file=sys.stderr)
-            learned = perf_counter()
-            if config.save_model is not None:
-                save_model(model, config.save_model)
-            total = config.requests or model.requests
-            made = synthesize(model, total, seed=config.seed, kind=kind, scaling=config.scaling())
-            begun = perf_counter()
-            tokens = write_trace(_shown(made, total, config.progress), file)
-            ended = perf_counter()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    with trace_file(config.output) as file:
+        model, fit = _obtain(config)
+        kind = config.model if fit is None else fit.kind
+        if fit is not None:
+            print(f"fit: {fit}", file=sys.stderr)
+        learned = perf_counter()
+        if config.save_model is not None:
+            save_model(model, config.save_model)
+        total = config.requests or model.requests
+        made = synthesize(model, total, seed=config.seed, kind=kind, scaling=config.scaling())
+        begun = perf_counter()
+        tokens = write_trace(_shown(made, total, config.progress), file)
+        ended = perf_counter()
     summary = {
         "requests": total,
         "input_tokens": tokens,

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -118,31 +118,38 @@ async def test_cancelled_in_mid_run_it_leaves_no_process() -> None:
     assert alive(family) == []
 
 
-async def test_watched_it_stays_until_ctrl_c(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def started(folder: Path, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command in a process group of its own, as a terminal starts it."""
     demo = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", HEAR_SIGINT, "demo", "--watch", "--mode", "kv", "--workers", "2"),
-        *("--requests", "12", "--arrival-speedup", "10"),
-        cwd=tmp_path,
+        *(sys.executable, "-c", HEAR_SIGINT, "demo", *words),
+        cwd=folder,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    assert demo.stderr is not None
-    said = b""
     try:
         async with asyncio.timeout(START_S):
-            while b"still there" not in said:
-                said += await demo.stderr.readline()
-            address = re.search(rb"dashboard: http://(\S+)/dashboard", said)
-            assert address is not None
-            told = await http_json(address[1].decode(), "/dashboard/state?requests=0")
-            assert len(told["requests"]) == 12
-            family = family_of(demo.pid)
-            os.killpg(demo.pid, signal.SIGINT)
-            shown, _ = await demo.communicate()
+            yield demo
     finally:
         with contextlib.suppress(ProcessLookupError):
             demo.kill()
+
+
+async def test_watched_it_stays_until_ctrl_c(tmp_path: Path) -> None:
+    words = "--watch --mode kv --workers 2 --requests 12 --arrival-speedup 10".split()
+    async with started(tmp_path, *words) as demo:
+        assert demo.stderr is not None
+        said = b""
+        while b"still there" not in said:
+            said += await demo.stderr.readline()
+        address = re.search(rb"dashboard: http://(\S+)/dashboard", said)
+        assert address is not None
+        told = await http_json(address[1].decode(), "/dashboard/state?requests=0")
+        assert len(told["requests"]) == 12
+        family = family_of(demo.pid)
+        os.killpg(demo.pid, signal.SIGINT)
+        shown, _ = await demo.communicate()
     assert demo.returncode == 0
     assert b"kv: 12 requests, all answered." in shown
     assert alive(family) == []
@@ -150,21 +157,10 @@ async def test_watched_it_stays_until_ctrl_c(tmp_path: Path) -> None:
 
 async def test_ctrl_c_in_a_terminal(tmp_path: Path) -> None:
     """SIGINT to the whole foreground group, as a terminal sends it."""
-    demo = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", HEAR_SIGINT, "demo", "--arrival-speedup", "0.001"),
-        cwd=tmp_path,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
+    async with started(tmp_path, "--arrival-speedup", "0.001") as demo:
         family = await whole_family_of(demo.pid)
         os.killpg(demo.pid, signal.SIGINT)
-        async with asyncio.timeout(START_S):
-            _, said = await demo.communicate()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            demo.kill()
+        _, said = await demo.communicate()
     assert demo.returncode == 130
     assert said.decode().endswith("interrupted\n")
     assert alive(family) == []

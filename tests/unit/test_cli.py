@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_router import cli
+from dynamo_router.bench import decision, simulate
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.mock_process import MockEnginesConfig
 from dynamo_router.router.serve_config import ServeConfig
@@ -97,6 +98,18 @@ def test_a_misspelt_environment_name_is_said_with_the_nearest_one(
 def test_every_bench_explains_itself(run, bench: str) -> None:
     code, out, _ = run("bench", bench, "--help")
     assert code == 0 and "--json" in out
+
+
+@pytest.mark.parametrize("words", [["simulate", "x"], ["bench", "decision"]])
+def test_every_command_ends_alike_on_ctrl_c(
+    run, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def interrupted(config: object) -> int:
+        raise KeyboardInterrupt
+
+    for module in (simulate, decision):
+        monkeypatch.setattr(module, "run", interrupted)
+    assert run(*words) == (130, "", "interrupted\n")
 
 
 def test_the_list_of_commands_and_the_version(run) -> None:
