@@ -128,8 +128,8 @@ class Registrations:
         retry = self._clock.now()
         while True:
             due = self.keep_alive.due
-            if self._to_write() and self.keep_alive.step is LeaseStep.RENEW:
-                due = min(due, retry)  # without a lease there is nothing to write under
+            if self._to_write():
+                due = min(due, retry)
             try:
                 async with asyncio.timeout(max(0.0, due - self._clock.now())):
                     await self._changed.wait()
@@ -140,8 +140,7 @@ class Registrations:
             try:
                 if now >= self.keep_alive.due:
                     await self._take_step()
-                if self._to_write() and self.keep_alive.step is LeaseStep.RENEW:
-                    await self._write_missing()
+                await self._write_all(self._to_write())
                 backoff.reset()
             except StoreError as error:
                 log.warning("registrations wait for the store", error=str(error))
@@ -165,10 +164,12 @@ class Registrations:
             raise
 
     def _to_write(self) -> list[Registration]:
+        """What is missing and can be written now: nothing while there is no lease for it."""
+        if self.keep_alive.step is LeaseStep.GRANT:
+            return []
         return [each for place, each in self._missing.items() if place not in self._registering]
 
-    async def _write_missing(self) -> None:
-        missing = self._to_write()
+    async def _write_all(self, missing: list[Registration]) -> None:
         for at in range(0, len(missing), AT_ONCE):
             writes = (self._write(registration) for registration in missing[at : at + AT_ONCE])
             for result in await asyncio.gather(*writes, return_exceptions=True):
