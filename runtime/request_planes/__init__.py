@@ -1,5 +1,7 @@
 """How do processes call each other? Requests and answers in parts, as Dynamo's processes do it."""
 
+from .answer import Answer, AnswerListener
+from .answer_queue import AnswerQueue
 from .answer_writer import Handler, RequestContext, annotated
 from .faults import Fault, RequestError
 from .frames import FrameError
@@ -10,6 +12,9 @@ from .request_client import Carrier, RequestClient
 from .request_server import RequestServer
 
 __all__ = [
+    "Answer",
+    "AnswerListener",
+    "AnswerQueue",
     "Carrier",
     "Fault",
     "FrameError",

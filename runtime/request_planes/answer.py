@@ -1,29 +1,30 @@
-"""One answer, from the call-home connection to its reader."""
+"""One answer, from whoever brought the request away to whoever listens for its parts.
+
+No task and no future: what comes over the connections is passed on as it comes.
+"""
 
 import asyncio
-from collections import deque
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from structlog import get_logger
+from .faults import Fault, fault_of_refusal
+from .frames import TwoPart
+from .response_reader import Ended, Event, ResponseReader
 
-from .faults import Fault
-from .frames import TwoPart, TwoPartDecoder
-from .messages import KILL
-from .response_reader import Ended, Event, ResponseReader, subject_of
-
-HANDSHAKE_TIMEOUT_S = 10.0
-_MAX_HANDSHAKE_BYTES = 4096
-WAITING_PARTS = 64
-"""Parts of an answer that wait for a slow reader before the worker has to."""
-
-log = get_logger(__name__)
+ACK_TIMEOUT_S = 5.0
+CALL_HOME_TIMEOUT_S = 10.0
+"""A worker that cannot read a request accepts it and is silent: hence a limit of our own."""
+PROLOGUE_TIMEOUT_S = 60.0
+"""A worker may come home before its engine has taken the request: that may take longer."""
 
 
-class AnswerTable(Protocol):
-    """Who waits for which answer."""
+class AnswerListener(Protocol):
+    """Who wants an answer. After `on_end`, or once it closed the answer, it hears nothing."""
 
-    def answer_for(self, subject: str) -> "Answer | None": ...
-    def on_line(self, line: "CallHomeLine", here: bool) -> None: ...
+    def on_part(self, part: Any) -> None: ...
+    def on_end(self, fault: Fault | None, text: str) -> None:
+        """`fault` is None if the answer is complete."""
+        ...
 
 
 class AnswerSource(Protocol):
@@ -34,130 +35,165 @@ class AnswerSource(Protocol):
     def end(self, *, cancel: bool) -> None: ...
 
 
-class Answer:
-    """One answer: what has come and is not read yet."""
+class AckLine(Protocol):
+    """What a request went away over, where an acknowledgement comes back by itself."""
 
-    def __init__(self, codec: str) -> None:
+    def forget(self, answer: "Answer") -> None:
+        """It need not be told if the connection is lost."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Answer:
+    """The answer to one request of `address`, until it ends or is closed."""
+
+    def __init__(
+        self,
+        codec: str,
+        address: str,
+        listener: AnswerListener,
+        on_over: Callable[[], None],
+    ) -> None:
+        """`on_over` is called once: there will be nothing more of it."""
         self._reader = ResponseReader(codec)
-        self._events: deque[Event] = deque()
-        self._changed = asyncio.Event()
+        self._address, self._listener, self._on_over = address, listener, on_over
         self._home: AnswerSource | None = None
-        self.begun = asyncio.Event()
+        self._line: AckLine | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._acknowledged = self._promised = False
+        self.begun = False
         """the worker has come with it"""
-        self.promised = asyncio.Event()
-        """its prologue is there, or its end"""
+        self.over = False
+        self.sending: asyncio.Task[None] | None = None
+        """what brings the request away, if that takes a while"""
+
+    # The side of who brings the request away
+
+    def on_sent(self, line: AckLine) -> None:
+        """It went away over a line that will bring the acknowledgement."""
+        self._line = line
+        self._expect(ACK_TIMEOUT_S)
+
+    def on_ack(self, text: str) -> None:
+        """The worker's acknowledgement: empty, or why it refuses."""
+        self._acknowledged = True
+        if self.over or self._promised:
+            self._expect_nothing()
+        elif text:
+            self.fail(fault_of_refusal(text), text)
+        else:
+            self._expect(PROLOGUE_TIMEOUT_S if self.begun else CALL_HOME_TIMEOUT_S)
+
+    def on_line_lost(self) -> None:
+        """The connection that brought the request is gone: without a call-home none will come."""
+        if self._home is None and not self.over:
+            self._acknowledged = True
+            self.fail(Fault.BROKEN, "the worker went before it answered")
+        else:
+            self.on_ack("")
+
+    def fail(self, fault: Fault, text: str) -> None:
+        """End it from our side."""
+        self._on_event(Ended(fault, text))
+
+    # The side of what it comes over
 
     def attach(self, home: AnswerSource, *, begun: bool = True) -> bool:
         """Take what comes on this connection; False if there is one already.
 
         `begun`: that it is there is a sign of life. Else the first frame is.
         """
-        if self._home is not None:
+        if self._home is not None or self.over:
             return False
         self._home = home
         if begun:
-            self.begun.set()
+            self._begin()
         return True
 
     def on_frames(self, frames: list[TwoPart]) -> None:
         for frame in frames:
-            self._events.extend(self._reader.on_frame(frame))
-        self._stir()
-        if self._home is not None and len(self._events) > WAITING_PARTS:
-            self._home.pause()
+            if self.over:
+                return
+            if not self._promised:
+                self._begin()
+                self._promised = True
+                if self._acknowledged:
+                    self._expect_nothing()
+            for event in self._reader.on_frame(frame):
+                self._on_event(event)
 
     def on_eof(self) -> None:
-        self._events.extend(self._reader.on_eof())
-        self._stir()
+        for event in self._reader.on_eof():
+            self._on_event(event)
 
-    def on_event(self, event: Event) -> None:
-        """End it from our side."""
-        self._events.append(event)
-        self._stir()
+    # The listener's side
 
-    def on_worker_lost(self) -> None:
-        """The connection that brought the request is gone: without a call-home none will come."""
-        if self._home is None:
-            self.on_event(Ended(Fault.BROKEN, "the worker went before it answered"))
+    def pause(self) -> None:
+        """Let the worker wait."""
+        if self._home is not None:
+            self._home.pause()
 
-    async def next(self) -> Event:
-        while not self._events:
-            self._changed.clear()
-            await self._changed.wait()
-        event = self._events.popleft()
-        if self._home is not None and len(self._events) < WAITING_PARTS // 2:
+    def resume(self) -> None:
+        if self._home is not None and not self.over:
             self._home.resume()
-        return event
-
-    def _stir(self) -> None:
-        for event in (self._changed, self.begun, self.promised):
-            event.set()
 
     def close(self) -> None:
+        """No more of it is wanted. Idempotent."""
+        if self.over:
+            return
+        self.over = True
+        self._on_over()
+        if self.sending is not None and self.sending is not asyncio.current_task():
+            self.sending.cancel()
+        if self._line is not None:
+            self._line.forget(self)
+        if self._acknowledged or self._line is None:
+            self._expect_nothing()
         if self._home is not None:
             self._home.end(cancel=not self._reader.ended)
 
+    def _on_event(self, event: Event) -> None:
+        if self.over:
+            return
+        if not isinstance(event, Ended):
+            self._listener.on_part(event.value)
+            return
+        listener = self._listener
+        self.close()
+        text = "" if event.fault is None else f"{self._address}: {event.text}"
+        listener.on_end(event.fault, text)
 
-class CallHomeLine(asyncio.Protocol):
-    """A worker's connection to us with one answer."""
+    def _begin(self) -> None:
+        if self.begun:
+            return
+        self.begun = True
+        if self._line is not None:
+            self._line.forget(self)
+        if self._acknowledged:
+            self._expect(PROLOGUE_TIMEOUT_S)
 
-    def __init__(self, answers: AnswerTable) -> None:
-        self._answers = answers
-        self._decoder = TwoPartDecoder()
-        self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+    # What has to come in time. One timer, which looks again when it fires too early.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        self._answers.on_line(self, True)
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close)
+    def _expect(self, seconds: float) -> None:
+        self._due = self._loop.time() + seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._due, self._on_timer)
 
-    def data_received(self, data: bytes) -> None:
-        frames = self._decoder.feed(data)
-        if frames and self._answer is None:
-            subject = subject_of(frames.pop(0))
-            answer = self._answers.answer_for(subject) if subject is not None else None
-            if answer is None or not answer.attach(self):
-                self.end(cancel=subject is not None)  # nobody waits for it, or not any more
-                return
-            self._answer = answer
-            if self._deadline is not None:
-                self._deadline.cancel()
-        if frames and self._answer is not None:
-            self._answer.on_frames(frames)
-        if self._answer is None and self._decoder.partial > _MAX_HANDSHAKE_BYTES:
-            self.close()  # a stranger who wants us to keep things
-        if (failure := self._decoder.failure) is not None:
-            log.warning("an answer's connection is closed", error=str(failure))
-            if self._answer is not None:
-                self._answer.on_event(Ended(Fault.PROTOCOL, str(failure)))
-            self.close()
+    def _expect_nothing(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._answers.on_line(self, False)
-        if self._deadline is not None:
-            self._deadline.cancel()
-        if self._answer is not None:
-            self._answer.on_eof()
-
-    def pause(self) -> None:
-        if self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        transport = self._transport
-        if transport is not None and not transport.is_reading() and not transport.is_closing():
-            transport.resume_reading()
-
-    def end(self, *, cancel: bool) -> None:
-        """Close it first, as the worker expects; with a word if the answer is not complete."""
-        if self._transport is not None and not self._transport.is_closing():
-            if cancel:
-                self._transport.write(KILL)
-            self.close()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._loop.time() < self._due:
+            self._timer = self._loop.call_at(self._due, self._on_timer)
+        elif self._acknowledged:
+            self.fail(Fault.SILENT, "it accepted the request and did not answer")
+        else:
+            self.fail(Fault.SILENT, "no acknowledgement in time")
+            if self._line is not None:
+                self._line.close()  # acknowledgements have no names: the next would be misread

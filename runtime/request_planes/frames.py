@@ -74,40 +74,41 @@ class _Decoder(Generic[T]):
     """Frames out of a stream that is cut anywhere. It holds less than the largest frame."""
 
     def __init__(self) -> None:
-        self._data = bytearray()
+        self._kept = bytearray()
         self.failure: FrameError | None = None
         """why the stream cannot go on, behind the frames that were good"""
 
     @property
     def partial(self) -> int:
         """Bytes of a frame that has begun and not ended."""
-        return len(self._data)
+        return len(self._kept)
 
     def feed(self, data: bytes) -> list[T]:
         """The frames that are complete now. If one can never be, `failure` says why."""
         if self.failure is not None:
             return []
-        self._data += data
+        kept = self._kept
+        kept_before = bool(kept)
+        if kept_before:
+            kept += data
+        source = kept if kept_before else data  # mostly all of it is complete
         frames: list[T] = []
         at = 0
         try:
-            while (found := self._next(at)) is not None:
+            while (found := self._next(source, at)) is not None:
                 frame, at = found
                 frames.append(frame)
         except FrameError as error:
-            self.failure, at = error, len(self._data)
-        del self._data[:at]
+            self.failure, at = error, len(source)
+        if kept_before:
+            del kept[:at]
+        elif at < len(data):
+            kept += data[at:]
         return frames
 
-    def _next(self, at: int) -> tuple[T, int] | None:
+    def _next(self, source: bytes | bytearray, at: int) -> tuple[T, int] | None:
         """The frame that begins at `at`, and where it ends; None if it is not complete."""
         raise NotImplementedError
-
-    def _number(self, form: struct.Struct, at: int) -> int | None:
-        if len(self._data) < at + form.size:
-            return None
-        number: int = form.unpack_from(self._data, at)[0]
-        return number
 
 
 class TwoPartDecoder(_Decoder[TwoPart]):
@@ -115,57 +116,66 @@ class TwoPartDecoder(_Decoder[TwoPart]):
         super().__init__()
         self._max_body = max_body
 
-    def _next(self, at: int) -> tuple[TwoPart, int] | None:
-        if len(self._data) < at + _TWO_PART.size:
+    def _next(self, source: bytes | bytearray, at: int) -> tuple[TwoPart, int] | None:
+        start = at + _TWO_PART.size
+        if len(source) < start:
             return None
-        header, body, _ = _TWO_PART.unpack_from(self._data, at)
+        header, body, _ = _TWO_PART.unpack_from(source, at)
         if header > MAX_HEADER_BYTES or body > self._max_body:
             raise FrameError(f"a frame of {header} and {body} bytes is larger than any may be")
-        start = at + _TWO_PART.size
-        middle, end = start + header, start + header + body
-        if len(self._data) < end:
+        middle = start + header
+        end = middle + body
+        if len(source) < end:
             return None
-        return TwoPart(bytes(self._data[start:middle]), bytes(self._data[middle:end])), end
+        return TwoPart(bytes(source[start:middle]), bytes(source[middle:end])), end
 
 
 class RequestDecoder(_Decoder[Request]):
-    def _next(self, at: int) -> tuple[Request, int] | None:
-        found = self._text(at)
+    def _next(self, source: bytes | bytearray, at: int) -> tuple[Request, int] | None:
+        found = _text(source, at)
         if found is None:
             return None
         path, at = found
-        found = self._text(at)
-        if found is None or (length := self._number(_U32, found[1])) is None:
+        found = _text(source, at)
+        if found is None or (length := _number(_U32, source, found[1])) is None:
             return None
         fields, at = found
         if length > MAX_PAYLOAD_BYTES:
             raise FrameError(f"a request of {length} bytes is larger than any may be")
         at += _U32.size
-        if len(self._data) < at + length:
+        if len(source) < at + length:
             return None
         try:
             headers = msgspec.json.decode(fields, type=dict[str, str])
-            request = Request(path.decode(), headers, bytes(self._data[at : at + length]))
+            request = Request(path.decode(), headers, bytes(source[at : at + length]))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise FrameError(f"a request's path or headers cannot be read: {error}") from None
         return request, at + length
 
-    def _text(self, at: int) -> tuple[bytes, int] | None:
-        length = self._number(_U16, at)
-        if length is None or len(self._data) < at + _U16.size + length:
-            return None
-        start = at + _U16.size
-        return bytes(self._data[start : start + length]), start + length
-
 
 class AckDecoder(_Decoder[str]):
-    def _next(self, at: int) -> tuple[str, int] | None:
-        length = self._number(_U32, at)
+    def _next(self, source: bytes | bytearray, at: int) -> tuple[str, int] | None:
+        length = _number(_U32, source, at)
         if length is None:
             return None
         if length > _MAX_ACK_BYTES:
             raise FrameError(f"an acknowledgement of {length} bytes is larger than any may be")
         start = at + _U32.size
-        if len(self._data) < start + length:
+        if len(source) < start + length:
             return None
-        return self._data[start : start + length].decode(errors="replace"), start + length
+        return source[start : start + length].decode(errors="replace"), start + length
+
+
+def _number(form: struct.Struct, source: bytes | bytearray, at: int) -> int | None:
+    if len(source) < at + form.size:
+        return None
+    number: int = form.unpack_from(source, at)[0]
+    return number
+
+
+def _text(source: bytes | bytearray, at: int) -> tuple[bytes, int] | None:
+    length = _number(_U16, source, at)
+    if length is None or len(source) < at + _U16.size + length:
+        return None
+    start = at + _U16.size
+    return bytes(source[start : start + length]), start + length

@@ -14,7 +14,6 @@ from structlog import get_logger
 from .answer import Answer
 from .faults import Fault, RequestError, fault_of_status
 from .frames import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameError, decode_two_part
-from .response_reader import Ended
 
 METHOD = "/dynamo_router.RequestPlane/Call"
 PATH_KEY = "x-endpoint-path"
@@ -55,8 +54,8 @@ class GrpcCarrier:
     def connections(self) -> int:
         return len(self._lines)
 
-    async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> str:
-        """The worker's acknowledgement: empty, or why it refuses. RequestError without one."""
+    async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> None:
+        """Bring it away, and tell the answer of the acknowledgement. RequestError without one."""
         place, _, path = address.partition("/")
         if len(payload) > MAX_PAYLOAD_BYTES:
             text = f"a request of {len(payload)} bytes is too large for a frame"
@@ -69,27 +68,28 @@ class GrpcCarrier:
             async with asyncio.timeout(ACK_TIMEOUT_S):
                 ack = await call.read()
                 if ack is grpc.aio.EOF:
-                    raise RequestError(Fault.BROKEN, f"{address}: no acknowledgement")
+                    raise RequestError(Fault.BROKEN, "no acknowledgement")
         except TimeoutError:
             await self._give_up(line, call)
-            raise RequestError(Fault.SILENT, f"{address}: no acknowledgement in time") from None
+            raise RequestError(Fault.SILENT, "no acknowledgement in time") from None
         except grpc.aio.AioRpcError as error:
             await self._give_up(line, call)
             fault = fault_of_status(error.code().name, error.details() or "")
-            raise RequestError(fault, f"{address}: {error.details()}") from None
+            raise RequestError(fault, error.details() or "") from None
         except BaseException:
             await self._give_up(line, call)
             raise
         if ack:
             await self._give_up(line, call, sound=True)
-            return bytes(ack).decode(errors="replace")
+            answer.on_ack(bytes(ack).decode(errors="replace"))
+            return
         home = _GrpcAnswer(call)
         reading = asyncio.create_task(self._read(line, home, answer), name=f"answer of {address}")
         home.reading = reading
-        answer.attach(home, begun=False)
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
-        return ""
+        answer.attach(home, begun=False)
+        answer.on_ack("")
 
     async def close(self) -> None:
         reading = list(self._reading)
@@ -105,15 +105,15 @@ class GrpcCarrier:
         """Bring the answer's frames to their reader, as fast as it reads."""
         sound = False
         try:
-            while True:
+            while not home.over:
                 await home.wanted.wait()
                 message = await home.call.read()
+                sound = True
                 if message is grpc.aio.EOF:
-                    sound = True
                     break
                 answer.on_frames([decode_two_part(message)])
         except FrameError as error:
-            answer.on_event(Ended(Fault.PROTOCOL, str(error)))
+            answer.fail(Fault.PROTOCOL, str(error))
         except grpc.aio.AioRpcError as error:
             sound = error.code() is grpc.StatusCode.CANCELLED
         finally:
@@ -151,6 +151,7 @@ class _GrpcAnswer:
     def __init__(self, call: Any) -> None:
         self.call = call
         self.reading: asyncio.Task[None] | None = None
+        self.over = False
         self.wanted = asyncio.Event()
         self.wanted.set()
 
@@ -161,6 +162,7 @@ class _GrpcAnswer:
         self.wanted.set()
 
     def end(self, *, cancel: bool) -> None:
+        self.over = True
         self.call.cancel()
-        if self.reading is not None:
+        if self.reading is not None and self.reading is not asyncio.current_task():
             self.reading.cancel()

@@ -7,7 +7,11 @@ import msgspec
 from .frames import FrameError, TwoPart, decode_two_part, encode_two_part
 
 CODECS = ("msgpack", "json")
-SENTINEL = encode_two_part(msgspec.json.encode("sentinel"))
+_to_json, _to_msgpack = msgspec.json.Encoder().encode, msgspec.msgpack.Encoder().encode
+SENTINEL_HEADER = msgspec.json.encode("sentinel")
+SENTINEL = encode_two_part(SENTINEL_HEADER)
+PROLOGUE = msgspec.json.encode({"error": None})
+"""The header by which a worker says that there will be an answer."""
 STOP, KILL = (encode_two_part(msgspec.json.encode(word)) for word in ("stop", "kill"))
 
 
@@ -27,13 +31,14 @@ class ConnectionInfo(msgspec.Struct):
 
 
 class Control(msgspec.Struct, omit_defaults=True):
-    """The control header of a request. `context` of its CallHome equals `id`."""
+    """The control header of a request, its fields in Dynamo's order. `context` of its CallHome
+    equals `id`."""
 
     id: str
-    connection_info: ConnectionInfo | None = None
     request_type: str = ""
     response_type: str = ""
     payload_codec: str | None = None
+    connection_info: ConnectionInfo | None = None
     metadata: dict[str, str] = {}
 
 
@@ -54,17 +59,10 @@ def encode_request_message(
     id: str, address: str, subject: str, body: object, codec: str, metadata: dict[str, str]
 ) -> bytes:
     """A request's payload. `address` is where we wait for the answer."""
-    info = msgspec.json.encode(CallHome(address, subject, id)).decode()
-    control: dict[str, Any] = {
-        "id": id,
-        "request_type": "single_in",
-        "response_type": "many_out",
-        "payload_codec": codec,
-        "connection_info": {"transport": "tcp_server", "info": info},
-    }
-    if metadata:
-        control["metadata"] = metadata
-    return encode_two_part(msgspec.json.encode(control), encode_body(body, codec))
+    info = _to_json(CallHome(address, subject, id)).decode()
+    home = ConnectionInfo("tcp_server", info)
+    control = Control(id, "single_in", "many_out", codec, home, metadata)
+    return encode_two_part(_to_json(control), encode_body(body, codec))
 
 
 def decode_request_message(payload: bytes, *, call_home: bool = True) -> RequestMessage:
@@ -82,6 +80,16 @@ def decode_request_message(payload: bytes, *, call_home: bool = True) -> Request
     return RequestMessage(control.id, home, codec, control.metadata, body)
 
 
+class Handshake(msgspec.Struct):
+    """The header of an answer's first frame."""
+
+    subject: str
+    stream_type: str = "response"
+
+
+_HANDSHAKE = msgspec.json.Decoder(Handshake)
+
+
 def _call_home(control: Control) -> CallHome:
     connection = control.connection_info
     if connection is None or connection.transport != "tcp_server":
@@ -91,7 +99,7 @@ def _call_home(control: Control) -> CallHome:
 
 
 def encode_body(body: object, codec: str) -> bytes:
-    return msgspec.msgpack.encode(body) if codec == "msgpack" else msgspec.json.encode(body)
+    return _to_msgpack(body) if codec == "msgpack" else _to_json(body)
 
 
 def decode_body(body: bytes, codec: str) -> Any:
@@ -100,22 +108,20 @@ def decode_body(body: bytes, codec: str) -> Any:
 
 def handshake(subject: str) -> bytes:
     """The first frame of an answer."""
-    header = {"subject": subject, "stream_type": "response"}
-    return encode_two_part(msgspec.json.encode(header))
+    return encode_two_part(_to_json(Handshake(subject)))
 
 
 def read_handshake(frame: TwoPart) -> str:
     """The subject. FrameError if it is no handshake."""
     try:
-        header = msgspec.json.decode(frame.header, type=dict[str, str])
-        return header["subject"]
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        return _HANDSHAKE.decode(frame.header).subject
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise FrameError("an answer began without a handshake") from None
 
 
 def prologue(error: str | None = None) -> bytes:
     """The second frame: whether there will be an answer."""
-    return encode_two_part(msgspec.json.encode({"error": error}))
+    return encode_two_part(PROLOGUE if error is None else _to_json({"error": error}))
 
 
 def data_frame(chunk: object, codec: str) -> bytes:

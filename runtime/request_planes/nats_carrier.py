@@ -43,22 +43,23 @@ class NatsCarrier:
         self._task: asyncio.Task[None] | None = None
         self._replies: set[asyncio.Task[None]] = set()
 
-    async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> str:
-        """The acknowledgement of whoever serves the subject. RequestError without one."""
+    async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> None:
+        """Bring it away, and tell the answer of the acknowledgement of whoever serves the subject.
+        RequestError without one."""
         try:
             link = await self._connection.link()
             headers = {"request-id": id}
             reply = await link.request(address, payload, headers, ACK_TIMEOUT_S)
         except NoRespondersError:
-            raise RequestError(Fault.UNREACHABLE, f"{address}: nobody listens there") from None
+            raise RequestError(Fault.UNREACHABLE, "nobody listens there") from None
         except MaxPayloadError:
             text = f"NATS takes no request of {len(payload)} bytes"
-            raise RequestError(Fault.TOO_LARGE, f"{address}: {text}") from None
+            raise RequestError(Fault.TOO_LARGE, text) from None
         except (NatsTimeoutError, TimeoutError):
-            raise RequestError(Fault.SILENT, f"{address}: no acknowledgement in time") from None
+            raise RequestError(Fault.SILENT, "no acknowledgement in time") from None
         except (StoreError, NatsError, OSError) as error:
-            raise RequestError(Fault.UNREACHABLE, f"{address}: {error}") from None
-        return reply.decode(errors="replace")
+            raise RequestError(Fault.UNREACHABLE, str(error)) from None
+        answer.on_ack(reply.decode(errors="replace"))
 
     async def serve(self, subject: str, take: Take) -> None:
         """Take requests for a subject, also after NATS was away. StoreError if it is away now."""

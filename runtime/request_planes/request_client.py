@@ -1,27 +1,24 @@
 """A caller's side of the request plane: answers to all requests come home to one port of ours."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 from uuid import uuid4
 
-from .answer import Answer, CallHomeLine
-from .faults import Fault, RequestError, fault_of_refusal
+from .answer import Answer, AnswerListener
+from .answer_queue import AnswerQueue
+from .call_home import CallHomeLine
+from .faults import Fault, RequestError
 from .grpc_carrier import GrpcCarrier
 from .messages import encode_request_message
-from .response_reader import Data, Ended
 from .tcp_carrier import TcpCarrier
-
-CALL_HOME_TIMEOUT_S = 10.0
-"""A worker that cannot read a request accepts it and is silent: hence a limit of our own."""
-PROLOGUE_TIMEOUT_S = 60.0
-"""A worker may come home before its engine has taken the request: that may take longer."""
 
 
 class Carrier(Protocol):
-    """Brings requests to workers; of what it brings back itself it tells the answer."""
+    """Brings requests to workers, and tells an answer what comes back on the same way."""
 
-    async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> str: ...
+    async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -65,8 +62,12 @@ class RequestClient:
     async def close(self) -> None:
         """Give up all answers and close all connections. Idempotent."""
         listener, self._listener = self._listener, None
-        for answer in list(self._answers.values()):
-            answer.on_event(Ended(Fault.BROKEN, "the client was closed"))
+        answers = list(self._answers.values())
+        sending = [answer.sending for answer in answers if answer.sending is not None]
+        for answer in answers:
+            answer.fail(Fault.BROKEN, "the client was closed")
+        if sending:
+            await asyncio.wait(sending)
         for line in list(self._lines):
             line.close()
         for carrier in self._carriers.values():
@@ -91,27 +92,53 @@ class RequestClient:
         RequestError if it does not come, or ends too early. Closing the generator cancels the
         request. Whoever got a part must not ask again elsewhere without counting it.
         """
+        parts = _Parts()
+        parts.answer = self.call(
+            address,
+            body,
+            parts,
+            transport=transport,
+            codec=codec,
+            request_id=request_id,
+            metadata=metadata,
+        )
+        try:
+            async for part in parts.queue.items():
+                yield part
+        finally:
+            parts.answer.close()
+
+    def call(
+        self,
+        address: str,
+        body: object,
+        listener: AnswerListener,
+        *,
+        transport: str = "tcp",
+        codec: str = "msgpack",
+        request_id: str | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Answer:
+        """Send a request; its answer's parts go to the listener, not before this has returned.
+
+        Closing the answer cancels the request.
+        """
         if self._listener is None:
             raise RuntimeError("the client was not started")
-        id, subject = request_id or str(uuid4()), str(uuid4())
+        id, subject = request_id or str(uuid4()), os.urandom(16).hex()
         payload = encode_request_message(id, self._address, subject, body, codec, metadata or {})
-        answer = self._answers[subject] = Answer(codec)
-        try:
-            refusal = await self._carriers[transport].send(address, id, payload, answer)
-            if refusal:
-                raise RequestError(fault_of_refusal(refusal), f"{address}: {refusal}")
-            await _begun(answer, address)
-            while True:
-                event = await answer.next()
-                if isinstance(event, Data):
-                    yield event.value
-                elif event.fault is None:
-                    return
-                else:
-                    raise RequestError(event.fault, f"{address}: {event.text}")
-        finally:
-            del self._answers[subject]
-            answer.close()
+        answer = Answer(codec, address, listener, lambda: self._forget(subject))
+        self._answers[subject] = answer
+        if transport == "tcp" and self._tcp.send_at_once(address, id, payload, answer):
+            return answer
+        carrier = self._carriers[transport]
+        answer.sending = asyncio.create_task(
+            _bring(carrier, address, id, payload, answer), name=f"request to {address}"
+        )
+        return answer
+
+    def _forget(self, subject: str) -> None:
+        del self._answers[subject]
 
     def answer_for(self, subject: str) -> Answer | None:
         return self._answers.get(subject)
@@ -120,15 +147,24 @@ class RequestClient:
         (self._lines.add if here else self._lines.discard)(line)
 
 
-async def _begun(answer: Answer, address: str) -> None:
-    """Wait until the worker has said that there will be an answer, or not."""
-    for sign, seconds in (
-        (answer.begun, CALL_HOME_TIMEOUT_S),
-        (answer.promised, PROLOGUE_TIMEOUT_S),
-    ):
-        try:
-            async with asyncio.timeout(seconds):
-                await sign.wait()
-        except TimeoutError:
-            text = "it accepted the request and did not answer"
-            raise RequestError(Fault.SILENT, f"{address}: {text}") from None
+class _Parts:
+    """Keeps the parts of an answer for a reader."""
+
+    def __init__(self) -> None:
+        self.queue: AnswerQueue[Any] = AnswerQueue()
+        self.answer: Answer
+
+    def on_part(self, part: Any) -> None:
+        self.queue.put(part, self.answer)
+
+    def on_end(self, fault: Fault | None, text: str) -> None:
+        self.queue.end(None if fault is None else RequestError(fault, text))
+
+
+async def _bring(carrier: Carrier, address: str, id: str, payload: bytes, answer: Answer) -> None:
+    try:
+        await carrier.send(address, id, payload, answer)
+    except RequestError as error:
+        answer.fail(error.fault, str(error))
+    finally:
+        answer.sending = None

@@ -1,24 +1,21 @@
 """What an answer's frames mean, from the handshake to the end. No socket."""
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from .faults import Fault
 from .frames import FrameError, TwoPart
-from .messages import decode_body, read_handshake
+from .messages import PROLOGUE, SENTINEL_HEADER, read_handshake
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(NamedTuple):
     """A part of the answer, without its envelope."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """Nothing more comes. `fault` is None if the answer is complete."""
 
     fault: Fault | None = None
@@ -33,13 +30,19 @@ class _Envelope(msgspec.Struct):
     complete_final: bool = False
 
 
+_DECODERS: "dict[str, msgspec.msgpack.Decoder[_Envelope] | msgspec.json.Decoder[_Envelope]]" = {
+    "msgpack": msgspec.msgpack.Decoder(_Envelope),
+    "json": msgspec.json.Decoder(_Envelope),
+}
+_PROLOGUE = msgspec.json.Decoder(dict[str, str | None])
+
+
 class ResponseReader:
     """Feed it the frames of one call-home connection; after Ended it says nothing more."""
 
     def __init__(self, codec: str) -> None:
-        self._codec = codec
+        self._decode = _DECODERS["msgpack" if codec == "msgpack" else "json"].decode
         self._prologue = False
-        self._complete = False
         self.ended = False
 
     def on_frame(self, frame: TwoPart) -> list[Event]:
@@ -63,13 +66,16 @@ class ResponseReader:
         return self._end(Fault.BROKEN, "the answer ended before it was complete")
 
     def _on_prologue(self, frame: TwoPart) -> list[Event]:
-        header = msgspec.json.decode(frame.header, type=dict[str, str | None])
+        if frame.header == PROLOGUE:
+            self._prologue = True
+            return []
+        header = _PROLOGUE.decode(frame.header)
         self._prologue = True
         error = header.get("error")
         return [] if error is None else self._end(Fault.REFUSED, error)
 
     def _on_data(self, body: bytes) -> list[Event]:
-        envelope = msgspec.convert(decode_body(body, self._codec), _Envelope)
+        envelope = self._decode(body)
         events: list[Event] = []
         if envelope.data is not msgspec.UNSET:
             events.append(Data(envelope.data))
@@ -79,7 +85,7 @@ class ResponseReader:
         return events
 
     def _on_control(self, header: bytes) -> list[Event]:
-        if msgspec.json.decode(header) == "sentinel":
+        if header == SENTINEL_HEADER or msgspec.json.decode(header) == "sentinel":
             return self._end(Fault.BROKEN, "the worker gave up its answer")
         return self._end(Fault.PROTOCOL, f"an unknown control message: {header[:60]!r}")
 

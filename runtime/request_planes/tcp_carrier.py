@@ -1,7 +1,6 @@
 """Requests over TCP: one connection to each worker, shared by all requests to it."""
 
 import asyncio
-import contextlib
 from collections import deque
 from typing import cast
 
@@ -12,7 +11,6 @@ from .faults import Fault, RequestError
 from .frames import AckDecoder, FrameError, encode_request
 
 CONNECT_TIMEOUT_S = 3.0
-ACK_TIMEOUT_S = 5.0
 
 log = get_logger(__name__)
 
@@ -28,24 +26,24 @@ class TcpCarrier:
     def connections(self) -> int:
         return len(self._lines)
 
-    async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> str:
-        """The worker's acknowledgement: empty, or why it refuses. RequestError without one."""
+    def send_at_once(self, address: str, id: str, payload: bytes, answer: Answer) -> bool:
+        """As `send`, if there is a connection to the worker and it can be sent; else False."""
         place, _, path = address.partition("/")
+        line = self._lines.get(place)
+        if line is None or not line.alive:
+            return False
         try:
-            headers = {"request-id": id, "x-endpoint-path": path}
-            frame = encode_request(path, headers, payload)
-        except FrameError as error:
-            raise RequestError(Fault.TOO_LARGE, str(error)) from None
-        line = await self._line(place)
-        ack = line.send(frame, answer)
-        try:
-            async with asyncio.timeout(ACK_TIMEOUT_S):
-                return await asyncio.shield(ack)
-        except TimeoutError:
-            line.close()  # acknowledgements have no names: those that follow would be misread
-            raise RequestError(Fault.SILENT, f"{address}: no acknowledgement in time") from None
-        except ConnectionError as error:
-            raise RequestError(Fault.BROKEN, f"{address}: {error}") from None
+            frame = _frame(path, id, payload)
+        except RequestError:
+            return False
+        line.send(frame, answer)
+        return True
+
+    async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> None:
+        """Bring it away; the acknowledgement comes to the answer. RequestError if that fails."""
+        place, _, path = address.partition("/")
+        frame = _frame(path, id, payload)
+        (await self._line(place)).send(frame, answer)
 
     async def close(self) -> None:
         for line in self._lines.values():
@@ -66,7 +64,7 @@ class TcpCarrier:
                         lambda: fresh, host.strip("[]"), int(port)
                     )
             except (OSError, TimeoutError, ValueError) as error:
-                text = f"{place}: {error or 'no connection in time'}"
+                text = str(error) or "no connection in time"
                 raise RequestError(Fault.UNREACHABLE, text) from None
             self._lines[place] = fresh
             return fresh
@@ -77,8 +75,8 @@ class WorkerLine(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._decoder = AckDecoder()
-        self._waiting: deque[asyncio.Future[str]] = deque()
-        self._answers: set[Answer] = set()
+        self._unacknowledged: deque[Answer] = deque()
+        self._not_begun: set[Answer] = set()
         self._transport: asyncio.Transport | None = None
         self.alive = False
 
@@ -86,42 +84,38 @@ class WorkerLine(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         self.alive = True
 
-    def send(self, frame: bytes, answer: Answer) -> "asyncio.Future[str]":
-        """Its acknowledgement; ConnectionError if the connection is lost before."""
-        ack: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        ack.add_done_callback(_retrieve)
+    def send(self, frame: bytes, answer: Answer) -> None:
+        """Tell the answer of the acknowledgement, or that the connection was lost before it."""
+        answer.on_sent(self)
+        self._unacknowledged.append(answer)
+        self._not_begun.add(answer)
         if not self.alive or self._transport is None:
-            ack.set_exception(ConnectionError("the connection was lost"))
-            return ack
-        self._waiting.append(ack)
-        self._answers = {known for known in self._answers if not known.begun.is_set()}
-        self._answers.add(answer)
+            self.connection_lost(None)
+            return
         self._transport.write(frame)
-        return ack
+
+    def forget(self, answer: Answer) -> None:
+        """See AckLine."""
+        self._not_begun.discard(answer)
 
     def data_received(self, data: bytes) -> None:
         for text in self._decoder.feed(data):
-            if not self._waiting:
+            if not self._unacknowledged:
                 log.warning("a worker acknowledges what nobody asked")
                 self.close()
                 return
-            ack = self._waiting.popleft()
-            if not ack.done():
-                ack.set_result(text)
+            self._unacknowledged.popleft().on_ack(text)
         if (failure := self._decoder.failure) is not None:
             log.warning("a worker's connection is closed", error=str(failure))
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.alive = False
-        for ack in self._waiting:
-            if not ack.done():
-                ack.set_exception(ConnectionError("the connection was lost"))
-        self._waiting.clear()
-        for answer in self._answers:
-            if not answer.begun.is_set():
-                answer.on_worker_lost()
-        self._answers.clear()
+        lost = {*self._unacknowledged, *self._not_begun}
+        self._unacknowledged.clear()
+        self._not_begun.clear()
+        for answer in lost:
+            answer.on_line_lost()
 
     def close(self) -> None:
         self.alive = False
@@ -129,6 +123,8 @@ class WorkerLine(asyncio.Protocol):
             self._transport.close()
 
 
-def _retrieve(ack: "asyncio.Future[str]") -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        ack.exception()  # somebody who gave up waiting need not hear of it
+def _frame(path: str, id: str, payload: bytes) -> bytes:
+    try:
+        return encode_request(path, {"request-id": id, "x-endpoint-path": path}, payload)
+    except FrameError as error:
+        raise RequestError(Fault.TOO_LARGE, str(error)) from None

@@ -1,8 +1,7 @@
 """The client of one worker of Dynamo's, which is called over Dynamo's request plane."""
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,16 +11,22 @@ import grpc
 from ...runtime.clock import Clock
 from ...runtime.components import NOTHING, data_of
 from ...runtime.errors import InvalidRequestError, WorkerError
-from ...runtime.request_planes import Fault, RequestClient, RequestError
-from ..channels import Metadata
+from ...runtime.request_planes import (
+    Answer,
+    AnswerListener,
+    AnswerQueue,
+    Fault,
+    RequestClient,
+    RequestError,
+)
+from ..channels import EngineCall, Metadata
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
 from ..trtllm_client import EngineIdentity
-from .dynamo_messages import AnswerWriter, canary_body, request_body
+from .dynamo_messages import AnswerWriter, canary_body, read_request
 
 CANARY_AFTER_S = 10.0
 """A worker that was silent for so long is sent a small request, when its health is asked for."""
-WAITING_MESSAGES = 64
 DP_RANK_KEY = "x-dynamo-dp-rank"
 _Code = grpc.StatusCode
 
@@ -69,14 +74,15 @@ class DynamoClient:
         self._plane = plane
         self._now = clock.now
         self._heard = float("-inf")
-        self._calls: set[DynamoCall] = set()
+        self.calls: set[DynamoCall] = set()
+        """those under way"""
 
     def generate(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> "DynamoCall":
         """Start a generation, as TrtllmClient.generate does."""
         rank = next((int(value) for key, value in metadata or () if key == DP_RANK_KEY), None)
-        return DynamoCall(lambda: self._messages(request, rank), timeout, self._calls)
+        return DynamoCall(self, request, timeout, rank)
 
     def origin_of(self, error: grpc.RpcError) -> Origin:
         return error.origin if isinstance(error, EngineCallError) else Origin.ROUTER
@@ -88,8 +94,8 @@ class DynamoClient:
 
     def get_tokenizer(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
-    ) -> "DynamoCall":
-        return DynamoCall(_no_tokenizer, timeout, self._calls)
+    ) -> EngineCall:
+        return _NoCall(_unimplemented("a tokenizer"))
 
     async def check_health(self, *, timeout: float) -> EngineIdentity:
         """Send a canary if the worker was silent for CANARY_AFTER_S: its registration alone says
@@ -116,40 +122,36 @@ class DynamoClient:
 
     async def close(self) -> None:
         """Cancel what still runs. Idempotent."""
-        for call in list(self._calls):
+        for call in list(self.calls):
             call.cancel()
-        while self._calls:
-            await asyncio.sleep(0)
 
     def _identity(self) -> EngineIdentity:
         route = self.route
         return EngineIdentity(route.worker_id, route.dp_size, route.publisher_ids)
 
-    def _parts(self, body: object, request_id: str | None) -> AsyncGenerator[Any, None]:
+    def send(self, body: object, request_id: str | None, listener: AnswerListener) -> Answer:
+        """Ask the worker; its answer goes to the listener."""
         route = self.route
-        return self._plane.stream(
-            route.address, body, transport=route.transport, codec=route.codec, request_id=request_id
+        return self._plane.call(
+            route.address,
+            body,
+            listener,
+            transport=route.transport,
+            codec=route.codec,
+            request_id=request_id,
         )
 
-    async def _messages(self, request: bytes, rank: int | None) -> AsyncIterator[bytes]:
-        message, body = request_body(request, rank)
-        writer = AnswerWriter(message)
-        try:
-            async with aclosing(self._parts(body, message.request_id)) as parts:
-                async for part in parts:
-                    self._heard = self._now()
-                    data = data_of(part)
-                    if data is not NOTHING and (answer := writer.on_part(data)) is not None:
-                        yield answer
-        except RequestError as error:
-            if error.fault.down:
-                self.doubt()
-            raise
-        yield writer.complete()
+    def on_heard(self) -> None:
+        """It said something: no canary is needed for a while."""
+        self._heard = self._now()
 
     async def _send_canary(self) -> None:
+        route = self.route
         try:
-            async with aclosing(self._parts(canary_body(), None)) as parts:
+            answer = self._plane.stream(
+                route.address, canary_body(), transport=route.transport, codec=route.codec
+            )
+            async with aclosing(answer) as parts:
                 async for part in parts:
                     data_of(part)
         except RequestError as error:
@@ -162,61 +164,92 @@ class DynamoCall:
     """A call under way; see EngineCall. It begins at once, whether or not anybody reads."""
 
     def __init__(
-        self,
-        messages: Callable[[], AsyncIterator[bytes]],
-        timeout: float | None,
-        calls: "set[DynamoCall]",
+        self, client: DynamoClient, request: bytes, timeout: float | None, rank: int | None
     ) -> None:
-        self._messages = messages
-        self._timeout = timeout
-        self._ready: deque[bytes] = deque()
-        self._changed = asyncio.Event()
-        self._taken = asyncio.Event()
-        self._failure: BaseException | None = None
-        self._done = False
-        self._calls = calls
-        calls.add(self)
-        self._task = asyncio.create_task(self._pump(), name="dynamo call")
-        self._task.add_done_callback(self._on_done)
+        self._client = client
+        self._queue: AnswerQueue[bytes] = AnswerQueue()
+        self._answer: Answer | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        route = client.route
+        try:
+            asked = read_request(request, rank, route.codec)
+        except InvalidRequestError as error:
+            self._queue.end(_failure_of(error))
+            return
+        self._writer = AnswerWriter(asked.message, asked.prompt_tokens)
+        self._answer = client.send(asked.body, asked.message.request_id or None, self)
+        if timeout is not None:
+            self._timer = asyncio.get_running_loop().call_later(timeout, self._on_late)
+        client.calls.add(self)
 
     def cancel(self) -> bool:
-        return self._task.cancel()
+        if self._queue.ended:
+            return False
+        self._queue.clear()
+        self._end(asyncio.CancelledError())
+        return True
+
+    def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        return self._queue.items()
+
+    def on_part(self, part: Any) -> None:
+        """See AnswerListener."""
+        self._client.on_heard()
+        try:
+            data = data_of(part)
+            message = None if data is NOTHING else self._writer.on_part(data)
+        except WorkerError as error:
+            self._end(error)
+            return
+        if message is not None:
+            assert self._answer is not None
+            self._queue.put(message, self._answer)
+
+    def on_end(self, fault: Fault | None, text: str) -> None:
+        """See AnswerListener."""
+        if fault is not None:
+            self._end(RequestError(fault, text))
+            return
+        try:
+            message = self._writer.complete()
+        except WorkerError as error:
+            self._end(error)
+            return
+        assert self._answer is not None
+        self._queue.put(message, self._answer)
+        self._end(None)
+
+    def _on_late(self) -> None:
+        self._end(TimeoutError())
+
+    def _end(self, error: BaseException | None) -> None:
+        """It is over. What still runs is cancelled."""
+        if isinstance(error, RequestError) and error.fault.down:
+            self._client.doubt()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._client.calls.discard(self)
+        self._queue.end(None if error is None else _failure_of(error))
+        if self._answer is not None:
+            self._answer.close()
+
+
+class _NoCall:
+    """A call that failed before it began."""
+
+    def __init__(self, failure: Exception) -> None:
+        self._failure = failure
+
+    def cancel(self) -> bool:
+        return False
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        while True:
-            while self._ready:
-                message = self._ready.popleft()
-                self._taken.set()
-                yield message
-            if self._done:
-                if self._failure is not None:
-                    raise self._failure
-                return
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def _pump(self) -> None:
-        async with asyncio.timeout(self._timeout):
-            async for message in self._messages():
-                self._ready.append(message)
-                self._changed.set()
-                while len(self._ready) >= WAITING_MESSAGES:  # a slow reader makes the worker wait
-                    self._taken.clear()
-                    await self._taken.wait()
-
-    def _on_done(self, task: "asyncio.Task[None]") -> None:
-        self._calls.discard(self)
-        self._done = True
-        self._failure = _failure_of(task)
-        self._changed.set()
+        raise self._failure
+        yield b""
 
 
-def _failure_of(task: "asyncio.Task[None]") -> BaseException | None:
-    if task.cancelled():
-        return asyncio.CancelledError()
-    error = task.exception()
-    if error is None or isinstance(error, grpc.RpcError):
-        return error
+def _failure_of(error: BaseException) -> BaseException:
+    """What the reader of a call is told."""
     if isinstance(error, RequestError):
         origin, code = _FAILURES[error.fault]
         return EngineCallError(origin, code, str(error))
@@ -228,11 +261,6 @@ def _failure_of(task: "asyncio.Task[None]") -> BaseException | None:
         text = "no answer by the deadline"
         return EngineCallError(Origin.DEADLINE, _Code.DEADLINE_EXCEEDED, text)
     return error
-
-
-async def _no_tokenizer() -> AsyncIterator[bytes]:
-    raise _unimplemented("a tokenizer")
-    yield b""
 
 
 def _unimplemented(what: str) -> EngineCallError:

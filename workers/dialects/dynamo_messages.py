@@ -4,12 +4,14 @@ Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/request_plane`). A worker 
 that it cannot read and never answers: so nothing is sent that is not of the type it expects.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from ...runtime.errors import InvalidRequestError, WorkerError
 from ..trtllm_proto import pb
+from ._token_ids import split_tokens
 
 _FINISH_REASONS = {"eos": "stop"}
 """Dynamo's words that differ from those of TensorRT-LLM."""
@@ -20,11 +22,24 @@ _SAMPLING = (
 _MAX_TOKENS = 2**31 - 1
 
 
-def request_body(request: bytes, dp_rank: int | None) -> tuple[Any, dict[str, Any]]:
-    """(GenerateRequest, the body to send). InvalidRequestError if Dynamo has no word for it."""
+class Asked(NamedTuple):
+    """A request that was read. `message` is the GenerateRequest without its tokens."""
+
+    message: Any
+    prompt_tokens: int
+    body: dict[str, Any]
+    """what to send; its tokens are encoded already where that can be"""
+
+
+def read_request(request: bytes, dp_rank: int | None, codec: str = "msgpack") -> Asked:
+    """A serialized GenerateRequest in Dynamo's words, to be sent by `codec`.
+
+    InvalidRequestError if it is none, or Dynamo has no word for what it asks.
+    """
     try:
-        message = pb.GenerateRequest.FromString(request)
-    except DecodeError:
+        rest, tokens, prompt_tokens = split_tokens(request)
+        message = pb.GenerateRequest.FromString(rest)
+    except (DecodeError, ValueError):
         raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
     _check(message)
     sampling = message.sampling_config
@@ -49,8 +64,9 @@ def request_body(request: bytes, dp_rank: int | None) -> tuple[Any, dict[str, An
     output = {}
     if message.output_config.HasField("logprobs"):
         output["logprobs"] = message.output_config.logprobs
-    return message, {
-        "token_ids": list(message.tokenized.input_token_ids),
+    token_ids = msgspec.Raw(tokens) if codec == "msgpack" else msgspec.msgpack.decode(tokens)
+    body: dict[str, Any] = {
+        "token_ids": token_ids,
         "stop_conditions": stop,
         "sampling_options": {
             name: getattr(sampling, name) for name in _SAMPLING if sampling.HasField(name)
@@ -60,6 +76,7 @@ def request_body(request: bytes, dp_rank: int | None) -> tuple[Any, dict[str, An
         "annotations": [],
         "routing": routing,
     }
+    return Asked(message, prompt_tokens, body)
 
 
 def canary_body() -> dict[str, Any]:
@@ -96,12 +113,12 @@ def _check(message: Any) -> None:
 class AnswerWriter:
     """Turns the parts of one answer into serialized GenerateResponses, in order."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, prompt_tokens: int) -> None:
         self._streaming: bool = request.streaming
         self._logprobs = request.output_config.logprobs > 0
         self._tokens: list[int] = []
         self._token_logprobs: list[float] = []
-        self._prompt_tokens = len(request.tokenized.input_token_ids)
+        self._prompt_tokens = prompt_tokens
         self._cached_tokens = 0
         self._finish_reason = ""
         self._matched: Any = None

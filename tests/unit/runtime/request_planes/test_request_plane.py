@@ -83,7 +83,7 @@ async def test_nobody_there(client: RequestClient, server: RequestServer) -> Non
     with pytest.raises(RequestError) as caught:
         await ask(client, address, {"n": 1})
     assert caught.value.fault in (Fault.UNREACHABLE, Fault.BROKEN)
-    with pytest.raises(RequestError, match="^nowhere: ") as caught:
+    with pytest.raises(RequestError, match="^nowhere/path: ") as caught:
         await ask(client, "nowhere/path", {})
     assert caught.value.fault is Fault.UNREACHABLE
 

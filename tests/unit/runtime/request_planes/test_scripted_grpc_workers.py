@@ -19,8 +19,8 @@ from dynamo_router.runtime.request_planes import (
     RequestContext,
     RequestError,
     RequestServer,
+    answer,
     grpc_carrier,
-    request_client,
 )
 from dynamo_router.runtime.request_planes.faults import fault_of_status
 from dynamo_router.runtime.request_planes.frames import encode_two_part
@@ -109,7 +109,7 @@ async def test_a_worker_that_misbehaves_is_told_from_the_others(
     client: RequestClient, monkeypatch: pytest.MonkeyPatch, script: Script, fault: Fault
 ) -> None:
     monkeypatch.setattr(grpc_carrier, "ACK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(request_client, "CALL_HOME_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(answer, "CALL_HOME_TIMEOUT_S", 0.3)
     worker, address = await scripted(script)
     with pytest.raises(RequestError) as caught:
         await ask(client, address)

@@ -14,8 +14,7 @@ from dynamo_router.runtime.request_planes import (
     Fault,
     RequestClient,
     RequestError,
-    request_client,
-    tcp_carrier,
+    answer,
 )
 from dynamo_router.runtime.request_planes.frames import RequestDecoder, encode_ack
 from dynamo_router.runtime.request_planes.messages import (
@@ -144,9 +143,8 @@ async def comes_home_twice(writer: asyncio.StreamWriter, message: Any) -> None:
 async def test_a_worker_that_misbehaves_is_told_from_the_others(
     client: RequestClient, monkeypatch: pytest.MonkeyPatch, script: Script, fault: Fault
 ) -> None:
-    monkeypatch.setattr(tcp_carrier, "ACK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(request_client, "CALL_HOME_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(request_client, "PROLOGUE_TIMEOUT_S", 0.3)
+    for name in ("ACK_TIMEOUT_S", "CALL_HOME_TIMEOUT_S", "PROLOGUE_TIMEOUT_S"):
+        monkeypatch.setattr(answer, name, 0.3)
     worker, address = await scripted(script)
     try:
         with pytest.raises(RequestError) as caught:

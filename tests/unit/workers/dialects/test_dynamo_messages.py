@@ -6,11 +6,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
 from support.fake_engine import prompt
 from support.places import ROOT
 
 from dynamo_router.runtime.errors import InvalidRequestError, WorkerError
-from dynamo_router.workers.dialects.dynamo_messages import AnswerWriter, request_body
+from dynamo_router.workers.dialects._token_ids import split_tokens
+from dynamo_router.workers.dialects.dynamo_messages import AnswerWriter, read_request
 from dynamo_router.workers.trtllm_proto import pb
 
 RECORDED = ROOT / "tests" / "vectors" / "request_plane" / "tcp_generate.json"
@@ -31,7 +35,7 @@ def recorded_parts() -> list[Any]:
 
 
 def answered(request: Any, parts: list[Any]) -> list[Any]:
-    writer = AnswerWriter(request)
+    writer = AnswerWriter(request, len(request.tokenized.input_token_ids))
     messages = [message for part in parts if (message := writer.on_part(part)) is not None]
     return [pb.GenerateResponse.FromString(message) for message in [*messages, writer.complete()]]
 
@@ -54,15 +58,22 @@ def test_who_does_not_stream_gets_it_whole() -> None:
     assert len(last.complete.output_token_ids) == 3
 
 
-def test_what_is_asked_for_is_said_in_dynamos_words() -> None:
+def decoded(tokens: Any) -> list[int]:
+    """Tokens as they are sent."""
+    found: list[int] = msgspec.msgpack.decode(msgspec.msgpack.encode(tokens))
+    return found
+
+
+@pytest.mark.parametrize("codec", ["msgpack", "json"])
+def test_what_is_asked_for_is_said_in_dynamos_words(codec: str) -> None:
     request = prompt("r1", 3, cache_salt_id=9)
     request.sampling_config.temperature = 0.5
     request.sampling_config.min_tokens = 2
     request.stop_token_ids.append(7)
     request.ignore_eos = True
     request.lora_config.task_id = 4
-    _, body = request_body(request.SerializeToString(), 1)
-    assert body["token_ids"] == [1, 2, 3]
+    body = read_request(request.SerializeToString(), 1, codec).body
+    assert decoded(body["token_ids"]) == [1, 2, 3]
     assert body["stop_conditions"] == {
         "max_tokens": 4, "ignore_eos": True, "stop_token_ids": [7], "min_tokens": 2,
     }  # fmt: skip
@@ -91,7 +102,7 @@ def test_what_dynamo_has_no_word_for_is_refused(change: Any) -> None:
     request = prompt("r1", 3)
     change(request)
     with pytest.raises(InvalidRequestError):
-        request_body(request.SerializeToString(), None)
+        read_request(request.SerializeToString(), None)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +128,62 @@ def test_cached_tokens_reach_the_client() -> None:
 )  # fmt: skip
 def test_a_part_that_is_none_is_the_workers_fault(part: Any) -> None:
     with pytest.raises(WorkerError):
-        AnswerWriter(prompt()).on_part(part)
+        AnswerWriter(prompt(), 1).on_part(part)
 
 
 def test_an_answer_without_an_end_is_none() -> None:
-    writer = AnswerWriter(prompt())
+    writer = AnswerWriter(prompt(), 1)
     writer.on_part({"token_ids": [1]})
     with pytest.raises(WorkerError, match="without a reason"):
         writer.complete()
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=70), st.booleans(), st.text())
+def test_tokens_are_encoded_as_msgspec_does_and_the_rest_stays(
+    tokens: list[int], packed: bool, text: str
+) -> None:
+    rest = pb.GenerateRequest(request_id=text, max_tokens=5, stop=[text])
+    request = rest.SerializeToString()
+    if packed:
+        with_tokens = pb.GenerateRequest()
+        with_tokens.tokenized.input_token_ids.extend(tokens)
+        request += with_tokens.SerializeToString()
+    else:  # one number to a field, and a submessage for each
+        for token in tokens:
+            inner = b"\x10" + varint(token)
+            request += b"\x12" + varint(len(inner)) + inner
+    found, encoded, count = split_tokens(request)
+    assert pb.GenerateRequest.FromString(found) == rest
+    assert encoded == msgspec.msgpack.encode(tokens) and count == len(tokens)
+
+
+def varint(number: int) -> bytes:
+    data = b""
+    while number > 0x7F:
+        data += bytes((number & 0x7F | 0x80,))
+        number >>= 7
+    return data + bytes((number,))
+
+
+@pytest.mark.parametrize("count", [0, 15, 16, 65_535, 65_536])
+def test_arrays_of_all_sizes(count: int) -> None:
+    request = pb.GenerateRequest()
+    request.tokenized.input_token_ids.extend([7] * count)
+    _, encoded, _ = split_tokens(request.SerializeToString())
+    assert encoded == msgspec.msgpack.encode([7] * count)
+
+
+@given(st.binary(max_size=40))
+def test_bytes_that_are_no_request_are_refused_or_read_as_protobuf_does(data: bytes) -> None:
+    try:
+        rest, tokens, count = split_tokens(data)
+    except ValueError:
+        return
+    assert len(msgspec.msgpack.decode(tokens)) == count
+    try:
+        whole = pb.GenerateRequest.FromString(data)
+    except DecodeError:
+        return
+    assert list(whole.tokenized.input_token_ids) == msgspec.msgpack.decode(tokens)
+    whole.ClearField("tokenized")
+    assert pb.GenerateRequest.FromString(rest) == whole

@@ -1,0 +1,123 @@
+"""Kernel: a request's tokens from protobuf into msgpack, without an object for each."""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from ...runtime.native._protobuf cimport (
+    DELIMITED,
+    ByteReader,
+    Field,
+    copy_numbers,
+    count_numbers,
+    read_field,
+)
+
+cdef enum:
+    TOKENIZED = 2          # of GenerateRequest
+    INPUT_TOKEN_IDS = 2    # of TokenizedInput
+    MOST_BYTES = 5         # of a token, or of an array's head, in msgpack
+
+
+cdef inline uint8_t* put_big_endian(uint8_t* out, uint8_t mark, uint32_t value) noexcept nogil:
+    out[0] = mark
+    out[1], out[2] = <uint8_t>(value >> 24), <uint8_t>(value >> 16)
+    out[3], out[4] = <uint8_t>(value >> 8), <uint8_t>value
+    return out + 5
+
+
+cdef inline uint8_t* put_token(uint8_t* out, uint32_t token) noexcept nogil:
+    """The shortest form of msgpack that holds it."""
+    if token < 0x80:
+        out[0] = <uint8_t>token
+        return out + 1
+    if token < 0x100:
+        out[0], out[1] = 0xCC, <uint8_t>token
+        return out + 2
+    if token < 0x10000:
+        out[0], out[1], out[2] = 0xCD, <uint8_t>(token >> 8), <uint8_t>token
+        return out + 3
+    return put_big_endian(out, 0xCE, token)
+
+
+cdef inline uint8_t* put_head(uint8_t* out, uint32_t count) noexcept nogil:
+    """Of an array."""
+    if count < 16:
+        out[0] = <uint8_t>(0x90 | count)
+        return out + 1
+    if count < 0x10000:
+        out[0], out[1], out[2] = 0xDC, <uint8_t>(count >> 8), <uint8_t>count
+        return out + 3
+    return put_big_endian(out, 0xDD, count)
+
+
+cdef bint measure(ByteReader reader, uint64_t* count, uint64_t* rest) noexcept nogil:
+    """How many tokens there are, and the bytes beside them; false if the bytes are no message."""
+    cdef Field field
+    cdef ByteReader inside
+    cdef const uint8_t* begin
+    cdef uint64_t ignored = 0
+    while reader.at < reader.end:
+        begin = reader.at
+        if not read_field(&reader, &field):
+            return False
+        if field.number == TOKENIZED and field.wire == DELIMITED:
+            inside.at = field.start
+            inside.end = field.start + field.value
+            if not count_numbers(inside, INPUT_TOKEN_IDS, count, &ignored):
+                return False
+        else:
+            rest[0] += <uint64_t>(reader.at - begin)
+    return True
+
+
+cdef bint take_apart(ByteReader reader, uint32_t* tokens, uint8_t* rest) noexcept nogil:
+    """Copy both of a message that was measured; false if a token is longer than any number."""
+    cdef Field field
+    cdef ByteReader inside
+    cdef const uint8_t* begin
+    cdef uint32_t largest = 0
+    while reader.at < reader.end:
+        begin = reader.at
+        read_field(&reader, &field)
+        if field.number == TOKENIZED and field.wire == DELIMITED:
+            inside.at = field.start
+            inside.end = field.start + field.value
+            if not copy_numbers(inside, INPUT_TOKEN_IDS, &tokens, &largest, NULL):
+                return False
+        else:
+            memcpy(rest, begin, <size_t>(reader.at - begin))
+            rest += reader.at - begin
+    return True
+
+
+def split_tokens(bytes request not None):
+    """(the request without its tokens, the tokens as an array of msgpack, how many they are).
+
+    ValueError: it is no GenerateRequest, or has more tokens than an array can have.
+    """
+    cdef ByteReader reader
+    cdef uint64_t count = 0
+    cdef uint64_t size = 0
+    cdef uint64_t number
+    cdef uint32_t* tokens
+    cdef uint8_t* out
+    cdef uint8_t* at
+    reader.at = <const uint8_t*><const char*>request
+    reader.end = reader.at + len(request)
+    if not measure(reader, &count, &size) or count >= 1 << 32:
+        raise ValueError("not a GenerateRequest")
+    tokens = <uint32_t*>malloc(<size_t>(4 * count + MOST_BYTES * (count + 1) + size + 1))
+    if tokens == NULL:
+        raise MemoryError
+    try:
+        out = at = <uint8_t*>(tokens + count)
+        if not take_apart(reader, tokens, at + MOST_BYTES * (count + 1)):
+            raise ValueError("not a GenerateRequest")
+        at = put_head(at, <uint32_t>count)
+        for number in range(count):
+            at = put_token(at, tokens[number])
+        rest = (<const char*>(out + MOST_BYTES * (count + 1)))[:size]
+        return rest, (<const char*>out)[: at - out], count
+    finally:
+        free(tokens)
