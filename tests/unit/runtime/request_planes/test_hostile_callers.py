@@ -56,8 +56,7 @@ async def test_whatever_a_caller_says_ends_its_answer_and_no_other(words: bytes)
         asking.write(encode_request("x", {}, payload))
     await until(lambda: len(homes) == 2)
     homes["hostile"].write(words)
-    await until(lambda: ended == ["hostile"])
-    assert server.in_flight == 1
+    await until(lambda: ended == ["hostile"] and server.in_flight == 1)
     await server.close()
     assert ended == ["hostile", "honest"]
     for writer in (asking, *homes.values()):
