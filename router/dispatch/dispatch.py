@@ -260,12 +260,12 @@ class Dispatcher:
 
     async def _serve(self, flight: Flight, respond: Respond, metadata: Metadata) -> Decision:
         """Try workers until one has answered."""
+        admission, pinned = self._admission, flight.pinned
         failure: Exception | None = None
         while True:
             try:
-                if self._admission is not None and failure is None:
-                    ticket = partial(self._ticket, flight)
-                    async with self._admission.turn(flight.pinned, ticket):
+                if failure is None and admission is not None and not admission.is_open(pinned):
+                    async with admission.turn(partial(self._ticket, flight)):
                         self._check_aborted(flight)  # after it was its turn, before it took it
                         decision = self._decide(flight)
                 else:

@@ -39,15 +39,17 @@ class Admission:
         self._going: str | None = None  # has its turn, is not booked yet
         self._timer: asyncio.TimerHandle | None = None
 
-    @asynccontextmanager
-    async def turn(self, lane: Lane, ticket: Callable[[], Ticket]) -> AsyncIterator[None]:
-        """Wait for a request's turn; book it inside. Raises NoWorkersError if too many wait.
+    def is_open(self, lane: Lane) -> bool:
+        """Whether a request of that lane may be booked at once; else it must wait for its `turn`."""
+        return self._going is None and self.queue.is_open(lane)
 
-        `ticket` is asked for only if it has to wait. Cancel the task to give the turn up.
+    @asynccontextmanager
+    async def turn(self, ticket: Callable[[], Ticket]) -> AsyncIterator[None]:
+        """Wait for a request's turn; book it inside. Raises NoWorkersError if too many wait, and
+        asks for no ticket.
+
+        Cancel the task to give the turn up.
         """
-        if self._going is None and self.queue.is_open(lane):
-            yield
-            return
         request_id = self.queue.enter(ticket).request_id
         waiter = self._waiters[request_id] = asyncio.get_running_loop().create_future()
         try:
@@ -71,6 +73,8 @@ class Admission:
 
     def poll(self) -> None:
         """Let the next request go, if a worker is free for it."""
+        if not self._waiters and self._timer is None:
+            return
         if self._going is None and self._waiters:
             ticket = self.queue.next()
             if ticket is not None:
