@@ -8,6 +8,7 @@ of the load as it is then: nothing is remembered, so nothing can stay latched on
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -122,6 +123,16 @@ class AdmissionConfig:
         if self.queue_limit < 1:
             raise bad_setting("queue_limit", f"{self.queue_limit!r} must be at least 1")
 
+    @cached_property
+    def objectives(self) -> DefaultObjectives:
+        """What counts for requests that name none."""
+        return DefaultObjectives(
+            ttft_ms=self.slo_ttft_ms,
+            base_ms=self.slo_relative_base_ms,
+            factor=self.slo_relative_factor,
+            itl_ms=self.slo_itl_ms,
+        )
+
 
 class LoadLimits:
     """Who is busy and who is saturated, by what the slots say now.
@@ -156,14 +167,8 @@ class LoadLimits:
 
     def objectives(self, isl: int, asked: Objectives) -> Objectives:
         """Those of a request with so long a prompt: what it asked for, else the defaults."""
-        config = self.config
-        defaults = DefaultObjectives(
-            ttft_ms=config.slo_ttft_ms,
-            base_ms=config.slo_relative_base_ms,
-            factor=config.slo_relative_factor,
-            itl_ms=config.slo_itl_ms,
-        )
-        return defaults.of(asked, None if self._foreseer is None else self._foreseer.cold_s(isl))
+        cold_s = None if self._foreseer is None else self._foreseer.cold_s(isl)
+        return self.config.objectives.of(asked, cold_s)
 
     @property
     def any_busy(self) -> bool:

@@ -139,9 +139,10 @@ class ForecastPolicy(Policy):
 
     def cold_s(self, isl: int) -> float:
         """Seconds of the fleet's usual engine; by what it began with until prefills were seen."""
-        learnt = self.learnt()
+        step_s, chunk_s, _, attended_s = self._forecast.learnt()[0]  # asked for by every request
         steps = -(-isl // COLD_BUDGET)
-        return steps * learnt.step_s + isl * (learnt.token_s + learnt.attended_s * isl / 2)
+        token_s = chunk_s / CHUNK_TOKENS + attended_s / ATTENDED_TOKENS * isl / 2
+        return steps * step_s + isl * token_s
 
     def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         """Seconds until one of these workers needs a prompt to go on computing without a pause.
