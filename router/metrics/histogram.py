@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from prometheus_client.core import HistogramMetricFamily
 
 FOLD_AT = 1024
@@ -40,9 +41,35 @@ class Histogram:
         buckets = list(zip(names, self._counts.cumsum().tolist(), strict=True))
         return HistogramMetricFamily(self._name, self._help, buckets, self._sum)
 
-    def _fold(self) -> None:
-        values = np.array(self._new, dtype=np.float64)
-        self._new.clear()
+    def add(self, values: npt.NDArray[np.float64]) -> None:
+        """Observe all of these, at once."""
         found = np.searchsorted(self._bounds, values)  # a bound belongs to the bucket below it
         self._counts += np.bincount(found, minlength=len(self._counts))
         self._sum += float(values.sum())
+
+    def _fold(self) -> None:
+        values = np.array(self._new, dtype=np.float64)
+        self._new.clear()
+        self.add(values)
+
+
+class HistogramRow:
+    """Histograms that each observe one value of the same things, at the price of one append."""
+
+    def __init__(self, *histograms: Histogram) -> None:
+        self._histograms = histograms
+        self._new: list[tuple[float, ...]] = []
+
+    def observe(self, *values: float) -> None:
+        """One value for each histogram, in their order."""
+        self._new.append(values)
+        if len(self._new) >= FOLD_AT:
+            self.fold()
+
+    def fold(self) -> None:
+        """Have the histograms count what waits."""
+        if self._new:
+            columns = np.array(self._new, dtype=np.float64).T
+            self._new.clear()
+            for histogram, values in zip(self._histograms, columns, strict=True):
+                histogram.add(values)

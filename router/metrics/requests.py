@@ -6,7 +6,6 @@ counted in plain integers here; families and labels are made at the scrape.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from operator import add
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -16,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from ...runtime.clock import Clock
 from ...workers.trtllm_proto import pb
 from ..dispatch import Flight, status_of
-from .histogram import LONG_SECONDS, MILLISECONDS, RATIO, SECONDS, TOKENS, Histogram
+from .histogram import LONG_SECONDS, MILLISECONDS, RATIO, SECONDS, TOKENS, Histogram, HistogramRow
 from .worker_requests import WorkerRequests
 
 OUTCOMES = ("good", "ttft", "itl", "both", "failed")
@@ -82,6 +81,9 @@ class RequestMetrics:
             "Time of a decision, from tokens to a booked slot.",
             MILLISECONDS,
         )
+        self._of_decided = HistogramRow(
+            self._queue_wait, self._duration, self._input, self._hit_rate, self._overhead
+        )
 
     # What the dispatcher tells
 
@@ -107,23 +109,22 @@ class RequestMetrics:
         if flight is None:
             return
         now, decision = self._now(), flight.decision
+        self._count_objectives(flight, code)
         if decision is None:
-            self._count_objectives(flight, code)
             self._queue_wait.observe(now - flight.arrived)
             return
-        self._count_objectives(flight, code)
-        self._queue_wait.observe(flight.queue_s)
-        self._duration.observe(now - flight.arrived)
         self._workers.on_end(flight, code is grpc.StatusCode.OK, now)
-        self._input.observe(flight.facts.prompt.isl)
-        device, host, disk = tiers = (
-            decision.overlap_blocks,
-            decision.host_overlap_blocks,
-            decision.disk_overlap_blocks,
+        blocks = self._overlap_blocks
+        blocks[0] += (device := decision.overlap_blocks)
+        blocks[1] += (host := decision.host_overlap_blocks)
+        blocks[2] += (disk := decision.disk_overlap_blocks)
+        self._of_decided.observe(
+            flight.queue_s,
+            now - flight.arrived,
+            flight.facts.prompt.isl,
+            (device + host + disk) / decision.request_blocks,
+            flight.decision_s * 1e3,
         )
-        self._overlap_blocks = list(map(add, self._overlap_blocks, tiers))
-        self._hit_rate.observe((device + host + disk) / decision.request_blocks)
-        self._overhead.observe(flight.decision_s * 1e3)
         if flight.messages and flight.facts.sequences == 1:
             self._keep(flight.last_message)
 
@@ -147,6 +148,7 @@ class RequestMetrics:
 
     def collect(self) -> Iterable[Metric]:
         self._read_usage()
+        self._of_decided.fold()
         yield CounterMetricFamily(
             "dynamo_component_router_requests_started",
             "Requests that arrived.",
