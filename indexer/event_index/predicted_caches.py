@@ -93,11 +93,14 @@ class PredictedCaches:
 
     def match(self, local_hashes: LocalHashes, count: int) -> npt.NDArray[np.uint32] | None:
         """Overlap in blocks by number, below `count`; None: of nobody. Good until the next call."""
-        if self._overlaps.shape[1] != count:
-            self._overlaps = np.zeros((2, count), dtype=np.uint32)
         found = None
-        for index, row in zip((self._soon, self._silent), self._overlaps, strict=True):
-            if index is not None and len(index) and index.match(local_hashes, row):
+        for number, index in enumerate(self._indexes):
+            if not len(index):
+                continue
+            if self._overlaps.shape[1] != count:
+                self._overlaps = np.zeros((2, count), dtype=np.uint32)
+            row = self._overlaps[number]
+            if index.match(local_hashes, row):
                 found = row if found is None else np.maximum(found, row)
         return found
 

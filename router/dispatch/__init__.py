@@ -6,6 +6,7 @@ Entered by the services.
 from .access_log import AccessLog
 from .attempts import Attempt
 from .dispatch import Dispatcher
+from .generate_answer import told_usage
 from .observers import DispatchObserver, OutputTracking
 from .relay import DP_RANK_KEY
 from .request import CallTrace, Flight, NoTrace, RequestTrace, Tracing
@@ -32,4 +33,5 @@ __all__ = [
     "admission_of",
     "queue_of",
     "status_of",
+    "told_usage",
 ]

@@ -1,4 +1,4 @@
-"""What routing needs to know of trtllm requests and answers, which themselves travel as bytes."""
+"""What routing needs to know of trtllm requests, which themselves travel as bytes."""
 
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -15,8 +15,6 @@ from ._generate_request import parse_generate
 _REQUEST_ID_TAG = b"\x0a"
 Respond = Callable[[bytes], Awaitable[None]]
 NO_LIMIT = 2**32 - 1
-BLANK_BYTES = 512
-"""A longer message has something in it."""
 _NO_REQUEST = "the request is no trtllm.GenerateRequest"
 
 
@@ -65,26 +63,6 @@ def read_generate(
     )
 
 
-def told_cached_tokens(answer: bytes) -> int | None:
-    """Prompt tokens that an engine found cached, by its first streamed message; None: not told."""
-    message = _read_answer(answer)
-    if message is None or not message.HasField("chunk"):
-        return None
-    cached_tokens: int = message.chunk.cached_tokens
-    return cached_tokens
-
-
-def is_blank(answer: bytes) -> bool:
-    """Whether an answer of this one message has no token at all."""
-    message = _read_answer(answer) if len(answer) <= BLANK_BYTES else None
-    if message is None:
-        return False
-    if message.HasField("complete"):
-        whole = message.complete
-        return not whole.output_token_ids and not whole.completion_tokens
-    return not message.chunk.token_ids and not message.chunk.completion_tokens
-
-
 def with_request_id(body: bytes, request_id: str) -> bytes:
     """The serialized request under another id.
 
@@ -104,14 +82,6 @@ def restore_id(respond: Respond, known_as: str, request_id: str) -> Respond:
             await respond(message + ours)
 
     return renamed
-
-
-def _read_answer(answer: bytes) -> pb.GenerateResponse | None:
-    """None if it is none."""
-    try:
-        return pb.GenerateResponse.FromString(answer)
-    except DecodeError:
-        return None
 
 
 def _id_field(request_id: str) -> bytes:

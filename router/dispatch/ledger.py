@@ -13,7 +13,7 @@ from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
 from ..policy import Decision
 from .attempts import Attempt, RetryBudget
-from .generate_request import is_blank, told_cached_tokens
+from .generate_answer import is_blank, told_cached_tokens
 from .prefill_estimate import PrefillEstimate
 from .request import Flight
 from .status import RequestAbortedError, RequestTimeoutError

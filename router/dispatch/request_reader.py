@@ -55,15 +55,14 @@ class RequestReader:
 
     async def generate(self, body: bytes) -> GenerateFacts:
         """The routing facts of a serialized GenerateRequest."""
-        most = (self.limits.max_prompt_tokens, self.limits.max_id_bytes)
-        read = partial(read_generate, body, self._block_size, *most)
-
-        def read_and_hash() -> GenerateFacts:
-            facts = read()
-            self._hash(facts.prompt)
-            return facts
-
-        return await self._read(len(body), read, read_and_hash)
+        limits = self.limits
+        most = (limits.max_prompt_tokens, limits.max_id_bytes)
+        try:
+            if len(body) <= LONG_BYTES:
+                return read_generate(body, self._block_size, *most)
+            return await self.off_loop.run(partial(self._read_and_hash, body, *most))
+        except OverflowError as error:
+            raise self._too_long(error) from None
 
     async def tokens(self, body: bytes, number: int = 1) -> tuple[Tokens, bytes]:
         """The token ids of a message, its field `number`, and its other fields as a message."""
@@ -74,7 +73,7 @@ class RequestReader:
             except ValueError:
                 raise InvalidRequestError("the message is not of the method's type") from None
 
-        return await self._read(len(body), read, read)
+        return await self._read(len(body), read)
 
     async def json_tokens(self, body: bytes, key: bytes) -> tuple[Tokens, bytes]:
         """The token ids under a key of a JSON object, none if they are not there, and the object
@@ -89,7 +88,7 @@ class RequestReader:
                 raise InvalidRequestError(f"{key.decode()}: {error}") from None
             return np.empty(0, np.uint32) if tokens is None else tokens, rest
 
-        return await self._read(len(body), read, read)
+        return await self._read(len(body), read)
 
     async def prompt(
         self, tokens: Integers, lora_name: str | None, cache_namespace: str | None
@@ -117,16 +116,23 @@ class RequestReader:
         if self._hashes:
             _ = prompt.hashed().sequence_hashes
 
-    async def _read(self, size: int, read: Callable[[], T], read_long: Callable[[], T]) -> T:
+    def _read_and_hash(self, body: bytes, max_tokens: int, max_id_bytes: int) -> GenerateFacts:
+        facts = read_generate(body, self._block_size, max_tokens, max_id_bytes)
+        self._hash(facts.prompt)
+        return facts
+
+    async def _read(self, size: int, read: Callable[[], T]) -> T:
         try:
             if size > LONG_BYTES:
-                return await self.off_loop.run(read_long)
+                return await self.off_loop.run(read)
             return read()
         except OverflowError as error:
-            limit, found = error.args
-            self.hits.hit(limit)
-            text = f"{limit}: {found} is more than {self._most(limit)}"
-            raise InvalidRequestError(text) from None
+            raise self._too_long(error) from None
+
+    def _too_long(self, error: OverflowError) -> InvalidRequestError:
+        limit, found = error.args
+        self.hits.hit(limit)
+        return InvalidRequestError(f"{limit}: {found} is more than {self._most(limit)}")
 
     def _most(self, limit: str) -> int:
         if limit == "decoded_bytes":

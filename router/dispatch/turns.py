@@ -40,7 +40,7 @@ class Admission:
         self._timer: asyncio.TimerHandle | None = None
 
     def is_open(self, lane: Lane) -> bool:
-        """Whether a request of that lane may be booked at once; else it must wait for its `turn`."""
+        """Whether a request of that lane may be booked at once; else it waits for its `turn`."""
         return self._going is None and self.queue.is_open(lane)
 
     @asynccontextmanager

@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 import grpc
-from google.protobuf.message import DecodeError
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ...runtime.clock import Clock
-from ...workers.trtllm_proto import pb
-from ..dispatch import Flight, status_of
+from ..dispatch import Flight, status_of, told_usage
 from .histogram import LONG_SECONDS, MILLISECONDS, RATIO, SECONDS, TOKENS, Histogram, HistogramRow
 from .worker_requests import WorkerRequests
 
@@ -196,13 +194,10 @@ class RequestMetrics:
         """Read what workers say at the end of an answer."""
         messages, self._last_messages = self._last_messages, []
         for message in messages:
-            try:
-                response = pb.GenerateResponse.FromString(message)
-            except DecodeError:  # an affair of the engine and its client
-                continue
-            if response.HasField("complete"):
-                self._output.observe(response.complete.completion_tokens)
-                self._cached.observe(response.complete.cached_tokens)
+            usage = told_usage(message)
+            if usage is not None:
+                self._output.observe(usage.completion_tokens)
+                self._cached.observe(usage.cached_tokens)
 
 
 def _by_code(name: str, help: str, counts: Counter[grpc.StatusCode]) -> Metric:

@@ -90,6 +90,14 @@ def _generate_requests() -> list[bytes]:
     return [*bodies, bodies[0] + unpacked, unpacked, bodies[1] + bodies[0]]
 
 
+def _generate_answers() -> list[bytes]:
+    chunk = pb.GenerateStreamChunk(token_ids=[1, 300], completion_tokens=2, cached_tokens=2**31)
+    whole = pb.GenerateComplete(output_token_ids=[1, 300], finish_reason="stop", cached_tokens=64)
+    streamed = pb.GenerateResponse(request_id="request-1", chunk=chunk).SerializeToString()
+    complete = pb.GenerateResponse(request_id="request-1", complete=whole).SerializeToString()
+    return [streamed, complete, streamed + complete, streamed + streamed]
+
+
 def _envelopes() -> list[bytes]:
     return [
         encode_envelope(EventEnvelope(1, 0, 2, "kv-events", b"payload")),
@@ -128,6 +136,7 @@ SEEDS: Mapping[str, Sequence[bytes]] = {
     "event_message": _event_messages(),
     "cache_event": _cache_events(),
     "generate_request": _generate_requests(),
+    "generate_answer": _generate_answers(),
     "envelope": _envelopes(),
     "trace": _traces(),
     "index": _message_rows(),

@@ -15,7 +15,7 @@ from fuzz.http2_peer import check_http2
 from google.protobuf.message import DecodeError
 from instruments.tree_check import check_integrity
 from oracles.events import Refused, Unparsed, parse, read_cache_event, read_message
-from oracles.generate import expected
+from oracles.generate import expected, expected_answer
 from oracles.tree import OracleTree
 from oracles.tree import Refused as TreeRefused
 
@@ -29,6 +29,7 @@ from dynamo_router.indexer.wire.codec import (
     encode_event_message,
 )
 from dynamo_router.indexer.wire.events import RouterEvent, Stored
+from dynamo_router.router.dispatch._generate_answer import parse_answer
 from dynamo_router.router.dispatch._generate_request import parse_generate
 from dynamo_router.router.dispatch.generate_request import read_generate
 from dynamo_router.runtime.envelope import decode_envelope, encode_envelope
@@ -89,6 +90,15 @@ def check_generate_request(data: bytes) -> None:
         assert (request_id, tokens.tolist(), *rest) == theirs
     with contextlib.suppress(InvalidRequestError):
         read_generate(data, 16)
+
+
+def check_generate_answer(data: bytes) -> None:
+    try:
+        found = parse_answer(data)
+    except ValueError:
+        return
+    with contextlib.suppress(DecodeError):
+        assert found == expected_answer(pb.GenerateResponse.FromString(data))
 
 
 def check_envelope(data: bytes) -> None:
@@ -193,6 +203,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "event_message": check_event_message,
     "cache_event": check_cache_event,
     "generate_request": check_generate_request,
+    "generate_answer": check_generate_answer,
     "envelope": check_envelope,
     "trace": check_trace,
     "index": check_index,

@@ -1,4 +1,5 @@
-"""Plain twin of the GenerateRequest kernel: protobuf parses, and the fields are read off."""
+"""Plain twins of the kernels that read GenerateRequests and GenerateResponses: protobuf parses, and
+the fields are read off."""
 
 from typing import Any
 
@@ -17,3 +18,14 @@ def expected(message: Any) -> tuple[Any, ...]:
         message.HasField("multimodal_input") or message.HasField("prompt_tuning_config"),
         message.streaming,
     )
+
+
+def expected_answer(message: Any) -> tuple[bool | None, int, int, int]:
+    """The same of an answer."""
+    kind = message.WhichOneof("response")
+    if kind is None:
+        return None, 0, 0, 0
+    part = getattr(message, kind)
+    whole = kind == "complete"
+    tokens = part.output_token_ids if whole else part.token_ids
+    return whole, len(tokens), part.completion_tokens, part.cached_tokens

@@ -6,7 +6,6 @@ from support.fake_engine import prompt
 from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.router.dispatch.generate_request import (
     read_generate,
-    told_cached_tokens,
     with_request_id,
 )
 from dynamo_router.runtime.errors import InvalidRequestError
@@ -83,11 +82,3 @@ def test_an_id_is_replaced_without_touching_the_rest(request_id: str) -> None:
     assert changed.request_id == request_id
     changed.request_id = "old"
     assert changed == request
-
-
-def test_an_engine_tells_with_its_first_token_what_it_found_cached() -> None:
-    chunk = pb.GenerateResponse(chunk=pb.GenerateStreamChunk(token_ids=[7], cached_tokens=128))
-    assert told_cached_tokens(chunk.SerializeToString()) == 128
-    whole = pb.GenerateResponse(complete=pb.GenerateComplete(cached_tokens=128))
-    assert told_cached_tokens(whole.SerializeToString()) is None
-    assert told_cached_tokens(b"\xff\xff") is None

@@ -1,0 +1,54 @@
+"""What routing needs to know of an engine's answers, which themselves travel as bytes.
+
+Whether one can be read at all is an affair of the engine and its client: one that cannot tells
+nothing here.
+"""
+
+from typing import NamedTuple
+
+from ._generate_answer import parse_answer
+
+BLANK_BYTES = 512
+"""A longer message has something in it."""
+
+_UNREADABLE = None, 1, 0, 0  # neither a chunk nor complete, and not blank
+
+
+class Usage(NamedTuple):
+    """What a worker says at the end of an answer, in tokens."""
+
+    completion_tokens: int
+    cached_tokens: int
+
+
+def told_cached_tokens(message: bytes) -> int | None:
+    """Prompt tokens that an engine found cached, by its first streamed message; None: not told."""
+    whole, _, _, cached_tokens = _read(message)
+    return cached_tokens if whole is False else None
+
+
+def told_output_tokens(message: bytes) -> int:
+    """Tokens that are out in all, by a streamed message; 0: not told."""
+    whole, _, completion_tokens, _ = _read(message)
+    return completion_tokens if whole is False else 0
+
+
+def told_usage(message: bytes) -> Usage | None:
+    """What the last message of an answer says of all of it; None: it is not the last."""
+    whole, _, completion_tokens, cached_tokens = _read(message)
+    return Usage(completion_tokens, cached_tokens) if whole else None
+
+
+def is_blank(message: bytes) -> bool:
+    """Whether an answer of this one message has no token at all."""
+    if len(message) > BLANK_BYTES:
+        return False
+    _, tokens, completion_tokens, _ = _read(message)
+    return not tokens and not completion_tokens
+
+
+def _read(message: bytes) -> tuple[bool | None, int, int, int]:
+    try:
+        return parse_answer(message)
+    except ValueError:
+        return _UNREADABLE
