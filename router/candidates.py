@@ -27,6 +27,9 @@ from .views import PotentialLoad
 WorkerLike = int | tuple[int, int]
 """A worker_id, or (worker_id, dp_rank)."""
 
+EXPIRE_EVERY_S = 0.01
+"""For how long what is too old may be kept."""
+
 
 class CandidateSource:
     """Registry, index and slots, read together. Arrays are by worker number.
@@ -46,6 +49,7 @@ class CandidateSource:
         self.slots = slots
         self._overlaps = Overlaps(0)
         self._config = config
+        self._expire_at = -math.inf
         self._peers: PeerLoad | None = None
         self._watch: EventWatch | None = None
         if isinstance(index, EventIndex):
@@ -167,7 +171,10 @@ class CandidateSource:
         return number
 
     def expire(self, now: float) -> list[str]:
-        """Drop bookings and predictions that are too old; the ids of the bookings."""
+        """Drop bookings and predictions that are too old, now and then; the ids of the bookings."""
+        if now < self._expire_at:
+            return []
+        self._expire_at = now + EXPIRE_EVERY_S
         expired = self.slots.expire(now)
         self.index.expire(now)
         if self._watch is not None:
