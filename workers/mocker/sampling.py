@@ -1,4 +1,8 @@
-"""A request to a mock engine, and the tokens it gets: a function of its prompt and seed."""
+"""A request to a mock engine, and the tokens it gets: a function of its prompt and seed.
+
+Each token is a function of all tokens before it, as a model's is at temperature 0. So a prompt with
+the first tokens of its output behind it gets the rest of that output, from any engine.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...indexer.hashing import block_hashes
+_U64 = np.uint64
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,13 +46,11 @@ def plan_output(request: EngineRequest, *, vocab_size: int, eos: int) -> OutputP
     Ids are below `vocab_size`; neither `eos` nor a bad token is among them. At least one id
     must be left to choose from (the engine checks).
     """
-    prompt_hash = int(block_hashes(request.token_ids, len(request.token_ids))[0])
-    generator = np.random.Generator(np.random.Philox(key=prompt_hash | request.seed << 64))
     banned = np.array(sorted(t for t in request.bad_token_ids | {eos} if t < vocab_size))
-    ranks = generator.integers(0, vocab_size - len(banned), request.max_tokens, dtype=np.uint32)
+    ranks = _ranks(request, banned, vocab_size - len(banned))
     # The id of rank r among the allowed ones: r, plus the banned ids that come before it.
     passed = np.searchsorted(banned - np.arange(len(banned)), ranks, side="right")
-    tokens = ranks + passed.astype(np.uint32)
+    tokens = (ranks + passed).astype(np.uint32)
     if request.stop_token_ids:
         stops = np.isin(tokens, list(request.stop_token_ids))
         stops[: request.min_tokens] = False
@@ -56,3 +59,36 @@ def plan_output(request: EngineRequest, *, vocab_size: int, eos: int) -> OutputP
             visible = at + 1 if request.keep_stop_token else at
             return OutputPlan(tokens[: at + 1], visible, "stop", int(tokens[at]))
     return OutputPlan(tokens, len(tokens), "length", None)
+
+
+def _ranks(
+    request: EngineRequest, banned: npt.NDArray[np.int64], allowed: int
+) -> npt.NDArray[np.int64]:
+    """The ranks, among the allowed ids, of the tokens that follow the prompt.
+
+    The one at position i has rank a + r(i) modulo `allowed`, where r is a hash of position and
+    seed, and a is -2 times the sum of all ranks before it. Behind it a becomes -a - 2 r(i): but for
+    the sign, which alternates, a sum of hashes, so that all tokens are found at once.
+    """
+    prompt = request.token_ids
+    passed = sum(int(np.count_nonzero(prompt > each)) for each in banned)
+    before = -2 * (int(prompt.sum(dtype=np.int64)) - passed) % allowed
+    hashes = _hashes(len(prompt), request.max_tokens, request.seed) % _U64(allowed)
+    drawn = hashes.astype(np.int64)
+    signs = 1 - 2 * (np.arange(request.max_tokens) & 1)
+    steps = 2 * signs * drawn
+    sums = before + np.cumsum(steps) - steps
+    ranks: npt.NDArray[np.int64] = (signs * sums + drawn) % allowed
+    return ranks
+
+
+def _hashes(first: int, count: int, seed: int) -> npt.NDArray[np.uint64]:
+    """A number for each position from `first` on (the mixer of splitmix64)."""
+    start = (first + seed * 0xD1342543DE82EF95) * _GOLDEN % 2**64
+    found = np.arange(count, dtype=_U64) * _U64(_GOLDEN) + _U64(start)
+    found ^= found >> _U64(30)
+    found *= _U64(0xBF58476D1CE4E5B9)
+    found ^= found >> _U64(27)
+    found *= _U64(0x94D049BB133111EB)
+    found ^= found >> _U64(31)
+    return found

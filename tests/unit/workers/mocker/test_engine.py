@@ -338,6 +338,18 @@ def test_output_depends_on_prompt_and_seed_and_avoids_what_it_must():
     assert set(output([1, 2, 3], bad_token_ids=frozenset({0, 1, 7, 99}))) == {3, 4, 5, 6}
 
 
+@pytest.mark.parametrize("more", [{}, {"seed": 7}, {"bad_token_ids": frozenset({0, 7, 99})}])
+def test_a_prompt_with_a_part_of_its_output_gets_the_rest(more: dict[str, object]) -> None:
+    config = EngineConfig(vocab_size=64, eos_token_id=2)
+    prompt = [9, 2, 63, 0, 41]
+    whole = MockEngine(config).submit(request("a", prompt, 40, **more)).output
+    for come in (1, 2, 17, 39):
+        rest = request("a", prompt + whole[:come], 40 - come, **more)
+        assert MockEngine(config).submit(rest).output == whole[come:]
+        lost = request("a", prompt + whole[: come - 1], 40 - come, **more)
+        assert MockEngine(config).submit(lost).output != whole[come:]
+
+
 @pytest.mark.parametrize(
     ("more", "field", "text"),
     [
