@@ -232,6 +232,7 @@ async def _answer_one(
         urgency=origin.urgency,
         objectives=origin.objectives,
         caller=origin.caller,
+        stops_held=True,
     )
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.

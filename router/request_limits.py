@@ -49,6 +49,14 @@ class RequestLimits:
     )
     retry_budget_least: int = option(16, "That many may be in any case.", "--retry-budget-least")
 
+    migration_limit: int = option(
+        0,
+        "How often a stream whose worker is lost in mid-stream goes on at another one, with the "
+        "tokens so far; 0: it ends with an error.",
+        "--migration-limit",
+        env=("DYN_MIGRATION_LIMIT",),
+    )
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)

@@ -34,6 +34,8 @@ class AccessLog:
                 messages=flight.messages,
                 attempts=flight.attempts.describe(),
             )
+            if flight.moves:
+                fields["migrations"] = flight.moves
             decision = flight.decision
             if decision is not None:
                 fields.update(

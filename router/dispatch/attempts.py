@@ -25,10 +25,11 @@ class Attempt(NamedTuple):
 class Attempts:
     """The failed attempts of one request."""
 
-    __slots__ = ("_failed", "_most", "_settled")
+    __slots__ = ("_begin", "_failed", "_most", "_settled")
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._begin = 0  # of those that count now
         self._settled = 0  # of the failures, reported
         self._failed: list[Attempt] = []
 
@@ -41,10 +42,20 @@ class Attempts:
     def add(self, attempt: Attempt) -> None:
         self._failed.append(attempt)
 
+    def begin_anew(self) -> set[int]:
+        """Count from here on, as a stream does that goes on elsewhere; the workers that failed."""
+        failed = self.worker_ids
+        self._begin = len(self._failed)
+        return failed
+
     @property
     def worker_ids(self) -> set[int]:
-        """The workers that failed."""
-        return {attempt.worker_id for attempt in self._failed}
+        """The workers that failed, of those that count."""
+        return {attempt.worker_id for attempt in self._counted}
+
+    @property
+    def _counted(self) -> list[Attempt]:
+        return self._failed[self._begin :]
 
     @property
     def last(self) -> Attempt:
@@ -54,19 +65,19 @@ class Attempts:
     def may_go_on(self) -> bool:
         """Whether a further worker may be tried, as far as the failures say."""
         last = self.last.verdict
-        if last.retry is Retry.NO or len(self._failed) >= self._most:
+        if last.retry is Retry.NO or len(self._counted) >= self._most:
             return False
         if self.is_deadly:
             return False
         if last.retry is Retry.ONCE:
-            alike = sum(attempt.verdict.retry is Retry.ONCE for attempt in self._failed)
+            alike = sum(attempt.verdict.retry is Retry.ONCE for attempt in self._counted)
             return alike < 2
         return True
 
     @property
     def is_deadly(self) -> bool:
         """Whether it is suspected of breaking the workers that it is sent to."""
-        broken = sum(attempt.origin is Origin.TRANSPORT for attempt in self._failed)
+        broken = sum(attempt.origin is Origin.TRANSPORT for attempt in self._counted)
         return broken >= BROKEN_TRANSPORTS
 
     @property

@@ -2,7 +2,8 @@
 
 Invariants: a request is booked once per attempt and freed exactly once after it, whatever
 happens. A message is passed on once and in order. Once one was passed on, the request stays
-with its worker: nothing is silently repeated. Whose fault a failure is says workers/failures.py.
+with its worker: nothing is silently repeated. Only with a migration limit its rest, what was not
+generated yet, is asked of another one. Whose fault a failure is says workers/failures.py.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from .attempts import Attempts, RetryBudget
 from .generate_request import GenerateFacts, Respond, restore_id, with_request_id
 from .hedging import Hedging
 from .ledger import AttemptLedger
+from .migrations import Migrations
 from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
 from .prefill_estimate import PrefillEstimate
@@ -99,6 +101,7 @@ class Dispatcher:
             self._flights,
         )
         self._relay.on_begun = self._hedging.drop
+        self.migrations = Migrations(limits.migration_limit, monitor, self.reader)
         self._watch = FlightWatch(
             ChainMap(self._flights, self._hedging.hedges),
             router,
@@ -138,10 +141,13 @@ class Dispatcher:
         urgency: Urgency = NORMAL,
         objectives: Objectives = NO_OBJECTIVES,
         caller: Caller = ANONYMOUS,
+        stops_held: bool = False,
     ) -> Decision:
         """Have a worker answer a serialized GenerateRequest; return what was decided on it.
 
-        Every message of the worker goes to `respond` as it is. Raises what `status_of` knows:
+        Every message of the worker goes to `respond` as it is; of a stream that migrated, as if one
+        worker had said all of it. `stops_held`: `respond` itself ends the answer at stop strings.
+        Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; the worker is told.
 
@@ -159,7 +165,8 @@ class Dispatcher:
                 respond = restore_id(respond, flight.request_id, own)
             flight.urgency, flight.trace = urgency, trace
             flight.objectives = self._router.limits.objectives(facts.prompt.isl, objectives)
-            return await self._serve(flight, respond, metadata)
+            respond = self.migrations.follow(flight, respond)
+            return await self._serve(flight, respond, metadata, stops_held)
         except asyncio.CancelledError as error:
             code = grpc.StatusCode.CANCELLED
             if flight is None or not self._relay.is_late(flight):
@@ -181,6 +188,7 @@ class Dispatcher:
             if flight is not None:
                 del self._flights[flight.request_id]
                 self._hedging.drop(flight)
+                self.migrations.settle(flight)
                 if code is not grpc.StatusCode.OK:
                     self._ledger.on_request_failed(flight, code, said)
             self._observer.on_end(flight, code)
@@ -214,6 +222,7 @@ class Dispatcher:
         self.budget.share, self.budget.least = limits.retry_budget, limits.retry_budget_least
         self._watch.set_limits(limits, silence_s)
         self._hedging.after_s = limits.hedge_after_s
+        self.migrations.limit = limits.migration_limit
 
     def start(self) -> None:
         """Begin to look after what is in flight."""
@@ -258,7 +267,9 @@ class Dispatcher:
         )
         return flight
 
-    async def _serve(self, flight: Flight, respond: Respond, metadata: Metadata) -> Decision:
+    async def _serve(
+        self, flight: Flight, respond: Respond, metadata: Metadata, stops_held: bool
+    ) -> Decision:
         """Try workers until one has answered."""
         admission, pinned = self._admission, flight.pinned
         failure: Exception | None = None
@@ -274,6 +285,7 @@ class Dispatcher:
             except NoWorkersError:
                 if failure is None:
                     raise
+                self.migrations.on_no_worker(flight)
                 raise failure from None
             if failure is not None:
                 self._observer.on_retry(flight, failure)
@@ -284,7 +296,13 @@ class Dispatcher:
             if failure is None:
                 return flight.decision or decision
             self._check_aborted(flight)
-            if flight.pinned is not None or not self._may_retry(flight):
+            if flight.stream is not None and flight.messages:
+                if not await self.migrations.next_request(flight, stops_held, self._has_budget):
+                    raise failure
+                if not flight.body:  # nothing is left to be generated
+                    await respond(flight.stream.end())
+                    return decision
+            elif flight.pinned is not None or not self._may_retry(flight):
                 raise failure
 
     def _check_aborted(self, flight: Flight) -> None:
@@ -295,6 +313,10 @@ class Dispatcher:
         """Whether to try another worker; takes from the budget if that makes work twice."""
         if flight.messages or not flight.attempts.may_go_on:
             return False
+        return self._has_budget(flight)
+
+    def _has_budget(self, flight: Flight) -> bool:
+        """Whether a further attempt may be made, as far as the work goes that it makes twice."""
         if flight.attempts.repeats_work and not flight.retrying:
             if not self.budget.take(len(self._flights)):
                 self.hits.hit("retry_budget")

@@ -14,6 +14,7 @@ from ...workers.dialects import EngineCall, EngineClient
 from ...workers.failures import Origin
 from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
+from ..migration import EndedEarlyError
 from ..policy import Decision
 from .generate_request import Respond
 from .ledger import AttemptLedger
@@ -97,7 +98,8 @@ class Relay:
                     break
                 observer.on_message(flight, message, at)
                 if not flight.messages:
-                    flight.first_message_at = at
+                    if not flight.moves:
+                        flight.first_message_at = at
                     ledger.on_first_message(flight, message, at)
                     if flight.hedging:
                         assert self.on_begun is not None
@@ -117,6 +119,8 @@ class Relay:
         except grpc.RpcError as error:
             assert sent is not None
             return self.failed_by(flight, sent, error)
+        except EndedEarlyError as error:
+            return self.failed(flight, Origin.ENGINE, f"it ended the stream unfinished: {error}")
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if sent is None or task is None or task.cancelling():

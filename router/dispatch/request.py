@@ -16,6 +16,7 @@ from ...workers.channels import Metadata
 from ...workers.dialects import EngineCall, EngineClient
 from ...workers.failures import Origin
 from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
+from ..migration import CarriedStream
 from ..policy import Decision
 from .attempts import Attempt, Attempts
 from .generate_request import GenerateFacts
@@ -145,7 +146,12 @@ class Flight:
     sent_at: float = 0.0
     """when the current attempt began"""
     messages: int = 0
-    """begun to be passed to the client; from the first one on there is no second attempt"""
+    """of the current attempt, begun to be passed to the client; from the first one on no other
+    worker is asked for the same"""
+    stream: CarriedStream | None = None
+    """what may go on at another worker in mid-stream"""
+    moves: int = 0
+    """how often it did"""
     first_message_at: float = 0.0
     last_message: bytes = b""
     last_message_at: float = 0.0

@@ -14,6 +14,7 @@ from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
 from ..events import EventFeed, EventSources, SnapshotTask
 from ..kv_router import KvRouter
+from ..migration import RefusedMove
 from ..replicas import ReplicaSync
 from .page import Source
 
@@ -148,12 +149,26 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iter
         )
         for outcome in ("won", "lost", "failed"):
             hedges.add_metric([outcome], dispatcher.hedges[outcome])
+        migrations = CounterMetricFamily(
+            "dynamo_router_migrations",
+            "Streams that went on at another worker, by what happened to the one before.",
+            labels=["cause"],
+        )
+        for cause, count in dispatcher.migrations.moved.items():
+            migrations.add_metric([cause], count)
+        refused = CounterMetricFamily(
+            "dynamo_router_migrations_refused",
+            "Streams that ended with their worker although streams may go on, by the reason.",
+            labels=["reason"],
+        )
+        for reason in RefusedMove:
+            refused.add_metric([reason.value], dispatcher.migrations.refused[reason])
         policies = CounterMetricFamily(
             "dynamo_router_policy_failures",
             "Times that an installed policy raised or answered nonsense.",
             router.policy_failures,
         )
-        return (limits, loops, retrying, hedges, policies)
+        return (limits, loops, retrying, hedges, migrations, refused, policies)
 
     return collect
 

@@ -90,7 +90,7 @@ class RequestMetrics:
         if sequences > 1:
             # Messages of several answers are mixed, and each has a last message of its own.
             self._keep(message)
-        if flight.messages:
+        if flight.messages or flight.moves:
             if sequences == 1:
                 self._itl.observe(now - flight.last_message_at)
         elif flight.facts.streaming:

@@ -1,0 +1,64 @@
+"""Engines are killed under streams of both doors: each ends whole, no token twice, none lost."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+from grpc import aio
+from support.polling import until
+from support.servers.killed_engines import KilledEngines, Streams
+
+from dynamo_router.frontend.config import FrontendConfig, ServeFrontendConfig
+from dynamo_router.frontend.processor import ModelText
+from dynamo_router.frontend.serve import frontend_of
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.request_limits import RequestLimits
+from dynamo_router.router.serve import Server
+from dynamo_router.runtime.off_loop import OffLoop
+from dynamo_router.workers.health_tracker import HealthPolicy
+from dynamo_router.workers.mocker import OWN_MODEL
+
+STREAMS, TOKENS, KILLS = 24, 150, 3
+
+
+async def test_streams_outlive_their_engines(tmp_path: Path) -> None:
+    words = "--block-size 16 --num-gpu-blocks 2048"
+    async with KilledEngines(tmp_path, 3, *words.split()) as engines:
+        settings = ServeFrontendConfig(
+            port=0,
+            http_port=0,
+            workers=engines.urls,
+            router=KvRouterConfig(block_size=16, use_kv_events=False, seed=1),
+            limits=RequestLimits(migration_limit=10),
+            health=HealthPolicy(probe_interval_s=0.2, retry_first_s=0.05, retry_most_s=0.2),
+            frontend=FrontendConfig(http_frontend=0),
+        )
+        server = Server(settings)
+        frontend = server.attached = frontend_of(server, settings)
+        assert frontend is not None
+        off_loop = OffLoop()
+        try:
+            await server.start()
+            await until(lambda: len(server.monitor.ready_clients()) == 3)
+            text, streams = ModelText(OWN_MODEL, off_loop), Streams(TOKENS)
+            async with (
+                aiohttp.ClientSession() as session,
+                aio.insecure_channel(server.grpc_address) as channel,
+                asyncio.TaskGroup() as group,
+            ):
+                for nth in range(STREAMS):
+                    url = f"http://{frontend.address}"
+                    group.create_task(streams.of_text(session, url, text, f"text {nth}"))
+                    group.create_task(streams.of_grpc(channel, f"grpc-{nth}"))
+                await streams.all_begun(2 * STREAMS)
+                for nth in range(KILLS):
+                    await engines.kill(nth)
+                    await until(lambda: len(server.monitor.ready_clients()) == 3)
+            assert streams.wrong == []
+            assert streams.whole == 2 * STREAMS
+            moved = server.dispatcher.migrations.moved
+            assert moved.total() >= STREAMS // 2, "nothing was under way when engines were killed"
+            await until(lambda: not server.dispatcher.in_flight)
+        finally:
+            await server.close()
+            off_loop.close()
