@@ -33,9 +33,8 @@ class AccessLog:
                 streaming=flight.facts.streaming,
                 messages=flight.messages,
                 attempts=flight.attempts.describe(),
+                migrations=flight.moves,
             )
-            if flight.moves:
-                fields["migrations"] = flight.moves
             decision = flight.decision
             if decision is not None:
                 fields.update(

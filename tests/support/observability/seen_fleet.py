@@ -59,6 +59,7 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
             server.router.apply_event(_stored(n, tier))
         await _send_requests(server)
         server.dispatcher.hits.hit("retry_budget")
+        server.dispatcher.migrations.moved["connection_lost"] += 1
         supervised.failures["flights"] += 1
         stack.callback(supervised.failures.clear)
         context = ssl.create_default_context(cafile=authority.ca)
