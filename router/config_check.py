@@ -81,6 +81,10 @@ RULES = (
     ),
     _Rule(["index_snapshot_interval_s"], _unless_snapshots),
     _Rule(
+        ["router_snapshot_threshold", "router_reset_states"],
+        lambda config: None if config.durable_kv_events else "KV events are not durable",
+    ),
+    _Rule(
         ["mocker_port", "speedup_ratio", "num_gpu_blocks", "max_num_seqs",
          "max_num_batched_tokens"],
         _unless_mock_engines,

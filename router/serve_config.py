@@ -19,7 +19,7 @@ SHORTEST_EXPIRY_S = 5.0
 """A service that is held up for a moment must not lose its bookings."""
 
 
-EVENT_SOURCES = ("auto", "nats", "grpc", "zmq", "http", "none")
+EVENT_SOURCES = ("auto", "nats", "jetstream", "grpc", "zmq", "http", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,8 @@ class ServeConfig:
     )
     event_sources: str = option(
         "auto",
-        "Where workers tell of their caches: nats (the event plane), grpc (SubscribeKvEvents of the"
+        "Where workers tell of their caches: nats (the event plane), jetstream (the same, with"
+        " --durable-kv-events), grpc (SubscribeKvEvents of the"
         " engine), zmq or http (what its URL says), auto: for each worker the first that it has. Of"
         " one that tells nothing the cache is predicted from routing; none: of all, as"
         " --no-kv-events.",
@@ -71,8 +72,32 @@ class ServeConfig:
         "else one is started.",
     )
     nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
+    durable_kv_events: bool = option(
+        False,
+        "Read KV events from a stream that NATS keeps (JetStream): a router that restarts goes on"
+        " where it stopped.",
+        "--durable-kv-events",
+        "--router-durable-kv-events",
+        env=("DYN_ROUTER_DURABLE_KV_EVENTS",),
+    )
+    router_snapshot_threshold: int = option(
+        1_000_000,
+        "With durable KV events: messages in the stream beyond which the index is saved in the"
+        " object store, and those go that all routers have read.",
+        "--router-snapshot-threshold",
+        env=("DYN_ROUTER_SNAPSHOT_THRESHOLD",),
+    )
+    router_reset_states: bool = option(
+        False,
+        "With durable KV events: delete the stream and the snapshot at the start.",
+        "--router-reset-states",
+        env=("DYN_ROUTER_RESET_STATES",),
+    )
     router_id: str = option(
-        "", "What other routers' logs call this one, with --router-replica-sync.", "--router-id"
+        "",
+        "This router's name: in other routers' logs, and of what it reads durable KV events by,"
+        " where no two may have the same.",
+        "--router-id",
     )
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
     response_host: str | None = option(
@@ -131,6 +156,9 @@ class ServeConfig:
         if self.event_sources not in EVENT_SOURCES:
             text = f"{self.event_sources!r} is not one of {', '.join(EVENT_SOURCES)}"
             raise bad_setting("event_sources", text)
+        if self.event_sources == "jetstream":
+            object.__setattr__(self, "durable_kv_events", True)
+        self._check_durable()
         if self.event_sources == "none" and self.router.use_kv_events:
             object.__setattr__(self, "router", replace(self.router, use_kv_events=False))
         require_at_least("max_attempts", self.max_attempts, 1)
@@ -153,3 +181,16 @@ class ServeConfig:
                 f"{expiry!r} must be at least {SHORTEST_EXPIRY_S:g}: bookings of requests in "
                 "flight are renewed each second",
             )
+
+    def _check_durable(self) -> None:
+        require_at_least("router_snapshot_threshold", self.router_snapshot_threshold, 1)
+        if not self.durable_kv_events:
+            return
+        if self.event_sources not in ("auto", "nats", "jetstream"):
+            text = f"needs events from NATS, and event_sources is {self.event_sources}"
+            raise bad_setting("durable_kv_events", text)
+        if not self.router.use_kv_events:
+            raise bad_setting("durable_kv_events", "needs use_kv_events")
+        if self.index_snapshot is not None:
+            text = "has its place taken by the object store's, with durable_kv_events"
+            raise bad_setting("index_snapshot", text)

@@ -5,11 +5,21 @@ natively through `_actor.pxd`.
 """
 
 from .actor import EventIndex
-from .snapshot import SnapshotHead, load_index, save_index
+from .snapshot import (
+    SnapshotHead,
+    dump_index,
+    load_index,
+    read_frames,
+    restore_index,
+    save_index,
+)
 
 __all__ = [
     "EventIndex",
     "SnapshotHead",
+    "dump_index",
     "load_index",
+    "read_frames",
+    "restore_index",
     "save_index",
 ]

@@ -4,6 +4,7 @@ save snapshots.
 Entered by `serve`; the index itself needs none of it.
 """
 
+from .durable_events import DurableEvents
 from .event_sources import EventSources
 from .feed import EventFeed
 from .intake import SYNC_RETRY_S, EventIntake
@@ -12,6 +13,7 @@ from .snapshot_task import SnapshotTask
 from .worker_queries import WorkerQueries
 
 __all__ = [
+    "DurableEvents",
     "EventFeed",
     "EventIntake",
     "EventRecovery",

@@ -54,10 +54,13 @@ class EventSources:
         block_size: int,
         allowed: Collection[EventSource],
         doors: EventDoors,
+        plane_name: str = EventSource.NATS.value,
     ) -> None:
-        """`doors` give the way to each engine's events."""
+        """`doors` give the way to each engine's events; `plane_name` is what `/workers` calls the
+        event plane."""
         self._index, self._registry, self._clock = index, registry, clock
         self._block_size, self._allowed, self._doors = block_size, allowed, doors
+        self._plane_name = plane_name
         self._workers: dict[int, _WorkerSource] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self.counts = StreamCounts()
@@ -74,7 +77,7 @@ class EventSources:
     def counted(self) -> Counter[str]:
         """How many workers have which source."""
         return Counter(
-            _named(worker, worker.shown) for worker in self._workers.values() if worker.shown
+            self._named(worker, worker.shown) for worker in self._workers.values() if worker.shown
         )
 
     def asks(self, rank: WorkerWithDpRank) -> bool:
@@ -184,10 +187,10 @@ class EventSources:
         if entry is None:
             return
         if before is not None:
-            self.switches[_named(worker, source)] += 1
+            self.switches[self._named(worker, source)] += 1
         tell = log.warning if source is EventSource.PREDICTED else log.info
-        name = _named(worker, source)
-        said = {"before": _named(worker, before)} if before is not None else {}
+        name = self._named(worker, source)
+        said = {"before": self._named(worker, before)} if before is not None else {}
         if source is not EventSource.NATS and worker.stream.error:
             said["stream"] = worker.stream.error
         if worker.choice.refused:
@@ -221,6 +224,12 @@ class EventSources:
         else:
             worker.resyncs.reset()
 
+    def _named(self, worker: _WorkerSource, source: EventSource) -> str:
+        """What `/workers` calls a source of a worker: its stream by what that comes over."""
+        if source is EventSource.GRPC:
+            return worker.stream.kind
+        return self._plane_name if source is EventSource.NATS else source.value
+
     def _forget(self, worker_id: int) -> None:
         self._end(self._workers.pop(worker_id))
 
@@ -237,11 +246,6 @@ class EventSources:
             worker.closing = False
 
         task.add_done_callback(ended)
-
-
-def _named(worker: _WorkerSource, source: EventSource) -> str:
-    """What `/workers` calls a source of a worker: its stream by what that comes over."""
-    return worker.stream.kind if source is EventSource.GRPC else source.value
 
 
 def believe_announced(index: EventIndex, entry: WorkerEntry) -> None:

@@ -59,12 +59,14 @@ class EventFeed:
         hits: LimitHits | None = None,
         ask_worker: Callable[[ResyncRequest], bool] | None = None,
         sources: EventSources | None = None,
+        caught_up: Callable[[], bool] = lambda: True,
     ) -> None:
         """`ask_worker` may take a request over that would be published, and says whether it does.
         `on_unannounced` hears of a registered worker (its id) in whose name somebody else
         publishes than it announced: perhaps because it was started anew. `hits` counts what is
         refused because too many workers publish that nobody registered. `sources` finds out who
-        tells events elsewhere; None: all publish on the plane."""
+        tells events elsewhere; None: all publish on the plane. Nothing is asked for unless
+        `caught_up`: what is missed may be on its way."""
         self._plane = plane
         self._index = index
         self._registry = registry
@@ -79,7 +81,7 @@ class EventFeed:
         self._on_unannounced = on_unannounced
         self._ask_worker = ask_worker
         self._hits = LimitHits() if hits is None else hits
-        self._sources = sources
+        self._sources, self._caught_up = sources, caught_up
         self._strangers_refused = 0
         self._strangers_said = float("-inf")  # when that was last logged
         self._unannounced: dict[WorkerWithDpRank, int] = {}
@@ -87,6 +89,7 @@ class EventFeed:
         self._subscriptions: list[Subscription] = []
         self._ticker: asyncio.Task[None] | None = None
         self._unwatch: Callable[[], None] | None = None
+        self._lapses = plane.stats.lapses
         self.refused = 0  # messages the full mailbox did not take
         self.replays_asked = 0
         self.announcements_asked = 0
@@ -94,6 +97,10 @@ class EventFeed:
     @property
     def connected(self) -> bool:
         return self._plane.state is PlaneState.CONNECTED
+
+    @property
+    def _asks(self) -> bool:
+        return self.connected and self._caught_up()
 
     async def start(self) -> None:
         self._unwatch = self._plane.on_state(self._on_plane_state)
@@ -121,7 +128,7 @@ class EventFeed:
         if now >= self._next_upkeep:
             self._next_upkeep = now + TICK_S
             await self._keep_up(now)
-        if self.connected and (self._recovery.gap_noticed or self._recovery.waiting):
+        if self._asks and (self._recovery.gap_noticed or self._recovery.waiting):
             await self._carry_out(self._recovery.fill_gaps(now))
 
     async def _keep_up(self, now: float) -> None:
@@ -139,7 +146,7 @@ class EventFeed:
             sources = [source for source in sources if self._sources.asks(source.worker)]
             registered = {worker for worker in registered if self._sources.asks(worker)}
         self._notice_unannounced(sources, registered)
-        if not self.connected:
+        if not self._asks:
             return
         await self._carry_out(self._recovery.keep_up(sources, registered, now))
 
@@ -202,8 +209,8 @@ class EventFeed:
             self._wake.set()  # the index noticed a gap, perhaps by an earlier message
 
     def _on_plane_state(self, state: PlaneState) -> None:
-        if state is PlaneState.CONNECTED and self._plane.stats.connects > 1:
-            # The plane keeps nothing for us while we are away.
+        if state is PlaneState.CONNECTED and self._plane.stats.lapses > self._lapses:
+            self._lapses = self._plane.stats.lapses
             self._index.mark_suspect()
             self._recovery.forget_gaps()
             if self._sources is not None:

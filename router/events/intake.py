@@ -19,13 +19,16 @@ from ...runtime.event_planes import (
     endpoint_subject,
     probe,
 )
+from ...runtime.kv_stores import NatsAddress
 from ...runtime.limit_hits import LimitHits
 from ...runtime.security import NatsAuth
+from ...runtime.settings import bad_setting
 from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from ...workers.registry import WorkerRegistry
 from ...workers.resync_wire import ResyncRequest
 from ...workers.worker_url import WorkerUrl
 from ..serve_config import ServeConfig
+from .durable_events import DurableEvents
 from .event_doors import STREAMS, EventDoors
 from .event_sources import EventSources
 from .feed import EventFeed
@@ -37,6 +40,8 @@ def _allowed(wanted: str) -> Collection[EventSource]:
     """What `--event-sources` allows; all streams of engines count as one source."""
     if wanted == "auto":
         return TOLD
+    if wanted == "jetstream":
+        return [EventSource.NATS]
     return [EventSource.GRPC if wanted in STREAMS else EventSource(wanted)]
 
 
@@ -87,6 +92,7 @@ class EventIntake:
                 config.router.block_size,
                 [wanted] if wanted in STREAMS else STREAMS,
             ),
+            plane_name="jetstream" if config.durable_kv_events else EventSource.NATS.value,
         )
         self.nats_url: str | None = None
         self.description = ""
@@ -94,6 +100,7 @@ class EventIntake:
         self.is_embedded = False
         """whether it is a server of our own, that nobody else knows"""
         self.snapshot: SnapshotTask | None = None
+        self.durable: DurableEvents | None = None
 
     async def start(self) -> None:
         """Listen to events, the last snapshot loaded. ConfigError if there can be no server."""
@@ -120,9 +127,13 @@ class EventIntake:
         url = self.nats_url
         # Routers that share their load should not be apart for longer than they must.
         backoff = Backoff(cap=SYNC_RETRY_S) if config.router.router_replica_sync else None
-        plane = LocalPlane() if url is None else NatsPlane(url, auth=self._auth, backoff=backoff)
-        self.plane = plane
-        stack.push_async_callback(self.plane.close)
+        if url is None:
+            self.plane = LocalPlane()
+        else:
+            nats = NatsPlane(url, auth=self._auth, backoff=backoff)
+            self.plane = await self._open_stream(nats, url) if config.durable_kv_events else nats
+        if self.durable is None:
+            stack.push_async_callback(self.plane.close)
         self.feed = EventFeed(
             self.plane,
             self._index,
@@ -136,6 +147,7 @@ class EventIntake:
             hits=self._hits,
             ask_worker=self._ask_worker,
             sources=self.sources,
+            caught_up=self._caught_up,
         )
         await self.feed.start()
         stack.push_async_callback(self.feed.close)
@@ -149,12 +161,25 @@ class EventIntake:
         """Undo what `start` did, in reverse. Idempotent."""
         await self._stack.aclose()
 
+    async def _open_stream(self, nats: NatsPlane, url: str) -> EventPlane:
+        """The stream's events instead of the plane's own; closed with this."""
+        address = NatsAddress(url, self._auth)
+        self.durable = DurableEvents(self._config, self._index, nats, address)
+        self._stack.push_async_callback(self.durable.close)
+        return await self.durable.open()
+
+    def _caught_up(self) -> bool:
+        return self.durable is None or self.durable.plane.caught_up
+
     async def _find_nats(self) -> tuple[str, str]:
         """(URL, where we have it from) of the NATS server to use."""
         if self._config.nats is not None:
             return self._config.nats, ""
         if await probe(DEFAULT_NATS_URL):
             return DEFAULT_NATS_URL, " (found)"
+        if self._config.durable_kv_events:
+            text = "needs a NATS server with JetStream, which outlives the router: give --nats"
+            raise bad_setting("durable_kv_events", text)
         embedded = EmbeddedNats()
         self._stack.push_async_callback(embedded.stop)
         await embedded.start()

@@ -12,7 +12,7 @@ from ...runtime.event_planes import EventPlane, PlaneState
 from ...slots.table import SlotTable
 from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
-from ..events import EventFeed, EventSources, SnapshotTask
+from ..events import DurableEvents, EventFeed, EventSources, SnapshotTask
 from ..kv_router import KvRouter
 from ..migration import RefusedMove
 from ..replicas import ReplicaSync
@@ -210,8 +210,10 @@ def booking_metrics(slots: SlotTable) -> Callable[[], Iterable[Metric]]:
     return collect
 
 
-def snapshot_metrics(snapshots: SnapshotTask) -> Callable[[], Iterable[Metric]]:
-    """The file that the index is kept in."""
+def snapshot_metrics(
+    snapshots: SnapshotTask | DurableEvents,
+) -> Callable[[], Iterable[Metric]]:
+    """Where the index is kept: a file, or an object beside the stream of its events."""
 
     def collect() -> Iterable[Metric]:
         return (
@@ -220,7 +222,7 @@ def snapshot_metrics(snapshots: SnapshotTask) -> Callable[[], Iterable[Metric]]:
             ),
             CounterMetricFamily(
                 "dynamo_router_index_snapshot_failures",
-                "Times its file could not be read or written.",
+                "Times it could not be read or written.",
                 snapshots.failures,
             ),
             GaugeMetricFamily(
@@ -234,6 +236,32 @@ def snapshot_metrics(snapshots: SnapshotTask) -> Callable[[], Iterable[Metric]]:
                 snapshots.restored,
             ),
         )
+
+    return collect
+
+
+def stream_metrics(durable: DurableEvents) -> Callable[[], Iterable[Metric]]:
+    """The stream that durable KV events are read from."""
+
+    def collect() -> Iterable[Metric]:
+        plane = durable.plane
+        for name, help, number in (
+            ("read_sequence", "Message of the stream that was read last.", plane.reader.read),
+            ("acked_sequence", "Message of the stream up to which all is applied.",
+             plane.reader.acked),
+            ("caught_up", "1 while what is read is recent.", int(plane.caught_up)),
+        ):  # fmt: skip
+            yield GaugeMetricFamily(f"dynamo_router_event_stream_{name}", help, number)
+        for name, help, number in (
+            ("lapses", "Times that messages were gone before they were read.",
+             plane.reader.lapses),
+            ("fallbacks", "Times that the stream was away, and events taken as published.",
+             plane.fallbacks),
+            ("purges", "Times that this router let old messages go.", durable.purges),
+            ("readers_removed", "Readers of routers that are gone, removed by this one.",
+             durable.readers_removed),
+        ):  # fmt: skip
+            yield CounterMetricFamily(f"dynamo_router_event_stream_{name}", help, number)
 
     return collect
 

@@ -22,6 +22,7 @@ from .collectors import (
     replica_metrics,
     snapshot_metrics,
     source_metrics,
+    stream_metrics,
 )
 from .forecast import forecast_metrics
 from .loop_lag import LoopLagProbe
@@ -87,6 +88,9 @@ class RouterMetrics:
         self.page.add(source_metrics(events.sources))
         if events.snapshot is not None:
             self.page.add(snapshot_metrics(events.snapshot))
+        if events.durable is not None:
+            self.page.add(snapshot_metrics(events.durable))
+            self.page.add(stream_metrics(events.durable))
 
     def watch_replicas(self, sync: ReplicaSync) -> None:
         self.page.add(replica_metrics(sync))

@@ -48,6 +48,8 @@ class PlaneStats:
     """exceptions that handlers and state callbacks raised"""
     connects: int = 0
     """times the carrier became reachable; above 1 it has been away in between"""
+    lapses: int = 0
+    """times of those that messages may have been missed, for it does not keep them"""
 
 
 class Subscription(Protocol):
@@ -126,12 +128,17 @@ class PlaneBase:
         self._state = state
         if state is PlaneState.CONNECTED:
             self._stats.connects += 1
+            self._stats.lapses += self._lapsed()
         for callback in self._callbacks.copy():
             try:
                 callback(state)
             except Exception:
                 self._stats.handler_errors += 1
                 log.exception("a state callback of the event plane failed", state=state.value)
+
+    def _lapsed(self) -> bool:
+        """Whether messages may have been missed before it became reachable just now."""
+        return self._stats.connects > 1
 
     def _deliver(self, handler: Handler, subject: str, payload: bytes) -> None:
         """One message to one handler; whatever it raises ends here."""

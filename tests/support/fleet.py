@@ -23,11 +23,14 @@ PROMPT = list(range(100, 100 + 6 * BLOCK))
 
 class Fleet:
     """A router, two mocker processes of one engine each, and a nats-server of the test's, or none
-    that anybody is told of."""
+    that anybody is told of, or the one at `nats_url`."""
 
-    def __init__(self, folder: Path, *serve: str, with_nats: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *serve: str, with_nats: bool = True, nats_url: str | None = None
+    ) -> None:
         self._serve = serve
-        self._with_nats = with_nats
+        self._with_nats = with_nats and nats_url is None
+        self._nats_url = nats_url
         self.folder, self.nats = folder, EmbeddedNats(free_port())
         self.ports = free_ports(2)
         self._stack = AsyncExitStack()
@@ -48,6 +51,8 @@ class Fleet:
 
     @property
     def _nats_words(self) -> tuple[str, ...]:
+        if self._nats_url is not None:
+            return ("--nats", self._nats_url)
         return ("--nats", self.nats.url) if self._with_nats else ()
 
     async def start_router(self, *more: str) -> None:

@@ -176,6 +176,10 @@ class MockerConfig:
         "else no events are published.",
     )
     nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
+    durable_kv_events: bool = option(
+        False,
+        "Have NATS keep the KV events in a stream (JetStream), for routers that restart.",
+    )
     tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
     namespace: str = option("dynamo", "Namespace of the event subject.")
     component: str = option("backend", "Component of the event subject.")

@@ -9,7 +9,8 @@ import uvloop
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ConfigError
 from ...runtime.event_planes import EventPlane, NatsPlane, SharedPlane, probe
-from ...runtime.kv_stores import KeyValueStore
+from ...runtime.jetstream import EventStreamClient, JetStreamPlane, StreamNames, max_age_s
+from ...runtime.kv_stores import KeyValueStore, NatsAddress, NatsConnection
 from ...runtime.process import StopSignals, allow_open_files, run_until
 from ...runtime.request_planes import RequestServer
 from ...runtime.security import FileWatch, NatsAuth, ServerTls
@@ -172,7 +173,20 @@ async def _event_plane(config: MockerConfig) -> EventPlane | None:
             return None
         url = DEFAULT_NATS_URL
     _say(f"events: {redact_url(url)}")
-    return NatsPlane(url, auth=NatsAuth(config.nats_auth))
+    auth = NatsAuth(config.nats_auth)
+    plane = NatsPlane(url, auth=auth)
+    if not config.durable_kv_events:
+        return plane
+    names = StreamNames.of_endpoint(config.namespace, config.component, config.endpoint)
+    connection = NatsConnection(NatsAddress(url, auth))
+    client = EventStreamClient(connection, names, max_age_s=max_age_s())
+    durable = JetStreamPlane(plane, client)
+    try:
+        await durable.start()
+    except BaseException:
+        await durable.close()
+        raise
+    return durable
 
 
 def _say(line: str) -> None:

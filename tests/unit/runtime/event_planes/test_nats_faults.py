@@ -67,7 +67,7 @@ async def test_a_server_killed_and_restarted_on_its_port(nats: EmbeddedNats) -> 
         await until(lambda: len(got) == 3)
         assert got == [b"before", b"meanwhile", b"also"]
         assert states == [PlaneState.CONNECTED, PlaneState.CONNECTING, PlaneState.CONNECTED]
-        assert plane.stats == PlaneStats(published=3, received=3, connects=2)
+        assert plane.stats == PlaneStats(published=3, received=3, connects=2, lapses=1)
 
 
 async def test_many_restarts_in_a_row(nats: EmbeddedNats) -> None:

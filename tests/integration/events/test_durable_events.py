@@ -1,0 +1,131 @@
+"""Routers that read their KV events from a stream, as processes beside a real nats-server."""
+
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.fleet import PROMPT, Fleet, eventually
+from support.free_port import free_port
+from support.processes import command, http_text
+from support.servers.jetstream import JetStreamServer
+
+from dynamo_router.runtime.event_planes import EmbeddedNats
+
+DURABLE = "--durable-kv-events", "--router-id", "first"
+
+
+class Durable:
+    """A fleet whose events last. The engines tell them on NATS alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = JetStreamServer(folder / "nats")
+        self.fleet = Fleet(folder, *DURABLE, nats_url=self.server.url)
+
+    async def serve(self, *options: str, by: signal.Signals = signal.SIGKILL) -> None:
+        await self.fleet.router.stop(by)
+        await self.fleet.start_router(*(options or DURABLE))
+
+    async def knows(self, prompt: list[int], blocks: int) -> bool:
+        held = await self.fleet.overlaps(prompt)
+        return max(held.values(), default=0) == blocks and await self.fleet.all_exact()
+
+    async def sources(self) -> set[str]:
+        return {row["event_source"] for row in (await self.fleet.workers()).values()}
+
+    async def metric(self, name: str) -> float:
+        lines = (await http_text(self.fleet.http, "/metrics")).splitlines()
+        (value,) = [line.split()[1] for line in lines if line.startswith(f"dynamo_router_{name} ")]
+        return float(value)
+
+
+@pytest.fixture
+async def durable(tmp_path: Path) -> AsyncIterator[Durable]:
+    made = Durable(tmp_path)
+    made.server.start()
+    try:
+        async with made.fleet:
+            await made.fleet.ask(PROMPT)
+            await eventually(lambda: made.knows(PROMPT, 6))
+            yield made
+    finally:
+        made.server.kill()
+
+
+async def test_a_killed_router_reads_what_it_missed(durable: Durable) -> None:
+
+    async def from_the_stream() -> bool:
+        return await durable.sources() == {"jetstream"}
+
+    await eventually(from_the_stream)
+    more = [3] * (5 * 16)
+    await durable.fleet.router.stop(signal.SIGKILL)
+    await durable.fleet.start_router("--no-kv-events")
+    await durable.fleet.ask(more)  # while nobody of ours listens
+    await durable.serve()
+    await eventually(lambda: durable.knows(more, 5), 5.0)
+    await eventually(lambda: durable.knows(PROMPT, 6), 5.0)
+    assert await durable.metric("event_plane_announcements_asked_total") == 0
+    assert "Traceback" not in durable.fleet.router.text
+
+
+async def test_a_router_that_stopped_starts_from_its_snapshot(durable: Durable) -> None:
+    await durable.serve(by=signal.SIGTERM)
+    assert await durable.metric("index_restored_sources") == 2
+    assert await durable.knows(PROMPT, 6) or await durable.fleet.overlaps(PROMPT)
+    await eventually(lambda: durable.knows(PROMPT, 6), 5.0)
+    assert await durable.metric("event_plane_announcements_asked_total") == 0
+
+
+async def test_old_messages_go_behind_a_snapshot(durable: Durable) -> None:
+    await durable.serve(*DURABLE, "--router-snapshot-threshold", "3")
+    for number in range(4):
+        await durable.fleet.ask([10 + number] * 32)
+
+    async def purged() -> bool:
+        return await durable.metric("event_stream_purges_total") >= 1
+
+    await eventually(purged)
+    await durable.serve()
+    assert await durable.metric("index_restored_sources") == 2
+    await eventually(lambda: durable.knows(PROMPT, 6), 5.0)
+
+
+async def test_a_snapshot_of_another_block_size_is_refused_by_name(durable: Durable) -> None:
+    await durable.serve(by=signal.SIGTERM)
+    await durable.serve(*DURABLE, "--block-size", "32")
+    assert "its block_size is 16, wanted is 32" in durable.fleet.router.text
+    assert await durable.metric("index_restored_sources") == 0
+    await durable.serve(*DURABLE, "--router-reset-states")
+    assert "were deleted" in durable.fleet.router.text
+    await eventually(lambda: durable.knows(PROMPT, 6))
+
+
+async def test_ghosts_of_engines_that_restarted_meanwhile_go(durable: Durable) -> None:
+    await durable.fleet.router.stop(signal.SIGTERM)
+    for number in range(2):
+        await durable.fleet.engines[number].stop(signal.SIGKILL)
+        durable.fleet.engines[number] = await durable.fleet.start_engine(number)
+    await durable.fleet.start_router(*DURABLE)
+    await eventually(lambda: durable.knows(PROMPT, 0))
+
+
+async def test_a_broker_that_dies_and_comes_back_costs_nothing(durable: Durable) -> None:
+    durable.server.kill()
+    more = [3] * (5 * 16)
+    await durable.fleet.ask(more)
+    await durable.server.come_back()
+    await eventually(lambda: durable.knows(more, 5))
+    await eventually(lambda: durable.knows(PROMPT, 6))
+
+
+async def test_it_does_not_start_without_jetstream(tmp_path: Path) -> None:
+    server = EmbeddedNats(free_port())
+    await server.start()
+    try:
+        options = "--port", "0", "--http-port", "0", "--nats", server.url, *DURABLE
+        async with command(tmp_path / "serve", "serve", *options) as router:
+            assert "JetStream" in await router.says("durable_kv_events: NATS at")
+            assert await router.ended() == 1
+    finally:
+        await server.stop()
