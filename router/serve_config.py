@@ -46,7 +46,8 @@ class ServeConfig:
     router: KvRouterConfig = field(default_factory=KvRouterConfig)
     workers: tuple[str, ...] = option(
         (),
-        "An engine, grpc://HOST:PORT[?id=WORKER_ID], or grpcs:// for TLS; grpc+dns://NAME:PORT:"
+        "An engine, grpc://HOST:PORT[?id=WORKER_ID], or grpcs:// for TLS; openai+http:// or "
+        "openai+https:// if it speaks OpenAI's HTTP; grpc+dns://NAME:PORT:"
         " one at each address of a name. May be repeated.",
         "--worker",
         url=True,

@@ -18,7 +18,7 @@ from ..runtime.errors import ConfigError, WorkerError
 from ..runtime.security import ClientTls, WorkerTlsConfig
 from ..runtime.supervised import supervise
 from .channels import ConnectionPolicy
-from .dialects import EngineClient
+from .dialects import EngineClient, OpenAiClient
 from .engine_check import usual_model, why_refused
 from .engine_facts import EngineFacts, merge_facts
 from .engine_table import EngineTable
@@ -30,7 +30,7 @@ from .registry import WorkerRegistry, WorkerState, check_weight
 from .request_reports import RequestReports
 from .trtllm_client import EngineIdentity, TrtllmClient
 from .watched_engine import WatchedEngine
-from .worker_url import WorkerUrl, parse_worker_url
+from .worker_url import OPENAI, WorkerUrl, parse_worker_url
 
 PROBES_PER_DESCRIPTION = 12
 """An engine that is well is asked for its facts again with every so many probes."""
@@ -95,23 +95,26 @@ class HealthMonitor:
         """Watch one more engine; ConfigError if the URL is none, or known already.
 
         A `weight` goes before that of the URL. `client`, which is closed with the watch: how it is
-        called, if not over gRPC. `origin` says where we have it from.
+        called, if not as its URL says. `origin` says where we have it from.
         """
         parsed = parse_worker_url(url) if isinstance(url, str) else url
         if self._engines.at(parsed.address) is not None:
             raise ConfigError(f"worker {parsed.address} is given twice", key="workers")
         tracker = HealthTracker(self._policy, self._clock.now())
-        engine = WatchedEngine(parsed, tracker, client or self._grpc_client(parsed), origin)
+        engine = WatchedEngine(parsed, tracker, client or self._client_at(parsed), origin)
         if weight is not None:
             engine.weight = weight
         self._engines.add(engine)
         self._engines.claim(engine, EngineIdentity())
         engine.task = supervise(f"health-{parsed.address}", partial(self._watch, engine))
 
-    def _grpc_client(self, url: WorkerUrl) -> TrtllmClient:
+    def _client_at(self, url: WorkerUrl) -> EngineClient:
         if url.tls and self._tls is None:
             self._tls = ClientTls(WorkerTlsConfig())
         tls = self._tls if url.tls else None
+        if url.dialect == OPENAI:
+            size = self._block_size
+            return OpenAiClient(url.address, self._connection, tls, url.tls_name, block_size=size)
         return TrtllmClient(url.address, self._connection, tls, url.tls_name)
 
     def set_policy(self, policy: HealthPolicy) -> None:

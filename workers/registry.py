@@ -58,7 +58,7 @@ class WorkerEntry:
     publisher_ids: tuple[int, ...] = ()
     weight: float = 1.0
     dialect: str = "trtllm"
-    """what it speaks: trtllm or dynamo"""
+    """what it speaks: trtllm, dynamo or openai"""
     origin: str = "static"
     """where we have it from: static, admin, or the store that it was found in"""
     event_source: str = ""

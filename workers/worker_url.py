@@ -8,6 +8,15 @@ from ..runtime.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
 from ..runtime.urls import redact_url
 from .registry import MAX_RANKS, check_weight
 
+TRTLLM, OPENAI = "trtllm", "openai"
+_SCHEMES = {
+    "grpc": (TRTLLM, False),
+    "grpcs": (TRTLLM, True),
+    "openai+http": (OPENAI, False),
+    "openai+https": (OPENAI, True),
+}
+_PATHS = {TRTLLM: ("", "/"), OPENAI: ("", "/", "/v1", "/v1/")}
+_DNS = "+dns"
 _NUMBERS = {
     "id": (0, MAX_WORKER_ID),
     "dp_size": (1, MAX_RANKS),
@@ -40,6 +49,8 @@ class WorkerUrl:
     """where it tells its KV events if that is elsewhere: tcp:// or ipc:// (ZMQ), http:// or https://"""
     replay: str | None = None
     """with ZMQ: its replay socket"""
+    dialect: str = TRTLLM
+    """how it is called: trtllm (gRPC) or openai (HTTP)"""
 
     @property
     def default_id(self) -> int:
@@ -78,8 +89,8 @@ class WorkerName:
 
 def parse_worker_url(url: str) -> WorkerUrl:
     """Read grpc://HOST:PORT[?id=WORKER_ID&dp_size=RANKS&dp_start=FIRST_RANK&weight=WEIGHT
-    &events=URL&replay=URL], "HOST:PORT" alone will do; grpcs:// is over TLS. ConfigError if it is
-    something else.
+    &events=URL&replay=URL], "HOST:PORT" alone will do; grpcs:// is over TLS. An engine that speaks
+    OpenAI's HTTP is openai+http:// or openai+https://. ConfigError if it is something else.
     """
     parsed = parse_worker(url)
     if isinstance(parsed, WorkerName):
@@ -96,14 +107,18 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
     try:
         parts = urlsplit(url if "://" in url.partition("?")[0] else f"grpc://{url}")
         port = parts.port
-        scheme, plus, dns = parts.scheme.partition("+")
-        fits = scheme in ("grpc", "grpcs") and "@" not in parts.netloc
-        fits = fits and (not plus or dns == "dns")
-    except ValueError:
+        scheme = parts.scheme.removesuffix(_DNS)
+        dns = scheme != parts.scheme
+        dialect, tls = _SCHEMES[scheme]
+        fits = "@" not in parts.netloc and parts.path in _PATHS[dialect]
+        fits = fits and not (dns and dialect == OPENAI)
+    except (ValueError, KeyError):
         fits = False
-    if not fits or not parts.hostname or not port or parts.path not in ("", "/"):
+    if not fits or not parts.hostname or not port:
         raise ConfigError(
-            f"worker {shown!r} is not grpc://HOST:PORT or grpcs://HOST:PORT", key="workers"
+            f"worker {shown!r} is not grpc://HOST:PORT or grpcs://HOST:PORT, nor "
+            "openai+http://HOST:PORT or openai+https://HOST:PORT",
+            key="workers",
         )
     claims = _read_claims(shown, parts.query, _OF_NAMES if dns else _OF_WORKERS)
     weight = _read_weight(shown, claims.pop(_WEIGHT, None))
@@ -113,18 +128,22 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
         raise ConfigError(text, key="workers")
     events, replay = claims.pop(_EVENTS, None), claims.pop(_REPLAY, None)
     numbers = {key: _read_number(shown, key, text) for key, text in claims.items()}
-    tls, dp_size, dp_start = (
-        scheme == "grpcs",
-        numbers.get("dp_size", 1),
-        numbers.get("dp_start", 0),
-    )
+    dp_size, dp_start = numbers.get("dp_size", 1), numbers.get("dp_start", 0)
     _check_events(shown, events, replay, dp_size)
     if dns:
         return WorkerName(parts.hostname, port, tls, dp_size, dp_start, weight, family)
     address = _joined(parts.hostname, port)
     worker_id = numbers.get("id")
     return WorkerUrl(
-        address, worker_id, dp_size, dp_start, tls, weight, events=events, replay=replay
+        address,
+        worker_id,
+        dp_size,
+        dp_start,
+        tls,
+        weight,
+        events=events,
+        replay=replay,
+        dialect=dialect,
     )
 
 

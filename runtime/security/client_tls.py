@@ -13,6 +13,7 @@ from .watched_files import WatchedFiles
 class _Material(NamedTuple):
     credentials: grpc.ChannelCredentials
     context: ssl.SSLContext
+    http1_context: ssl.SSLContext
 
 
 class ClientTls:
@@ -36,6 +37,11 @@ class ClientTls:
         """The same for a connection of our own that speaks HTTP/2."""
         return self.files.value.context
 
+    @property
+    def http1_context(self) -> ssl.SSLContext:
+        """The same for one that speaks HTTP/1.1."""
+        return self.files.value.http1_context
+
     def name_of(self, name: str | None) -> str | None:
         """Whom an engine's certificate must name, if not the host of its address."""
         return self._config.name or name
@@ -48,16 +54,19 @@ class ClientTls:
     def _read(self) -> _Material:
         config = self._config
         roots, pair = None, None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["h2"])
-        if config.ca is not None:
-            roots = load_roots(context, config.ca, "worker_tls.ca")
-        else:
-            context.load_default_certs()
-        if config.cert is not None and config.key is not None:
-            pair = load_key_pair(context, config.cert, config.key, "worker_tls")
+        contexts = []
+        for protocol in ("h2", "http/1.1"):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.set_alpn_protocols([protocol])
+            if config.ca is not None:
+                roots = load_roots(context, config.ca, "worker_tls.ca")
+            else:
+                context.load_default_certs()
+            if config.cert is not None and config.key is not None:
+                pair = load_key_pair(context, config.cert, config.key, "worker_tls")
+            contexts.append(context)
         credentials: grpc.ChannelCredentials = grpc.ssl_channel_credentials(
             roots, pair.key if pair else None, pair.cert if pair else None
         )
-        return _Material(credentials, context)
+        return _Material(credentials, *contexts)

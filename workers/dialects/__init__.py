@@ -3,5 +3,6 @@
 from ..channels import EngineCall
 from .dynamo_client import DynamoClient, DynamoRoute
 from .engine_client import EngineClient
+from .openai_client import OpenAiClient
 
-__all__ = ["DynamoClient", "DynamoRoute", "EngineCall", "EngineClient"]
+__all__ = ["DynamoClient", "DynamoRoute", "EngineCall", "EngineClient", "OpenAiClient"]

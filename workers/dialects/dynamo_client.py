@@ -24,6 +24,7 @@ from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
 from ..trtllm_client import EngineIdentity
 from .dynamo_messages import AnswerWriter, canary_body, read_request
+from .failed_call import FailedCall, failure_of, unimplemented
 
 CANARY_AFTER_S = 10.0
 """A worker that was silent for so long is sent a small request, when its health is asked for."""
@@ -95,7 +96,7 @@ class DynamoClient:
     def get_tokenizer(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> EngineCall:
-        return _NoCall(_unimplemented("a tokenizer"))
+        return FailedCall(_unimplemented("a tokenizer"))
 
     async def check_health(self, *, timeout: float) -> EngineIdentity:
         """Send a canary if the worker was silent for CANARY_AFTER_S: its registration alone says
@@ -234,35 +235,13 @@ class DynamoCall:
             self._answer.close()
 
 
-class _NoCall:
-    """A call that failed before it began."""
-
-    def __init__(self, failure: Exception) -> None:
-        self._failure = failure
-
-    def cancel(self) -> bool:
-        return False
-
-    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        raise self._failure
-        yield b""
-
-
 def _failure_of(error: BaseException) -> BaseException:
     """What the reader of a call is told."""
     if isinstance(error, RequestError):
         origin, code = _FAILURES[error.fault]
         return EngineCallError(origin, code, str(error))
-    if isinstance(error, InvalidRequestError):
-        return EngineCallError(Origin.ENGINE, _Code.INVALID_ARGUMENT, str(error))
-    if isinstance(error, WorkerError):
-        return EngineCallError(Origin.ENGINE, _Code.INTERNAL, str(error))
-    if isinstance(error, TimeoutError):
-        text = "no answer by the deadline"
-        return EngineCallError(Origin.DEADLINE, _Code.DEADLINE_EXCEEDED, text)
-    return error
+    return failure_of(error)
 
 
 def _unimplemented(what: str) -> EngineCallError:
-    text = f"a worker of Dynamo's does not give {what} away"
-    return EngineCallError(Origin.ENGINE, _Code.UNIMPLEMENTED, text)
+    return unimplemented(f"a worker of Dynamo's does not give {what} away")

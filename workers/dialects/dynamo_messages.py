@@ -12,6 +12,9 @@ from google.protobuf.message import DecodeError
 from ...runtime.errors import InvalidRequestError, WorkerError
 from ..trtllm_proto import pb
 from ._token_ids import split_tokens
+from .trtllm_answer import MAX_TOKENS, TokenLogprob, TrtllmAnswer, check_request, refuse
+
+_ENGINE = "a worker of Dynamo's"
 
 _FINISH_REASONS = {"eos": "stop"}
 """Dynamo's words that differ from those of TensorRT-LLM."""
@@ -19,7 +22,6 @@ _SAMPLING = (
     "top_k", "top_p", "min_p", "seed", "temperature", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "length_penalty",
 )  # fmt: skip
-_MAX_TOKENS = 2**31 - 1
 
 
 class Asked(NamedTuple):
@@ -41,10 +43,11 @@ def read_request(request: bytes, dp_rank: int | None, codec: str = "msgpack") ->
         message = pb.GenerateRequest.FromString(rest)
     except (DecodeError, ValueError):
         raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
-    _check(message)
+    check_request(message, _ENGINE)
+    refuse(_ENGINE, {"guided decoding": message.HasField("guided_decoding")})
     sampling = message.sampling_config
     stop: dict[str, Any] = {
-        "max_tokens": min(message.max_tokens, _MAX_TOKENS),
+        "max_tokens": min(message.max_tokens, MAX_TOKENS),
         "ignore_eos": message.ignore_eos,
     }
     if message.stop:
@@ -91,76 +94,34 @@ def canary_body() -> dict[str, Any]:
     }
 
 
-def _check(message: Any) -> None:
-    sampling = message.sampling_config
-    unsupported = {
-        "num_return_sequences above 1": sampling.num_return_sequences > 1,
-        "beam search": sampling.beam_width > 1,
-        "multimodal input": bool(message.multimodal_input.image_data),
-        "prompt tuning": bool(message.prompt_tuning_config.embedding_table),
-        "disaggregated serving": bool(message.disaggregated_params.request_type),
-        "guided decoding": message.HasField("guided_decoding"),
-        "an embedding bias": bool(message.embedding_bias),
-        "bad words": bool(message.bad or message.bad_token_ids),
-    }
-    for what, asked in unsupported.items():
-        if asked:
-            raise InvalidRequestError(f"{what} is not supported by a worker of Dynamo's")
-    if not message.max_tokens:
-        raise InvalidRequestError("max_tokens is 0", field="max_tokens")
-
-
 class AnswerWriter:
     """Turns the parts of one answer into serialized GenerateResponses, in order."""
 
     def __init__(self, request: Any, prompt_tokens: int) -> None:
-        self._streaming: bool = request.streaming
-        self._logprobs = request.output_config.logprobs > 0
-        self._tokens: list[int] = []
-        self._token_logprobs: list[float] = []
-        self._prompt_tokens = prompt_tokens
-        self._cached_tokens = 0
+        self._answer = TrtllmAnswer(request, prompt_tokens)
         self._finish_reason = ""
         self._matched: Any = None
-        self._chunk = pb.GenerateResponse(request_id=request.request_id)
-        self._chunk.chunk.prompt_tokens = self._prompt_tokens
-        self._request_id: str = request.request_id
 
     def on_part(self, part: Any) -> bytes | None:
         """The message that a part makes; None if it has nothing for a client yet.
 
         WorkerError if it says that the request failed, or is no part of such an answer.
         """
+        answer = self._answer
         try:
             tokens: list[int] = part["token_ids"]
             reason = part.get("finish_reason")
             usage = part.get("completion_usage")
             if usage:
                 details = usage.get("prompt_tokens_details") or {}
-                self._cached_tokens = details.get("cached_tokens") or self._cached_tokens
+                answer.cached_tokens = details.get("cached_tokens") or answer.cached_tokens
             if isinstance(reason, dict):
                 raise WorkerError(str(reason.get("error", reason)))
             if reason:
                 self._finish_reason = _FINISH_REASONS.get(reason, reason)
                 self._matched = part.get("stop_reason")
-            self._tokens += tokens
-            logprobs = part.get("log_probs") or ()
-            if not tokens or not self._streaming:
-                if self._logprobs:
-                    self._token_logprobs += logprobs
-                return None
-            chunk = self._chunk.chunk
-            del chunk.token_ids[:]
-            chunk.token_ids.extend(tokens)
-            chunk.completion_tokens = len(self._tokens)
-            chunk.cached_tokens = self._cached_tokens
-            if self._logprobs:
-                self._token_logprobs += logprobs
-                del chunk.logprobs[:]
-                for token, logprob in zip(tokens, logprobs, strict=False):
-                    chunk.logprobs.add(token_id=token, logprob=logprob)
-            data: bytes = self._chunk.SerializeToString()
-            return data
+            logprobs = zip(tokens, part.get("log_probs") or (), strict=False)
+            return answer.add(tokens, [TokenLogprob(*each) for each in logprobs])
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise WorkerError(f"its answer cannot be read: {error!r}") from None
 
@@ -168,18 +129,4 @@ class AnswerWriter:
         """The last message. WorkerError if no part said why the answer ended."""
         if not self._finish_reason:
             raise WorkerError("its answer ended without a reason")
-        response = pb.GenerateResponse(request_id=self._request_id)
-        complete = response.complete
-        complete.output_token_ids.extend(self._tokens)
-        complete.finish_reason = self._finish_reason
-        complete.prompt_tokens = self._prompt_tokens
-        complete.completion_tokens = len(self._tokens)
-        complete.cached_tokens = self._cached_tokens
-        if isinstance(self._matched, int) and 0 <= self._matched < 2**32:
-            complete.matched_token_id = self._matched
-        elif isinstance(self._matched, str):
-            complete.matched_stop_str = self._matched
-        for token, logprob in zip(self._tokens, self._token_logprobs, strict=False):
-            complete.logprobs.add(token_id=token, logprob=logprob)
-        data: bytes = response.SerializeToString()
-        return data
+        return self._answer.complete(self._finish_reason, self._matched)

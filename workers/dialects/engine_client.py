@@ -20,7 +20,7 @@ class EngineClient(Protocol):
 
     @property
     def dialect(self) -> str:
-        """What the engine speaks: trtllm or dynamo."""
+        """What the engine speaks: trtllm, dynamo or openai."""
         ...
 
     def generate(

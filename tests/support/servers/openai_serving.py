@@ -41,16 +41,16 @@ class Served(NamedTuple):
 async def openai_serving(
     *engines: FakeEngine, frontend: FrontendConfig | None = None, **config: Any
 ) -> AsyncIterator[Served]:
-    """Serve the engines to OpenAI clients until the block ends."""
-    router = KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1)
+    """Serve the engines, and the `workers` at URLs, to OpenAI clients until the block ends."""
+    config.setdefault("router", KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1))
+    urls = config.pop("workers", ())
     for engine in engines:
         engine.model = pb.GetModelInfoResponse(model_id="tiny", vocab_size=4096, max_seq_len=200)
         await engine.start()
     settings = ServeFrontendConfig(
         port=0,
         http_port=0,
-        workers=tuple(engine.url for engine in engines),
-        router=router,
+        workers=(*(engine.url for engine in engines), *urls),
         frontend=frontend or FrontendConfig(http_frontend=0),
         **config,
     )
@@ -60,7 +60,7 @@ async def openai_serving(
     server.attached = made
     try:
         await server.start()
-        await until(lambda: len(server.monitor.ready_clients()) == len(engines))
+        await until(lambda: len(server.monitor.ready_clients()) == len(settings.workers))
         url = f"http://{made.address}"
         client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         async with client, aiohttp.ClientSession() as session:

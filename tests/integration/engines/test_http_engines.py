@@ -1,0 +1,115 @@
+"""Engines over HTTP that fail, behind the router: whose fault it is, and who gets the request."""
+
+import json
+import ssl
+from pathlib import Path
+
+import grpc
+import pytest
+from support.fake_engine import FakeEngine, prompt
+from support.polling import until
+from support.security.certificates import Authority
+from support.servers.http_engine import MODELS, WHOLE, HttpEngine, event, part, reply, stream_head
+from support.serving import Doors, serving
+
+from dynamo_router.runtime.security import ClientTls, WorkerTlsConfig
+from dynamo_router.workers.dialects import OpenAiClient
+from dynamo_router.workers.registry import WorkerState
+
+PATH = "/v1/completions"
+
+
+async def tokens(doors: Doors, request_id: str) -> list[int]:
+    *chunks, last = await doors.answers(prompt(request_id, 8))
+    told = [token for answer in chunks for token in answer.chunk.token_ids]
+    assert told == list(last.complete.output_token_ids)
+    return told
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(b'{"error": {"message": "full"}}', status=429, more="Retry-After: 1\r\n"),
+        reply(b"", status=503),
+        reply(b'{"error": {"message": "oh"}}', status=500),
+        stream_head("text/html") + b"<html>",
+        stream_head() + b"data: {{{\n\n",
+        b"",
+    ],
+)
+async def test_another_engine_answers_instead(answer: bytes) -> None:
+    async with (
+        HttpEngine({PATH: answer}) as bad,
+        HttpEngine({PATH: WHOLE}) as good,
+        serving(workers=[bad.url, good.url]) as doors,
+    ):
+        for turn in range(12):
+            assert await tokens(doors, f"r{turn}") == [11, 12]
+            if bad.generations:
+                break
+        assert bad.generations and good.generations
+
+
+async def test_a_bad_request_is_the_clients_fault() -> None:
+    refusal = reply(b'{"error": {"message": "logprobs is too large"}}', status=400)
+    async with HttpEngine({PATH: refusal}) as engine, serving(workers=[engine.url]) as doors:
+        for turn in range(10):
+            with pytest.raises(grpc.RpcError, match="logprobs is too large") as error:
+                await tokens(doors, f"r{turn}")
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        (entry,) = doors.server.router.registry.entries()
+        assert entry.state is WorkerState.READY and entry.dialect == "openai"
+
+
+async def test_a_stream_that_breaks_is_not_begun_again() -> None:
+    head = stream_head().replace(b"\r\n\r\n", b"\r\nContent-Length: 999\r\n\r\n")
+    broken = head + event(part(11))
+    async with HttpEngine({PATH: broken}) as engine, serving(workers=[engine.url]) as doors:
+        with pytest.raises(grpc.RpcError, match="in mid-stream after 1 messages"):
+            await tokens(doors, "r1")
+        assert len(engine.generations) == 1
+
+
+async def test_engines_of_two_dialects_side_by_side() -> None:
+    async with (
+        HttpEngine({PATH: WHOLE}) as http,
+        FakeEngine() as grpc_engine,
+        serving(workers=[http.url, grpc_engine.url], mixed_models=True) as doors,
+    ):
+        status, body = await doors.http("GET", "/workers")
+        assert status == 200
+        assert sorted(w["dialect"] for w in body["workers"]) == ["openai", "trtllm"]
+        for turn in range(16):
+            assert await tokens(doors, f"r{turn}") == [11, 12]
+        assert http.generations and grpc_engine.requests
+
+
+async def test_an_engine_of_another_model_is_refused() -> None:
+    other = {"data": [{**MODELS["data"][0], "id": "other"}]}
+    async with (
+        HttpEngine({PATH: WHOLE}) as one,
+        HttpEngine({PATH: WHOLE}) as two,
+        HttpEngine({"/v1/models": reply(json.dumps(other).encode())}) as odd,
+        serving(workers=[one.url, two.url]) as doors,
+    ):
+        doors.server.monitor.add(odd.url)
+        entries = doors.server.router.registry.entries
+        await until(lambda: any(entry.state is WorkerState.REFUSED for entry in entries()))
+        assert "'other'" in next(e.reason for e in entries() if e.state is WorkerState.REFUSED)
+
+
+async def test_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ours")
+    cert, key = authority.issue("server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.set_alpn_protocols(["http/1.1"])
+    async with HttpEngine({PATH: WHOLE}, tls=context) as engine:
+        worker_tls = WorkerTlsConfig(ca=authority.ca)
+        async with serving(workers=[engine.url], worker_tls=worker_tls) as doors:
+            assert await tokens(doors, "r1") == [11, 12]
+            others = Authority(tmp_path / "others", "others")
+            stranger = OpenAiClient(engine.address, tls=ClientTls(WorkerTlsConfig(ca=others.ca)))
+            with pytest.raises(grpc.RpcError, match="certificate"):
+                await stranger.check_health(timeout=5)
+            await stranger.close()

@@ -1,0 +1,41 @@
+"""Failures of calls in gRPC's words, whatever the dialect."""
+
+from collections.abc import AsyncGenerator
+
+import grpc
+
+from ...runtime.errors import InvalidRequestError, WorkerError
+from ..failures import EngineCallError, Origin
+
+_Code = grpc.StatusCode
+
+
+class FailedCall:
+    """A call that failed before it began; see EngineCall."""
+
+    def __init__(self, failure: Exception) -> None:
+        self._failure = failure
+
+    def cancel(self) -> bool:
+        return False
+
+    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        raise self._failure
+        yield b""
+
+
+def unimplemented(text: str) -> EngineCallError:
+    """What an engine is asked for that its dialect has no word for."""
+    return EngineCallError(Origin.ENGINE, _Code.UNIMPLEMENTED, text)
+
+
+def failure_of(error: BaseException) -> BaseException:
+    """What the reader of a call is told of an error that is none of gRPC's."""
+    if isinstance(error, InvalidRequestError):
+        return EngineCallError(Origin.ENGINE, _Code.INVALID_ARGUMENT, str(error))
+    if isinstance(error, WorkerError):
+        return EngineCallError(Origin.ENGINE, _Code.INTERNAL, str(error))
+    if isinstance(error, TimeoutError):
+        text = "no answer by the deadline"
+        return EngineCallError(Origin.DEADLINE, _Code.DEADLINE_EXCEEDED, text)
+    return error

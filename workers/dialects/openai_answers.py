@@ -1,0 +1,258 @@
+"""Answers of engines that speak OpenAI's HTTP as those of trtllm.TrtllmService. Pure.
+
+Nothing that they say is trusted: what is not of its type, or more than was asked for, is an error
+of the engine's.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol, TypeVar
+
+import msgspec
+
+from ...runtime.errors import WorkerError
+from .failed_call import unimplemented
+from .openai_errors import UNREADABLE, error_in
+from .openai_requests import EngineKind
+from .trtllm_answer import TokenLogprob, TrtllmAnswer
+
+_DONE = b"[DONE]"
+_NO_IDS = "the engine tells no token ids of its answers: vLLM does from 0.10.2 on"
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class MissingTokens(Exception):
+    """Tokens of an answer were told as text alone: `text` is theirs and that of the one after them.
+
+    Put what `text` is in tokens into `fill`, and go on with the message that it returns.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class AnswerReader(Protocol):
+    """Reads one answer, streamed or whole."""
+
+    answer: TrtllmAnswer
+    done: bool
+    """nothing more is to come"""
+
+    def read(self, data: bytes) -> bytes | None:
+        """The message that an event, or the body, makes; None if it has nothing for a client.
+
+        WorkerError if it cannot be read; EngineCallError if it says that the request failed;
+        MissingTokens."""
+        ...
+
+    def fill(self, tokens: Sequence[int]) -> bytes | None: ...
+
+    def complete(self) -> bytes:
+        """The last message. WorkerError if nothing said why the answer ended."""
+        ...
+
+
+def reader_of(kind: EngineKind, request: Any) -> AnswerReader:
+    return LlamaReader(request) if kind is EngineKind.LLAMA else CompletionReader(request)
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    token_ids: list[_TokenId] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class CompletionReader:
+    """An answer of /v1/completions, with `return_token_ids`."""
+
+    def __init__(self, request: Any) -> None:
+        self.answer = TrtllmAnswer(request, len(request.tokenized.input_token_ids))
+        self.done = False
+        self._max_tokens: int = request.max_tokens
+        self._reason, self._matched = "", None  # type: tuple[str, int | str | None]
+
+    def read(self, data: bytes) -> bytes | None:
+        if data.strip() == _DONE:
+            self.done = True
+            return None
+        part = _decoded(data, _COMPLETION)
+        if part.usage is not None and part.usage.prompt_tokens_details is not None:
+            _set_cached(self.answer, part.usage.prompt_tokens_details.cached_tokens)
+        if not part.choices:  # usage alone
+            return None
+        if len(part.choices) > 1:
+            raise WorkerError(f"its answer has {len(part.choices)} choices")
+        choice = part.choices[0]
+        if choice.finish_reason:
+            self._reason, self._matched = choice.finish_reason, choice.stop_reason
+        if choice.token_ids is None and choice.text:
+            raise unimplemented(_NO_IDS)
+        tokens = choice.token_ids or []
+        _check_length(len(self.answer.tokens) + len(tokens), self._max_tokens)
+        return self.answer.add(tokens, _named_logprobs(choice.logprobs))
+
+    def fill(self, tokens: Sequence[int]) -> bytes | None:
+        raise AssertionError("it tells the ids of all tokens")
+
+    def complete(self) -> bytes:
+        if not self._reason:
+            raise WorkerError("its answer ended without a reason")
+        return self.answer.complete(self._reason, self._matched)
+
+
+class _Likely(msgspec.Struct):
+    id: _TokenId
+    logprob: float
+
+
+class _Probability(msgspec.Struct):
+    id: _TokenId
+    logprob: float
+    top_logprobs: list[_Likely] = []
+
+
+class _Timings(msgspec.Struct):
+    cache_n: _Count | None = None
+
+
+class _LlamaPart(msgspec.Struct):
+    content: str = ""
+    tokens: list[_TokenId] = []
+    stop: bool = False
+    stop_type: str = ""
+    stopping_word: str = ""
+    tokens_predicted: _Count = 0
+    timings: _Timings | None = None
+    cache_n: _Count | None = msgspec.field(default=None, name="timings/cache_n")
+    completion_probabilities: list[_Probability] = []
+    error: Any = None
+
+
+class LlamaReader:
+    """An answer of llama.cpp's /completion, with `return_tokens`.
+
+    Its stream keeps a character back until it is whole, and tells the id of the last token of one
+    alone: `tokens_predicted` shows that others are missing.
+    """
+
+    _REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
+
+    def __init__(self, request: Any) -> None:
+        self.answer = TrtllmAnswer(request, len(request.tokenized.input_token_ids))
+        self.done = False
+        self._streaming: bool = request.streaming
+        self._max_tokens: int = request.max_tokens
+        self._told = 0  # tokens of the engine's count whose ids, or text, we have
+        self._part = _LlamaPart()
+
+    def read(self, data: bytes) -> bytes | None:
+        part = self._part = _decoded(data, _LLAMA)
+        _set_cached(self.answer, part.cache_n if part.timings is None else part.timings.cache_n)
+        self.done = part.stop
+        told = self._told + len(part.tokens)
+        _check_length(max(told, part.tokens_predicted), self._max_tokens)
+        if part.content and not part.tokens and not (part.stop and self._streaming):
+            raise unimplemented(_NO_IDS)
+        if part.content and part.tokens and part.tokens_predicted > told:
+            raise MissingTokens(part.content)
+        self._told = told
+        return self.answer.add(part.tokens, self._logprobs())
+
+    def fill(self, tokens: Sequence[int]) -> bytes | None:
+        """`tokens` say the text of the message in hand. It may begin with text whose tokens were
+        told before, kept back since it could have become a stop string."""
+        part = self._part
+        missing, self._told = part.tokens_predicted - self._told, part.tokens_predicted
+        ends_alike = list(tokens[-len(part.tokens) :]) == part.tokens
+        found = tokens[-missing:] if ends_alike else tokens
+        return self.answer.add(found, self._logprobs())
+
+    def complete(self) -> bytes:
+        part = self._part
+        if not self.done:
+            raise WorkerError("its answer ended without a reason")
+        reason = self._REASONS.get(part.stop_type, part.stop_type or "unknown")
+        return self.answer.complete(reason, part.stopping_word)
+
+    def _logprobs(self) -> list[TokenLogprob]:
+        return [
+            TokenLogprob(
+                each.id, each.logprob, [(top.id, top.logprob) for top in each.top_logprobs]
+            )
+            for each in self._part.completion_probabilities
+        ]
+
+
+_Part = TypeVar("_Part", _Completion, _LlamaPart)
+_COMPLETION = msgspec.json.Decoder(_Completion)
+_LLAMA = msgspec.json.Decoder(_LlamaPart)
+
+
+def _decoded(data: bytes, decoder: "msgspec.json.Decoder[_Part]") -> _Part:
+    try:
+        part = decoder.decode(data)
+    except UNREADABLE as error:
+        raise WorkerError(f"its answer cannot be read: {error}") from None
+    if part.error is not None:
+        raise error_in(part.error)
+    return part
+
+
+def _set_cached(answer: TrtllmAnswer, told: int | None) -> None:
+    if told is not None:
+        answer.cached_tokens = min(told, answer.prompt_tokens)
+
+
+def _check_length(count: int, most: int) -> None:
+    if count > most:
+        raise WorkerError(f"it sends more than the {most} tokens that it was asked for")
+
+
+def _named_logprobs(told: _Logprobs | None) -> list[TokenLogprob]:
+    """Logprobs whose tokens are named by their ids; those that are not are left out."""
+    if told is None:
+        return []
+    tops = told.top_logprobs or [None] * len(told.tokens)
+    return [
+        TokenLogprob(
+            token_id,
+            logprob,
+            [
+                (top_id, value)
+                for name, value in (top or {}).items()
+                if (top_id := _id_in(name)) is not None
+            ],
+        )
+        for name, logprob, top in zip(told.tokens, told.token_logprobs, tops, strict=False)
+        if (token_id := _id_in(name)) is not None and logprob is not None
+    ]
+
+
+def _id_in(name: str) -> int | None:
+    """The id in token_id:ID."""
+    number = name.removeprefix("token_id:")
+    fits = number != name and number.isdecimal() and len(number) <= 10 and int(number) < 2**32
+    return int(number) if fits else None

@@ -1,0 +1,262 @@
+"""The client of an engine that speaks OpenAI's HTTP: llama.cpp, vLLM, and others like it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+import aiohttp
+import grpc
+import msgspec
+from google.protobuf.message import DecodeError
+
+from ...runtime.errors import InvalidRequestError, WorkerError
+from ...runtime.security import ClientTls
+from ..channels import ConnectionPolicy, Metadata
+from ..engine_facts import EngineFacts
+from ..failures import EngineCallError, Origin
+from ..trtllm_client import EngineIdentity
+from ..trtllm_proto import pb
+from .dynamo_client import DP_RANK_KEY
+from .engine_http import EngineHttp
+from .failed_call import FailedCall, unimplemented
+from .openai_answers import AnswerReader, MissingTokens, reader_of
+from .openai_errors import UNREADABLE
+from .openai_facts import completion_facts, llama_facts, model_in
+from .openai_requests import EngineKind, request_of
+from .pumped_call import PumpedCall, end_calls
+
+_PASSED_ON = ("traceparent", "tracestate")
+_RANK_HEADER = "X-data-parallel-rank"
+_STREAM, _WHOLE = "text/event-stream", "application/json"
+_NOT_THERE = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
+_UNTOLD = (*_NOT_THERE, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+class OpenAiClient:
+    """Calls one engine, token ids to token ids. See TrtllmClient for what each call is.
+
+    Whether it is llama.cpp or takes plain completions is known once it was described. `block_size`
+    is the router's.
+    """
+
+    dialect = "openai"
+
+    def __init__(
+        self,
+        address: str,
+        connection: ConnectionPolicy | None = None,
+        tls: ClientTls | None = None,
+        tls_name: str | None = None,
+        *,
+        block_size: int = 1,
+    ) -> None:
+        self.address = address
+        self._policy = connection or ConnectionPolicy()
+        self._http = EngineHttp(address, self._policy, tls, tls_name)
+        self._block_size = block_size
+        self._kind, self._model = EngineKind.COMPLETIONS, ""
+        self._calls: set[PumpedCall] = set()
+        self._running: dict[str, _Running] = {}
+
+    def generate(
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> PumpedCall:
+        """Start a generation, as TrtllmClient.generate does."""
+        headers = _headers(metadata or ())
+        return PumpedCall(lambda: self._messages(request, headers), timeout, self._calls)
+
+    def origin_of(self, error: grpc.RpcError) -> Origin:
+        return error.origin if isinstance(error, EngineCallError) else Origin.ROUTER
+
+    async def embed(
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> bytes:
+        """Ask for the embedding of a prompt; engines without are UNIMPLEMENTED."""
+        message = _embed_request(request)
+        body: dict[str, object] = {"input": list(message.tokenized.input_token_ids)}
+        if self._model:
+            body["model"] = self._model
+        limit = aiohttp.ClientTimeout(total=timeout)
+        encoded = msgspec.json.encode(body)
+        async with self._http.opened(
+            "POST", "/v1/embeddings", encoded, headers=_headers(metadata or ()), timeout=limit
+        ) as response:
+            return _embedding(message, await self._http.whole(response))
+
+    def get_tokenizer(
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> FailedCall:
+        text = "an engine that speaks OpenAI's HTTP does not give a tokenizer away"
+        return FailedCall(unimplemented(text))
+
+    async def check_health(self, *, timeout: float) -> EngineIdentity:
+        """Ask /health, or /v1/models where there is no such thing. WorkerError with the engine's
+        own words, or grpc.RpcError, if it is not well."""
+        try:
+            try:
+                await self._http.ask("GET", "/health", timeout=timeout)
+            except EngineCallError as error:
+                if error.code() not in _NOT_THERE:
+                    raise
+                await self._http.ask("GET", "/v1/models", timeout=timeout)
+        except EngineCallError as error:
+            if error.origin is not Origin.ENGINE:
+                raise
+            raise WorkerError(error.details()) from None
+        return EngineIdentity()
+
+    async def describe(self, *, timeout: float) -> tuple[EngineIdentity, EngineFacts]:
+        """Ask for the model and its limits. What the engine does not tell stays unknown."""
+        model = model_in(await self._http.ask("GET", "/v1/models", timeout=timeout))
+        self._kind, self._model = model.kind, model.id
+        # Each connection has a thread of llama.cpp's few while it is open, and may be closed at
+        # any moment after an answer.
+        self._http.keeps_connections = self._kind is not EngineKind.LLAMA
+        path = "/props" if self._kind is EngineKind.LLAMA else "/metrics"
+        told: bytes | None = None
+        try:
+            told = await self._http.ask("GET", path, timeout=timeout)
+        except EngineCallError as error:
+            if error.code() not in _UNTOLD:
+                raise
+        if self._kind is EngineKind.LLAMA:
+            return EngineIdentity(), llama_facts(model, told)
+        return EngineIdentity(), completion_facts(model, told, self._block_size)
+
+    async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]:
+        """End a call by closing its connection; its answer ends with what there is of it."""
+        running = self._running.get(request_id)
+        if running is None:
+            return False, f"request {request_id} not found"
+        running.abort()
+        return True, "its connection was closed"
+
+    async def close(self) -> None:
+        """Cancel what still runs, and close the connections. Idempotent."""
+        await end_calls(self._calls)
+        await self._http.close()
+
+    async def _messages(
+        self, request: bytes, headers: dict[str, str]
+    ) -> AsyncGenerator[bytes, None]:
+        kind = self._kind
+        message, body = request_of(request, kind, self._model)
+        name: str = message.request_id
+        if name.isascii() and name.isprintable():
+            headers = {**headers, "X-Request-Id": name}
+        reader = reader_of(kind, message)
+        running = self._running[name] = _Running()
+        try:
+            async with self._http.opened(
+                "POST", kind.path, msgspec.json.encode(body), headers=headers
+            ) as response:
+                running.response = response
+                wanted = _STREAM if message.streaming else _WHOLE
+                if response.content_type != wanted:
+                    raise WorkerError(f"its answer is {response.content_type}, not {wanted}")
+                if message.streaming:
+                    async with aclosing(self._http.events(response)) as events:
+                        async for data in events:
+                            answer = await self._read(reader, data)
+                            if answer is not None:
+                                yield answer
+                            if reader.done:
+                                break
+                else:
+                    await self._read(reader, await self._http.whole(response))
+                yield reader.complete()
+                await self._http.drain(response)
+                return
+        except (EngineCallError, asyncio.CancelledError):
+            if not running.aborted:
+                raise
+            running.caught()
+        finally:
+            if self._running.get(name) is running:
+                del self._running[name]
+        yield reader.answer.complete("cancelled")
+
+    async def _read(self, reader: AnswerReader, data: bytes) -> bytes | None:
+        try:
+            return reader.read(data)
+        except MissingTokens as missing:
+            return reader.fill(await self._tokens_of(missing.text))
+
+    async def _tokens_of(self, text: str) -> list[int]:
+        """The tokens of a text, by llama.cpp's own tokenizer."""
+        body = msgspec.json.encode({"content": text, "add_special": False})
+        answer = await self._http.ask(
+            "POST", "/tokenize", body, timeout=self._policy.connect_timeout_s
+        )
+        try:
+            tokens: list[int] = msgspec.json.decode(answer, type=_Tokens).tokens
+        except UNREADABLE as error:
+            raise WorkerError(f"its /tokenize cannot be read: {error}") from None
+        return tokens
+
+
+class _Running:
+    """A generation that may be aborted."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+        self.response: aiohttp.ClientResponse | None = None
+        self._task = asyncio.current_task()
+
+    def abort(self) -> None:
+        if self.aborted:
+            return
+        self.aborted = True
+        if self.response is not None:
+            self.response.close()
+        elif self._task is not None:
+            self._task.cancel()
+
+    def caught(self) -> None:
+        """Its reader was ended by that."""
+        if self.response is None and self._task is not None:
+            self._task.uncancel()
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Embedded(msgspec.Struct):
+    embedding: list[float]
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedded]
+
+
+def _embed_request(request: bytes) -> pb.EmbedRequest:
+    try:
+        return pb.EmbedRequest.FromString(request)
+    except DecodeError:
+        raise InvalidRequestError("the request is no trtllm.EmbedRequest") from None
+
+
+def _embedding(message: pb.EmbedRequest, body: bytes) -> bytes:
+    with suppress(*UNREADABLE):
+        told = msgspec.json.decode(body, type=_Embeddings).data
+        if len(told) == 1:
+            answer: bytes = pb.EmbedResponse(
+                request_id=message.request_id,
+                embedding=told[0].embedding,
+                prompt_tokens=len(message.tokenized.input_token_ids),
+            ).SerializeToString()
+            return answer
+    text = "its embedding cannot be read"
+    raise EngineCallError(Origin.ENGINE, grpc.StatusCode.INTERNAL, text)
+
+
+def _headers(metadata: Metadata) -> dict[str, str]:
+    """Of a call's metadata, what an engine over HTTP is told."""
+    headers = {}
+    for key, value in metadata:
+        if key in _PASSED_ON:
+            headers[key] = str(value)
+        elif key == DP_RANK_KEY:
+            headers[_RANK_HEADER] = str(value)
+    return headers

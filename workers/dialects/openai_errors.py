@@ -1,0 +1,61 @@
+"""What an HTTP status, or an error in an answer, is to failures.py. Pure."""
+
+from typing import Any
+
+import grpc
+import msgspec
+
+from ..failures import EngineCallError, Origin, shortened
+
+_Code = grpc.StatusCode
+_CODES = {
+    400: _Code.INVALID_ARGUMENT,
+    401: _Code.UNAUTHENTICATED,
+    403: _Code.PERMISSION_DENIED,
+    404: _Code.NOT_FOUND,
+    405: _Code.UNIMPLEMENTED,
+    408: _Code.UNAVAILABLE,
+    413: _Code.RESOURCE_EXHAUSTED,
+    422: _Code.INVALID_ARGUMENT,
+    429: _Code.RESOURCE_EXHAUSTED,
+    501: _Code.UNIMPLEMENTED,
+    502: _Code.UNAVAILABLE,
+    503: _Code.UNAVAILABLE,
+    504: _Code.UNAVAILABLE,
+    529: _Code.RESOURCE_EXHAUSTED,
+}
+_TOO_LARGE = 413
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding JSON raises that is no JSON, not of its type, or nested without end."""
+
+
+def error_of(status: int, body: bytes = b"", retry_after: str | None = None) -> EngineCallError:
+    """The failure that an answer of this status is; `body` is the beginning of it, at least."""
+    try:
+        said = _words_of(msgspec.json.decode(body))
+    except UNREADABLE:
+        said = body.decode(errors="replace").strip()
+    text = f"HTTP {status}: {said}" if said else f"HTTP {status}"
+    if retry_after:
+        text += f" (retry after {retry_after[:64]})"
+    origin = Origin.REQUEST_SIZE if status == _TOO_LARGE else Origin.ENGINE
+    return EngineCallError(origin, _CODES.get(status, _Code.INTERNAL), shortened(text))
+
+
+def error_in(error: Any) -> EngineCallError:
+    """The failure that `error` of an answer tells, which began as if all were well."""
+    code = str(error.get("code")) if isinstance(error, dict) else ""
+    status = int(code) if code.isdecimal() and len(code) == 3 else 500
+    return EngineCallError(
+        Origin.ENGINE, _CODES.get(status, _Code.INTERNAL), shortened(_words_of({"error": error}))
+    )
+
+
+def _words_of(body: Any) -> str:
+    """The message of OpenAI's {"error": {"message"}}, or of what is close to it."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(error, dict):
+        for key in ("message", "detail"):
+            if isinstance(error.get(key), str):
+                return str(error[key])
+    return error if isinstance(error, str) else msgspec.json.encode(error).decode()

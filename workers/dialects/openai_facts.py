@@ -1,0 +1,110 @@
+"""What an engine that speaks OpenAI's HTTP says of itself. Pure."""
+
+from typing import Annotated
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from ...runtime.errors import WorkerError
+from ..engine_facts import EngineFacts, facts_of
+from ..trtllm_proto import pb
+from .openai_errors import UNREADABLE
+from .openai_requests import EngineKind
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_CACHE = "vllm:cache_config_info"
+
+
+class _Meta(msgspec.Struct):
+    n_vocab: _Count = 0
+    n_ctx: _Count = 0
+
+
+class ServedModel(msgspec.Struct):
+    """The model of an engine, by its /v1/models; 0 and "" where it does not say."""
+
+    id: str
+    owned_by: str = ""
+    parent: str | None = None
+    max_model_len: _Count | None = None
+    meta: _Meta | None = None
+
+    @property
+    def kind(self) -> EngineKind:
+        return EngineKind.LLAMA if self.owned_by == "llamacpp" else EngineKind.COMPLETIONS
+
+
+class _Models(msgspec.Struct):
+    data: list[ServedModel]
+
+
+class _Defaults(msgspec.Struct):
+    n_ctx: _Count = 0
+
+
+class LlamaProps(msgspec.Struct):
+    """llama.cpp's /props: requests at a time, and the tokens that each of them can have."""
+
+    default_generation_settings: _Defaults = msgspec.field(default_factory=_Defaults)
+    total_slots: _Count = 0
+    build_info: str = ""
+
+
+def model_in(models: bytes) -> ServedModel:
+    """The model that /v1/models tells of, adapters apart. WorkerError if there is none."""
+    try:
+        listed = msgspec.json.decode(models, type=_Models).data
+    except UNREADABLE as error:
+        raise WorkerError(f"its /v1/models cannot be read: {error}") from None
+    model = next((model for model in listed if model.parent is None), None)
+    if model is None:
+        raise WorkerError("its /v1/models lists no model")
+    return model
+
+
+def llama_facts(model: ServedModel, props: bytes | None) -> EngineFacts:
+    """Of llama.cpp, by its /props if it tells them. WorkerError if they cannot be read."""
+    try:
+        told = LlamaProps() if props is None else msgspec.json.decode(props, type=LlamaProps)
+    except UNREADABLE as error:
+        raise WorkerError(f"its /props cannot be read: {error}") from None
+    meta = model.meta or _Meta()
+    slots = told.total_slots
+    return facts_of(
+        pb.GetModelInfoResponse(
+            model_id=model.id,
+            max_seq_len=told.default_generation_settings.n_ctx or meta.n_ctx,
+            vocab_size=meta.n_vocab,
+            max_batch_size=slots,
+            supported_features=[f"max_num_seqs={slots}"] if slots else [],
+        ),
+        pb.GetServerInfoResponse(version=told.build_info, backend="llama.cpp"),
+    )
+
+
+def completion_facts(model: ServedModel, metrics: bytes | None, block_size: int) -> EngineFacts:
+    """Of another engine. vLLM's /metrics tell how large its cache is: in blocks of its own, here of
+    `block_size` tokens."""
+    tokens = 0 if metrics is None else _cache_tokens(metrics)
+    return facts_of(
+        pb.GetModelInfoResponse(
+            model_id=model.id,
+            max_seq_len=model.max_model_len or 0,
+            supported_features=[f"total_kv_blocks={tokens // block_size}"] if tokens else [],
+        ),
+        pb.GetServerInfoResponse(backend=model.owned_by),
+    )
+
+
+def _cache_tokens(metrics: bytes) -> int:
+    """Tokens in the KV cache, by a page of metrics; 0 where it does not say."""
+    lines = [line for line in metrics.decode(errors="replace").splitlines() if _CACHE in line]
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                blocks, size = (sample.labels.get(k, "") for k in ("num_gpu_blocks", "block_size"))
+                if sample.name == _CACHE and blocks.isdecimal() and size.isdecimal():
+                    return min(int(blocks) * int(size), 2**62)
+    except ValueError:
+        pass
+    return 0

@@ -1,0 +1,152 @@
+"""Requests of trtllm.TrtllmService as those of engines that speak OpenAI's HTTP. Pure.
+
+Two kinds of engines: those whose completions take token ids and can tell those of the answer
+(vLLM), and llama.cpp, whose own /completion does.
+"""
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from ...runtime.errors import InvalidRequestError
+from ..trtllm_proto import pb
+from .openai_errors import UNREADABLE
+from .trtllm_answer import MAX_TOKENS, check_request, refuse
+
+
+class EngineKind(enum.Enum):
+    """Which words an engine has beside OpenAI's; the value is what errors call it."""
+
+    COMPLETIONS = "an engine that speaks OpenAI's HTTP"
+    LLAMA = "llama.cpp"
+
+    @property
+    def path(self) -> str:
+        """Where it is asked for a generation."""
+        return "/completion" if self is EngineKind.LLAMA else "/v1/completions"
+
+
+_GUIDES = pb.GuidedDecodingParams
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty",
+)  # fmt: skip
+_LLAMA_NAMES = {"repetition_penalty": "repeat_penalty"}
+_LLAMA_FIELDS = (
+    "tokens", "content", "stop", "stop_type", "stopping_word", "tokens_predicted",
+    "timings/cache_n", "completion_probabilities",
+)  # fmt: skip
+"""What of llama.cpp's last message is wanted: the rest repeats the prompt and all settings."""
+
+
+def request_of(request: bytes, kind: EngineKind, model: str) -> tuple[Any, dict[str, Any]]:
+    """(GenerateRequest, the JSON to post for it). InvalidRequestError, naming it, for what an
+    engine of this kind has no word for."""
+    try:
+        message = pb.GenerateRequest.FromString(request)
+    except DecodeError:
+        raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
+    check_request(message, kind.value)
+    sampling, output = message.sampling_config, message.output_config
+    refuse(
+        kind.value,
+        {
+            "a LoRA adapter by its number": message.HasField("lora_config"),
+            "no_repeat_ngram_size": bool(sampling.no_repeat_ngram_size),
+            "logprobs of the prompt": output.prompt_logprobs > 0,
+            "logits": output.return_context_logits or output.return_generation_logits,
+        },
+    )
+    body: dict[str, Any] = {
+        "prompt": list(message.tokenized.input_token_ids),
+        "stream": message.streaming,
+    }
+    names = _LLAMA_NAMES if kind is EngineKind.LLAMA else {}
+    for name in _SAMPLING:
+        if sampling.HasField(name):
+            body[names.get(name, name)] = getattr(sampling, name)
+    if message.stop:
+        body["stop"] = list(message.stop)
+    if message.ignore_eos:
+        body["ignore_eos"] = True
+    if kind is EngineKind.LLAMA:
+        _add_llama(body, message)
+    else:
+        _add_completions(body, message, model)
+    return message, body
+
+
+def _add_completions(body: dict[str, Any], message: Any, model: str) -> None:
+    if model:
+        body["model"] = model
+    body |= {"max_tokens": min(message.max_tokens, MAX_TOKENS), "return_token_ids": True}
+    if message.streaming:
+        body["stream_options"] = {"include_usage": True}
+    if message.sampling_config.min_tokens:
+        body["min_tokens"] = message.sampling_config.min_tokens
+    if message.stop_token_ids:
+        body["stop_token_ids"] = list(message.stop_token_ids)
+    if message.include_stop_token_in_output:
+        body["include_stop_str_in_output"] = True
+    if message.HasField("cache_salt_id"):
+        body["cache_salt"] = str(message.cache_salt_id)
+    if message.output_config.logprobs > 0:
+        body |= {"logprobs": message.output_config.logprobs, "return_tokens_as_token_ids": True}
+    guide = _guide_of(message, EngineKind.COMPLETIONS, {
+        _GUIDES.GUIDE_TYPE_JSON: lambda guide: {"json_object": True},
+        _GUIDES.GUIDE_TYPE_JSON_SCHEMA: lambda guide: {"json": _schema(guide)},
+        _GUIDES.GUIDE_TYPE_REGEX: lambda guide: {"regex": guide},
+        _GUIDES.GUIDE_TYPE_EBNF_GRAMMAR: lambda guide: {"grammar": guide},
+    })  # fmt: skip
+    if guide:
+        body["structured_outputs"] = guide
+
+
+def _add_llama(body: dict[str, Any], message: Any) -> None:
+    refuse(
+        EngineKind.LLAMA.value,
+        {
+            "min_tokens": message.sampling_config.min_tokens > 0,
+            "stop_token_ids": bool(message.stop_token_ids),
+            "a stop string in the output": message.include_stop_token_in_output and message.stop,
+            # Its cache knows token ids alone.
+            "a cache salt": message.HasField("cache_salt_id"),
+        },
+    )
+    body |= {
+        "n_predict": min(message.max_tokens, MAX_TOKENS),
+        "return_tokens": True,
+        "cache_prompt": True,
+        "timings_per_token": True,
+        "response_fields": _LLAMA_FIELDS,
+    }
+    if message.output_config.logprobs > 0:
+        body["n_probs"] = message.output_config.logprobs
+    body |= _guide_of(message, EngineKind.LLAMA, {
+        _GUIDES.GUIDE_TYPE_JSON: lambda guide: {"json_schema": {"type": "object"}},
+        _GUIDES.GUIDE_TYPE_JSON_SCHEMA: lambda guide: {"json_schema": _schema(guide)},
+        _GUIDES.GUIDE_TYPE_EBNF_GRAMMAR: lambda guide: {"grammar": guide},
+    })  # fmt: skip
+
+
+def _guide_of(
+    message: Any, kind: EngineKind, words: dict[int, Callable[[str], dict[str, Any]]]
+) -> dict[str, Any]:
+    """What holds the output to a grammar, in the words for its type; empty if nothing does."""
+    if not message.HasField("guided_decoding"):
+        return {}
+    guiding = message.guided_decoding
+    if guiding.guide_type not in words:
+        name = _GUIDES.GuideType.Name(guiding.guide_type)
+        raise InvalidRequestError(f"guided decoding by {name} is not supported by {kind.value}")
+    return words[guiding.guide_type](guiding.guide)
+
+
+def _schema(guide: str) -> Any:
+    try:
+        return msgspec.json.decode(guide)
+    except UNREADABLE as error:
+        raise InvalidRequestError(f"the JSON schema of guided decoding: {error}") from None

@@ -1,0 +1,72 @@
+"""PumpedCall: a call whose messages are fetched beside whoever reads them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import grpc
+
+from ...runtime.request_planes import AnswerQueue
+from .failed_call import failure_of
+
+
+class PumpedCall:
+    """A call under way; see EngineCall. It begins at once, whether or not anybody reads.
+
+    It is in `calls` while it runs. What `messages` raises is what the call failed with, in gRPC's
+    words: errors of other kinds than grpc.RpcError are translated.
+    """
+
+    def __init__(
+        self,
+        messages: Callable[[], AsyncGenerator[bytes, None]],
+        timeout: float | None,
+        calls: "set[PumpedCall]",
+    ) -> None:
+        self._messages = messages
+        self._timeout = timeout
+        self._queue: AnswerQueue[bytes] = AnswerQueue()
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
+        self._calls = calls
+        calls.add(self)
+        self._task = asyncio.create_task(self._pump(), name="engine call")
+        self._task.add_done_callback(self._on_done)
+
+    def cancel(self) -> bool:
+        return self._task.cancel()
+
+    def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        return self._queue.items()
+
+    def pause(self) -> None:
+        """Let the engine wait for a slow reader."""
+        self._may_go_on.clear()
+
+    def resume(self) -> None:
+        self._may_go_on.set()
+
+    async def _pump(self) -> None:
+        async with asyncio.timeout(self._timeout), aclosing(self._messages()) as messages:
+            async for message in messages:
+                self._queue.put(message, self)
+                await self._may_go_on.wait()
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        self._calls.discard(self)
+        self._queue.end(_failure_of(task))
+
+
+async def end_calls(calls: set[PumpedCall]) -> None:
+    """Cancel all of them, and wait until they have ended."""
+    for call in list(calls):
+        call.cancel()
+    while calls:
+        await asyncio.sleep(0)
+
+
+def _failure_of(task: "asyncio.Task[None]") -> BaseException | None:
+    if task.cancelled():
+        return asyncio.CancelledError()
+    error = task.exception()
+    return error if error is None or isinstance(error, grpc.RpcError) else failure_of(error)
