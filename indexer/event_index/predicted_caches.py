@@ -29,6 +29,8 @@ class PredictedCaches:
         self._silent_workers: set[WorkerWithDpRank] = set()
         self._numbers: dict[WorkerWithDpRank, int] = {}
         self._overlaps = np.zeros((2, 0), dtype=np.uint32)
+        self.records = bool(ttl_s)
+        """whether `record` may note anything"""
 
     def __len__(self) -> int:
         """Blocks that are believed to be cached."""
@@ -39,11 +41,6 @@ class PredictedCaches:
         return worker in self._silent_workers
 
     @property
-    def records(self) -> bool:
-        """Whether `record` may note anything."""
-        return bool(self._silent_workers) or bool(self.ttl_s)
-
-    @property
     def ttl_s(self) -> float | None:
         return None if self._soon is None else self._soon.ttl_s
 
@@ -51,12 +48,14 @@ class PredictedCaches:
     def ttl_s(self, seconds: float) -> None:
         if self._soon is not None:
             self._soon.ttl_s = seconds
+            self._note_records()
 
     def predict(self, worker: WorkerWithDpRank, on: bool) -> None:
         """Predict this worker's cache from now on, or go by what it reports."""
         if self._silent is None or (worker in self._silent_workers) is on:
             return
         (self._silent_workers.add if on else self._silent_workers.discard)(worker)
+        self._note_records()
         for index in self._indexes:  # what was believed by the other rule is over
             index.unbind(worker)
             if worker in self._numbers:
@@ -71,6 +70,7 @@ class PredictedCaches:
         """Forget a worker, and what is believed of it."""
         self._numbers.pop(worker, None)
         self._silent_workers.discard(worker)
+        self._note_records()
         for index in self._indexes:
             index.unbind(worker)
 
@@ -123,3 +123,6 @@ class PredictedCaches:
             return {}
         known = {source.worker: source.blocks for source in self._silent.sources()}
         return {worker: known.get(worker, 0) for worker in self._silent_workers}
+
+    def _note_records(self) -> None:
+        self.records = bool(self._silent_workers) or bool(self.ttl_s)

@@ -38,10 +38,17 @@ class Residuals:
         self.told = 0
         """predictions, ever"""
 
-    def add(self, foreseen_s: float, took_s: float) -> None:
-        self.told += 1
+    def add(self, foreseen_s: float, took_s: float) -> tuple[float, float]:
+        """A prediction came true so. What is kept of it, for others of the same slack."""
         took = math.log(max(0.0, took_s) + self._slack)
-        self._pairs.append((took - math.log(max(0.0, foreseen_s) + self._slack), took))
+        pair = took - math.log(max(0.0, foreseen_s) + self._slack), took
+        self.keep(pair)
+        return pair
+
+    def keep(self, pair: tuple[float, float]) -> None:
+        """The same, from what `add` returned."""
+        self.told += 1
+        self._pairs.append(pair)
 
     def scatter(self) -> float:
         """Median distance of the residuals from their median; 0 while too few are known."""
@@ -104,11 +111,11 @@ class ResidualWatch:
 
     def on_first_token(self, worker: int, foreseen_s: float, took_s: float) -> bool:
         """A first token came so long after its booking. Whether `trusted` changed."""
-        self._ttft.add(foreseen_s, took_s)
+        pair = self._ttft.add(foreseen_s, took_s)
         own = self._workers.get(worker)
         if own is None:
             own = self._workers[worker] = Residuals(WORKER_WINDOW, TTFT_SLACK_S)
-        own.add(foreseen_s, took_s)
+        own.keep(pair)
         if own.told >= LEAST and own.told % WORKER_CHECK_EVERY == 0:
             self._known.add(worker)
             (self._failing.add if own.fail else self._failing.discard)(worker)
