@@ -9,6 +9,7 @@ import grpc
 
 from ...runtime.clock import Clock
 from ..dispatch import DispatchObserver, Flight
+from ..policy import Decision
 from .incidents import Incidents
 
 KEPT_REQUESTS = 1024
@@ -44,7 +45,7 @@ class RequestJournal:
         self._now = clock.now
         self._inner = inner
         self._incidents = incidents
-        self._ended: deque[EndedRequest] = deque(maxlen=KEPT_REQUESTS)
+        self._ended: deque[tuple[Any, ...]] = deque(maxlen=KEPT_REQUESTS)
         self.last = 0
         """number of the newest"""
         self.on_message = inner.on_message
@@ -60,22 +61,17 @@ class RequestJournal:
         if len(flight.attempts) or code is not grpc.StatusCode.OK:
             self._incidents.on_request(flight, code)
         self.last += 1
-        decision = flight.decision
-        first = flight.first_message_at - flight.arrived if flight.messages else None
-        self._ended.append(
-            EndedRequest(
-                self.last,
+        self._ended.append(  # in words once a page asks: nobody does for most of them
+            (
                 flight.request_id[:ID_LENGTH],
                 flight.arrived,
                 self._now(),
                 flight.queue_s,
-                first if flight.facts.streaming else None,
-                None if decision is None else worker_key(decision.worker),
+                flight.first_message_at if flight.messages and flight.facts.streaming else None,
+                flight.decision,
                 flight.facts.prompt.isl,
-                0 if decision is None else decision.overlap_blocks,
-                0 if decision is None else decision.request_blocks,
-                code.name,
-                len(flight.attempts) + 1,
+                code,
+                len(flight.attempts),
                 flight.messages,
                 flight.facts.streaming,
             )
@@ -84,9 +80,44 @@ class RequestJournal:
     def since(self, number: int, most: int) -> list[EndedRequest]:
         """Those after this number, oldest first; of more than `most` the newest."""
         wanted = min(most, max(0, self.last - number), len(self._ended))
-        newest = list(islice(reversed(self._ended), wanted))
+        newest = [
+            _told(self.last - n, *row)
+            for n, row in enumerate(islice(reversed(self._ended), wanted))
+        ]
         newest.reverse()
         return newest
+
+
+def _told(
+    number: int,
+    request_id: str,
+    arrived: float,
+    ended: float,
+    queue_s: float,
+    first_message_at: float | None,
+    decision: Decision | None,
+    prompt_tokens: int,
+    code: grpc.StatusCode,
+    failures: int,
+    messages: int,
+    streaming: bool,
+) -> EndedRequest:
+    return EndedRequest(
+        number,
+        request_id,
+        arrived,
+        ended,
+        queue_s,
+        None if first_message_at is None else first_message_at - arrived,
+        None if decision is None else worker_key(decision.worker),
+        prompt_tokens,
+        0 if decision is None else decision.overlap_blocks,
+        0 if decision is None else decision.request_blocks,
+        code.name,
+        failures + 1,
+        messages,
+        streaming,
+    )
 
 
 def flights_shown(flights: Iterable[Flight]) -> list[dict[str, Any]]:
