@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from ..router.access import Access, Caller, HostCheck, is_own_origin, rule_of
+from ..router.access import Access, Caller, PageCheck, rule_of
 from .asgi import (
     ClientLeftError,
     Receive,
@@ -54,14 +54,14 @@ class Application:
         routes: dict[str, Handler],
         *,
         access: Access,
-        hosts: HostCheck,
+        pages: PageCheck,
         max_body_bytes: int,
     ) -> None:
         """`routes`: handlers by method and path ("GET /v1/models")."""
         self._routes = routes
         self._paths = {route.partition(" ")[2] for route in routes}
         self._access = access
-        self._hosts = hosts
+        self._pages = pages
         self._max_body_bytes = max_body_bytes
 
     async def __call__(
@@ -101,22 +101,10 @@ class Application:
             if path in self._paths:
                 raise ApiError(405, f"{path} does not take {method}")
             raise ApiError(404, f"there is no {path} here")
-        self._check_page(scope, headers)
+        host = headers.get("host")
+        self._pages.check_origin(headers.get("origin"), scope["scheme"], host)
+        self._pages.check_host(host)
         return handler, self._access.admit(rule_of(route), headers.get("authorization"), names)
-
-    def _check_page(self, scope: Scope, headers: dict[str, str]) -> None:
-        """Keep out web pages: a browser sends their requests also to loopback."""
-        host, origin = headers.get("host"), headers.get("origin")
-        if origin is not None and not is_own_origin(origin, scope["scheme"], host or ""):
-            self._refuse("origin", "a web page of another origin may not ask this router")
-        if not self._hosts.is_ours(host):
-            self._refuse(
-                "host", "the Host is no address or name of this router: see --allowed-host"
-            )
-
-    def _refuse(self, reason: str, text: str) -> None:
-        self._access.refused[reason] += 1
-        raise ApiError(403, text)
 
 
 async def answer_json(call: HttpCall, value: Any, *, status: int = 200) -> None:

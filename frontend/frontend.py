@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from ..router.access import HostCheck, Security
+from ..router.access import PageCheck, Security
 from ..router.serve import Server
 from ..router.serve_config import ServeConfig
 from ..router.services import HttpConnections, plan_connections
@@ -36,7 +36,7 @@ class Frontend:
         application = Application(
             routes,
             access=security.access,
-            hosts=HostCheck(config.allowed_hosts),
+            pages=PageCheck(security.access, config.allowed_hosts),
             max_body_bytes=limits.max_body_bytes,
         )
         connections = HttpConnections(

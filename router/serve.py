@@ -166,7 +166,6 @@ class Server:
         """
         config, stack = self._config, self._stack
         stack.callback(self.router.close)
-        stack.callback(self.dashboard.close)
         if self._spans is not None:
             stack.push_async_callback(self._spans.close)
         # Ports first: they are what fails, and nothing has been started yet.

@@ -1,7 +1,7 @@
 """ModelPool: one set of workers of a model, with index, slots and text that are its own."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,6 @@ from ...workers.discovery import (
     adapter_id,
     checked_folder,
 )
-from ...workers.resync_wire import ResyncRequest
 from ..application import Handler
 from ..completions import Completions
 from ..config import FrontendConfig
@@ -104,10 +103,10 @@ class ModelPool:
         self._task: asyncio.Task[None] | None = None
         self._workers: WorkerPool | None = None
         self._discovered: DiscoveredWorkers | None = None
-        self._queries: WorkerQueries | None = None
         self._text: ModelText | None = None
         self._completions: Completions | None = None
         self._adapters: dict[str, Completions] = {}
+        self._tried = asyncio.Event()  # to build it, and it was built or is refused
         self.reason = ""
         self.gone = False
         """nobody is registered for it any more"""
@@ -191,8 +190,7 @@ class ModelPool:
     async def wait_for_probes(self, at_most_s: float) -> None:
         """Wait until it is built and each worker was asked once, at most so long."""
         async with asyncio.timeout(at_most_s):
-            while not self.is_built and not self.reason:
-                await asyncio.sleep(0.01)
+            await self._tried.wait()
             if self._workers is not None:
                 await self._workers.wait_for_probes(at_most_s)
 
@@ -205,12 +203,7 @@ class ModelPool:
         if self._discovered is not None:
             await self._discovered.close()
         if self._workers is not None:
-            await self._workers.close_workers()
-            await self._workers.close_events()
-        if self._queries is not None:
-            await self._queries.close()
-        if self._workers is not None:
-            self._workers.router.close()
+            await self._workers.close()
 
     async def _build(self) -> None:
         if self._completions is not None:
@@ -230,6 +223,7 @@ class ModelPool:
         self._text = text
         self._completions = self._answering(self.name.model, None)
         self.reason = ""
+        self._tried.set()
         log.info("a pool serves", pool=str(self.name), block_size=card.block_size)
 
     def adapter(self, name: str) -> "AdapterPool":
@@ -264,13 +258,12 @@ class ModelPool:
             except (WrongFileError, ConfigError) as error:
                 if self.reason != str(error):
                     self.reason = str(error)
+                    self._tried.set()
                     log.warning("a pool cannot serve", pool=str(self.name), error=self.reason)
                 await asyncio.sleep(pauses.next())
 
-    def _ask_about(self, index: EventIndex) -> Callable[[ResyncRequest], bool]:
-        plane = self._shared.plane
-        self._queries = WorkerQueries(index, plane, lambda: self._members.sources)
-        return self._queries.ask
+    def _ask_about(self, index: EventIndex) -> WorkerQueries:
+        return WorkerQueries(index, self._shared.plane, lambda: self._members.sources)
 
 
 class AdapterPool(NamedTuple):

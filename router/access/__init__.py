@@ -15,14 +15,8 @@ from .callers import (
 )
 from .exposure import open_to_others
 from .grpc_guard import GuardedServer
-from .http_guard import (
-    HostCheck,
-    HttpGuard,
-    Listener,
-    certificate_names,
-    is_loopback,
-    is_own_origin,
-)
+from .http_guard import HttpGuard, Listener, certificate_names
+from .page_check import PageCheck, is_loopback
 from .roles import FRONTEND_RULES, RULES, Role, Rule, rule_of
 from .security import Security
 
@@ -34,9 +28,9 @@ __all__ = [
     "AccessError",
     "Caller",
     "GuardedServer",
-    "HostCheck",
     "HttpGuard",
     "Listener",
+    "PageCheck",
     "Role",
     "Rule",
     "Security",
@@ -46,7 +40,6 @@ __all__ = [
     "current_caller",
     "generation_id",
     "is_loopback",
-    "is_own_origin",
     "open_to_others",
     "own_id",
     "rule_of",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .http_guard import is_loopback
+from .page_check import is_loopback
 
 
 def open_to_others(

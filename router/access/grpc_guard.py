@@ -11,7 +11,7 @@ from grpc import aio
 
 from .access import Access
 from .callers import AccessError, Caller, set_caller
-from .http_guard import is_loopback
+from .page_check import is_loopback
 from .roles import Rule, rule_of
 
 Context = aio.ServicerContext[Any, Any]

@@ -1,21 +1,14 @@
-"""Access to HTTP routes: roles, the admin listener, and web pages kept out.
+"""Access to HTTP routes: roles, the admin listener, and web pages kept out."""
 
-A browser sends requests for any page that is open in it, also to loopback. Such a request is known
-by an Origin that is not ours; one whose page's name was made to point at us (DNS rebinding) by a
-Host that is no address and no name of ours.
-"""
-
-import ipaddress
-import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
 from .access import Access
 from .callers import AccessError, set_caller
+from .page_check import PageCheck, is_loopback, parse_ip
 from .roles import Rule, rule_of
 
 JSON = "application/json"
@@ -38,48 +31,6 @@ class Listener(NamedTuple):
         return ours.is_unspecified or ours == theirs or is_loopback(self.host) and is_loopback(host)
 
 
-def parse_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """An address, an IPv4 one inside IPv6 as itself; None if it is a name."""
-    try:
-        found = ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return None
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host to listen on, or to reach us by, is this machine alone."""
-    found = parse_ip(host)
-    return host == "localhost" if found is None else found.is_loopback
-
-
-class HostCheck:
-    """Which Host headers are ours: addresses, localhost, this machine's name and those given."""
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        own = (socket.gethostname(), *names)
-        self._names = {name.lower() for name in own if name}
-
-    def is_ours(self, host: str | None) -> bool:
-        if not host:
-            return False
-        try:
-            name = urlsplit(f"//{host}").hostname
-        except ValueError:
-            return False
-        if not name:
-            return False
-        name = name.rstrip(".").lower()
-        loopback = name == "localhost" or name.endswith(".localhost")
-        return loopback or name in self._names or parse_ip(name) is not None
-
-
-def is_own_origin(origin: str, scheme: str, host: str) -> bool:
-    """Whether a page of this origin was served at the address it now sends a request to."""
-    return origin.lower() == f"{scheme}://{host}".lower()
-
-
 class HttpGuard:
     """Decides about requests. `admin` is where admin routes are served; `refused` counts by reason.
 
@@ -89,7 +40,7 @@ class HttpGuard:
 
     def __init__(self, access: Access, admin: Listener, allowed_hosts: Iterable[str] = ()) -> None:
         self._access = access
-        self._hosts = HostCheck(allowed_hosts)
+        self._pages = PageCheck(access, allowed_hosts)
         self.admin = admin
         self.refused: Counter[str] = access.refused
 
@@ -110,17 +61,16 @@ class HttpGuard:
         host, port = _own_address(request)
         changes = request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS)
         origin, named = request.headers.get(hdrs.ORIGIN), request.headers.get(hdrs.HOST)
-        if origin is not None and not is_own_origin(origin, request.scheme, named or ""):
-            self._refuse("origin", "a web page of another origin may not ask this router")
-        if rule.admin_listener and not self.admin.is_reached_by(host, port):
-            where = f"{self.admin.host}:{self.admin.port}"
-            self._refuse("listener", f"this is served on the admin listener alone: {where}")
-        if rule.admin_listener or changes or is_loopback(host):
-            self._check_host(request, named)
-        if rule.admin_listener and changes and _has_body(request) and request.content_type != JSON:
-            self.refused["content_type"] += 1
-            raise web.HTTPUnsupportedMediaType(text=f"the Content-Type must be {JSON}")
         try:
+            self._pages.check_origin(origin, request.scheme, named)
+            if rule.admin_listener and not self.admin.is_reached_by(host, port):
+                where = f"{self.admin.host}:{self.admin.port}"
+                self._refuse("listener", f"this is served on the admin listener alone: {where}")
+            # Metrics are scraped by whatever name we have there, and change nothing.
+            if (rule.admin_listener or changes or is_loopback(host)) and request.path != "/metrics":
+                self._pages.check_host(named)
+            if rule.admin_listener and changes:
+                self._check_body(request)
             header = request.headers.getall(hdrs.AUTHORIZATION, [])
             token = header[0] if len(header) == 1 else "" if header else None
             set_caller(self._access.admit(rule, token, _certificate_names(request)))
@@ -130,12 +80,10 @@ class HttpGuard:
             challenge = {hdrs.WWW_AUTHENTICATE: "Bearer"}
             raise web.HTTPUnauthorized(text=str(error), headers=challenge) from None
 
-    def _check_host(self, request: web.Request, named: str | None) -> None:
-        if request.path == "/metrics":  # scraped by whatever name it has there; changes nothing
-            return
-        if not self._hosts.is_ours(named):
-            text = "the Host is no address or name of this router: see --allowed-host"
-            self._refuse("host", text)
+    def _check_body(self, request: web.Request) -> None:
+        if _has_body(request) and request.content_type != JSON:
+            self.refused["content_type"] += 1
+            raise web.HTTPUnsupportedMediaType(text=f"the Content-Type must be {JSON}")
 
     def _refuse(self, reason: str, text: str) -> None:
         self.refused[reason] += 1

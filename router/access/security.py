@@ -6,7 +6,8 @@ from ...runtime.urls import redact_url
 from ..serve_config import ServeConfig
 from .access import Access
 from .exposure import open_to_others
-from .http_guard import HttpGuard, Listener, is_loopback, parse_ip
+from .http_guard import HttpGuard, Listener
+from .page_check import is_loopback, parse_ip
 
 LOOPBACK = "127.0.0.1"
 

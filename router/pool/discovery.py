@@ -1,7 +1,6 @@
 """Discovery: the store that workers are found in, and the plane that Dynamo's are called over."""
 
 import socket
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from ...indexer.event_index import EventIndex
@@ -13,7 +12,6 @@ from ...runtime.request_planes import NatsCarrier, RequestClient
 from ...runtime.security import NatsAuth
 from ...workers.discovery import STATIC, WorkerWatch
 from ...workers.health import HealthMonitor
-from ...workers.resync_wire import ResyncRequest
 from ..admin import DiscoveredWorkers, WorkerAdmin
 from ..events import WorkerQueries
 from ..serve_config import ServeConfig
@@ -66,11 +64,9 @@ class Discovery:
         self._workers = DiscoveredWorkers(backend, self._watch, admin, monitor, self._plane, clock)
         self._stack = AsyncExitStack()
 
-    def ask_about(self, index: EventIndex) -> Callable[[ResyncRequest], bool]:
-        """The way to ask workers for events that the index misses; closed with this."""
-        queries = WorkerQueries(index, self._plane, lambda: self._watch.sources)
-        self._stack.push_async_callback(queries.close)
-        return queries.ask
+    def ask_about(self, index: EventIndex) -> WorkerQueries:
+        """The way to ask workers for events that the index misses; to be closed before this."""
+        return WorkerQueries(index, self._plane, lambda: self._watch.sources)
 
     async def open(self) -> None:
         """Listen for answers. ConfigError if that cannot be had."""

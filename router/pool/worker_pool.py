@@ -13,7 +13,6 @@ from ...runtime.limit_hits import LimitHits
 from ...runtime.urls import DEFAULT_NATS_URL
 from ...workers.health import HealthMonitor
 from ...workers.registry import WorkerState
-from ...workers.resync_wire import ResyncRequest
 from ..access import Security
 from ..admin import WorkerAdmin
 from ..dashboard import Dashboard
@@ -26,7 +25,7 @@ from ..dispatch import (
     Tracing,
     admission_of,
 )
-from ..events import SYNC_RETRY_S, EventIntake
+from ..events import SYNC_RETRY_S, EventIntake, WorkerQueries
 from ..kv_router import KvRouter
 from ..metrics import RouterMetrics
 from ..replicas import ReplicaSync
@@ -38,8 +37,8 @@ log = structlog.get_logger(__name__)
 class WorkerPool:
     """The index, slots, health, admission and dispatch of one set of workers.
 
-    Once workers are known, `dispatcher.start` begins to serve. `close` undoes all of it; whoever
-    needs an order of its own closes the parts.
+    Once workers are known, `dispatcher.start` begins to serve. `close` undoes all of it; who serves
+    its index over HTTP too closes the parts in turn, the router last.
     """
 
     def __init__(
@@ -49,6 +48,7 @@ class WorkerPool:
         self.events: EventIntake | None = None
         self.replicas: ReplicaSync | None = None
         self._own_plane: NatsPlane | None = None
+        self._queries: WorkerQueries | None = None
         self.router = KvRouter(config.router, clock=clock)
         self.monitor = HealthMonitor(
             self.router.registry,
@@ -115,13 +115,14 @@ class WorkerPool:
         return states
 
     async def start_events(
-        self, ask_worker: Callable[[EventIndex], Callable[[ResyncRequest], bool]] | None = None
+        self, ask_workers: Callable[[EventIndex], WorkerQueries] | None = None
     ) -> str | None:
-        """Connect the index to the event plane; the URL of its server. `ask_worker` makes, for an
+        """Connect the index to the event plane; the URL of its server. `ask_workers` makes, for an
         index, the way to ask workers themselves. ConfigError if the plane cannot be had."""
         index = self.router.index
         if not isinstance(index, EventIndex):
             return None
+        self._queries = None if ask_workers is None else ask_workers(index)
         events = self.events = EventIntake(
             self._config,
             index,
@@ -132,7 +133,7 @@ class WorkerPool:
             auth=self._security.nats,
             on_unannounced=self.monitor.suspect,
             hits=self.hits,
-            ask_worker=None if ask_worker is None else ask_worker(index),
+            ask_worker=None if self._queries is None else self._queries.ask,
         )
         await events.start()
         self.metrics.watch_events(index, events)
@@ -185,6 +186,7 @@ class WorkerPool:
 
     async def close_workers(self) -> None:
         """End what runs, and watch nobody any more. Idempotent."""
+        self.dashboard.close()
         await self.dispatcher.close()
         await self.admin.close()
         await self.monitor.close()
@@ -197,12 +199,13 @@ class WorkerPool:
             await self._own_plane.close()
         if self.events is not None:
             await self.events.close()
+        if self._queries is not None:
+            await self._queries.close()
 
     async def close(self) -> None:
         """Undo all of it. Idempotent."""
         await self.close_workers()
         await self.close_events()
-        self.dashboard.close()
         self.router.close()
 
     def _on_workers(self) -> None:

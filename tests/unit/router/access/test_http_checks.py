@@ -2,13 +2,10 @@
 
 import pytest
 
+from dynamo_router.router.access import Access
 from dynamo_router.router.access.exposure import open_to_others
-from dynamo_router.router.access.http_guard import (
-    HostCheck,
-    Listener,
-    is_loopback,
-    is_own_origin,
-)
+from dynamo_router.router.access.http_guard import Listener
+from dynamo_router.router.access.page_check import PageCheck, is_loopback, is_own_origin
 from dynamo_router.router.access.security import admin_listener
 
 
@@ -36,7 +33,7 @@ from dynamo_router.router.access.security import admin_listener
     ],
 )
 def test_a_host_is_ours_if_no_other_name_can_point_at_us(host: str | None, ours: bool) -> None:
-    assert HostCheck(["Router.example"]).is_ours(host) is ours
+    assert PageCheck(Access(), ["Router.example"]).is_ours(host) is ours
 
 
 @pytest.mark.parametrize(
