@@ -231,6 +231,7 @@ async def _answer_one(
         pinned=origin.pinned,
         urgency=origin.urgency,
         objectives=origin.objectives,
+        session=origin.session,
         caller=origin.caller,
         stops_held=True,
     )

@@ -8,6 +8,7 @@ from xxhash import xxh3_64_intdigest
 
 from ..router.access import Caller
 from ..router.admission import Objectives, Urgency, read_objectives
+from ..router.affinity import Session, read_session
 from ..router.services import read_metadata
 from ..runtime.errors import InvalidRequestError
 from ..runtime.identity import WorkerWithDpRank
@@ -34,6 +35,7 @@ class Origin(NamedTuple):
     pinned: WorkerWithDpRank | None
     urgency: Urgency
     objectives: Objectives
+    session: Session | None
     salt: int | None
     """of its cache namespace: requests with another one share no cached block with it"""
     extras: frozenset[str]
@@ -55,6 +57,7 @@ def origin_of(
     try:
         forwarded, pinned, urgency = read_metadata(said.items())
         objectives = read_objectives(said.items())
+        session = read_session(said.items(), caller.name, caller.name)
     except InvalidRequestError as error:
         raise ApiError(400, str(error)) from None
     extras = set() if nvext is None else set(nvext.extra_fields)
@@ -70,6 +73,7 @@ def origin_of(
         pinned,
         urgency,
         objectives,
+        session,
         _salt(request, headers),
         frozenset(extras),
         received,

@@ -19,7 +19,7 @@ from ..workers.registry import PREDICTED, WorkerEntry, WorkerRegistry
 from .config import KvRouterConfig
 from .event_watch import EventWatch
 from .overlaps import Overlaps
-from .policy import Blocks, Candidates, Decision, Mask, Policy, tier_weights_given
+from .policy import Blocks, Candidates, Decision, Mask, Policy, Preferred, tier_weights_given
 from .prompt import Prompt
 from .replicas import PeerLoad
 from .views import PotentialLoad
@@ -73,6 +73,16 @@ class CandidateSource:
             raise ConfigError("router_replica_sync is off", key="router_replica_sync")
         self._peers = PeerLoad(self.registry, self.slots, self._config, learner, lock, clock)
         return self._peers
+
+    def apply_event(self, event: bytes, worker_id: WorkerLike | None) -> None:
+        """See KvRouter; it needs no lock."""
+        index = self.index
+        if not isinstance(index, EventIndex):
+            raise ConfigError("use_kv_events: off, so events are not taken", key="use_kv_events")
+        if worker_id is None:
+            index.apply(event)
+        else:
+            index.apply_cache_event(as_worker(worker_id), event)
 
     def candidates(
         self, prompt: Prompt, config: KvRouterConfig, now: float, *, with_caches: bool
@@ -169,6 +179,12 @@ class CandidateSource:
             candidates.eligible = candidates.eligible.copy()
             candidates.eligible[number] = True
         return number
+
+    def preferred(self, worker: WorkerLike | None, config: KvRouterConfig) -> Preferred | None:
+        """The worker that a request had better go to, if it is registered."""
+        number = None if worker is None else self.registry.find(as_worker(worker))
+        discount = config.affinity.session_affinity_discount
+        return None if number is None else Preferred(number, discount)
 
     def expire(self, now: float) -> list[str]:
         """Drop bookings and predictions that are too old, now and then; the ids of the bookings."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..runtime.settings import bad_setting, is_finite, option
 from .admission import AdmissionConfig
+from .affinity import AffinityConfig
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
 
 FORECAST, DYNAMO = "forecast", "dynamo"  # the policies that are ours
@@ -187,6 +188,7 @@ class KvRouterConfig:
     router_max_booked_share: float = option(0.5, "Largest part of that for one caller.")
     seed: int | None = option(None, "Seed of random choices and ties.", "--seed")
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    affinity: AffinityConfig = field(default_factory=AffinityConfig, metadata={"inline": True})
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

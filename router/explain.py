@@ -12,6 +12,7 @@ from ..runtime.identity import WorkerWithDpRank
 from ..runtime.steps import STEP, Steps, by_steps
 from ..workers.registry import WorkerEntry, WorkerState
 from .admission import LoadLimits, Objectives
+from .affinity import BoundWorker
 from .candidates import CandidateSource
 from .config import KvRouterConfig
 from .policy import (
@@ -23,6 +24,7 @@ from .policy import (
     Floats,
     GuardedPolicy,
     Policy,
+    discounted,
     terms,
 )
 from .prompt import Prompt
@@ -36,11 +38,13 @@ def explain(
     now: float,
     limits: LoadLimits,
     asked: Objectives,
+    bound: BoundWorker | None = None,
 ) -> Steps[Explanation]:
     """What `choose` would compare for this prompt now, and what Dynamo's cost is made of, in steps.
 
     `limits` say which workers have all they can take, and which are left alone while there are
-    others. `asked` are the request's objectives. Books nothing.
+    others. `asked` are the request's objectives, `bound` is the worker that its session wants.
+    Books nothing.
     """
     known = source.candidates(prompt, config, now, with_caches=True)
     seen = known  # by the policy
@@ -52,7 +56,16 @@ def explain(
     for reason, mask in ruled_out.items():
         full.update(dict.fromkeys(np.flatnonzero(seen.eligible & mask).tolist(), reason))
         known.eligible = seen.eligible = seen.eligible & ~mask
+    if bound is not None and (own_number := source.registry.find(bound.worker)) is not None:
+        if bound.pinned is not None:
+            others = seen.eligible.copy()
+            others[own_number] = False
+            full.update(dict.fromkeys(np.flatnonzero(others).tolist(), "its session has a worker"))
+            known.eligible = seen.eligible = seen.eligible & ~others
     costs = _costs(source, policy, seen)
+    preferred = None if bound is None else source.preferred(bound.preferred, config)
+    if preferred is not None:
+        costs = discounted(preferred, costs)
     own = policy.explain(seen)
     # What overlaps are read into serves the next prompt too.
     arrays = {
@@ -74,6 +87,7 @@ def explain(
         params=vars(config.cost_params()),
         residuals=policy.residuals(),
         objectives=asdict(limits.objectives(prompt.isl, asked)),
+        session=None if bound is None else {**bound.worker._asdict(), "mode": bound.mode},
     )
     ranks = [
         (number, worker, source.registry.entry(worker.worker_id))

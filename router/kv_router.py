@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
-from ..indexer.event_index import EventIndex
 from ..indexer.hashing import Integers
 from ..indexer.prefix_index import TierOverlap
 from ..runtime.clock import Clock, SystemClock
-from ..runtime.errors import ConfigError, InvalidRequestError
+from ..runtime.errors import InvalidRequestError
 from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..runtime.steps import Steps, finish
 from ..workers.registry import WorkerEntry, WorkerFacts, WorkerRegistry
 from .admission import NO_OBJECTIVES, LoadLimits, Objectives
+from .affinity import BoundWorker, SessionAffinity
 from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new_slots
 from .config import KvRouterConfig
 from .explain import explain
@@ -61,6 +61,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         self._policy = self._choice.policy
         self._learner = self._policy if self._policy.learns else Policy()  # hears of requests
         self.limits = LoadLimits(self.config.admission, self.slots, self.registry, self._policy)
+        self.sessions = SessionAffinity(self.config.affinity, self.registry, self._clock)
         self._dropped: list[str] | None = None  # bookings of a worker that is being removed
         self._lock = threading.RLock()
         self.registry.on_add.append(self._on_add)
@@ -76,6 +77,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     def close(self) -> None:
         """Stop the index's thread and let go of the registry. Idempotent."""
         self.index.close()
+        self.sessions.close()
         if self._on_add in self.registry.on_add:
             self.registry.on_add.remove(self._on_add)
             self.registry.on_remove.remove(self._on_remove)
@@ -147,7 +149,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """
         with self._lock:
             self._expire()
-        return views_in_steps(self.registry, self.slots, self.index, self._lock)
+        return views_in_steps(self.registry, self.slots, self.index, self._lock, self.sessions)
 
     def apply_event(self, event: bytes, worker_id: WorkerLike | None = None) -> None:
         """Take one event in: a message of the event plane, or a JSON cache event of `worker_id`.
@@ -155,13 +157,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         The next decision sees it. Raises EventError if it cannot be decoded or, for a JSON event,
         names unknown blocks; ConfigError if this router predicts caches instead of being told.
         """
-        index = self.index
-        if not isinstance(index, EventIndex):
-            raise ConfigError("use_kv_events: off, so events are not taken", key="use_kv_events")
-        if worker_id is None:
-            index.apply(event)
-        else:
-            index.apply_cache_event(as_worker(worker_id), event)
+        self._source.apply_event(event, worker_id)
 
     # Decisions
 
@@ -187,6 +183,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         allowed_workers: Iterable[WorkerLike] | None = None,
         excluded_workers: Collection[WorkerLike] = (),
         pinned_worker: WorkerLike | None = None,
+        preferred_worker: WorkerLike | None = None,
         expected_output_tokens: int | None = None,
         overrides: Mapping[str, Any] | None = None,
         owner: str | None = None,
@@ -194,10 +191,10 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     ) -> Decision:
         """Choose a worker, and with a `request_id` book the request on it until `free`.
 
-        `overrides` are KvRouterConfig fields for this request alone. An int in `allowed_workers`
-        or `excluded_workers` stands for all ranks of a worker, in `pinned_worker` for rank 0.
-        Raises InvalidRequestError for a prompt or an id that cannot be served, NoWorkersError
-        where no worker may take the request now.
+        `overrides` are KvRouterConfig fields for this request alone. An int in `allowed_workers` or
+        `excluded_workers` stands for all ranks of a worker, elsewhere for rank 0. The preferred one
+        is let off a part of its cost. Raises InvalidRequestError for a prompt or an id that cannot
+        be served, NoWorkersError where no worker may take the request now.
         """
         config, policy, temperature = self._choice.of_request(overrides)
         prompt = prompt_of(token_ids, self.block_size, content)
@@ -223,6 +220,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 busy=self.limits.busy() if self.limits.any_busy else None,
                 avoided=self.limits.avoided(takers),
                 temperature=temperature,
+                preferred=source.preferred(preferred_worker, config),
             )
             decision = decision_of(candidates, number, self.registry.worker(number), request_id)
             if request_id is not None:
@@ -257,13 +255,15 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         *,
         overrides: Mapping[str, Any] | None = None,
         asked: Objectives = NO_OBJECTIVES,
+        bound: BoundWorker | None = None,
         **content: Unpack[ContentFields],
     ) -> Steps[Explanation]:
-        """The same, of this moment, in steps. Books nothing. Dynamo's cost comes with it."""
+        """The same, of this moment, in steps, for a session that is `bound`. Books nothing."""
         config, policy, _ = self._choice.of_request(overrides)
         prompt = prompt_of(token_ids, self.block_size, content).hashed()
         with self._lock:
-            return explain(self._source, policy, prompt, config, self._expire(), self.limits, asked)
+            now, limits = self._expire(), self.limits
+            return explain(self._source, policy, prompt, config, now, limits, asked, bound)
 
     def overlaps(
         self, token_ids: Tokens, **content: Unpack[ContentFields]

@@ -11,6 +11,7 @@ from ..indexer.source import SourceState, SourceStatus
 from ..runtime.identity import WorkerWithDpRank
 from ..slots.table import SlotTable
 from ..workers.registry import PREDICTED, WorkerRegistry
+from .affinity import SessionAffinity
 
 VIEWS_IN_A_STEP = 64
 
@@ -33,6 +34,7 @@ class WorkerView(NamedTuple):
     dialect: str | None = None
     origin: str | None = None  # where the registered worker is from
     event_source: str = ""  # nats, grpc or predicted; empty: not known yet
+    sessions: int = 0  # bound to it
     own_requests: int = 0  # of the active ones, those that this router has booked itself
 
 
@@ -50,6 +52,7 @@ def views_in_steps(
     slots: SlotTable,
     index: PrefixIndex,
     lock: AbstractContextManager[object],
+    sessions: SessionAffinity,
 ) -> Iterator[list[WorkerView]]:
     """Every registered rank, then those that only publish events: a few at a time, or none yet.
 
@@ -69,7 +72,7 @@ def views_in_steps(
     for begin in range(0, len(ranks), VIEWS_IN_A_STEP):
         some = ranks[begin : begin + VIEWS_IN_A_STEP]
         with lock:
-            views = _registered(registry, slots, some, sources, usual)
+            views = _registered(registry, slots, some, sources, usual, sessions)
         for _, worker in some:
             sources.pop(worker, None)
         yield views
@@ -83,6 +86,7 @@ def _registered(
     ranks: Sequence[tuple[int, WorkerWithDpRank]],
     heard: Mapping[WorkerWithDpRank, SourceStatus],
     event_source: str,
+    sessions: SessionAffinity,
 ) -> list[WorkerView]:
     """Of these (number, worker), those that are registered; `heard`: what sources said.
     `event_source` is that of workers of which none is known."""
@@ -112,6 +116,7 @@ def _registered(
                 origin=entry.origin,
                 event_source=entry.event_source or event_source,
                 own_requests=int(own[number]),
+                sessions=sessions.count_on(worker),
             )
         )
     return views

@@ -4,10 +4,11 @@ As with Dynamo's own frontend a field that nobody knows is an error; so is one t
 cannot be had.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from ...router.affinity import SESSION_FINAL_KEY, SESSION_ID_KEY, SESSION_TIMEOUT_KEY
 from .errors import ApiError
 
 EXTRA_FIELDS = ("worker_id", "timing", "decision")
@@ -19,6 +20,14 @@ class AgentHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict_priority: int | None = None
     osl: int | None = None
     speculative_prefill: bool | None = None
+
+
+class SessionControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The session of a request; its fields are those of the headers, see router/affinity."""
+
+    session_id: str
+    action: Literal["open", "bind", "close"] | None = None
+    timeout: float | None = None
 
 
 class Extensions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,6 +42,7 @@ class Extensions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agent_hints: AgentHints | None = None
     extra_fields: tuple[str, ...] = ()
     request_timestamp_ms: float | None = None
+    session_control: SessionControl | None = None
     # ----
     use_raw_prompt: bool = False
     annotations: tuple[str, ...] = ()
@@ -70,7 +80,7 @@ class Extensions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The request headers that say the same."""
         worker = self.decode_worker_id
         worker = self.backend_instance_id if worker is None else worker
-        said: dict[str, int | None] = {
+        said: dict[str, float | str | None] = {
             "x-dynamo-worker-instance-id": worker,
             "x-dynamo-dp-rank": self.dp_rank,
         }
@@ -78,6 +88,11 @@ class Extensions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             hints = self.agent_hints
             strict = hints.strict_priority  # a level of its own in Dynamo, above the other one
             said["x-dynamo-priority"] = hints.priority if strict is None else strict
+        if self.session_control is not None:
+            session = self.session_control
+            said[SESSION_ID_KEY] = session.session_id
+            said[SESSION_TIMEOUT_KEY] = session.timeout
+            said[SESSION_FINAL_KEY] = "true" if session.action == "close" else None
         return [(name, str(value)) for name, value in said.items() if value is not None]
 
 

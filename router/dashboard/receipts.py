@@ -62,7 +62,9 @@ class Receipts:
             return
         self.share.begin()
         try:
-            steps = self._router.explain_steps(flight.facts.prompt, asked=flight.objectives)
+            router, prompt = self._router, flight.facts.prompt
+            bound = router.sessions.wanted(flight.session)
+            steps = router.explain_steps(prompt, asked=flight.objectives, bound=bound)
         except Exception:
             # The decision itself will say what is wrong; a policy of others may fail here alone.
             if not self._failed:

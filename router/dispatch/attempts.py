@@ -81,6 +81,12 @@ class Attempts:
         return broken >= BROKEN_TRANSPORTS
 
     @property
+    def is_own_fault(self) -> bool:
+        """Whether the last attempt failed because of the request, or of who sent it."""
+        own = (Blame.CLIENT, Blame.REQUEST)
+        return bool(self._failed) and self.last.verdict.blame in own
+
+    @property
     def repeats_work(self) -> bool:
         """Whether a further attempt asks something again of a fleet that may be short of it."""
         return self.last.verdict.blame is not Blame.TRANSPORT

@@ -11,7 +11,7 @@ import itertools
 import math
 import secrets
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 from typing import cast
 
@@ -24,7 +24,8 @@ from ...runtime.limit_hits import LimitHits
 from ...workers.channels import Metadata
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
-from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Ticket, Urgency
+from ..admission import NO_OBJECTIVES, NORMAL, Lane, Objectives, Ticket, Urgency
+from ..affinity import Session
 from ..kv_router import KvRouter
 from ..policy import Decision
 from ..request_limits import RequestLimits
@@ -73,6 +74,7 @@ class Dispatcher:
     ) -> None:
         limits = limits or RequestLimits()
         self._router = router
+        self._sessions = router.sessions
         self._monitor = monitor
         self._now = clock.now
         self._max_attempts = max_attempts
@@ -140,6 +142,7 @@ class Dispatcher:
         pinned: WorkerWithDpRank | None = None,
         urgency: Urgency = NORMAL,
         objectives: Objectives = NO_OBJECTIVES,
+        session: Session | None = None,
         caller: Caller = ANONYMOUS,
         stops_held: bool = False,
     ) -> Decision:
@@ -164,6 +167,9 @@ class Dispatcher:
             if own != flight.request_id:
                 respond = restore_id(respond, flight.request_id, own)
             flight.urgency, flight.trace = urgency, trace
+            if session is not None and self._sessions.enabled:
+                flight.session = session
+                self._sessions.begin(session)
             flight.objectives = self._router.limits.objectives(facts.prompt.isl, objectives)
             respond = self.migrations.follow(flight, respond)
             return await self._serve(flight, respond, metadata, stops_held)
@@ -189,6 +195,8 @@ class Dispatcher:
                 del self._flights[flight.request_id]
                 self._hedging.drop(flight)
                 self.migrations.settle(flight)
+                if flight.session is not None:
+                    self._end_session(flight, code)
                 if code is not grpc.StatusCode.OK:
                     self._ledger.on_request_failed(flight, code, said)
             self._observer.on_end(flight, code)
@@ -271,18 +279,21 @@ class Dispatcher:
         self, flight: Flight, respond: Respond, metadata: Metadata, stops_held: bool
     ) -> Decision:
         """Try workers until one has answered."""
-        admission, pinned = self._admission, flight.pinned
+        admission, sessions, session = self._admission, self._sessions, flight.session
+        lane = flight.pinned if session is None else self._wanted(flight)[0]
         failure: Exception | None = None
         while True:
             try:
-                if failure is None and admission is not None and not admission.is_open(pinned):
-                    async with admission.turn(partial(self._ticket, flight)):
+                if failure is None and admission is not None and not admission.is_open(lane):
+                    async with admission.turn(partial(self._ticket, flight, lane)):
                         self._check_aborted(flight)  # after it was its turn, before it took it
                         decision = self._decide(flight)
                 else:
                     self._check_aborted(flight)
                     decision = self._decide(flight)
             except NoWorkersError:
+                if session is not None:
+                    sessions.counts["refused"] += 1
                 if failure is None:
                     raise
                 self.migrations.on_no_worker(flight)
@@ -294,7 +305,10 @@ class Dispatcher:
             if flight.hedging:
                 failure = await self._hedging.settle(flight, failure, respond, metadata)
             if failure is None:
-                return flight.decision or decision
+                served = flight.decision or decision
+                if session is not None and served is not decision:  # by a hedge
+                    sessions.bind(session, served.worker)
+                return served
             self._check_aborted(flight)
             if flight.stream is not None and flight.messages:
                 if not await self.migrations.next_request(flight, stops_held, self._has_budget):
@@ -304,6 +318,14 @@ class Dispatcher:
                     return decision
             elif flight.pinned is not None or not self._may_retry(flight):
                 raise failure
+
+    def _end_session(self, flight: Flight, code: grpc.StatusCode) -> None:
+        """A request of a session is over; a worker that failed it need not have the next one."""
+        assert flight.session is not None
+        failed = code is not grpc.StatusCode.OK and len(flight.attempts)
+        if failed and flight.decision is not None and not flight.attempts.is_own_fault:
+            self._sessions.unbind(flight.session, flight.decision.worker)
+        self._sessions.end(flight.session)
 
     def _check_aborted(self, flight: Flight) -> None:
         if flight.aborted:
@@ -324,11 +346,9 @@ class Dispatcher:
             flight.retrying = True
         return True
 
-    def _ticket(self, flight: Flight) -> Ticket:
+    def _ticket(self, flight: Flight, lane: Lane) -> Ticket:
         tokens, penalty_s = self._router.queue_terms(flight.facts.prompt)
-        return Ticket(
-            flight.request_id, flight.arrived, tokens, flight.urgency, flight.pinned, penalty_s
-        )
+        return Ticket(flight.request_id, flight.arrived, tokens, flight.urgency, lane, penalty_s)
 
     def _decide(self, flight: Flight) -> Decision:
         """Choose a worker and book the request there."""
@@ -341,16 +361,31 @@ class Dispatcher:
         flight.booking_id = flight.request_id
         if self.before_decision is not None:
             self.before_decision(flight)
+        session, pinned, preferred = flight.session, flight.pinned, None
+        if session is not None:
+            pinned, preferred = self._wanted(flight, excluded)
         decision = self._router.decide(
             facts.prompt,
             flight.booking_id,
             excluded_workers=excluded,
-            pinned_worker=flight.pinned,
+            pinned_worker=pinned,
+            preferred_worker=preferred,
             expected_output_tokens=facts.max_tokens or None,
         )
+        if session is not None:
+            self._sessions.bind(session, decision.worker)
         flight.decision, flight.decision_s = decision, self._now() - began
         flight.trace.decided(flight)
         return decision
+
+    def _wanted(
+        self, flight: Flight, excluded: Set[int] = frozenset()
+    ) -> tuple[WorkerWithDpRank | None, WorkerWithDpRank | None]:
+        """The worker that it must go to, and the one that it had better go to."""
+        if flight.pinned is not None:
+            return flight.pinned, None
+        bound = self._sessions.wanted(flight.session, excluded)
+        return (None, None) if bound is None else (bound.pinned, bound.preferred)
 
     def _load_fell(self) -> None:
         if self._admission is not None:

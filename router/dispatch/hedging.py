@@ -92,6 +92,8 @@ class Hedging:
         """An attempt begins: think of a second one after a while."""
         if self.after_s is None or flight.pinned is not None or flight.hedged:
             return
+        if flight.session is not None and self._router.sessions.hard:
+            return
         flight.hedging = True
         loop = asyncio.get_running_loop()
         flight.hedge_timer = loop.call_later(self.after_s, self._begin, flight, metadata)

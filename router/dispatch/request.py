@@ -16,6 +16,7 @@ from ...workers.channels import Metadata
 from ...workers.dialects import EngineCall, EngineClient
 from ...workers.failures import Origin
 from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
+from ..affinity import Session
 from ..migration import CarriedStream
 from ..policy import Decision
 from .attempts import Attempt, Attempts
@@ -129,6 +130,7 @@ class Flight:
     """the client's; infinite if it has none"""
     attempts: Attempts = field(default_factory=partial(Attempts, 1))
     pinned: WorkerWithDpRank | None = None
+    session: Session | None = None
     urgency: Urgency = NORMAL
     objectives: Objectives = NO_OBJECTIVES
     unfit: Set[int] = frozenset()

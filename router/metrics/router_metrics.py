@@ -30,6 +30,7 @@ from .page import MetricsPage
 from .process import build_metrics, log_metrics, process_metrics, server_metrics
 from .requests import RequestMetrics
 from .security import security_metrics
+from .sessions import session_metrics
 from .worker_requests import WorkerRequests
 from .workers import worker_metrics
 
@@ -63,6 +64,7 @@ class RouterMetrics:
         page.add(booking_metrics(self._router.slots))
         page.add(fault_metrics(self._router, dispatcher))
         page.add(forecast_metrics(self._router))
+        page.add(session_metrics(self._router.sessions))
         if queue is not None:
             page.add(queue_metrics(queue))
 

@@ -23,7 +23,7 @@ from .forecast import ForecastParams, ForecastPolicy
 from .guard import GuardedPolicy
 from .modes import DynamoCost, LMetric, mode_policy
 from .residuals import ResidualState
-from .selection import choose
+from .selection import Preferred, choose, discounted
 
 __all__ = [
     "Blocks",
@@ -44,9 +44,11 @@ __all__ = [
     "Mask",
     "Mode",
     "Policy",
+    "Preferred",
     "ResidualState",
     "Rng",
     "choose",
+    "discounted",
     "lower_saving",
     "tier_weights_given",
     "mode_policy",

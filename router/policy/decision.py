@@ -79,6 +79,7 @@ class Explanation:
     candidates: tuple[CandidateTerms, ...] = ()
     residuals: ResidualState | None = None  # of what the policy foresees, if it does
     objectives: Mapping[str, float | None] = field(default_factory=dict)  # ttft_ms, itl_ms
+    session: Mapping[str, Any] | None = None  # the worker its session is bound to, and how
 
     @property
     def cheapest(self) -> tuple[WorkerWithDpRank, ...]:
@@ -99,6 +100,7 @@ class Explanation:
             "params": dict(self.params),
             "objectives": dict(self.objectives),
             "residuals": None if self.residuals is None else asdict(self.residuals),
+            "session": None if self.session is None else dict(self.session),
             "cheapest": [_pair(worker) for worker in self.cheapest],
             "candidates": [e.to_dict() for e in self.candidates] if rows is None else rows,
         }

@@ -1,10 +1,20 @@
 """Which worker gets a request: who may, by pins, limits and masks, and then who does, by policy."""
 
+import math
+from typing import NamedTuple
+
 from ...runtime.errors import InvalidRequestError, NoWorkersError, RouterError
 from ...slots.table import SlotTable
 from .base import Candidates, Policy
-from .cost import Mask
+from .cost import Floats, Mask
 from .draw import Rng, pick
+
+
+class Preferred(NamedTuple):
+    """A worker's number, and the part of its cost that it is let off, from 0 to 1."""
+
+    number: int
+    discount: float
 
 
 def choose(
@@ -17,14 +27,16 @@ def choose(
     busy: Mask | None = None,
     avoided: Mask | None = None,
     temperature: float | None = None,
+    preferred: Preferred | None = None,
 ) -> int:
     """The number of the worker that a request goes to.
 
     `allowed` are the workers the request accepts, None for all; `busy` are those that have all
     they can take; `avoided` are left alone if there are others. A `pinned` worker is not compared
-    with others, only checked. A `temperature` takes the place of the policy's own pick. Raises
-    NoWorkersError if no worker may take the request now, and InvalidRequestError if it pins a
-    worker that it does not allow.
+    with others, only checked. A `temperature` takes the place of the policy's own pick. A
+    `preferred` worker is chosen if it costs no more than the cheapest, once its discount is taken
+    off. Raises NoWorkersError if no worker may take the request now, and InvalidRequestError if it
+    pins a worker that it does not allow.
     """
     eligible = candidates.eligible
     if pinned is not None:
@@ -39,6 +51,8 @@ def choose(
             raise NoWorkersError("every worker is busy", overloaded=True)
     if avoided is not None and (others := eligible & ~avoided).any():
         eligible = candidates.eligible = others
+    if preferred is not None and _is_best(preferred, policy.score(candidates)):
+        return preferred.number
     if temperature is None:
         number = policy.choose(candidates, rng)
     else:
@@ -46,6 +60,21 @@ def choose(
     if not (0 <= number < len(eligible) and eligible[number]):
         raise RouterError(f"the policy chose worker number {number}, which is not eligible")
     return number
+
+
+def discounted(preferred: Preferred, costs: Floats) -> Floats:
+    """The costs, with the preferred worker's less its discount."""
+    costs = costs.copy()
+    own = costs[preferred.number]
+    if math.isfinite(own):
+        costs[preferred.number] = own - preferred.discount * abs(own)
+    return costs
+
+
+def _is_best(preferred: Preferred, costs: Floats) -> bool:
+    """Whether a preferred worker, where it may be chosen, is the cheapest or as cheap."""
+    own = discounted(preferred, costs)[preferred.number]
+    return bool(math.isfinite(own) and own <= costs.min())
 
 
 def _check_pin(pinned: int, eligible: Mask, allowed: Mask | None, busy: Mask | None) -> int:

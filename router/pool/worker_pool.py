@@ -156,6 +156,7 @@ class WorkerPool:
             self.router.count_peers(),
             plane,
             self._clock,
+            self.router.sessions,
             namespace=config.namespace,
             component=config.component,
             endpoint=config.endpoint,

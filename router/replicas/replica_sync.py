@@ -11,10 +11,12 @@ from ...runtime.clock import Clock
 from ...runtime.errors import EventError
 from ...runtime.event_planes import EventPlane, PlaneState, Subscription, endpoint_subject
 from ...runtime.supervised import stopped, supervise
-from ...slots.replicas import Message, decode_message, encode_message
+from ...slots.replicas import Ask, Message, decode_message, encode_message
+from ..affinity import SessionAffinity
 from .dynamo_replicas import ACTIVE_SEQUENCES, DynamoReplicas
 from .peer_load import PeerLoad
 from .replica import Replica
+from .session_sync import SESSION_AFFINITY, SessionSync
 
 ROUTER_SYNC = "router-sync"
 """The topic on which our routers talk; Dynamo's talk on ACTIVE_SEQUENCES."""
@@ -36,6 +38,7 @@ class ReplicaSync:
         load: PeerLoad,
         plane: EventPlane,
         clock: Clock,
+        sessions: SessionAffinity,
         *,
         namespace: str,
         component: str,
@@ -47,10 +50,12 @@ class ReplicaSync:
         self._load, self._plane, self._clock = load, plane, clock
         self._subject = endpoint_subject(namespace, component, endpoint, ROUTER_SYNC)
         self._dynamo_subject = endpoint_subject(namespace, component, endpoint, ACTIVE_SEQUENCES)
+        self._sessions_subject = endpoint_subject(namespace, component, endpoint, SESSION_AFFINITY)
         self._on_load_fell = on_load_fell
         router_id = 1 + randbelow(2**53 - 1)
         self.replica = Replica(load, router_id, name)
         self.dynamo = DynamoReplicas(load, router_id)
+        self.sessions = SessionSync(sessions, router_id)
         self.undecodable = 0
         self._pending = asyncio.Event()
         self._subscriptions: list[Subscription] = []
@@ -72,10 +77,13 @@ class ReplicaSync:
 
         self._load.on_pending = wake
         self._unwatch = self._plane.on_state(self._on_plane_state)
-        for subject, handler in (
-            (self._subject, self._on_message),
-            (self._dynamo_subject, self._on_dynamo_message),
-        ):
+        handlers = {
+            self._subject: self._on_message,
+            self._dynamo_subject: self._on_dynamo_message,
+        }
+        if self.sessions.enabled:
+            handlers[self._sessions_subject] = self._on_session_message
+        for subject, handler in handlers.items():
             self._subscriptions.append(await self._plane.subscribe(subject, handler))
         self._tasks = [
             supervise("replica sync", self._run),
@@ -109,6 +117,8 @@ class ReplicaSync:
                 await self._say(self.replica.on_connected(now))
             else:
                 await self._say(self.replica.tick(now))
+                for payload in self.sessions.messages():
+                    await self._plane.publish(self._sessions_subject, payload)
             self.dynamo.tick(now)
             await asyncio.sleep(TICK_S)
 
@@ -137,8 +147,16 @@ class ReplicaSync:
         except EventError:
             self.undecodable += 1
             return
+        if isinstance(message, Ask) and not message.wanted:
+            self.sessions.on_newcomer()
         if self.replica.hear(message, self._clock.now()):
             self._on_load_fell()
+
+    def _on_session_message(self, subject: str, payload: bytes) -> None:
+        try:
+            self.sessions.hear(payload)
+        except EventError:
+            self.undecodable += 1
 
     def _on_dynamo_message(self, subject: str, payload: bytes) -> None:
         try:

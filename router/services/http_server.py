@@ -216,6 +216,7 @@ def _worker(view: WorkerView) -> dict[str, Any]:
         "active_prefill_tokens": view.active_prefill_tokens,
         "active_requests": view.active_requests,
         "own_requests": view.own_requests,
+        "sessions": view.sessions,
         "event_source": view.event_source or None,
         "event_source_state": view.event_source_state,
         "lower_tier_blocks": dict(zip(TIERS[1:], view.lower_tier_blocks, strict=True)),

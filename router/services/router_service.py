@@ -14,6 +14,7 @@ from ...runtime.steps import answer_share, by_steps, finish_in_turns, in_turns, 
 from ..access import current_account, current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
 from ..admission import Objectives, read_objectives
+from ..affinity import Session, read_session
 from ..dispatch import RequestReader, status_of
 from ..kv_router import KvRouter
 from ..policy import CandidateTerms, Decision
@@ -60,18 +61,22 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
             request = _decoded(kind, rest)
             if "request_id" in kind.DESCRIPTOR.fields_by_name:
                 self._reader.check_name("request_id", request.request_id)
-            asked = read_objectives(cast(Any, context.invocation_metadata()))
+            metadata = cast(Any, context.invocation_metadata())
+            asked = read_objectives(metadata)
+            session = read_session(metadata, current_caller().name, current_account())
             prompt = await self._reader.prompt(tokens, request.lora_name, request.cache_namespace)
             if kind is pb.ExplainRequest:
-                return await method(request, prompt, asked)
+                return await method(request, prompt, asked, session)
+            if kind is pb.SelectWorkerRequest:
+                return await method(request, prompt, session)
             return await method(request, prompt)
         except RouterError as error:
             await _abort(context, error)
 
     async def SelectWorker(
-        self, request: pb.SelectWorkerRequest, prompt: Prompt
+        self, request: pb.SelectWorkerRequest, prompt: Prompt, session: Session | None
     ) -> pb.SelectWorkerResponse:
-        decision = self._select(request, prompt)
+        decision = self._select(request, prompt, session)
         if request.request_id and decision.request_id is None:
             self._reader.hits.hit("router_max_booked_blocks")
         entry = self._router.registry.entry(decision.worker.worker_id)
@@ -86,17 +91,26 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
             disk_overlap_blocks=decision.disk_overlap_blocks,
         )
 
-    def _select(self, request: pb.SelectWorkerRequest, prompt: Prompt) -> Decision:
+    def _select(
+        self, request: pb.SelectWorkerRequest, prompt: Prompt, session: Session | None
+    ) -> Decision:
         tokens_out = request.HasField("expected_output_tokens")
+        sessions, allowed = self._router.sessions, list(request.allowed_worker_ids)
+        pinned, bound = _pinned(request), sessions.wanted(session)
+        if bound is not None and (pinned or (allowed and bound.worker.worker_id not in allowed)):
+            bound = None
         try:
-            return self._router.decide(
+            decision = self._router.decide(
                 prompt,
                 _booking(request.request_id) if request.request_id else None,
-                allowed_workers=list(request.allowed_worker_ids) or None,
-                pinned_worker=_pinned(request),
+                allowed_workers=allowed or None,
+                pinned_worker=pinned if bound is None else bound.pinned,
+                preferred_worker=None if bound is None else bound.preferred,
                 expected_output_tokens=request.expected_output_tokens if tokens_out else None,
                 owner=current_account(),
             )
+            sessions.bind(session, decision.worker, in_flight=False)
+            return decision
         except InvalidRequestError as error:
             if error.field != "request_id":
                 raise
@@ -146,9 +160,14 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
         return answer
 
     async def Explain(
-        self, request: pb.ExplainRequest, prompt: Prompt, asked: Objectives
+        self,
+        request: pb.ExplainRequest,
+        prompt: Prompt,
+        asked: Objectives,
+        session: Session | None,
     ) -> pb.ExplainResponse:
-        steps = self._router.explain_steps(prompt, asked=asked)
+        bound = self._router.sessions.wanted(session)
+        steps = self._router.explain_steps(prompt, asked=asked, bound=bound)
         explanation = await finish_in_turns(steps, self._share)
         answer = pb.ExplainResponse(cheapest=map(_worker, explanation.cheapest))
         rows = []

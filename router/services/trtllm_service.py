@@ -21,8 +21,9 @@ from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
-from ..access import current_caller
+from ..access import current_account, current_caller
 from ..admission import NORMAL, Urgency, read_objectives
+from ..affinity import read_session
 from ..dispatch import DP_RANK_KEY, ClientGoneError, Dispatcher, status_of
 
 PINNED_WORKER_KEY = "x-dynamo-worker-instance-id"
@@ -79,6 +80,7 @@ class TrtllmService(grpc.GenericRpcHandler):
                 pinned=pinned,
                 urgency=urgency,
                 objectives=read_objectives(metadata),
+                session=read_session(metadata, current_caller().name, current_account()),
                 caller=current_caller(),
             )
         except Exception as error:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from dynamo_router.router.admission.limits import AdmissionConfig, LoadLimits
+from dynamo_router.router.affinity import AffinityConfig, SessionAffinity
 from dynamo_router.router.policy.decision import Decision
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.runtime.clock import SystemClock
@@ -18,6 +19,7 @@ class LedgerRouter:
 
     def __init__(self, registry: WorkerRegistry) -> None:
         self.registry = registry
+        self.sessions = SessionAffinity(AffinityConfig(), registry, SystemClock())
         self.limits = LoadLimits(AdmissionConfig(), SlotTable(1), registry)
         self.block_size = 1
         self.booked: dict[str, int] = {}
@@ -34,6 +36,7 @@ class LedgerRouter:
         *,
         excluded_workers: Collection[int] = (),
         pinned_worker: WorkerWithDpRank | None = None,
+        preferred_worker: WorkerWithDpRank | None = None,
         **more: Any,
     ) -> Decision:
         eligible = self.registry.eligible(SystemClock().now())

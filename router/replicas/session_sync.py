@@ -1,0 +1,83 @@
+"""SessionSync: which worker each session is bound to, as routers tell each other. No I/O.
+
+The messages are those of Dynamo's routers (`tests/vectors/dynamo_event_channels.json`): a
+binding is told when it is made, and again now and then while it is used, so that what was lost is
+told once more. A router that comes later is told all.
+"""
+
+import time
+
+import msgspec
+
+from ...runtime.envelope import EventEnvelope, decode_envelope, encode_envelope
+from ...runtime.errors import EventError
+from ...runtime.identity import as_worker
+from ..affinity import Binding, SessionAffinity
+
+SESSION_AFFINITY = "session_affinity_events"
+"""Dynamo's topic."""
+AT_ONCE = 256
+"""Bindings told in one turn."""
+LONGEST_KEY = 1024
+"""Bytes of a session's id with its caller's name."""
+
+
+class _Update(msgspec.Struct, frozen=True):
+    """The field order is the wire's."""
+
+    session_id: str
+    worker_id: int
+    dp_rank: int | None
+    sequence: int
+    writer_id: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Update).decode
+
+
+class SessionSync:
+    """One router's part in it."""
+
+    def __init__(self, sessions: SessionAffinity, publisher_id: int) -> None:
+        self._sessions, self._publisher_id = sessions, publisher_id
+        self._sequence = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this router binds sessions at all."""
+        return self._sessions.enabled
+
+    def on_newcomer(self) -> None:
+        """A router asks for all there is to know."""
+        self._sessions.tell_all()
+
+    def hear(self, message: bytes) -> None:
+        """Take a message in. EventError if it cannot be read."""
+        try:
+            update = _decode(decode_envelope(message).payload)
+            worker = as_worker((update.worker_id, update.dp_rank or 0))
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            raise EventError(f"no binding of a session: {error}") from error
+        if len(update.session_id.encode()) > LONGEST_KEY:
+            raise EventError("no binding of a session: its id is too long")
+        if not (0 < update.sequence < 1 << 63 and 0 <= update.writer_id < 1 << 64):
+            raise EventError("no binding of a session: a number is out of range")
+        binding = Binding(update.session_id, worker, update.sequence, update.writer_id)
+        self._sessions.hear([binding])
+
+    def messages(self) -> list[bytes]:
+        """What the others are to be told now."""
+        return [self._wrap(binding) for binding in self._sessions.take_untold(AT_ONCE)]
+
+    def _wrap(self, binding: Binding) -> bytes:
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        worker = binding.worker
+        update = _Update(
+            binding.key, worker.worker_id, worker.dp_rank, binding.sequence, binding.writer
+        )
+        published_at = time.time_ns() // 1_000_000
+        payload = _encode(update)
+        return encode_envelope(
+            EventEnvelope(self._publisher_id, sequence, published_at, SESSION_AFFINITY, payload)
+        )
