@@ -15,6 +15,7 @@ from support.security.certificates import Authority
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
+from dynamo_router.router.affinity import AffinityConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.serve import Server
 from dynamo_router.router.serve_config import ServeConfig
@@ -46,7 +47,11 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
                 port=0,
                 http_port=0,
                 workers=tuple(engine.url for engine in engines),
-                router=KvRouterConfig(block_size=BLOCK, seed=1),
+                router=KvRouterConfig(
+                    block_size=BLOCK,
+                    seed=1,
+                    affinity=AffinityConfig(session_affinity_ttl_secs=60.0),
+                ),
                 outliers=OutlierPolicy(failures_in_a_row=1, ejection_s=60),
                 index_snapshot=str(folder / "index"),
                 tls=ServerTlsConfig(cert=cert, key=key),
