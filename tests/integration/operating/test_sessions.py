@@ -69,7 +69,7 @@ async def test_a_worker_that_failed_or_left_loses_its_sessions(engines: list[Fak
         second = await worker_of(doors, "b", "s")  # tried again elsewhere
         engines[first - 1].script = answer
         assert second != first and await worker_of(doors, "c", "s") == second
-        doors.server.monitor.remove(second)
+        assert await doors.server.monitor.remove(engines[second - 1].url)
         third = await worker_of(doors, "d", "s")
         assert third != second
         metrics = await doors.metrics()
