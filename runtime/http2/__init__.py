@@ -1,19 +1,30 @@
-"""gRPC over HTTP/2 by nghttp2: which library there is, and a client's channel."""
+"""gRPC over HTTP/2 by nghttp2: which library there is, a client's channel, and a server."""
 
 from .client_call import CallError, ClientCall
 from .client_channel import ALPN, ChannelLimits, ClientChannel, Tls
 from .library import Library, load_library
 from .outcome import Fault, Outcome
+from .server import Http2Server, Serve
+from .server_call import CallAborted, PeerGoneError, ServerCall
+from .server_limits import ConnectionShare, OnLimit, ServerLimits
 
 __all__ = [
     "ALPN",
+    "CallAborted",
     "CallError",
     "ChannelLimits",
     "ClientCall",
     "ClientChannel",
+    "ConnectionShare",
     "Fault",
+    "Http2Server",
     "Library",
+    "OnLimit",
     "Outcome",
+    "PeerGoneError",
+    "Serve",
+    "ServerCall",
+    "ServerLimits",
     "Tls",
     "load_library",
 ]

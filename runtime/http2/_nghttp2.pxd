@@ -3,7 +3,7 @@
 Declared from the documentation of nghttp2 1.60 to 1.70, whose binary interface (so.14) is stable.
 """
 
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 ctypedef void nghttp2_session  # opaque
 ctypedef void nghttp2_session_callbacks  # opaque
@@ -102,6 +102,7 @@ cdef struct Functions:
     void (*option_set_no_closed_streams)(nghttp2_option*, int) noexcept
     void (*option_set_max_outbound_ack)(nghttp2_option*, size_t) noexcept
     void (*option_set_spaces_allowed)(nghttp2_option*, int) noexcept
+    void (*option_set_stream_reset_rate_limit)(nghttp2_option*, uint64_t, uint64_t) noexcept
     new_t session_client_new2
     new_t session_server_new2
     void (*session_del)(nghttp2_session*) noexcept

@@ -40,6 +40,7 @@ _NAMES = (
     b"option_set_no_closed_streams",
     b"option_set_max_outbound_ack",
     b"option_set_no_rfc9113_leading_and_trailing_ws_validation",
+    b"option_set_stream_reset_rate_limit",
     b"session_client_new2",
     b"session_server_new2",
     b"session_del",

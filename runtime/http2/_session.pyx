@@ -26,10 +26,21 @@ cdef enum:
     CONNECTION_WINDOW = 16 << 20
     LARGEST_FRAME = 16384 + 9
     UNANSWERED_ACKS = 256  # acknowledgements of pings and settings that wait to be sent
+    # Streams that a client resets: a burst, and each second. Whoever serves them looks closer.
+    RESETS = 20000
+    RESETS_EACH_S = 2000
+    TOO_MANY_SETTINGS = -537
+    FLOODED = -904
+    TOO_MANY_CONTINUATIONS = -905
 
 
 class SessionError(Exception):
-    """The peer does not speak HTTP/2, or breaks its rules; the connection is of no use."""
+    """The peer does not speak HTTP/2, or breaks its rules; the connection is of no use.
+
+    `flooded`: it sends too many frames that ask for work and bring nothing.
+    """
+
+    flooded = False
 
 
 cdef class Session(Streams):
@@ -60,6 +71,7 @@ cdef class Session(Streams):
         self.ng.option_set_max_outbound_ack(option, UNANSWERED_ACKS)
         # gRPC's servers send texts as they are, a space at the end too; nghttp2 would leave them out.
         self.ng.option_set_spaces_allowed(option, 1)
+        self.ng.option_set_stream_reset_rate_limit(option, RESETS, RESETS_EACH_S)
         make = self.ng.session_server_new2 if server else self.ng.session_client_new2
         failed = make(&self.session, callbacks(self.ng), <void*><Streams>self, option)
         self.ng.option_del(option)
@@ -84,14 +96,19 @@ cdef class Session(Streams):
             or self.ng.session_want_write(self.session)
         )
 
+    @property
+    def open_streams(self) -> list:
+        """Streams that have neither ended nor been dropped."""
+        return [each for each in self.streams.values() if not (<Stream>each).dropped]
+
     def close(self) -> list:
         """End the session; the streams that had not ended, which hear nothing any more."""
-        left = list(self.streams.values())
+        left = self.open_streams
         if self.session != NULL:
             self.ng.session_del(self.session)
             self.session = NULL
         self.streams = {}
-        return [stream for stream in left if not (<Stream>stream).dropped]
+        return left
 
     # Bytes
 
@@ -110,7 +127,9 @@ cdef class Session(Streams):
             PyBuffer_Release(&view)
         self._raise()
         if taken < 0:
-            raise SessionError(self.complaint or self.ng.strerror(<int>taken).decode())
+            error = SessionError(self.complaint or self.ng.strerror(<int>taken).decode())
+            error.flooded = taken in (FLOODED, TOO_MANY_SETTINGS, TOO_MANY_CONTINUATIONS)
+            raise error
 
     def send(self, Py_ssize_t about) -> bytes:
         """Bytes for the peer, some `about` of them at most; empty: nothing is to be sent now."""

@@ -8,6 +8,8 @@ END: int
 SETTINGS: int
 PONG: int
 GOAWAY: int
+PING: int
+VIOLATION: int
 
 SOUND: int
 MESSAGE_COMPRESSED: int

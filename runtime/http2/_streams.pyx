@@ -7,24 +7,10 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from ._messages cimport (
-    COMPRESSED,
-    NO_MEMORY,
-    READABLE,
-    TOO_LONG,
-    forget_part,
-    is_between_messages,
-    next_message,
-)
-from ._nghttp2 cimport (
-    Functions,
-    nghttp2_data_source,
-    nghttp2_frame,
-    nghttp2_nv,
-    nghttp2_session,
-    nghttp2_session_callbacks,
-    read_t,
-)
+from ._messages cimport COMPRESSED, NO_MEMORY, READABLE, TOO_LONG
+from ._messages cimport forget_part, is_between_messages, next_message
+from ._nghttp2 cimport Functions, nghttp2_data_source, nghttp2_frame, nghttp2_nv
+from ._nghttp2 cimport nghttp2_session, nghttp2_session_callbacks, read_t
 
 # Kinds of events, and their values.
 HEADERS = 1  # a list of (name, value): of a request, or the initial ones of an answer
@@ -35,6 +21,8 @@ END = 5  # the code of the RST_STREAM that ended it, 0 without one
 SETTINGS = 6  # None; of no stream: the peer's settings came
 PONG = 7  # None; of no stream: a ping of ours was answered
 GOAWAY = 8  # (last stream that it looks at, code); of no stream
+PING = 9  # None; of no stream: the peer asks whether we are there, and is answered
+VIOLATION = 10  # why nothing more of this request is read; its server answers with a status
 
 # Violations: why this side ended a stream that was not dropped.
 SOUND = 0
@@ -59,6 +47,7 @@ cdef enum:
     DEFERRED = -508
     END_THIS_STREAM = -521
     END_THIS_SESSION = -902
+    RST_NO_ERROR = 0
     RST_CANCEL = 8
     HEADER_OVERHEAD = 32  # of a header, beside its name and value: RFC 9113, 6.5.2
     SMALL = 4096
@@ -213,7 +202,7 @@ cdef int on_header(
     stream.header_bytes += name_size + value_size + HEADER_OVERHEAD
     if stream.header_bytes > self.max_header_bytes:
         stream.violation = HAS_LONG_HEADERS
-        return END_THIS_STREAM
+        return 0 if self.server else END_THIS_STREAM
     try:
         pair = (
             PyBytes_FromStringAndSize(<const char*>name, name_size),
@@ -256,7 +245,10 @@ cdef int on_data(
         if why != READABLE:
             stream.violation = why
             forget_part(&stream.reader)
-            self.ng.submit_rst_stream(session, 0, number, RST_CANCEL)
+            if self.server:
+                self.events.append((stream, VIOLATION, why))
+            else:
+                self.ng.submit_rst_stream(session, 0, number, RST_CANCEL)
         elif stream.unread == 0:
             self.ng.session_consume_stream(session, number, stream.received)
             stream.received = 0
@@ -279,8 +271,7 @@ cdef int on_frame_recv(
                 self.events.append((None, SETTINGS, None))
             return 0
         if kind == FRAME_PING:
-            if frame.hd.flags & FLAG_ACK:
-                self.events.append((None, PONG, None))
+            self.events.append((None, PONG if frame.hd.flags & FLAG_ACK else PING, None))
             return 0
         if kind == FRAME_GOAWAY:
             told = (frame.goaway.last_stream_id, frame.goaway.error_code)
@@ -299,6 +290,8 @@ cdef int on_frame_recv(
             else:
                 stream.told_headers = True
                 self.events.append((stream, HEADERS, stream.headers))
+                if stream.violation == HAS_LONG_HEADERS:
+                    self.events.append((stream, VIOLATION, HAS_LONG_HEADERS))
         if frame.hd.flags & FLAG_END_STREAM and not stream.half_closed:
             stream.half_closed = True
             if stream.violation == IS_SOUND and not is_between_messages(&stream.reader):
@@ -325,10 +318,16 @@ cdef int on_frame_send(
 ) noexcept:
     cdef Streams self = <Streams>ours
     cdef void* found
-    if frame.hd.type == FRAME_HEADERS and not self.server:
-        found = self.ng.session_get_stream_user_data(session, frame.hd.stream_id)
-        if found != NULL:
-            (<Stream>found).begun = True
+    if frame.hd.type > FRAME_HEADERS or (self.server and not frame.hd.flags & FLAG_END_STREAM):
+        return 0
+    found = self.ng.session_get_stream_user_data(session, frame.hd.stream_id)
+    if found == NULL:
+        return 0
+    if not self.server:
+        (<Stream>found).begun = True
+    elif not (<Stream>found).half_closed:
+        # The answer is complete: the client need not send the rest of what it asks.
+        self.ng.submit_rst_stream(session, 0, frame.hd.stream_id, RST_NO_ERROR)
     return 0
 
 

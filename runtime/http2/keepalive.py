@@ -22,9 +22,11 @@ class Keepalive:
     within `timeout_s` after that, it is lost. Times are seconds of one monotonic clock.
     """
 
-    def __init__(self, after_s: float, timeout_s: float) -> None:
+    def __init__(self, after_s: float, timeout_s: float, most_pings: float = MOST_PINGS) -> None:
+        """`most_pings`: in a row; a server, which no client holds to that, has no limit."""
         self.after_s = after_s
         self._timeout_s = timeout_s
+        self._most_pings = most_pings
         self._pinged: float | None = None  # when, if the ping is not answered
         self._last = float("-inf")  # when the last ping was sent
         self._row = 0  # pings since something else came than their answers
@@ -45,7 +47,7 @@ class Keepalive:
             left = self._pinged + self._timeout_s - now
             return Verdict(0.0, lost=True) if left <= 0 else Verdict(left)
         due = heard + self.after_s
-        if self._row >= MOST_PINGS:
+        if self._row >= self._most_pings:
             due = max(due, self._last + SELDOM_S)
         if now < due:
             return Verdict(due - now)

@@ -128,7 +128,7 @@ def test_calls_that_are_reset_as_fast_as_they_are_made_end_the_connection() -> N
     server = make_session(server=True)
     feed(server, raw.PREFACE + raw.settings())
     most = 0
-    for n in range(1, 20_000, 2):
+    for n in range(1, 80_000, 2):
         feed(server, raw.headers(n, HEAD) + raw.frame(raw.RST_STREAM, n, bytes(3) + b"\x08"))
         most = max(most, len(server))
         if raw.GOAWAY in [f.kind for f in raw.parse(server.send(1 << 20))]:

@@ -1,0 +1,274 @@
+"""A call as the server that answers it has it: its messages come and go, and it ends once.
+
+Its methods have the names that gRPC's Python has for them. Whoever serves it is one task, which is
+cancelled when the client gives the call up, its time is over or its connection is lost.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+from ._session import Session
+from ._streams import HEADERS_TOO_LONG, MESSAGE_COMPRESSED, MESSAGE_TOO_LONG, Stream
+from .outcome import DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED
+from .request_head import ANSWER_HEAD, status_head, status_trailers
+from .server_limits import ServerLimits
+from .wire import Header, Metadata, decode_metadata, encode_metadata
+
+CANCEL = 8
+
+
+class PeerGoneError(Exception):
+    """Nobody waits for the message any more."""
+
+
+class CallAborted(Exception):  # noqa: N818 - it is how `abort` ends a call, and no error
+    """The call was ended by `abort`."""
+
+
+class Status(Protocol):
+    """A status as gRPC's Python has them: its number, and its name."""
+
+    @property
+    def value(self) -> tuple[int, str]: ...
+
+
+class Carrier(Protocol):
+    """A connection, as the calls that come over it see it."""
+
+    session: Session
+    limits: ServerLimits
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
+    def take(self, stream: Stream, size: int) -> None: ...
+    def flush(self) -> None: ...
+    def flush_soon(self) -> None: ...
+
+
+class ServerCall:
+    """`task` serves it, from `began` on."""
+
+    __slots__ = (
+        "_answered",
+        "_connection",
+        "_deadline",
+        "_half_closed",
+        "_loop",
+        "_messages",
+        "_reader",
+        "_session",
+        "_stream",
+        "_timer",
+        "_trailing",
+        "_waiter",
+        "began",
+        "ended",
+        "over",
+        "task",
+    )
+
+    def __init__(self, connection: Carrier, stream: Stream, timeout_s: float | None) -> None:
+        self._connection = connection
+        self._session = connection.session
+        self._stream = stream
+        self._loop = loop = asyncio.get_running_loop()
+        self.began = loop.time()
+        self.ended = False
+        """its status was said, or it was given up"""
+        self.over = False
+        """its stream has ended"""
+        self.task: asyncio.Task[None] | None = None
+        self._messages: deque[bytes] = deque()
+        self._half_closed = False
+        self._answered = False
+        self._trailing: tuple[Header, ...] = ()
+        self._reader: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # until what was written has left
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout_s is not None:
+            self._deadline = self.began + timeout_s
+            self._timer = loop.call_at(self._deadline, self._on_deadline)
+
+    # What the client says
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return decode_metadata(self._stream.headers)
+
+    def peer(self) -> str:
+        """ipv4:HOST:PORT or ipv6:%5BHOST%5D:PORT."""
+        return self._connection.peer
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """The names in the client's certificate, by gRPC's names for their kinds."""
+        return self._connection.auth_context
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client gives the call up; None: it does not say."""
+        return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
+
+    async def read(self) -> bytes | None:
+        """The next message; None if there is none any more."""
+        while not self._messages:
+            if self._half_closed or self.over or self.ended:
+                return None
+            self._reader = self._loop.create_future()
+            await self._reader
+        message = self._messages.popleft()
+        self._connection.take(self._stream, len(message))
+        return message
+
+    # What is answered
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        """Say this before the first message. ValueError if it cannot be sent."""
+        self._begin(encode_metadata(metadata))
+        self._connection.flush_soon()
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        """Say this with the status. ValueError if it cannot be sent."""
+        self._trailing = encode_metadata(metadata)
+
+    async def write(self, message: bytes) -> None:
+        """One more message; it waits while the client does not read. PeerGoneError if it left."""
+        if self.ended or self.over:
+            raise PeerGoneError("the call has ended")
+        if not self._answered:
+            self._begin(())
+        stream, connection = self._stream, self._connection
+        self._session.write(stream, message)
+        connection.flush_soon()
+        if stream.queued > connection.limits.send_buffer_bytes:
+            connection.flush()
+            if stream.queued and not self.over:
+                stream.tell_drained = True
+                await self._wait()
+            if self.over:
+                raise PeerGoneError("the call has ended")
+
+    async def finish(self) -> None:
+        """End it well, and wait until all of it has left."""
+        self.end(OK)
+        await self._left()
+
+    async def abort(self, code: Status, details: str = "", trailing: Metadata = ()) -> NoReturn:
+        """End it with a status, wait until that has left, and raise CallAborted."""
+        self.end(code.value[0], details, _fitting(trailing))
+        await self._left()
+        raise CallAborted(details)
+
+    def end(self, code: int, text: str = "", trailing: tuple[Header, ...] = ()) -> None:
+        """Say how it ends, behind what was written. Nothing, if it has ended."""
+        if self.ended or self.over:
+            return
+        self.ended = True
+        self._stop_timer()
+        more = (*self._trailing, *trailing) if trailing else self._trailing
+        if self._answered:
+            self._session.finish(self._stream, status_trailers(code, text, more))
+        else:
+            self._session.refuse(self._stream, status_head(code, text, more))
+        self._wake(self._reader)
+        self._connection.flush_soon()
+
+    def give_up(self) -> None:
+        """End it without a status; what was not sent is dropped."""
+        self._session.drop(self._stream, CANCEL)
+        self.on_end()
+        self._connection.flush_soon()
+
+    # The connection's side
+
+    def on_message(self, message: bytes) -> None:
+        self._messages.append(message)
+        self._wake(self._reader)
+
+    def on_half_closed(self) -> None:
+        self._half_closed = True
+        self._wake(self._reader)
+
+    def on_drained(self) -> None:
+        self._stream.tell_drained = False
+        if not self.ended:
+            self._wake(self._waiter)
+
+    def on_violation(self, why: int) -> None:
+        """Its request is refused, wherever its task is."""
+        if why == MESSAGE_COMPRESSED:
+            known = ((b"grpc-accept-encoding", b"identity"),)
+            self.end(UNIMPLEMENTED, "compressed messages are not taken", known)
+        elif why == MESSAGE_TOO_LONG:
+            sizes = f"{self._stream.message_bytes} vs. {self._connection.limits.max_message_bytes}"
+            text = f"SERVER: Received message larger than max ({sizes})"
+            self.end(RESOURCE_EXHAUSTED, text)
+        elif why == HEADERS_TOO_LONG:
+            self.end(RESOURCE_EXHAUSTED, "the call's metadata is too long")
+        else:
+            self.end(RESOURCE_EXHAUSTED, "no memory for the call's message")
+        self._cancel()
+
+    def on_end(self) -> None:
+        """Its stream is gone, in whatever way."""
+        if self.over:
+            return
+        self.over = True
+        self._stop_timer()
+        self._messages.clear()
+        self._wake(self._waiter)
+        if not self.ended:
+            self._cancel()
+
+    def _begin(self, more: tuple[Header, ...]) -> None:
+        if not self._answered and not self.ended:
+            self._answered = True
+            self._session.respond(self._stream, (*ANSWER_HEAD, *more) if more else ANSWER_HEAD)
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        if self.ended:  # it takes too long to leave
+            self.give_up()
+        elif self._answered:
+            self.give_up()
+        else:
+            self.end(DEADLINE_EXCEEDED, "Deadline Exceeded")
+            self._cancel()
+
+    async def _left(self) -> None:
+        """Until its stream has ended; not for ever, if its client does not read."""
+        if not self.over:
+            self._connection.flush()
+        if not self.over:
+            self._timer = self._loop.call_later(self._connection.limits.linger_s, self._on_deadline)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake(self, waiter: "asyncio.Future[None] | None") -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+def _fitting(metadata: Iterable[Any]) -> tuple[Header, ...]:
+    """Metadata that somebody else made; none of it if a part cannot be sent."""
+    try:
+        return encode_metadata(metadata)
+    except ValueError:
+        return ()

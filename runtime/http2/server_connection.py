@@ -1,0 +1,265 @@
+"""One connection of a client to a server, as asyncio and uvloop drive it."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from ._session import Session, SessionError
+from ._streams import (
+    DRAINED,
+    END,
+    HALF_CLOSED,
+    HEADERS,
+    HEADERS_TOO_LONG,
+    MESSAGE,
+    PING,
+    PONG,
+    SETTINGS,
+    VIOLATION,
+    Stream,
+)
+from .connection import Connection
+from .connection_life import ConnectionLife, Step
+from .flood_guard import FloodGuard
+from .keepalive import Keepalive
+from .request_head import Refusal, http1_refusal, read_head
+from .server_call import ServerCall
+from .server_limits import OnLimit, ServerLimits
+
+PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11
+LAST_WORDS_S = 1.0
+"""How long a client has to take what is said to it before its connection is closed."""
+NOTICE_S = 1.0
+"""Between the notice that a connection is left and its last call, if the client answers no ping."""
+PREFACE = b"PRI * HTTP/2.0"
+
+
+class Host(Protocol):
+    """The server, as its connections see it."""
+
+    limits: ServerLimits
+    on_limit: OnLimit
+
+    def begin(self, call: ServerCall, path: bytes) -> None:
+        """Have a call served, or end it."""
+        ...
+
+
+class ServerConnection(Connection):
+    """Hands calls to its server from the client's first bytes until `closed`."""
+
+    def __init__(self, session: Session, host: Host, spread: float) -> None:
+        limits = host.limits
+        keepalive = Keepalive(limits.keepalive_s, limits.keepalive_timeout_s, float("inf"))
+        super().__init__(session, keepalive)
+        self.session, self.limits = session, limits
+        self._host = host
+        self._guard = FloodGuard(limits.ping_interval_s)
+        self._quiet_since = now = self._loop.time()
+        self._life = ConnectionLife(limits, now, spread)
+        self._begun = False  # bytes came
+        self._left = False  # the last GOAWAY was sent
+        self._flushing = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether its TLS, if any, stands."""
+        return self._transport is not None
+
+    @cached_property
+    def peer(self) -> str:
+        """What gRPC calls the client's address."""
+        assert self._transport is not None
+        host, port = self._transport.get_extra_info("peername")[:2]
+        return f"ipv6:%5B{quote(host)}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+    @cached_property
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """The names in the client's certificate, if it showed one."""
+        assert self._transport is not None
+        shown = self._transport.get_extra_info("peercert") or {}
+        parts = [pair for part in shown.get("subject", ()) for pair in part]
+        return {
+            "x509_common_name": [value.encode() for key, value in parts if key == "commonName"],
+            "x509_subject_alternative_name": [
+                value.encode() for _, value in shown.get("subjectAltName", ())
+            ],
+        }
+
+    # The server's side
+
+    @property
+    def calls(self) -> list[ServerCall]:
+        """Those whose streams have not ended."""
+        return [stream.owner for stream in self.session.open_streams if stream.owner is not None]
+
+    def leave(self) -> None:
+        """Have the client make no more calls here; close once those under way have ended."""
+        if self._life.leaving:
+            return
+        self._life.leave()
+        if not self._begun:
+            self.close("it is left")
+            return
+        self.session.announce_goaway()
+        self.session.ping()
+        self.flush()
+        self._timer = self._loop.call_later(NOTICE_S, self._leave_now)
+
+    def close(self, why: str) -> None:
+        """Close as soon as what is said has left."""
+        self._why = self._why or why
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.close()
+            self._stop_timer()
+            self._timer = self._loop.call_later(LAST_WORDS_S, transport.abort)
+
+    def flush_soon(self) -> None:
+        """Send once this turn of the loop is over, with what else is written in it."""
+        self._guard.on_sent()
+        if not (self._flushing or self._busy):
+            self._flushing = True
+            self._loop.call_soon(self._flush_now)
+
+    # The connection's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            self.close("it does not offer HTTP/2")
+        else:
+            self._look()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._begun:
+            self._begun = True
+            said = bytes(self._buffer[: min(nbytes, 4096)])
+            if not said.startswith(PREFACE[: len(said)]) and (answer := http1_refusal(said)):
+                assert self._transport is not None
+                self._transport.write(answer)
+                self.close("it speaks HTTP/1")
+                return
+        super().buffer_updated(nbytes)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._transport is not None:  # nor is more asked of us meanwhile
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+        super().resume_writing()
+
+    def flush(self) -> None:
+        if self._begun:  # before that it may be no HTTP/2 at all
+            super().flush()
+
+    def _flush_now(self) -> None:
+        self._flushing = False
+        self.flush()
+
+    def _on_event(self, stream: Stream, kind: int, value: Any) -> None:
+        if kind == HEADERS:
+            self._begin(stream)
+            return
+        call: ServerCall | None = stream.owner
+        if kind == END:
+            stream.owner = None
+            self._on_stream_end(call, value)
+        elif call is None:
+            return
+        elif kind == MESSAGE:
+            call.on_message(value)
+        elif kind == HALF_CLOSED:
+            call.on_half_closed()
+        elif kind == DRAINED:
+            call.on_drained()
+        elif kind == VIOLATION:
+            if value == HEADERS_TOO_LONG:
+                self._host.on_limit("max_metadata_bytes")
+            call.on_violation(value)
+
+    def _begin(self, stream: Stream) -> None:
+        head = read_head(stream.headers)
+        if isinstance(head, Refusal):
+            self.session.refuse(stream, head.headers)
+            return
+        call = stream.owner = ServerCall(self, stream, head.timeout_s)
+        self._host.begin(call, head.path)
+
+    def _on_stream_end(self, call: ServerCall | None, code: int) -> None:
+        now = self._loop.time()
+        if not len(self.session):
+            self._quiet_since = now
+        if call is not None:
+            call.on_end()
+        if code and self._guard.on_reset(now, now if call is None else call.began):
+            self._calm("it gives up too many calls")
+
+    def _on_connection_event(self, kind: int) -> None:
+        if kind == SETTINGS:
+            self._life.greeted()
+            if self._guard.on_settings(self._loop.time()):
+                self._calm("it changes its settings too often")
+        elif kind == PING:
+            if self._guard.on_ping(self._loop.time()):
+                self._calm("too_many_pings")
+        else:
+            super()._on_connection_event(kind)
+            if kind == PONG and self._life.leaving:
+                self._leave_now()
+
+    def _calm(self, why: str) -> None:
+        if not self._why:
+            self._why = why
+            self._host.on_limit("client_floods")
+            self.session.goaway(ENHANCE_YOUR_CALM)
+
+    def _on_broken(self, error: SessionError) -> None:
+        super()._on_broken(error)
+        if error.flooded:
+            self._host.on_limit("client_floods")
+        self.session.goaway(ENHANCE_YOUR_CALM if error.flooded else PROTOCOL_ERROR)
+
+    def _give_up(self) -> None:
+        self.close(self._why)
+
+    def _on_lost(self, why: str) -> None:
+        self._stop_timer()
+        for stream in self.session.close():
+            call, stream.owner = stream.owner, None
+            if call is not None:
+                call.on_end()
+
+    def _leave_now(self) -> None:
+        if not self._left:
+            self._left = True
+            self._stop_timer()
+            self.session.goaway()
+            self.flush()
+
+    def _look(self) -> None:
+        self._look_timer = None
+        now = self._loop.time()
+        step, again_s = self._life.look(now, len(self.session), self._quiet_since)
+        if step is not Step.STAY and self._life.due:
+            self._host.on_limit(self._life.due)
+        if step is Step.CLOSE:
+            self.close(self._life.due)
+            return
+        if step is Step.LEAVE:
+            self.leave()
+        alive_s = self._keep_alive()
+        if alive_s is not None:
+            self._look_after(min(again_s, alive_s))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
