@@ -19,7 +19,7 @@ import xxhash
 
 from ...runtime.errors import ConfigError
 from ...runtime.identity import WorkerWithDpRank
-from ..source import CursorImage, SourceImage, SourceState
+from ..source import CursorImage, SourceImage, SourceState, SourceStatus
 from .actor import EventIndex
 
 FORMAT = "dynamo-router index"
@@ -111,6 +111,31 @@ def restore_index(index: EventIndex, frames: Iterable[bytes], head: SnapshotHead
     return len(restored)
 
 
+def merge_index(index: EventIndex, frames: Iterable[bytes], head: SnapshotHead) -> int:
+    """Take in what another index knew of sources that this one has not heard of; how many.
+
+    Of a source that this one knows only from a snapshot, too, the later one by its cursor counts.
+    What it was told itself stays. ConfigError as for restore_index; then nothing is taken in.
+    """
+    known = {status.worker: status for status in index.sources()}
+    taken: list[WorkerWithDpRank] = []
+    try:
+        for image in _images(frames, head):
+            status = known.get(image.worker)
+            if status is not None and not _is_older(status, image):
+                continue
+            if status is not None and status.state is not SourceState.SILENT:
+                index.unbind(image.worker)
+            if not index.restore_source(image):
+                raise _unusable(f"the blocks of worker {tuple(image.worker)} do not fit together")
+            taken.append(image.worker)
+    except ConfigError:
+        for worker in taken:
+            index.unbind(worker)
+        raise
+    return len(taken)
+
+
 def save_index(index: EventIndex, path: Path, head: SnapshotHead) -> int:
     """Replace the file by a snapshot, all at once; its size in bytes. OSError if that fails."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -145,6 +170,19 @@ def read_frames(file: BinaryIO) -> Iterator[bytes]:
     while lead := file.read(_LEAD.size):
         size = _LEAD.unpack(lead)[0] if len(lead) == _LEAD.size else 0
         yield lead + (file.read(size) if size <= MAX_FRAME_BYTES else b"")
+
+
+def _is_older(status: SourceStatus, image: SourceImage) -> bool:
+    """Whether what is known of a source was read from an earlier snapshot than an image."""
+    if status.state is SourceState.SILENT:
+        return True
+    missing = status.missing
+    return (
+        status.restored
+        and missing is not None
+        and missing.publisher_id == image.cursor.publisher_id
+        and status.last_event_id < image.cursor.last_event_id
+    )
 
 
 def _images(frames: Iterable[bytes], head: SnapshotHead) -> Iterator[SourceImage]:

@@ -7,6 +7,7 @@ Entered by `serve`; the index itself needs none of it.
 from .durable_events import DurableEvents
 from .event_sources import EventSources
 from .feed import EventFeed
+from .index_peers import IndexPeers
 from .intake import SYNC_RETRY_S, EventIntake
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 from .snapshot_task import SnapshotTask
@@ -18,6 +19,7 @@ __all__ = [
     "EventIntake",
     "EventRecovery",
     "EventSources",
+    "IndexPeers",
     "REPLAY_TICK_S",
     "RecoveryActions",
     "SYNC_RETRY_S",

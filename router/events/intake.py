@@ -32,6 +32,7 @@ from .durable_events import DurableEvents
 from .event_doors import STREAMS, EventDoors
 from .event_sources import EventSources
 from .feed import EventFeed
+from .index_peers import IndexPeers
 from .snapshot_task import SnapshotTask
 from .source_choice import TOLD, EventSource
 
@@ -101,6 +102,7 @@ class EventIntake:
         """whether it is a server of our own, that nobody else knows"""
         self.snapshot: SnapshotTask | None = None
         self.durable: DurableEvents | None = None
+        self.peers: IndexPeers | None = None
 
     async def start(self) -> None:
         """Listen to events, the last snapshot loaded. ConfigError if there can be no server."""
@@ -129,11 +131,13 @@ class EventIntake:
         backoff = Backoff(cap=SYNC_RETRY_S) if config.router.router_replica_sync else None
         if url is None:
             self.plane = LocalPlane()
+            stack.push_async_callback(self.plane.close)
         else:
             nats = NatsPlane(url, auth=self._auth, backoff=backoff)
+            stack.push_async_callback(nats.close)
             self.plane = await self._open_stream(nats, url) if config.durable_kv_events else nats
-        if self.durable is None:
-            stack.push_async_callback(self.plane.close)
+            if config.router.router_replica_sync and not self.is_embedded:
+                await self._borrow(nats)
         self.feed = EventFeed(
             self.plane,
             self._index,
@@ -167,6 +171,18 @@ class EventIntake:
         self.durable = DurableEvents(self._config, self._index, nats, address)
         self._stack.push_async_callback(self.durable.close)
         return await self.durable.open()
+
+    async def _borrow(self, nats: NatsPlane) -> None:
+        """Begin with the index of a router that runs, and lend ours to those that come."""
+        config = self._config
+        place = (config.namespace, config.component, config.endpoint)
+        head = SnapshotHead(
+            block_size=config.router.block_size, subject=endpoint_subject(*place, KV_EVENTS)
+        )
+        self.peers = IndexPeers(nats, self._index, head, self._clock, place=place)
+        self._stack.push_async_callback(self.peers.close)
+        await self.peers.start()
+        await self.peers.borrow()
 
     def _caught_up(self) -> bool:
         return self.durable is None or self.durable.plane.caught_up

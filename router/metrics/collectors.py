@@ -12,7 +12,7 @@ from ...runtime.event_planes import EventPlane, PlaneState
 from ...slots.table import SlotTable
 from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
-from ..events import DurableEvents, EventFeed, EventSources, SnapshotTask
+from ..events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
 from ..kv_router import KvRouter
 from ..migration import RefusedMove
 from ..replicas import ReplicaSync
@@ -234,6 +234,24 @@ def snapshot_metrics(
                 "dynamo_router_index_restored_sources",
                 "Sources read from it at the start.",
                 snapshots.restored,
+            ),
+        )
+
+    return collect
+
+
+def loan_metrics(peers: IndexPeers) -> Callable[[], Iterable[Metric]]:
+    """What routers that start get from those that run."""
+
+    def collect() -> Iterable[Metric]:
+        return (
+            GaugeMetricFamily(
+                "dynamo_router_index_borrowed_sources",
+                "Sources known from another router at the start.",
+                peers.borrowed,
+            ),
+            CounterMetricFamily(
+                "dynamo_router_index_lent", "Copies made for routers that started.", peers.lent
             ),
         )
 

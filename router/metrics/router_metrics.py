@@ -17,6 +17,7 @@ from .collectors import (
     dispatch_metrics,
     event_metrics,
     fault_metrics,
+    loan_metrics,
     plane_metrics,
     queue_metrics,
     replica_metrics,
@@ -93,6 +94,8 @@ class RouterMetrics:
         if events.durable is not None:
             self.page.add(snapshot_metrics(events.durable))
             self.page.add(stream_metrics(events.durable))
+        if events.peers is not None:
+            self.page.add(loan_metrics(events.peers))
 
     def watch_replicas(self, sync: ReplicaSync) -> None:
         self.page.add(replica_metrics(sync))

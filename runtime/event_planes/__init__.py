@@ -19,6 +19,7 @@ from .local_plane import LocalPlane
 from .nats_link import NatsLink
 from .nats_plane import NatsPlane
 from .shared_plane import SharedPlane
+from .typed_events import Event, EventPublisher, EventSubscriber, GroupPlane
 
 __all__ = [
     "KV_EVENTS",
@@ -26,7 +27,11 @@ __all__ = [
     "KV_METRICS",
     "KV_RESYNC",
     "EmbeddedNats",
+    "Event",
     "EventPlane",
+    "EventPublisher",
+    "EventSubscriber",
+    "GroupPlane",
     "Handler",
     "LocalPlane",
     "NatsLink",

@@ -134,16 +134,23 @@ class NatsLink:
         handler: Callable[[str, bytes], None],
         max_messages: int,
         max_bytes: int,
+        group: str = "",
     ) -> Callable[[], Awaitable[None]]:
-        """Deliver to `handler`, keeping at most so much waiting; the result ends it."""
+        """Deliver to `handler`, keeping at most so much waiting; the result ends it. Of a `group`
+        one gets each message."""
 
         def on_message(message: Msg) -> None:
             handler(message.subject, message.data)
 
-        return await self.subscribe_messages(subject, on_message, max_messages, max_bytes)
+        return await self.subscribe_messages(subject, on_message, max_messages, max_bytes, group)
 
     async def subscribe_messages(
-        self, subject: str, handler: Callable[[Msg], None], max_messages: int, max_bytes: int
+        self,
+        subject: str,
+        handler: Callable[[Msg], None],
+        max_messages: int,
+        max_bytes: int,
+        group: str = "",
     ) -> Callable[[], Awaitable[None]]:
         """As `subscribe`, with the headers of messages."""
 
@@ -158,6 +165,7 @@ class NatsLink:
 
         subscription = await self._client.subscribe(
             subject,
+            queue=group,
             cb=on_message,
             pending_msgs_limit=max_messages,
             pending_bytes_limit=max_bytes,

@@ -91,10 +91,19 @@ class NatsPlane(PlaneBase):
             await asyncio.sleep(0)
 
     async def subscribe(self, subject: str, handler: Handler) -> "NatsSubscription":
+        return await self.subscribe_group(subject, "", handler)
+
+    async def subscribe_group(
+        self, subject: str, group: str, handler: Handler
+    ) -> "NatsSubscription":
+        """As `subscribe`, but of those that subscribe as the same group one gets each message."""
         check_subject(subject, wildcards=True)
+        if group:
+            check_subject(group, wildcards=False)
         if self._closing:
             raise RuntimeError("the event plane is closed")
-        subscription = NatsSubscription(subject, partial(self._deliver, handler), self._remove)
+        deliver = partial(self._deliver, handler)
+        subscription = NatsSubscription(subject, deliver, self._remove, group)
         self._subscriptions[subscription] = None
         link = self._link
         if link is not None:
@@ -190,7 +199,7 @@ class NatsPlane(PlaneBase):
         # Marked first: subscribe() and _attach_all() must not both do it.
         subscription.link = link
         subscription.end = await link.subscribe(
-            subscription.subject, subscription.receive, *self._pending
+            subscription.subject, subscription.receive, *self._pending, group=subscription.group
         )
         if subscription not in self._subscriptions:  # closed in the meantime
             await subscription.end()
@@ -248,9 +257,12 @@ class NatsSubscription:
         subject: str,
         deliver: Handler,
         remove: Callable[["NatsSubscription"], Awaitable[None]],
+        group: str = "",
     ) -> None:
         """`deliver` takes each message; `remove` takes the subscription off its plane."""
         self._subject = subject
+        self.group = group
+        """of which one member gets each message; empty: none"""
         self._deliver = deliver
         self._remove = remove
         self._closed = False
