@@ -36,6 +36,8 @@ class HttpCall(NamedTuple):
     request_id: str
     receive: Receive
     send: Send
+    query: bytes = b""
+    """what stands behind the path's question mark"""
 
     @property
     def told(self) -> dict[str, str]:
@@ -57,8 +59,12 @@ class Application:
         pages: PageCheck,
         max_body_bytes: int,
     ) -> None:
-        """`routes`: handlers by method and path ("GET /v1/models")."""
+        """`routes`: handlers by method and path ("GET /v1/models"); of GET, one may be for all
+        paths that begin so ("GET /v1/models/{id}")."""
         self._routes = routes
+        self._below = {
+            route.partition(" ")[2].partition("{")[0]: route for route in routes if "{" in route
+        }
         self._paths = {route.partition(" ")[2] for route in routes}
         self._access = access
         self._pages = pages
@@ -77,7 +83,9 @@ class Application:
         try:
             handler, caller = self._admit(scope, headers, names)
             body = await read_body(receive, self._max_body_bytes)
-            await handler(HttpCall(caller, scope["path"], headers, body, request_id, receive, send))
+            query = scope.get("query_string", b"")
+            call = HttpCall(caller, scope["path"], headers, body, request_id, receive, send, query)
+            await handler(call)
         except ClientLeftError:
             return
         except Exception as error:
@@ -94,9 +102,10 @@ class Application:
     ) -> tuple[Handler, Caller]:
         method, path = scope["method"], scope["path"]
         handler, route = self._routes.get(f"{method} {path}"), f"{method} {path}"
-        if handler is None and method == "GET" and path.startswith("/v1/models/"):
-            route = "GET /v1/models/{id}"
-            handler = self._routes.get(route)
+        if handler is None and method == "GET":
+            for prefix, below in self._below.items():
+                if path.startswith(prefix):
+                    route, handler = below, self._routes[below]
         if handler is None:
             if path in self._paths:
                 raise ApiError(405, f"{path} does not take {method}")

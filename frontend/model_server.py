@@ -19,7 +19,14 @@ from .application import HttpCall
 from .asgi import send_whole
 from .config import ModelFrontendConfig
 from .frontend import Frontend
-from .models import ModelManager, ModelRoutes, ModelWatcher, NamespaceFilter, Shared
+from .models import (
+    ModelManager,
+    ModelRoutes,
+    ModelWatcher,
+    NamespaceFilter,
+    PoolDashboard,
+    Shared,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -90,7 +97,11 @@ class ModelServer:
         )
         self.models = ModelManager(ModelWatcher(store, wanted), shared)
         stack.push_async_callback(self.models.close)
-        routes = {**ModelRoutes(self.models).routes, "GET /metrics": self._show_metrics}
+        routes = {
+            **ModelRoutes(self.models).routes,
+            **PoolDashboard(self.models).routes,
+            "GET /metrics": self._show_metrics,
+        }
         frontend = self._frontend = Frontend(
             routes, config, self.security, LimitHits(), workers=MOST_WORKERS
         )

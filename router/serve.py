@@ -244,16 +244,10 @@ class Server:
 
     def _health(self) -> tuple[bool, dict[str, Any]]:
         """For /health."""
-        states, events = self.pool.states, self.pool.events
-        more: dict[str, Any] = {
-            "workers": states,
-            "event_plane": {
-                "state": events.plane_state.value if events else "off",
-                "server": events.description if events else "off",
-            },
+        more = {
+            **self.pool.health,
             "mode": self._config.router.mode,
             "data_path": data_path_of(self._config.connection),
             "draining": self._draining,
-            "in_flight": self.dispatcher.in_flight,
         }
-        return bool(states.get("ready")) and not self._draining, more
+        return bool(more["workers"].get("ready")) and not self._draining, more

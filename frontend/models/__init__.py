@@ -7,6 +7,7 @@ from .directory import OneModel
 from .model_manager import ModelManager
 from .model_pool import Shared
 from .model_watcher import ModelWatcher
+from .pool_dashboard import PoolDashboard
 from .routes import ModelRoutes
 from .worker_sets import NamespaceFilter
 
@@ -16,5 +17,6 @@ __all__ = [
     "ModelWatcher",
     "NamespaceFilter",
     "OneModel",
+    "PoolDashboard",
     "Shared",
 ]

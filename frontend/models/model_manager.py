@@ -84,8 +84,7 @@ class ModelManager:
         """Of each pool its labels and what is counted of it."""
         for pool in self._pools.values():
             if (page := pool.metrics) is not None:
-                name = pool.name
-                yield {"model": name.model, "pool": f"{name.endpoint}/{name.checksum[:8]}"}, page
+                yield {"model": pool.name.model, "pool": pool.label}, page
 
     async def start(self) -> None:
         """Returns once the models that are there can be had, or that takes long. ConfigError if the
@@ -131,14 +130,11 @@ def _elsewhere(name: SetName, sets: Mapping[SetName, WorkerSet]) -> frozenset[in
 
 def _told(pool: ModelPool) -> dict[str, Any]:
     name, card = pool.name, pool.found.card
-    state = "serving" if pool.is_built else "refused" if pool.reason else "starting"
-    if pool.is_built and pool.gone:
-        state = "draining"
     return {
         "model": name.model,
         "endpoint": str(name.endpoint),
         "checksum": name.checksum,
-        "state": state,
+        "state": pool.state,
         "reason": pool.reason,
         "block_size": card.block_size,
         "context_length": pool.context_limit,

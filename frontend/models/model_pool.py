@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import structlog
 from ...indexer.event_index import EventIndex
 from ...router.access import Security
 from ...router.admin import DiscoveredWorkers
+from ...router.dashboard import PageData
 from ...router.dispatch import Tracing
 from ...router.events import WorkerQueries
 from ...router.metrics import MetricsPage
@@ -106,6 +108,7 @@ class ModelPool:
         self._text: ModelText | None = None
         self._completions: Completions | None = None
         self._adapters: dict[str, Completions] = {}
+        self._page_data: PageData | None = None
         self._tried = asyncio.Event()  # to build it, and it was built or is refused
         self.reason = ""
         self.gone = False
@@ -123,6 +126,13 @@ class ModelPool:
     def share(self) -> float:
         """Of its model's requests: as many parts as it has workers that take requests."""
         return 0.0 if self._workers is None else float(len(self._workers.monitor.ready_clients()))
+
+    @property
+    def state(self) -> str:
+        """serving, draining, refused or starting."""
+        if self.is_built:
+            return "draining" if self.gone else "serving"
+        return "refused" if self.reason else "starting"
 
     @property
     def states(self) -> dict[str, int]:
@@ -145,6 +155,16 @@ class ModelPool:
     def metrics(self) -> MetricsPage | None:
         """What is counted of it; None before it is built."""
         return None if self._workers is None else self._workers.metrics.page
+
+    @property
+    def label(self) -> str:
+        """Which of its model's pools it is, in few characters: its endpoint and card."""
+        return f"{self.name.endpoint}/{self.name.checksum[:8]}"
+
+    @property
+    def page_data(self) -> PageData | None:
+        """What its dashboard tells; None before it is built."""
+        return self._page_data if self.is_built else None
 
     @property
     def in_flight(self) -> int:
@@ -220,6 +240,10 @@ class ModelPool:
         )
         await self._discovered.start()
         workers.dispatcher.start()
+        workers.dashboard.tokenize = partial(text.encode, add_special_tokens=True)
+        self._page_data = PageData(
+            workers.dashboard, workers.reader, lambda: (self.share > 0, workers.health)
+        )
         self._text = text
         self._completions = self._answering(self.name.model, None)
         self.reason = ""

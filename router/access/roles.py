@@ -55,7 +55,8 @@ FRONTEND_RULES = {
     "POST /detokenize": _any_of(_CLIENT),
     "GET /pools": _any_of(_SELECTOR, _ADMIN, _METRICS),
 }
-"""Of the frontend's own listener, which has /live and /health too."""
+"""Of the frontend's own listener, which has /live and /health too, and for several models /metrics
+and the dashboard."""
 
 RULES = {
     **FRONTEND_RULES,

@@ -4,6 +4,7 @@ Entered by `serve`, and by a frontend that has a tokenizer.
 """
 
 from .dashboard import Dashboard
+from .pages import PageData, PageFiles
 from .routes import DashboardRoutes
 
-__all__ = ["Dashboard", "DashboardRoutes"]
+__all__ = ["Dashboard", "DashboardRoutes", "PageData", "PageFiles"]

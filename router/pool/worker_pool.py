@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -113,6 +114,19 @@ class WorkerPool:
         for entry in self.router.registry.entries():
             states[entry.state.value] = states.get(entry.state.value, 0) + 1
         return states
+
+    @property
+    def health(self) -> dict[str, Any]:
+        """How its workers and its event plane are, and how much is under way."""
+        events = self.events
+        return {
+            "workers": self.states,
+            "event_plane": {
+                "state": events.plane_state.value if events else "off",
+                "server": events.description if events else "off",
+            },
+            "in_flight": self.dispatcher.in_flight,
+        }
 
     async def start_events(
         self, ask_workers: Callable[[EventIndex], WorkerQueries] | None = None

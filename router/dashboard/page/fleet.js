@@ -25,13 +25,28 @@ export async function call(path, body, method) {
   }
   const answer = await fetch(path, options);
   const told = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new ApiError(answer.status, told.error ?? answer.statusText);
+  if (!answer.ok) throw new ApiError(answer.status, told.error?.message ?? told.error ?? answer.statusText);
   return told;
 }
 
 export class Fleet {
   constructor() {
+    this.pool = "";
+    this.pools = [];
+    this.shown = null;
     this.forget("");
+  }
+
+  // Look at another pool of a frontend: all that is known is of the one before.
+  choose(pool) {
+    this.pool = pool;
+    this.forget("");
+  }
+
+  // Asks about the pool that is looked at.
+  ask(name, asked, body) {
+    const query = new URLSearchParams(this.pool ? { ...asked, pool: this.pool } : asked);
+    return call(`/dashboard/${name}?${query}`, body);
   }
 
   forget(process) {
@@ -53,10 +68,18 @@ export class Fleet {
   }
 
   async read() {
-    const known = new URLSearchParams({
+    const asked = this.pool;
+    const told = await this.ask("state", {
       process: this.process, requests: this.lastRequest, incidents: this.lastIncident, workers: this.version,
     });
-    const told = await call(`/dashboard/state?${known}`);
+    if (asked !== this.pool) return false;
+    this.pools = told.pools ?? [];
+    this.refusedCards = told.refused_cards ?? 0;
+    this.shown = this.pools.find((each) => each.key === told.pool) ?? null;
+    if (told.process === undefined) {
+      this.forget("");
+      return false;
+    }
     const first = this.told === null;
     if (told.process !== this.process) this.forget(told.process);
     this.told = told;
@@ -74,7 +97,7 @@ export class Fleet {
     this.incidents = this.incidents.filter((each) => !renewed.has(each.number - each.count + 1));
     this.incidents = [...this.incidents, ...told.incidents].slice(-200);
     this.lastIncident = told.last_incident;
-    return told;
+    return true;
   }
 
   get sortedWorkers() {

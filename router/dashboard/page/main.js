@@ -3,6 +3,7 @@
 import { $, ago, count, el, quantile, seconds, share } from "./dom.js";
 import { call, Fleet, useToken } from "./fleet.js";
 import { drawCaches } from "./caches.js";
+import { drawPools } from "./pools.js";
 import { drawReceipt } from "./receipt.js";
 import { drawRecent, drawTimeline } from "./timeline.js";
 import { drawWorkers } from "./workers.js";
@@ -16,17 +17,28 @@ let paused = false;
 async function poll() {
   if (!paused && !document.hidden) {
     try {
-      await fleet.read();
-      draw();
-      if (polls % CACHES_EVERY === 0 && fleet.told.may.ask) drawCaches(await call("/dashboard/caches"));
-      polls += 1;
-      say("live", "good");
+      const serves = await fleet.read();
+      drawPools(fleet, choose);
+      if (serves) {
+        draw();
+        if (polls % CACHES_EVERY === 0 && fleet.told.may.ask) drawCaches(await fleet.ask("caches", {}));
+        polls += 1;
+      }
+      say(fleet.told ? "live" : "no pool serves yet", fleet.told ? "good" : "warn");
     } catch (error) {
       if (error.status === 401 || error.status === 403) $("token-form").hidden = false;
       say(error.status ? error.message : "the router does not answer", "bad");
     }
   }
   setTimeout(poll, POLL_MS);
+}
+
+async function choose(pool) {
+  fleet.choose(pool);
+  polls = 0;
+  $("receipt").replaceChildren(el("p", { class: "quiet" }, "Choose a request above, or ask about a prompt below."));
+  if (await fleet.read()) draw();
+  drawPools(fleet, choose);
 }
 
 function say(text, tone) {
@@ -86,7 +98,7 @@ function drawIncidents() {
 }
 
 async function why(requestId, worker) {
-  await show(() => call(`/dashboard/receipt?${new URLSearchParams({ request_id: requestId })}`), worker, `Request ${requestId}`);
+  await show(() => fleet.ask("receipt", { request_id: requestId }), worker, `Request ${requestId}`);
   $("why-title").focus({ preventScroll: false });
 }
 
@@ -120,7 +132,7 @@ $("what-if").addEventListener("submit", (event) => {
     $("receipt").replaceChildren(el("p", { class: "bad" }, "Token ids are whole numbers, with spaces or commas between them."));
     return;
   }
-  show(() => call("/dashboard/what-if", isText ? { text: given } : { token_ids: ids }), null, "What if");
+  show(() => fleet.ask("what-if", {}, isText ? { text: given } : { token_ids: ids }), null, "What if");
 });
 
 $("filter").addEventListener("input", () => fleet.told && drawWorkers(fleet, change));

@@ -29,15 +29,22 @@ const COLUMNS = [
   ["From", (row) => row.origin],
 ];
 
+const OF_POOL = [
+  ["Pool", (row, pool) => pool.endpoint],
+  ["Card", (row, pool) => pool.card],
+];
+
+let columns = COLUMNS;
 let sorted = { column: 0, down: false };
 
 export function drawWorkers(fleet, change) {
+  columns = fleet.shown ? [...COLUMNS, ...OF_POOL] : COLUMNS;
   drawHead(() => drawWorkers(fleet, change));
   const wanted = $("filter").value.toLowerCase();
   const text = (row) => `${row.worker} ${row.address} ${row.state} ${row.trust} ${row.origin}`.toLowerCase();
   let rows = fleet.sortedWorkers.filter((row) => text(row).includes(wanted));
   if (sorted.column || sorted.down) {
-    const value = COLUMNS[sorted.column][1];
+    const value = (row) => columns[sorted.column][1](row, fleet.shown);
     const sign = sorted.down ? -1 : 1;
     const order = (a, b) => (value(a) === value(b) ? 0 : (value(a) ?? "") < (value(b) ?? "") ? -sign : sign);
     if (sorted.column) rows = [...rows].sort(order);
@@ -53,14 +60,14 @@ export function drawWorkers(fleet, change) {
   const body = $("worker-table").tBodies[0];
   // A button that has the focus keeps it.
   const focused = body.contains(document.activeElement) ? document.activeElement.dataset.worker : null;
-  body.replaceChildren(...rows.slice(0, SHOWN).map((row) => drawn(row, mosts, fleet.told.may.change && change)));
+  body.replaceChildren(...rows.slice(0, SHOWN).map((row) => drawn(row, mosts, fleet.told.may.change && change, fleet.shown)));
   if (focused) body.querySelector(`button[data-worker="${CSS.escape(focused)}"]`)?.focus();
 }
 
 function drawHead(again) {
   const head = $("worker-table").tHead;
   const focused = head.contains(document.activeElement) ? document.activeElement.textContent : null;
-  const cells = COLUMNS.map(([title], column) => {
+  const cells = columns.map(([title], column) => {
     const here = sorted.column === column;
     const press = () => {
       sorted = { column, down: here && !sorted.down };
@@ -74,7 +81,7 @@ function drawHead(again) {
   if (focused) [...head.querySelectorAll("button")].find((each) => each.textContent === focused)?.focus();
 }
 
-function drawn(row, most, change) {
+function drawn(row, most, change, pool) {
   const load = (value, bound) => el("td", { class: "number" }, count(value), meter(value, bound));
   const state = row.sits_out && row.state === "ready" ? "spared" : row.state;
   const shown = [
@@ -90,6 +97,7 @@ function drawn(row, most, change) {
     el("td", { class: "number" }, count(row.lower_blocks)),
     el("td", { class: "number" }, String(row.weight)),
     el("td", null, [row.origin, row.dialect].filter(Boolean).join(", ")),
+    ...(pool ? OF_POOL.map(([, value]) => el("td", null, value(row, pool))) : []),
   ];
   const button = change && row.address
     ? el("button", { type: "button", "data-worker": row.worker, onclick: () => change(row) },

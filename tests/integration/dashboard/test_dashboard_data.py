@@ -12,7 +12,7 @@ from support.polling import until
 from support.serving import Doors, serving
 
 from dynamo_router.router.access import Role
-from dynamo_router.router.dashboard.routes import PAGE
+from dynamo_router.router.dashboard.pages import PAGE
 from dynamo_router.runtime.time_share import TimeShare
 
 
