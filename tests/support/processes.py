@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,11 @@ class Command:
 
 
 @asynccontextmanager
-async def command(folder: Path, *words: str) -> AsyncIterator[Command]:
-    """Run `dynamo-router WORDS` in `folder`; killed at the end if it still runs."""
+async def command(
+    folder: Path, *words: str, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[Command]:
+    """Run `dynamo-router WORDS` in `folder`, with more variables in its environment; killed at the
+    end if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / f"output-{len(list(folder.iterdir()))}.txt"
     with output.open("wb") as sink:
@@ -68,7 +71,7 @@ async def command(folder: Path, *words: str) -> AsyncIterator[Command]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "dynamo_router", *words,
             stdout=sink, stderr=sink, stdin=asyncio.subprocess.DEVNULL, cwd=folder,
-            env=NO_LAME_DUCK | os.environ,
+            env={**NO_LAME_DUCK, **os.environ, **(environ or {})},
         )  # fmt: skip
     running = Command(process, output)
     try:

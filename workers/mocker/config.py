@@ -228,6 +228,9 @@ class MockerConfig:
     def __post_init__(self) -> None:
         _require("workers", self.workers >= 1, "must be at least 1")
         last_port = self.port + (self.workers - 1 if self.port else 0)
+        if self.discovery.backend(given_workers=True) == "kubernetes":
+            text = "a pod is one instance: at most 1 with --discovery kubernetes"
+            _require("workers", self.workers == 1, text)
         _require("port", self.port >= 0 and last_port <= 65535, "a port is outside 0..65535")
         self.nats_auth.check_has_server(self.nats)
         if self.fault_port is not None:

@@ -1,7 +1,6 @@
 """Workers that are found in a store: they come, are called, and go, while others are given."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,9 @@ from support.fake_engine import FakeEngine
 from support.polling import until
 from support.servers.discovered_fleet import (
     Backend,
-    backend_of,
     completed,
     finding,
+    on_stores,
     registered,
     until_ready,
     workers_of,
@@ -20,16 +19,7 @@ from support.servers.discovered_fleet import (
 DIALECTS = ("trtllm", "dynamo")
 
 
-@pytest.fixture(params=["file", "etcd", "nats"])
-def backend(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Backend]:
-    with backend_of(request.param, tmp_path) as found:
-        for name, value in found.environ.items():
-            monkeypatch.setenv(name, value)
-        yield found
-
-
+@on_stores("file", "etcd", "nats")
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_workers_are_found_called_and_go(backend: Backend, dialect: str) -> None:
     async with finding(backend) as doors, registered(backend, 2, dialect=dialect) as fleet:
@@ -46,53 +36,41 @@ async def test_workers_are_found_called_and_go(backend: Backend, dialect: str) -
         assert await completed(doors, "again") == outputs[0]
 
 
-async def test_a_given_worker_may_stand_beside_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with backend_of("file", tmp_path) as backend:
-        monkeypatch.setenv("DYN_FILE_KV", backend.environ["DYN_FILE_KV"])
-        engine = FakeEngine(worker_id=7)
-        engine.model.model_id = "mock-model"
-        async with engine, finding(backend) as doors, registered(backend, 1) as fleet:
-            doors.server.monitor.add(engine.url)
-            await until_ready(doors, 2)
-            origins = {w["worker_id"]: w["origin"] for w in await workers_of(doors)}
-            assert origins == {7: "static", fleet.worker_ids[0]: "file"}
+async def test_a_given_worker_may_stand_beside_them(backend: Backend) -> None:
+    engine = FakeEngine(worker_id=7)
+    engine.model.model_id = "mock-model"
+    async with engine, finding(backend) as doors, registered(backend, 1) as fleet:
+        doors.server.monitor.add(engine.url)
+        await until_ready(doors, 2)
+        origins = {w["worker_id"]: w["origin"] for w in await workers_of(doors)}
+        assert origins == {7: "static", fleet.worker_ids[0]: "file"}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_worker_that_drains_ends_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dialect: str
-) -> None:
-    with backend_of("file", tmp_path) as backend:
-        monkeypatch.setenv("DYN_FILE_KV", backend.environ["DYN_FILE_KV"])
-        async with (
-            finding(backend) as doors,
-            registered(backend, 1, dialect=dialect, speedup_ratio=4.0) as slow,
-        ):
-            await until_ready(doors, 1)
-            request = asyncio.create_task(completed(doors, "long", 64))
-            await until(lambda: slow.engines[0].busy)
-            async with registered(backend, 2, dialect=dialect):
-                await until_ready(doors, 3)
-                leaving = asyncio.create_task(slow.stop(10.0))
-                await until(lambda: len(doors.server.monitor.ready_clients()) == 2)
-                assert len(await request) == 4
-                await leaving
-                await until_ready(doors, 2)
+async def test_a_worker_that_drains_ends_what_it_has(backend: Backend, dialect: str) -> None:
+    async with (
+        finding(backend) as doors,
+        registered(backend, 1, dialect=dialect, speedup_ratio=4.0) as slow,
+    ):
+        await until_ready(doors, 1)
+        request = asyncio.create_task(completed(doors, "long", 64))
+        await until(lambda: slow.engines[0].busy)
+        async with registered(backend, 2, dialect=dialect):
+            await until_ready(doors, 3)
+            leaving = asyncio.create_task(slow.stop(10.0))
+            await until(lambda: len(doors.server.monitor.ready_clients()) == 2)
+            assert len(await request) == 4
+            await leaving
+            await until_ready(doors, 2)
 
 
-async def test_an_engine_that_lies_about_its_place_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with backend_of("file", tmp_path) as backend:
-        monkeypatch.setenv("DYN_FILE_KV", backend.environ["DYN_FILE_KV"])
-        async with finding(backend) as doors, registered(backend, 1):
-            await until_ready(doors, 1)
-            folder = Path(backend.environ["DYN_FILE_KV"]) / "v1" / "instances"
-            (folder / "dynamo%2Fbackend%2Fgenerate%2Fff").write_text('{"transport": {"x": "y"}}')
-            (folder / "dynamo%2Fbackend%2Fgenerate%2Ffe").write_text("not JSON")
-            address = '{"transport": {"trtllm_grpc": "nowhere://"}}'
-            (folder / "dynamo%2Fbackend%2Fgenerate%2Ffd").write_text(address)
-            async with registered(backend, 1):
-                await until_ready(doors, 2)
+async def test_an_engine_that_lies_about_its_place_is_passed_over(backend: Backend) -> None:
+    async with finding(backend) as doors, registered(backend, 1):
+        await until_ready(doors, 1)
+        folder = Path(backend.environ["DYN_FILE_KV"]) / "v1" / "instances"
+        (folder / "dynamo%2Fbackend%2Fgenerate%2Fff").write_text('{"transport": {"x": "y"}}')
+        (folder / "dynamo%2Fbackend%2Fgenerate%2Ffe").write_text("not JSON")
+        address = '{"transport": {"trtllm_grpc": "nowhere://"}}'
+        (folder / "dynamo%2Fbackend%2Fgenerate%2Ffd").write_text(address)
+        async with registered(backend, 1):
+            await until_ready(doors, 2)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.polling import until
-from support.servers.discovered_fleet import Backend, backend_of, registered
+from support.servers.discovered_fleet import Backend, on_stores, registered
 from support.servers.jetstream import JetStreamServer
 from support.servers.model_serving import TINY, ModelClient, many, model_serving
 
 from dynamo_router.router.config import KvRouterConfig
-
-
-@pytest.fixture(params=["file", "etcd"])
-def backend(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Backend]:
-    with backend_of(request.param, tmp_path) as found:
-        for name, value in found.environ.items():
-            monkeypatch.setenv(name, value)
-        yield found
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    with backend_of("file", tmp_path) as found:
-        monkeypatch.setenv("DYN_FILE_KV", found.environ["DYN_FILE_KV"])
-        yield found
 
 
 async def names_of(client: ModelClient) -> list[str]:
@@ -45,6 +27,7 @@ async def refusals(client: ModelClient) -> list[dict[str, Any]]:
     return found
 
 
+@on_stores("file", "etcd")
 @pytest.mark.parametrize("dialect", ["trtllm", "dynamo"])
 async def test_two_models_in_one_namespace_have_nothing_in_common(
     backend: Backend, dialect: str
@@ -63,11 +46,11 @@ async def test_two_models_in_one_namespace_have_nothing_in_common(
         assert "a, b" in body["error"]["message"]
 
 
-async def test_a_model_comes_and_goes_with_its_workers(files: Backend) -> None:
-    async with model_serving(files) as client:
+async def test_a_model_comes_and_goes_with_its_workers(backend: Backend) -> None:
+    async with model_serving(backend) as client:
         assert await names_of(client) == []
         assert (await client.get("/health"))[0] == 503
-        async with registered(files, 1, model_id="a", engine=TINY, aliases="x, y"):
+        async with registered(backend, 1, model_id="a", engine=TINY, aliases="x, y"):
             await client.until_shares(a=1)
             assert await names_of(client) == ["a", "x", "y"]
             assert (await client.get("/health"))[0] == 200
@@ -79,13 +62,13 @@ async def test_a_model_comes_and_goes_with_its_workers(files: Backend) -> None:
         assert (await client.complete("a"))[0] == 404
 
 
-async def test_cards_that_are_wrong_are_shown_and_get_nothing(files: Backend) -> None:
+async def test_cards_that_are_wrong_are_shown_and_get_nothing(backend: Backend) -> None:
     async with (
-        registered(files, 1, model_id="good", engine=TINY) as fleet,
-        model_serving(files) as client,
+        registered(backend, 1, model_id="good", engine=TINY) as fleet,
+        model_serving(backend) as client,
     ):
         await client.until_shares(good=1)
-        cards = Path(files.environ["DYN_FILE_KV"]) / "v1" / "mdc"
+        cards = Path(backend.environ["DYN_FILE_KV"]) / "v1" / "mdc"
         (card,) = cards.iterdir()
         said = json.loads(card.read_text())
         prefix = "dynamo%2Fbackend%2Fgenerate%2F"
@@ -111,13 +94,13 @@ async def test_cards_that_are_wrong_are_shown_and_get_nothing(files: Backend) ->
         assert await many(client, "good", 5) == set(fleet.worker_ids)
 
 
-async def test_a_card_that_lies_about_its_block_size_gets_nothing(files: Backend) -> None:
+async def test_a_card_that_lies_about_its_block_size_gets_nothing(backend: Backend) -> None:
     async with (
-        registered(files, 2, model_id="a", engine=TINY) as fleet,
-        model_serving(files) as client,
+        registered(backend, 2, model_id="a", engine=TINY) as fleet,
+        model_serving(backend) as client,
     ):
         await client.until_shares(a=2)
-        cards = Path(files.environ["DYN_FILE_KV"]) / "v1" / "mdc"
+        cards = Path(backend.environ["DYN_FILE_KV"]) / "v1" / "mdc"
         liar = fleet.worker_ids[0]
         (card,) = cards.glob(f"*{liar:x}")
         said = json.loads(card.read_text())
@@ -135,15 +118,15 @@ async def test_a_card_that_lies_about_its_block_size_gets_nothing(files: Backend
         assert await many(client, "a", 20) == {fleet.worker_ids[1]}
 
 
-async def test_a_worker_whose_card_changes_leaves_its_pool_at_once(files: Backend) -> None:
+async def test_a_worker_whose_card_changes_leaves_its_pool_at_once(backend: Backend) -> None:
     """Though it answers, and was the only one there: what it serves now is another card's."""
     async with (
-        registered(files, 1, model_id="a", engine=TINY, dialect="dynamo") as fleet,
-        model_serving(files) as client,
+        registered(backend, 1, model_id="a", engine=TINY, dialect="dynamo") as fleet,
+        model_serving(backend) as client,
     ):
         await client.until_shares(a=1)
         (before,) = client.server.models.pools
-        (card,) = (Path(files.environ["DYN_FILE_KV"]) / "v1" / "mdc").iterdir()
+        (card,) = (Path(backend.environ["DYN_FILE_KV"]) / "v1" / "mdc").iterdir()
         said = json.loads(card.read_text())
         said["card_json"]["aliases"] = ["new"]
         card.write_text(json.dumps(said))
@@ -152,14 +135,14 @@ async def test_a_worker_whose_card_changes_leaves_its_pool_at_once(files: Backen
         assert await client.worker_of("new") == fleet.worker_ids[0]
 
 
-async def test_an_adapter_is_a_model_once_all_workers_have_it(files: Backend) -> None:
+async def test_an_adapter_is_a_model_once_all_workers_have_it(backend: Backend) -> None:
     prompt = "The same long prompt, once with the adapter and once without it, over and over."
     async with (
-        registered(files, 2, model_id="a", engine=TINY) as fleet,
-        model_serving(files) as client,
+        registered(backend, 2, model_id="a", engine=TINY) as fleet,
+        model_serving(backend) as client,
     ):
         await client.until_shares(a=2)
-        cards = Path(files.environ["DYN_FILE_KV"]) / "v1" / "mdc"
+        cards = Path(backend.environ["DYN_FILE_KV"]) / "v1" / "mdc"
         for number, card in enumerate(sorted(cards.iterdir())):
             assert await names_of(client) == ["a"], number
             said = json.loads(card.read_text())
@@ -182,11 +165,11 @@ async def test_an_adapter_is_a_model_once_all_workers_have_it(files: Backend) ->
         assert again["nvext"]["cached_tokens"] > 0
 
 
-async def test_one_page_of_metrics_for_all_pools(files: Backend) -> None:
+async def test_one_page_of_metrics_for_all_pools(backend: Backend) -> None:
     async with (
-        registered(files, 2, model_id="a", engine=TINY),
-        registered(files, 1, model_id="b", engine=TINY),
-        model_serving(files) as client,
+        registered(backend, 2, model_id="a", engine=TINY),
+        registered(backend, 1, model_id="b", engine=TINY),
+        model_serving(backend) as client,
     ):
         await client.until_shares(a=2, b=1)
         await many(client, "a", 5)
@@ -207,7 +190,7 @@ async def test_one_page_of_metrics_for_all_pools(files: Backend) -> None:
 
 @pytest.mark.parametrize("source", ["engines", "nats"])
 async def test_each_pool_knows_what_its_workers_hold(
-    files: Backend, tmp_path: Path, source: str
+    backend: Backend, tmp_path: Path, source: str
 ) -> None:
     """From the engines themselves, or from NATS, where both models speak on one subject."""
     with ExitStack() as stack:
@@ -220,9 +203,9 @@ async def test_each_pool_knows_what_its_workers_hold(
         more = {"event_sources": "grpc"} if url is None else {"nats": url}
         router = KvRouterConfig(seed=1)
         async with (
-            registered(files, 2, model_id="a", engine=TINY, nats=url),
-            registered(files, 2, model_id="b", engine=TINY, nats=url),
-            model_serving(files, router=router, **more) as client,
+            registered(backend, 2, model_id="a", engine=TINY, nats=url),
+            registered(backend, 2, model_id="b", engine=TINY, nats=url),
+            model_serving(backend, router=router, **more) as client,
         ):
             await client.until_shares(a=2, b=2)
             prompt = list(range(100, 164))

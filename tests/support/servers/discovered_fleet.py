@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.fake_engine import prompt
 from support.polling import until
 from support.servers.child import Child
@@ -45,6 +46,22 @@ def backend_of(kind: str, folder: Path) -> Iterator[Backend]:
         server.start()
         name = "ETCD_ENDPOINTS" if kind == "etcd" else "NATS_SERVER"
         yield Backend(kind, {name: server.url}, server)
+
+
+@pytest.fixture
+def backend(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Backend]:
+    """A store, and its address in the environment: files, or what `on_stores` names."""
+    with backend_of(getattr(request, "param", "file"), tmp_path / "store") as found:
+        for name, value in found.environ.items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+def on_stores(*kinds: str) -> pytest.MarkDecorator:
+    """Run a test that has a `backend` on each of these stores."""
+    return pytest.mark.parametrize("backend", kinds, indirect=True)
 
 
 @asynccontextmanager
@@ -107,3 +124,14 @@ async def completed(doors: Doors, request_id: str, tokens: int = 40) -> list[int
     assert last.finish_reason == "length"
     assert streamed == list(last.output_token_ids)
     return streamed
+
+
+async def complete_one(doors: Doors, name: str, number: int) -> None:
+    """One request of a load."""
+    await completed(doors, f"{name} {number}", 40 + number % 3)
+
+
+def all_registered(fleet: MockFleet) -> bool:
+    """Whether the store has all that the engines wrote, as far as they know."""
+    registrations = [engine.registration for engine in fleet.engines]
+    return all(known is not None and known.complete for known in registrations)

@@ -1,5 +1,6 @@
 """A real etcd on loopback, alone or as one of a cluster."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -49,6 +50,13 @@ class EtcdServer(Child):
         command = [find_program("etcdctl"), "--endpoints", self.url, *words]
         done = subprocess.run(command, capture_output=True, timeout=20, check=True)
         return done.stdout.decode()
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is its cluster's leader, by its own word."""
+        (told,) = json.loads(self.control("endpoint", "status", "--write-out", "json"))
+        leads: bool = told["Status"]["leader"] == told["Status"]["header"]["member_id"]
+        return leads
 
 
 def start_cluster(folder: Path, members: int = 3) -> list[EtcdServer]:

@@ -4,6 +4,7 @@ import pytest
 
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.settings import resolve
+from dynamo_router.workers.discovery import DiscoveryConfig
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 
 
@@ -58,6 +59,13 @@ def test_the_last_port_and_id_must_exist_too():
         MockerConfig(port=65534, workers=3)
     with pytest.raises(ConfigError, match="worker_id"):
         MockerConfig(worker_id=2**64 - 1, workers=2)
+
+
+def test_a_pod_is_one_instance():
+    discovery = DiscoveryConfig(discovery="kubernetes")
+    MockerConfig(discovery=discovery)
+    with pytest.raises(ConfigError, match="workers: a pod is one instance"):
+        MockerConfig(workers=2, discovery=discovery)
 
 
 def test_the_longest_sequence_is_one_that_can_finish():
