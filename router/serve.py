@@ -74,8 +74,8 @@ class Server:
         self.dashboard = pool.dashboard
         self._discovery: Discovery | None = None
         if is_discovering(config):
-            nats = self.security.nats
-            self._discovery = Discovery(config, self.admin, self.monitor, self._clock, nats)
+            nats, tls = self.security.nats, self.security.worker_tls
+            self._discovery = Discovery(config, self.admin, self.monitor, self._clock, nats, tls)
         self._workers = WorkerList(self.admin, self.monitor, refresh_s=config.dns_refresh_s)
         self._live = LiveSettings(
             config,

@@ -8,8 +8,14 @@ from ...runtime.clock import Clock
 from ...runtime.components import EndpointName
 from ...runtime.errors import ConfigError
 from ...runtime.kv_stores import NatsAddress
-from ...runtime.request_planes import NatsCarrier, RequestClient
-from ...runtime.security import NatsAuth
+from ...runtime.request_planes import (
+    GRPC_TLS,
+    Carrier,
+    GrpcCarrier,
+    NatsCarrier,
+    RequestClient,
+)
+from ...runtime.security import ClientTls, NatsAuth
 from ...workers.discovery import STATIC, WorkerWatch
 from ...workers.health import HealthMonitor
 from ..admin import DiscoveredWorkers, WorkerAdmin
@@ -24,12 +30,16 @@ _WILDCARDS = ("", "0.0.0.0", "::", "[::]")
 class WorkerPlane(RequestClient):
     """The request plane over which workers of Dynamo's are called, as a configuration has it."""
 
-    def __init__(self, config: ServeConfig, auth: NatsAuth | None) -> None:
+    def __init__(self, config: ServeConfig, auth: NatsAuth | None, tls: ClientTls | None) -> None:
+        """`tls`: how those are believed that are called over TLS; None: none is called so."""
         address = NatsAddress.from_environment()
         if config.nats is not None:
             address = NatsAddress(config.nats, auth)
         self._host = config.response_host or _reachable(config.host)
-        super().__init__({"nats_tcp": NatsCarrier(address)})
+        carriers: dict[str, Carrier] = {"nats_tcp": NatsCarrier(address)}
+        if tls is not None:
+            carriers[GRPC_TLS] = GrpcCarrier(tls=tls)
+        super().__init__(carriers)
 
     async def listen(self) -> None:
         """Listen for answers. ConfigError if that cannot be had."""
@@ -50,6 +60,7 @@ class Discovery:
         monitor: HealthMonitor,
         clock: Clock,
         auth: NatsAuth | None,
+        tls: ClientTls | None = None,
     ) -> None:
         """ConfigError if the store's address, or a name, is no good."""
         backend = config.backend
@@ -59,7 +70,7 @@ class Discovery:
             name = EndpointName(config.namespace, config.component, config.endpoint)
         except ValueError as error:
             raise ConfigError(f"discovery: {error}", key="discovery") from None
-        self._plane = WorkerPlane(config, auth)
+        self._plane = WorkerPlane(config, auth, tls)
         self._watch = WorkerWatch(store, name, self._plane.transports)
         self._workers = DiscoveredWorkers(backend, self._watch, admin, monitor, self._plane, clock)
         self._stack = AsyncExitStack()

@@ -8,10 +8,14 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from structlog import get_logger
 
+from ..clock import SystemClock
 from ..discovery import Registrations
 from ..errors import ConfigError
 from ..kv_stores import LEASE_TTL_S, KeyValueStore, NatsAddress, StoreError
 from ..request_planes import (
+    GRPC_TLS,
+    Carrier,
+    GrpcCarrier,
     GrpcListener,
     Handler,
     NatsCarrier,
@@ -20,6 +24,7 @@ from ..request_planes import (
     RequestServer,
     annotated,
 )
+from ..security import ClientTls, FileWatch, ServerTls, ServerTlsConfig, WorkerTlsConfig
 from .cancellation import CancellationToken
 from .client import Client
 from .components import Namespace
@@ -61,13 +66,19 @@ class DistributedRuntime:
         startup_timeout_s: float = STARTUP_TIMEOUT_S,
         nats: NatsAddress | None = None,
         request_plane: Literal["tcp", "nats", "grpc"] = "tcp",
+        tls: ServerTlsConfig | None = None,
+        worker_tls: WorkerTlsConfig | None = None,
     ) -> None:
         """`host` is where others reach us; `port` 0 is any. The store is closed with us.
 
-        With `nats` workers of the NATS request plane can be called, and we may be one.
+        With `nats` workers of the NATS request plane can be called, and we may be one. With `tls`
+        we serve over gRPC with TLS, and over nothing else; with `worker_tls` workers that do so
+        can be called. ConfigError if files of either are no good.
         """
         if request_plane == "nats" and nats is None:
             raise ConfigError("the NATS request plane needs the address of NATS", key="nats")
+        if tls is not None and request_plane != "grpc":
+            raise ConfigError(f"the {request_plane} request plane has no TLS", key="tls")
         if host in ("", "0.0.0.0", "::"):
             raise ConfigError(f"others cannot reach us at {host!r}", key="host")
         self._store, self._host, self._port = store, host, port
@@ -77,8 +88,19 @@ class DistributedRuntime:
         self._server = RequestServer(capacity)
         self._nats = NatsCarrier(nats) if nats is not None else None
         self._over_nats = request_plane == "nats"
-        self._grpc = GrpcListener(self._server) if request_plane == "grpc" else None
-        self._plane = RequestClient({"nats_tcp": self._nats} if self._nats is not None else None)
+        self._files = FileWatch(SystemClock())
+        self._tls = None if tls is None else ServerTls(tls)
+        self._grpc = GrpcListener(self._server, self._tls) if request_plane == "grpc" else None
+        carriers: dict[str, Carrier] = {}
+        if self._nats is not None:
+            carriers["nats_tcp"] = self._nats
+        if worker_tls is not None:
+            theirs = ClientTls(worker_tls)
+            self._files.files.append(theirs.files)
+            carriers[GRPC_TLS] = GrpcCarrier(tls=theirs)
+        if self._tls is not None:
+            self._files.files.append(self._tls.files)
+        self._plane = RequestClient(carriers)
         self._registrations: Registrations | None = None
         self._declared: dict[EndpointName, Handler] = {}
         self._served: dict[EndpointName, Instance] = {}
@@ -135,6 +157,7 @@ class DistributedRuntime:
             return
         await (self._grpc or self._server).start(self._host, self._port)
         await self._plane.start(self._host)
+        self._files.start()
         try:
             if self._store is not None:
                 self._registrations = Registrations(self._store, self._lease_ttl_s)
@@ -166,6 +189,7 @@ class DistributedRuntime:
             await client.close()
         self._clients.clear()
         await self._plane.close()
+        await self._files.close()
         if self._grpc is not None:
             await self._grpc.close()
         await self._server.close()
@@ -217,7 +241,9 @@ class DistributedRuntime:
         id = self.instance_id
         shown = f"[{self._host}]" if ":" in self._host else self._host
         path = path_of(name, id)
-        transport, port = ("grpc", self._grpc.port) if self._grpc else ("tcp", self._server.port)
+        transport, port = "tcp", self._server.port if self._grpc is None else self._grpc.port
+        if self._grpc is not None:
+            transport = "grpc" if self._tls is None else GRPC_TLS
         instance = Instance(name, id, transport, f"{shown}:{port}/{path}", "msgpack")
         self._server.add(path, handler)
         if self._over_nats and self._nats is not None:

@@ -5,13 +5,14 @@ from .answer_queue import AnswerQueue
 from .answer_writer import Handler, RequestContext, annotated
 from .faults import Fault, RequestError
 from .frames import FrameError
-from .grpc_carrier import GrpcCarrier
+from .grpc_carrier import GRPC_TLS, GrpcCarrier
 from .grpc_listener import GrpcListener
 from .nats_carrier import NatsCarrier
 from .request_client import Carrier, RequestClient
 from .request_server import RequestServer
 
 __all__ = [
+    "GRPC_TLS",
     "Answer",
     "AnswerListener",
     "AnswerQueue",

@@ -11,11 +11,14 @@ from typing import Any
 import grpc
 from structlog import get_logger
 
+from ..security import ClientTls
 from .answer import Answer
 from .faults import Fault, RequestError, fault_of_status
 from .frames import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameError, decode_two_part
 
 METHOD = "/dynamo_router.RequestPlane/Call"
+GRPC_TLS = "grpcs"
+"""The transport of instances that are called like this over TLS alone."""
 PATH_KEY = "x-endpoint-path"
 CONNECT_TIMEOUT_S = 3.0
 ACK_TIMEOUT_S = 5.0
@@ -39,15 +42,27 @@ log = get_logger(__name__)
 class GrpcCarrier:
     """Brings requests to HOST:PORT/PATH."""
 
-    def __init__(self, ping_ms: int = PING_MS, ping_timeout_ms: int = PING_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        ping_ms: int = PING_MS,
+        ping_timeout_ms: int = PING_TIMEOUT_MS,
+        *,
+        tls: ClientTls | None = None,
+    ) -> None:
+        """With `tls` workers are called over TLS alone. Its files are its owner's to watch."""
+        self._tls = tls
+        if tls is not None:
+            tls.files.listeners.append(self._on_new_files)
         self._options = (
             *_OPTIONS,
+            *(() if tls is None else tls.channel_options()),
             ("grpc.keepalive_time_ms", ping_ms),
             ("grpc.keepalive_timeout_ms", ping_timeout_ms),
             # For pings of gRPC's own that are under way, which keep back those of keepalive.
             ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
         )
         self._lines: dict[str, _Line] = {}
+        self._old: set[_Line] = set()  # with credentials that were replaced, while calls are on it
         self._reading: set[asyncio.Task[None]] = set()
 
     @property
@@ -62,7 +77,8 @@ class GrpcCarrier:
             raise RequestError(Fault.TOO_LARGE, text)
         line = self._lines.get(place)
         if line is None:
-            line = self._lines[place] = _Line(place, self._options)
+            credentials = None if self._tls is None else self._tls.credentials
+            line = self._lines[place] = _Line(place, self._options, credentials)
         call = line.call(payload, ((PATH_KEY, path), ("request-id", id)))
         try:
             async with asyncio.timeout(ACK_TIMEOUT_S):
@@ -97,9 +113,19 @@ class GrpcCarrier:
             task.cancel()
         if reading:
             await asyncio.wait(reading)
+        if self._tls is not None and self._on_new_files in self._tls.files.listeners:
+            self._tls.files.listeners.remove(self._on_new_files)
         lines, self._lines = list(self._lines.values()), {}
-        for line in lines:
+        for line in (*lines, *self._old):
             await line.channel.close()
+        self._old.clear()
+
+    def _on_new_files(self, material: object) -> None:
+        """Call over new connections from now on: a channel keeps the credentials that it had."""
+        for line in self._lines.values():
+            line.failed = True
+            self._old.add(line)
+        self._lines.clear()
 
     async def _read(self, line: "_Line", home: "_GrpcAnswer", answer: Answer) -> None:
         """Bring the answer's frames to their reader, as fast as it reads."""
@@ -125,17 +151,27 @@ class GrpcCarrier:
         call.cancel()
         line.calls -= 1
         line.failed |= not sound
-        if line.failed and not line.calls and self._lines.get(line.place) is line:
-            del self._lines[line.place]
+        if line.failed and not line.calls:
+            if self._lines.get(line.place) is line:
+                del self._lines[line.place]
+            self._old.discard(line)
             await line.channel.close()
 
 
 class _Line:
     """A channel to one worker, and how many calls are on it."""
 
-    def __init__(self, place: str, options: tuple[tuple[str, Any], ...]) -> None:
+    def __init__(
+        self,
+        place: str,
+        options: tuple[tuple[str, Any], ...],
+        credentials: grpc.ChannelCredentials | None,
+    ) -> None:
         self.place = place
-        self.channel = grpc.aio.insecure_channel(place, options=options)
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(place, options=options)
+        else:
+            self.channel = grpc.aio.secure_channel(place, credentials, options=options)
         self._call: Any = self.channel.unary_stream(METHOD)
         self.calls = 0
         self.failed = False

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 from structlog import get_logger
 
+from ..security import ServerTls
 from .grpc_carrier import MAX_MESSAGE_BYTES, METHOD, PATH_KEY, PING_MS, PING_TIMEOUT_MS
 from .request_server import MAX_CALLERS, RequestServer
 
@@ -28,8 +29,9 @@ log = get_logger(__name__)
 class GrpcListener:
     """Takes calls for a RequestServer from `start` to `close`."""
 
-    def __init__(self, server: RequestServer) -> None:
-        self._server = server
+    def __init__(self, server: RequestServer, tls: ServerTls | None = None) -> None:
+        """With `tls` callers are taken over TLS alone. Its files are its owner's to watch."""
+        self._server, self._tls = server, tls
         self._listening: grpc.aio.Server | None = None
         self.port = 0
 
@@ -43,7 +45,11 @@ class GrpcListener:
         )
         shown = f"[{host}]" if ":" in host else host
         try:
-            self.port = listening.add_insecure_port(f"{shown}:{port}")
+            if self._tls is None:
+                self.port = listening.add_insecure_port(f"{shown}:{port}")
+            else:
+                credentials = self._tls.grpc_credentials()
+                self.port = listening.add_secure_port(f"{shown}:{port}", credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {shown}:{port}: {error}") from None
         await listening.start()
