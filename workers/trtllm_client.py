@@ -87,9 +87,9 @@ class TrtllmClient:
         connection = connection or ConnectionPolicy()
         make = Http2Channel if data_path_of(connection) == NGHTTP2 else AioChannel
         self._channel: EngineChannel = make(address, connection, tls, tls_name)
-        # Subscriptions live as long as their engine: nothing would be gained over nghttp2.
-        self._make_events = partial(AioChannel, address, connection, tls, tls_name)
-        self._events = self._channel if isinstance(self._channel, AioChannel) else None
+        # Events have a connection of their own: many that wait to be read keep no answer back.
+        self._make_events = partial(make, address, connection, tls, tls_name)
+        self._events: Http2Channel | AioChannel | None = None
 
     def generate(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
@@ -166,7 +166,7 @@ class TrtllmClient:
     async def close(self) -> None:
         """Close the channel; what still runs over it is cancelled. Idempotent."""
         self._closed = True
-        if self._events is not None and self._events is not self._channel:
+        if self._events is not None:
             await self._events.close()
         await self._channel.close()
 

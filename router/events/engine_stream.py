@@ -235,6 +235,8 @@ class EngineStream:
                 await self._take(message)
                 message = await call.read()
             raise _Ended(f"it ended with {(await call.code()).name}")
+        except StopAsyncIteration:
+            raise _Ended("it ended with OK") from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._resyncing and task is not None and not task.cancelling():

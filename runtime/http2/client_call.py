@@ -127,6 +127,11 @@ class ClientCall:
         return True
 
     @property
+    def is_accepted(self) -> bool:
+        """Whether the peer has begun to answer: its headers are there."""
+        return self._stream is not None and bool(self._stream.headers)
+
+    @property
     def initial_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """What the peer sent before its messages."""
         return () if self._stream is None else decode_metadata(self._stream.headers)

@@ -1,7 +1,8 @@
 """How does a call reach an engine? Channels of two kinds, and which of them is in use."""
 
-from .aio_channel import AioChannel, EventCall
+from .aio_channel import AioChannel
 from .engine_channel import EngineCall, EngineChannel, Metadata
+from .event_call import EventCall
 from .http2_channel import Http2Channel
 from .policy import (
     DATA_PATHS,

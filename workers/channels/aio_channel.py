@@ -14,7 +14,7 @@ from .policy import ConnectionPolicy
 RENEWAL_GRACE_S = 3600.0
 """How long calls may go on over a channel whose credentials were renewed."""
 
-EventCall: TypeAlias = "aio.UnaryStreamCall[bytes, bytes]"
+AioCall: TypeAlias = "aio.UnaryStreamCall[bytes, bytes]"
 
 
 class AioChannel:
@@ -71,12 +71,12 @@ class AioChannel:
         *,
         timeout: float | None = None,
         metadata: Metadata | None = None,
-    ) -> EventCall:
+    ) -> AioCall:
         """The same, as grpc.aio's own call."""
         start = self._streams.get(method)
         if start is None:  # no (de)serializers: bytes go through as they are
             start = self._streams[method] = self._channel.unary_stream(method, None, None)
-        call: EventCall = start(request, timeout=timeout, metadata=metadata)
+        call: AioCall = start(request, timeout=timeout, metadata=metadata)
         return call
 
     async def unary(

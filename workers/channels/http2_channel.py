@@ -6,6 +6,7 @@ from ...runtime.http2 import ClientCall, ClientChannel, Fault, Outcome, Tls
 from ...runtime.security import ClientTls
 from ..failures import CODES, EngineCallError, Origin, origin_of
 from .engine_channel import Metadata
+from .event_call import Http2EventCall
 from .policy import ConnectionPolicy
 
 _ORIGINS = {
@@ -49,6 +50,10 @@ class Http2Channel:
         metadata: Metadata | None = None,
     ) -> ClientCall:
         return self._channel.call(method, request, timeout=timeout, metadata=metadata or ())
+
+    def events(self, method: str, request: bytes) -> Http2EventCall:
+        """Begin a call whose reader goes on for as long as there is an engine."""
+        return Http2EventCall(self.stream(method, request))
 
     async def unary(
         self,
