@@ -63,6 +63,7 @@ class MockProcess:
         model_id: str | None,
         nats_url: str | None,
         nats_auth: NatsAuthConfig,
+        data_path: str,
         vocab_size: int | None = None,
     ) -> None:
         """`vocab_size` counts where the configuration gives none."""
@@ -79,6 +80,7 @@ class MockProcess:
             "--max-num-seqs": config.max_num_seqs,
             "--max-num-batched-tokens": config.max_num_batched_tokens,
             "--model-id": model_id,
+            "--data-path": data_path,
             **{f"--{key.replace('_', '-')}": each for key, each in asdict(config.tiers).items()},
             "--discovery": "static",  # whatever the environment says: they are known already
             "--vocab-size": config.vocab_size or vocab_size,

@@ -196,6 +196,7 @@ class Server:
                 model_id=config.model_id,
                 nats_url=nats_url,
                 nats_auth=config.nats_auth,
+                data_path=config.connection.data_path,
                 vocab_size=None if self.attached is None else self.attached.vocab_size,
             )
             stack.push_async_callback(mocks.stop)

@@ -20,8 +20,10 @@ settings.load_profile("untimed")
 # For what tests make without a command line too.
 if path := environ.get("DYNAMO_ROUTER_DATA_PATH"):
     from dynamo_router.workers.channels import ConnectionPolicy
+    from dynamo_router.workers.mocker import MockerConfig
 
-    ConnectionPolicy.__init__.__kwdefaults__["data_path"] = path
+    for settings_class in (ConnectionPolicy, MockerConfig):
+        settings_class.__init__.__kwdefaults__["data_path"] = path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,7 +34,7 @@ def _count_nothing(limit: str) -> None:
 
 
 class Http2Server:
-    """Listens from `bind`, answers from `start` until `stop`. `methods` are those of paths.
+    """Listens from `bind`, answers from `start` until `stop`.
 
     A method reads its messages and writes its answers by the call; what it leaves open is ended
     with OK when it returns, with UNKNOWN when it fails.
@@ -42,9 +42,8 @@ class Http2Server:
 
     def __init__(
         self,
-        methods: Mapping[str, Serve],
         limits: ServerLimits | None = None,
-        tls: Callable[[], ssl.SSLContext] | None = None,
+        tls: ssl.SSLContext | None = None,
         share: ConnectionShare | None = None,
         on_limit: OnLimit = _count_nothing,
     ) -> None:
@@ -53,7 +52,7 @@ class Http2Server:
             raise RuntimeError(reason)
         self.limits = limits or ServerLimits()
         self.on_limit = on_limit
-        self._methods = {path.encode(): serve for path, serve in methods.items()}
+        self._methods: dict[bytes, Serve] = {}  # by path
         self._tls = tls
         self._share = share
         self._sockets: list[socket.socket] = []
@@ -98,7 +97,9 @@ class Http2Server:
             port = listener.getsockname()[1]
         return port
 
-    async def start(self) -> None:
+    async def start(self, methods: Mapping[str, Serve]) -> None:
+        """Answer, by the paths of methods."""
+        self._methods = {path.encode(): serve for path, serve in methods.items()}
         for listener in self._sockets:
             self._accept_on(listener)
 
@@ -216,12 +217,11 @@ class Http2Server:
     async def _make(self, accepted: socket.socket, connection: ServerConnection) -> None:
         """A transport for an accepted connection, with TLS if that is asked for."""
         try:
-            context = None if self._tls is None else self._tls()
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 accepted,
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else self.limits.handshake_s,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else self.limits.handshake_s,
             )
         except (OSError, TimeoutError) as error:
             log.debug("a connection was not made: %s", error)

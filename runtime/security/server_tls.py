@@ -1,6 +1,7 @@
 """TLS of what listens: one certificate for gRPC and HTTP, read again when its files change."""
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from .watched_files import WatchedFiles
 class _Material:
     pair: KeyPair
     context: ssl.SSLContext
+    http2: ssl.SSLContext  # the same, for HTTP/2 alone
     grpc_config: Any  # grpc's, opaque
 
 
@@ -51,33 +53,42 @@ class ServerTls:
 
     def ssl_context(self) -> ssl.SSLContext:
         """For asyncio servers; each connection is held by the context of the moment it began."""
-        return _LiveContext.of(self.files)
+        return _LiveContext.of(self.files, lambda material: material.context)
+
+    def http2_context(self) -> ssl.SSLContext:
+        """The same, for a server of our own that speaks HTTP/2 and nothing else."""
+        return _LiveContext.of(self.files, lambda material: material.http2)
 
     def _read(self) -> _Material:
         config = self._config
         assert config.cert is not None and config.key is not None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        pair = load_key_pair(context, config.cert, config.key, "tls")
-        roots = None
-        if config.client_ca is not None:
-            roots = load_roots(context, config.client_ca, "tls.client_ca")
-            context.verify_mode = ssl.CERT_REQUIRED
+        contexts, roots = [], None
+        for _ in range(2):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            pair = load_key_pair(context, config.cert, config.key, "tls")
+            if config.client_ca is not None:
+                roots = load_roots(context, config.client_ca, "tls.client_ca")
+                context.verify_mode = ssl.CERT_REQUIRED
+            contexts.append(context)
+        contexts[1].set_alpn_protocols(["h2"])
         grpc_config = grpc.ssl_server_certificate_configuration([(pair.key, pair.cert)], roots)
-        return _Material(pair, context, grpc_config)
+        return _Material(pair, contexts[0], contexts[1], grpc_config)
 
 
 class _LiveContext(ssl.SSLContext):
     """A context that is another one at each connection. Loading new files into a context that is in
     use would add authorities to the old ones, and never take one away."""
 
-    _files: WatchedFiles[_Material]
+    _now: Callable[[], ssl.SSLContext]
 
     @classmethod
-    def of(cls, files: WatchedFiles[_Material]) -> "_LiveContext":
+    def of(
+        cls, files: WatchedFiles[_Material], which: Callable[[_Material], ssl.SSLContext]
+    ) -> "_LiveContext":
         context = cls(ssl.PROTOCOL_TLS_SERVER)
-        context._files = files
+        context._now = lambda: which(files.value)
         return context
 
     def wrap_bio(self, *args: Any, **more: Any) -> ssl.SSLObject:
-        return self._files.value.context.wrap_bio(*args, **more)
+        return self._now().wrap_bio(*args, **more)

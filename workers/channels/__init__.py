@@ -12,6 +12,7 @@ from .policy import (
     WINDOW_BYTES,
     ConnectionPolicy,
     data_path_of,
+    data_path_option,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "Http2Channel",
     "Metadata",
     "data_path_of",
+    "data_path_option",
 ]

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -18,6 +18,17 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.2, 2.0
 NGHTTP2, GRPC_AIO = DATA_PATHS = ("nghttp2", "grpc.aio")
 
 log = structlog.get_logger(__name__)
+
+
+def data_path_option(what: str) -> Any:
+    """The setting of `what` calls go over."""
+    return option(
+        NGHTTP2,
+        f"What carries {what}: nghttp2, or grpc.aio, which serves too where there is no nghttp2.",
+        "--data-path",
+        choices=DATA_PATHS,
+        env=("DYNAMO_ROUTER_DATA_PATH",),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +53,7 @@ class ConnectionPolicy:
         "Longest gRPC message, from and to clients and engines.",
         "--max-message-bytes",
     )
-    data_path: str = option(
-        NGHTTP2,
-        "What carries requests to engines: nghttp2, or grpc.aio, which serves too where there is "
-        "no nghttp2.",
-        "--data-path",
-        choices=DATA_PATHS,
-        env=("DYNAMO_ROUTER_DATA_PATH",),
-    )
+    data_path: str = data_path_option("requests, from clients and to engines")
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -102,9 +106,14 @@ _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 
-def data_path_of(policy: ConnectionPolicy) -> str:
-    """What carries requests to engines: what is asked for, or grpc.aio if there is no nghttp2."""
-    if policy.data_path == GRPC_AIO:
+class _Settings(Protocol):
+    @property
+    def data_path(self) -> str: ...
+
+
+def data_path_of(settings: _Settings) -> str:
+    """What carries requests: what is asked for, or grpc.aio if there is no nghttp2."""
+    if settings.data_path == GRPC_AIO:
         return GRPC_AIO
     reason = load_library().reason
     if reason:
@@ -115,4 +124,4 @@ def data_path_of(policy: ConnectionPolicy) -> str:
 
 @cache
 def _warn_once(reason: str) -> None:
-    log.warning("no nghttp2: grpc.aio carries requests to engines", reason=reason)
+    log.warning("no nghttp2: grpc.aio carries requests", reason=reason)

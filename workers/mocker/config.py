@@ -8,6 +8,7 @@ from ...runtime.kv_stores import LEASE_TTL_S
 from ...runtime.security import NatsAuthConfig, ServerTlsConfig
 from ...runtime.settings import bad_setting, option
 from ...runtime.urls import DEFAULT_NATS_URL
+from ..channels import DATA_PATHS, data_path_option
 from ..discovery import DiscoveryConfig
 from .tiers import TierConfig
 from .timing import StepTiming, load_timing
@@ -181,6 +182,7 @@ class MockerConfig:
         "Have NATS keep the KV events in a stream (JetStream), for routers that restart.",
     )
     tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
+    data_path: str = data_path_option("calls to the engines")
     namespace: str = option("dynamo", "Namespace of the event subject.")
     component: str = option("backend", "Component of the event subject.")
     endpoint: str = option("generate", "Endpoint of the event subject.")
@@ -242,6 +244,7 @@ class MockerConfig:
         parse_speeds(self.worker_speeds)
         _require("heartbeat_s", 0 <= self.heartbeat_s < math.inf, "must be finite, at least 0")
         _require_choice("dialect", self.dialect, DIALECTS)
+        _require_choice("data_path", self.data_path, DATA_PATHS)
         _require_positive("lease_ttl_s", self.lease_ttl_s)
         _require("drain_timeout_s", self.drain_timeout_s >= 0, "must not be negative")
         for key in ("host", "namespace", "component", "endpoint"):

@@ -3,16 +3,17 @@
 import asyncio
 import socket
 from functools import partial
-from typing import Any
 
 import grpc
-from grpc import aio
 
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ConfigError
 from ...runtime.event_planes import EventPlane
+from ...runtime.grpc_servers import GrpcListener, make_listener, served_plainly
+from ...runtime.http2 import ServerLimits
 from ...runtime.identity import address_worker_id
 from ...runtime.security import ServerTls
+from ..channels import NGHTTP2, data_path_of
 from ..event_stream import PublisherLimits
 from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
@@ -25,14 +26,6 @@ from .kv_feed import KvEventFeed, chains
 from .registration import WorkerRegistration
 from .servicer import TrtllmServicer
 
-_MAX_MESSAGE_BYTES = 32 << 20
-_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.so_reuseport", 0),  # a port that is in use is an error, not half of the requests
-]
 _BYTES_PER_BLOCK = 64  # of an event, about
 _WILDCARDS = ("0.0.0.0", "::", "[::]")
 
@@ -64,7 +57,7 @@ class MockServer:
         speeds = parse_speeds(config.worker_speeds)
         self._speedup = config.speedup_ratio * speeds[index % len(speeds)]
         self._publishers: list[KvEventPublisher] = []  # one for each rank
-        self._server: aio.Server | None = None
+        self._server: GrpcListener | None = None
         self._servicer: TrtllmServicer | None = None
         self._beat_timer: asyncio.TimerHandle | None = None
         self._changing = asyncio.Lock()
@@ -98,19 +91,14 @@ class MockServer:
     async def start(self, first_event_id: int = 1) -> None:
         """Listen and run. ConfigError if the port cannot be had."""
         config = self._config
-        server = aio.server(options=_OPTIONS)
+        native = data_path_of(config) == NGHTTP2
+        server = make_listener(ServerLimits(), self._tls, native=native)
         try:
-            where = f"{config.host}:{self._port}"
-            if self._tls is None:
-                port = server.add_insecure_port(where)
-            else:
-                port = server.add_secure_port(where, self._tls.grpc_credentials())
-        except RuntimeError:
-            port = 0
-        if not port:
-            await server.stop(None)
+            port = server.bind(config.host, self._port)
+        except OSError:
+            await server.stop(0.0)
             wanted = f"{config.host}:{self._port}"
-            raise ConfigError(f"cannot listen on {wanted}: is it in use?", key="port")
+            raise ConfigError(f"cannot listen on {wanted}: is it in use?", key="port") from None
         self._port = port
         self.address = f"{_advertised_host(config)}:{port}"
         given = None if config.worker_id is None else config.worker_id + self._index
@@ -143,9 +131,9 @@ class MockServer:
                 await publisher.start()
         publishers = [publisher.publisher_id for publisher in self._publishers]
         self._servicer = TrtllmServicer(self.ranks, self._feed, config, self.worker_id, publishers)
-        server.add_generic_rpc_handlers((self._servicer.handlers(),))
+        methods = self._servicer.methods().items()
         self.ranks.start()
-        await server.start()
+        await server.start({path: served_plainly(method) for path, method in methods})
         self._server = server
         if self.registration is not None:
             await self.registration.announce(
@@ -174,7 +162,7 @@ class MockServer:
         publishers, self._publishers = self._publishers, []
         if self.registration is not None:
             await self.registration.abandon()
-        await self._stop_serving(0.0)
+        await self._stop_serving(None)
         for publisher in publishers:
             await publisher.close()
 
@@ -207,12 +195,16 @@ class MockServer:
         self._build()
         await self.start(first_event_id)
 
-    async def _stop_serving(self, grace_s: float) -> None:
+    async def _stop_serving(self, grace_s: float | None) -> None:
+        """None: connections break."""
         if self._server is not None:
             if self._beat_timer is not None:
                 self._beat_timer.cancel()
             self._feed.close()  # subscriptions never end by themselves
-            await self._server.stop(grace_s or None)
+            if grace_s is None:
+                await self._server.kill()
+            else:
+                await self._server.stop(grace_s)
             self._server = None  # not before: a stop that was cut short can be called again
         await self.ranks.stop()
 

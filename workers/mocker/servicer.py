@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
-from grpc import aio
 
 from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
+from ...runtime.grpc_servers import Method, Methods, ServerCall
 from ..trtllm_proto import SERVICE, common_pb, pb
 from .config import MockerConfig
 from .dp_engine import DataParallelEngine
@@ -61,33 +61,27 @@ class TrtllmServicer:
         self.failure: grpc.StatusCode | None = None
         """a fault: Generate ends at once with it"""
 
-    def handlers(self) -> grpc.GenericRpcHandler:
+    def methods(self) -> Methods:
         """All methods of the service. Streams of many messages carry bytes: see ResponseWriter."""
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Generate": grpc.unary_stream_rpc_method_handler(
-                    self.generate, pb.GenerateRequest.FromString, None
-                ),
-                "Abort": _unary(self.abort, pb.AbortRequest, pb.AbortResponse),
-                "HealthCheck": _unary(
-                    self.health_check, pb.HealthCheckRequest, pb.HealthCheckResponse
-                ),
-                "GetModelInfo": _unary(
-                    self.get_model_info, pb.GetModelInfoRequest, pb.GetModelInfoResponse
-                ),
-                "GetServerInfo": _unary(
-                    self.get_server_info, pb.GetServerInfoRequest, pb.GetServerInfoResponse
-                ),
-                "SubscribeKvEvents": grpc.unary_stream_rpc_method_handler(
-                    self.subscribe_kv_events, common_pb.SubscribeKvEventsRequest.FromString, None
-                ),
-                "Embed": _unary(self.embed, pb.EmbedRequest, pb.EmbedResponse),
-                "GetTokenizer": grpc.unary_stream_rpc_method_handler(self.get_tokenizer),
-            },
-        )
+        found = {
+            "Generate": Method(self.generate, pb.GenerateRequest.FromString),
+            "Abort": _unary(self.abort, pb.AbortRequest, pb.AbortResponse),
+            "HealthCheck": _unary(self.health_check, pb.HealthCheckRequest, pb.HealthCheckResponse),
+            "GetModelInfo": _unary(
+                self.get_model_info, pb.GetModelInfoRequest, pb.GetModelInfoResponse
+            ),
+            "GetServerInfo": _unary(
+                self.get_server_info, pb.GetServerInfoRequest, pb.GetServerInfoResponse
+            ),
+            "SubscribeKvEvents": Method(
+                self.subscribe_kv_events, common_pb.SubscribeKvEventsRequest.FromString
+            ),
+            "Embed": _unary(self.embed, pb.EmbedRequest, pb.EmbedResponse),
+            "GetTokenizer": Method(self.get_tokenizer),
+        }
+        return {f"/{SERVICE}/{name}": method for name, method in found.items()}
 
-    async def generate(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> None:
+    async def generate(self, message: Any, context: ServerCall) -> None:
         """Deltas while streaming, one for each token; then the whole output once."""
         await self._engine.awake()
         if self.failure is grpc.StatusCode.OK:
@@ -160,7 +154,7 @@ class TrtllmServicer:
         finally:
             del self._several[request_id]
 
-    async def abort(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+    async def abort(self, message: Any, context: ServerCall) -> Any:
         await self._engine.awake()
         several = self._several.get(message.request_id, ())
         named = {message.request_id, *(each.sequence.request.request_id for each in several)}
@@ -168,14 +162,14 @@ class TrtllmServicer:
             return pb.AbortResponse(success=True, message="aborted")
         return pb.AbortResponse(success=False, message=f"{message.request_id!r} not found")
 
-    async def health_check(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+    async def health_check(self, message: Any, context: ServerCall) -> Any:
         await self._engine.awake()
         await context.send_initial_metadata(self._identity)
         failure = self._engine.failure
         status = "OK" if failure is None else f"failed: {failure}"
         return pb.HealthCheckResponse(status="starting" if self._engine.starting else status)
 
-    async def get_model_info(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+    async def get_model_info(self, message: Any, context: ServerCall) -> Any:
         await self._engine.awake()
         await context.send_initial_metadata(self._identity)
         engine = self._config.engine
@@ -193,7 +187,7 @@ class TrtllmServicer:
             ],
         )
 
-    async def get_server_info(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+    async def get_server_info(self, message: Any, context: ServerCall) -> Any:
         await self._engine.awake()
         await context.send_initial_metadata(self._identity)
         return pb.GetServerInfoResponse(
@@ -205,9 +199,7 @@ class TrtllmServicer:
             world_size=self._config.engine.dp_size,
         )
 
-    async def subscribe_kv_events(
-        self, message: Any, context: "aio.ServicerContext[Any, Any]"
-    ) -> None:
+    async def subscribe_kv_events(self, message: Any, context: ServerCall) -> None:
         """The state of the cache, then its changes, until the client goes or is too far behind."""
         await self._engine.awake()
         if not self._config.kv_stream:
@@ -228,16 +220,16 @@ class TrtllmServicer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "a fault that was asked for")
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine stops")
 
-    async def embed(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> Any:
+    async def embed(self, message: Any, context: ServerCall) -> Any:
         await context.abort(_UNIMPLEMENTED, "a mock engine has no embeddings")
 
-    async def get_tokenizer(self, message: Any, context: "aio.ServicerContext[Any, Any]") -> None:
+    async def get_tokenizer(self, message: Any, context: ServerCall) -> None:
         await context.abort(_UNIMPLEMENTED, "a mock engine has no tokenizer")
 
 
-def _number_in(context: "aio.ServicerContext[Any, Any]", wanted: str, field: str) -> int | None:
+def _number_in(context: ServerCall, wanted: str, field: str) -> int | None:
     """What the call's metadata say under a key. InvalidRequestError if that is no number."""
-    for key, value in context.invocation_metadata() or ():
+    for key, value in context.invocation_metadata():
         if key == wanted:
             if not str(value).isdecimal() or len(value) > _MOST_DIGITS:
                 raise InvalidRequestError(f"{wanted} {value!r} is no number", field=field)
@@ -245,7 +237,5 @@ def _number_in(context: "aio.ServicerContext[Any, Any]", wanted: str, field: str
     return None
 
 
-def _unary(handler: Any, request: Any, response: Any) -> "grpc.RpcMethodHandler[Any, Any]":
-    return grpc.unary_unary_rpc_method_handler(
-        handler, request.FromString, response.SerializeToString
-    )
+def _unary(answer: Any, request: Any, response: Any) -> Method:
+    return Method(answer, request.FromString, response.SerializeToString)

@@ -27,9 +27,9 @@ async def listening(
 ) -> AsyncIterator[tuple[Http2Server, int]]:
     """A server with its port; stopped, with nothing left over, when the block ends."""
     methods = {"/a.B/echo": echo, "/a.B/hang": hang} if methods is None else methods
-    server = Http2Server(methods, limits, **more)
+    server = Http2Server(limits, **more)
     port = server.bind("127.0.0.1", 0)
-    await server.start()
+    await server.start(methods)
     try:
         yield server, port
     finally:

@@ -35,19 +35,17 @@ def others(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "others", "others")
 
 
-def showing(authority: Authority, mutual: bool = False) -> Callable[[], ssl.SSLContext]:
+def showing(authority: Authority, mutual: bool = False) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue("server"))
     context.set_alpn_protocols(["h2"])
     if mutual:
         context.load_verify_locations(authority.ca)
         context.verify_mode = ssl.CERT_REQUIRED
-    return lambda: context
+    return context
 
 
-async def asked(
-    tls: Callable[[], ssl.SSLContext], trusted: Authority, shown: Authority | None = None
-) -> Any:
+async def asked(tls: ssl.SSLContext, trusted: Authority, shown: Authority | None = None) -> Any:
     """The names that the server saw, or the status of a grpc.aio client that trusts these."""
 
     async def names(call: ServerCall) -> None:

@@ -1,0 +1,46 @@
+"""A listening server of gRPC, on either library."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ..http2 import ConnectionShare, Http2Server, OnLimit, ServerLimits
+from ..security import ServerTls
+from .aio_server import AioServer
+from .methods import Serve
+
+
+class GrpcListener(Protocol):
+    """Listens from `bind`, answers from `start` until `stop`."""
+
+    def bind(self, host: str, port: int) -> int:
+        """Take the port, 0: a free one; which it is. OSError if it cannot be had."""
+        ...
+
+    async def start(self, methods: Mapping[str, Serve]) -> None:
+        """Answer, by the paths of methods."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, let those under way end for so long, end the rest. Idempotent, and
+        again with a shorter time while it goes on."""
+        ...
+
+    async def kill(self) -> None:
+        """Be gone at once: connections break."""
+        ...
+
+
+def make_listener(
+    limits: ServerLimits,
+    tls: ServerTls | None,
+    *,
+    native: bool,
+    share: ConnectionShare | None = None,
+    on_limit: OnLimit | None = None,
+) -> GrpcListener:
+    """One on nghttp2, if `native`, else on grpc.aio: that counts no connections, and tells of no
+    limit that it keeps."""
+    if not native:
+        return AioServer(limits, tls)
+    context = None if tls is None else tls.http2_context()
+    return Http2Server(limits, context, share, on_limit or (lambda limit: None))
