@@ -5,12 +5,15 @@ ADVERSITY_STEPS=FILE replays the steps that a failure printed. Routers of even s
 ADVERSITY_HEDGES=yes or no says otherwise, and is needed to replay steps of such a seed.
 """
 
+from dataclasses import replace
 from os import environ
 from pathlib import Path
+from random import Random
 
 import pytest
 from support.adversity.run import run
-from support.adversity.schedule import Step, schedule_of, steps_of
+from support.adversity.schedule import OF_NATS, FaultSpec, Step, schedule_of, steps_of
+from support.adversity.world import DURABLE
 
 LENGTHS = {"": 10, "long": 60}  # steps of a run
 SEEDS = {"": (1, 2), "long": tuple(range(1, 9))}
@@ -34,6 +37,22 @@ def hedges(told: str) -> bool:
         return said == "yes"
     kind, _, seed = told.partition(" ")
     return kind == "seed" and int(seed) % 2 == 0
+
+
+DURABLE_SEEDS = {"": (3,), "long": (11, 12)}
+
+
+@pytest.mark.parametrize("seed", DURABLE_SEEDS[PROFILE])
+async def test_they_hold_where_events_come_from_a_stream(seed: int, tmp_path: Path) -> None:
+    """More of what concerns the way of events than of the rest."""
+    random = Random(seed)
+    steps = []
+    for step in schedule_of(seed, LENGTHS[PROFILE]):
+        others = [fault for fault in step.faults if fault.name not in OF_NATS]
+        fault = FaultSpec(random.choice(OF_NATS), 0, round(random.uniform(0.1, 1.0), 2))
+        steps.append(replace(step, faults=(fault, *others)))
+    slowest = await run(tmp_path, steps, DURABLE, "--event-sources", "jetstream")
+    print({name: round(seconds, 2) for name, seconds in slowest.items()})
 
 
 @pytest.mark.parametrize("told", schedules())

@@ -129,3 +129,31 @@ async def test_it_does_not_start_without_jetstream(tmp_path: Path) -> None:
             assert await router.ended() == 1
     finally:
         await server.stop()
+
+
+async def test_a_router_that_stood_still_reads_what_it_missed(durable: Durable) -> None:
+    paused, more = durable.fleet.router, [3] * (5 * 16)
+    where = durable.fleet.http
+    paused.send(signal.SIGSTOP)
+    await durable.fleet.start_router("--no-kv-events")
+    await durable.fleet.ask(more)
+    await durable.fleet.router.stop(signal.SIGKILL)
+    paused.send(signal.SIGCONT)
+    durable.fleet.http = where
+    await eventually(lambda: durable.knows(more, 5))
+    await eventually(lambda: durable.knows(PROMPT, 6))
+
+
+async def test_two_routers_read_the_same_and_a_third_may_not_take_a_name(durable: Durable) -> None:
+    first = durable.fleet.http
+    await durable.fleet.start_router("--durable-kv-events", "--router-id", "second")
+    more = [3] * (5 * 16)
+    await durable.fleet.ask(more)
+    for where in (durable.fleet.http, first):
+        durable.fleet.http = where
+        await eventually(lambda: durable.knows(more, 5), 5.0)
+        await eventually(lambda: durable.knows(PROMPT, 6), 5.0)
+    options = "--port", "0", "--http-port", "0", "--nats", durable.server.url
+    async with command(durable.fleet.folder / "third", "serve", *options, *DURABLE) as third:
+        await third.says("router_id: NATS: another router reads")
+        assert await third.ended() == 1

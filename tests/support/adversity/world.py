@@ -18,10 +18,13 @@ from support.fleet import eventually
 from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, children_of, command, http_json, http_text
+from support.servers.jetstream import LastingNats
 
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 
 BLOCK = 16
+DURABLE = "--durable-kv-events"
+"""of a router whose events last: then the server keeps them"""
 MOCKER = (
     *("--block-size", str(BLOCK), "--num-gpu-blocks", "1024", "--heartbeat-s", "0.3"),
     *("--speedup-ratio", "4", "--fault-port", "0"),
@@ -53,7 +56,9 @@ class World:
     def __init__(self, folder: Path, *serve: str) -> None:
         self._folder, self._serve = folder, serve
         self._stack = AsyncExitStack()
-        self.nats = EmbeddedNats(free_port())
+        self.nats: EmbeddedNats | LastingNats = EmbeddedNats(free_port())
+        if DURABLE in serve:
+            self.nats = LastingNats(folder / "nats")
         self.event_faults = MessageFaults(b".kv-events")
         self.ports = [0] * LAST + [free_port()]
         self._fault_apis = [""] * ENGINES
@@ -147,10 +152,14 @@ class World:
         self.alone = await self._mocker(LAST, 1)
 
     async def kill_nats(self) -> None:
-        pid = self.nats.pid
+        nats = self.nats
+        if isinstance(nats, LastingNats):
+            await nats.kill()
+            return
+        pid = nats.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: not self.nats.running)
+        await until(lambda: not nats.running)
 
     # What it says of itself
 

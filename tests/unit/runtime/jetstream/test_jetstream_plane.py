@@ -1,5 +1,6 @@
 """JetStreamPlane on a real nats-server: what lasts, what is refused, and what becomes of faults."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -277,3 +278,33 @@ async def test_a_snapshot_elsewhere_is_an_error_and_no_crash(rig: Rig) -> None:
     rig.stack.push_async_callback(connection.close)
     with pytest.raises(StoreError):
         await SnapshotStore(connection, NatsAddress(url), NAMES).position()
+
+
+async def test_the_server_says_how_far_readers_are(rig: Rig) -> None:
+    publisher = await rig.publisher()
+    await say(publisher, *range(10))
+    client = rig.client()
+    facts = await client.ensure()
+    plane, heard = await rig.reader("a", StreamPosition(facts.created, 6))
+    await until(lambda: heard == said(6, 7, 8, 9) and plane.position.sequence == 10)
+    late, _ = await rig.reader("late", StreamPosition(facts.created, 3), start=False)
+    await late.start()  # nobody listens there yet, so that it does not read
+    end = await client.read_from(4, "b", lambda message: None)  # and this one acknowledges nothing
+    found = {reader.name: reader for reader in await client.readers()}
+    assert found["a"].acked == 10 and found["a"].bound
+    assert found["b"].acked == 3 and found["b"].bound and "late" not in found
+    await end()
+
+    async def unbound() -> bool:
+        return [r.bound for r in await client.readers() if r.name == "b"] == [False]
+
+    async with asyncio.timeout(15):
+        while not await unbound():
+            await asyncio.sleep(0.01)
+    await client.remove_reader("b")
+    await client.remove_reader("b")
+    assert [reader.name for reader in await client.readers()] == ["a"]
+    await plane.close()
+    assert await client.readers() == []
+    await client.purge_below(8)
+    assert await client.facts() == (facts.created, 8, 10)
