@@ -110,6 +110,7 @@ class CandidateSource:
             disk_overlaps=overlaps.disk,
             saved_prefill_blocks=saved,
             weights_given=weights_given,
+            unheard=None if self._peers is None else self._peers.unheard(now),
             now=now,
         )
 
@@ -204,6 +205,8 @@ class CandidateSource:
         local, sequence = prompt.local_hashes, prompt.sequence_hashes
         if self._watch is not None:
             self._watch.on_booked(request_id, worker, local, now)
+        if self._peers is not None:
+            self._peers.on_own_booked(now)
         if self.index.predicts:
             self.index.record(worker, local, sequence, now)
 

@@ -23,8 +23,9 @@ class Candidates:
     and `sequence_hashes` are None for a policy that does not need them, the lower tiers' overlaps
     where there are none. `saved_prefill_blocks` are what all tiers together save, each at its
     weight: `overlaps` if there is only the device. `weights_given`: these were set, and hold in
-    place of what was learnt. `now` is the router's time in seconds. Good for
-    one decision: the loads are those of when they were first asked for.
+    place of what was learnt. `unheard` are requests that other routers are expected to have sent to
+    each worker and that are not counted yet; None where there are none. `now` is the router's time
+    in seconds. Good for one decision: the loads are those of when they were first asked for.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Candidates:
         disk_overlaps: Blocks | None = None,
         saved_prefill_blocks: Blocks | None = None,
         weights_given: bool = False,
+        unheard: Floats | None = None,
         now: float = 0.0,
     ) -> None:
         self.slots = slots
@@ -51,6 +53,7 @@ class Candidates:
         self.host_overlaps = host_overlaps
         self.disk_overlaps = disk_overlaps
         self.weights_given = weights_given
+        self.unheard = unheard
         self.saved_prefill_blocks = (
             overlaps if saved_prefill_blocks is None else saved_prefill_blocks
         )

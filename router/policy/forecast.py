@@ -29,6 +29,7 @@ ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend 
 COLD_BUDGET = 8192  # prompt tokens in a step of the usual engine
 ORDER_PENALTY = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
 MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and tell of computing
+UNHEARD = 2.0  # usual TTFTs: what waiting for one costs where `ttft` is the usual one
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class ForecastPolicy(Policy):
         """Seconds by worker number, inf where it is not eligible; or the fallback's costs."""
         if not self._watch.trusted:
             return self._fallback.score(candidates)
-        return self._forecast.score(
+        costs = self._forecast.score(
             candidates.isl,
             candidates.block_size,
             self._saved(candidates),
@@ -111,11 +112,15 @@ class ForecastPolicy(Policy):
             candidates.eligible,
             candidates.now,
         )
+        if candidates.unheard is not None:
+            costs += self._unheard_s() * candidates.unheard
+        return costs
 
     def explain(self, candidates: Candidates) -> dict[int, dict[str, float]]:
         """The terms of every registered worker's cost, in seconds, by number.
 
-        `onboard_s` is the part of `prefill_s` in which blocks of lower tiers are loaded.
+        `onboard_s` is the part of `prefill_s` in which blocks of lower tiers are loaded,
+        `unheard_s` what it counts for that other routers may have sent requests there unheard.
         """
         terms = self._forecast.explain(
             candidates.isl,
@@ -127,7 +132,10 @@ class ForecastPolicy(Policy):
         )
         _, host, disk = _tiers(candidates)
         for number, row in terms.items():
-            row["onboard_s"] = 0.0
+            row["onboard_s"] = row["unheard_s"] = 0.0
+            if candidates.unheard is not None:
+                row["unheard_s"] = self._unheard_s() * float(candidates.unheard[number])
+                row["cost"] += row["unheard_s"]
             if host is not None and disk is not None:
                 each = self._onboarding.block_s(number, self._computing_s(candidates.block_size))
                 row["onboard_s"] = float(host[number] * each[0] + disk[number] * each[1])
@@ -272,6 +280,10 @@ class ForecastPolicy(Policy):
     def block_s(self, number: int, block_size: int) -> tuple[float, float]:
         """Seconds that this worker takes to load a block from host memory, and from disk."""
         return self._onboarding.block_s(number, self._computing_s(block_size))
+
+    def _unheard_s(self) -> float:
+        """What a request ahead counts for of which nothing is known: one usual TTFT of waiting."""
+        return UNHEARD * self.learnt().ttft_s
 
     def _computing_s(self, block_size: int) -> float:
         """Seconds that computing a block takes, by what was learnt; above 0."""

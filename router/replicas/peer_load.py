@@ -11,7 +11,8 @@ from ...slots.replicas import Booked, PeerBook
 from ...slots.shared import PEER_MARK, SharedSlots
 from ...workers.registry import WorkerRegistry
 from ..config import KvRouterConfig
-from ..policy import Candidates, Policy
+from ..policy import Candidates, Floats, Policy
+from .first_choice import FirstChoice
 
 _HASHES = np.dtype("<u8")
 
@@ -35,12 +36,25 @@ class PeerLoad:
         self.slots, self.lock = slots, lock
         self.registry = registry
         self._learner, self._clock = learner, clock
+        self._first_choice = FirstChoice(registry)
         self._counts_blocks = config.router_track_active_blocks
         self._shares_blocks = config.router_assume_kv_reuse
         self._counts_prefill = config.router_track_prefill_tokens
         self.bookings: PeerBook | None = None
         self.on_pending: Callable[[], None] = lambda: None
         """called under the lock when there is something to tell the others"""
+
+    def on_own_booked(self, now: float) -> None:
+        """This router has booked a request."""
+        if self.bookings is not None:
+            self._first_choice.on_booked(now)
+
+    def unheard(self, now: float) -> Floats | None:
+        """See FirstChoice; None where no other router is heard."""
+        book = self.bookings
+        return (
+            None if book is None else self._first_choice.unheard(book.own_id, book.present(), now)
+        )
 
     def book(self, key: str, booking: Booked) -> None:
         number = self.registry.find(WorkerWithDpRank(booking.worker_id, booking.dp_rank))

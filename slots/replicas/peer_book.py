@@ -82,6 +82,11 @@ class PeerBook:
     def __len__(self) -> int:
         return sum(len(peer.bookings) for peer in self._peers.values())
 
+    @property
+    def own_id(self) -> int:
+        """Of this router, of which nothing is counted here."""
+        return self._own_id
+
     def present(self) -> dict[int, str]:
         """The name of each router that is there, by id."""
         return {router_id: peer.name for router_id, peer in self._peers.items()}
