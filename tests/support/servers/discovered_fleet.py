@@ -1,6 +1,6 @@
 """Mock engines that register in a store, and a server that finds them there."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,13 @@ async def until_ready(doors: Doors, count: int, timeout_s: float = 20.0) -> None
     await until(ready, timeout_s)
 
 
-async def completed(doors: Doors, request_id: str, tokens: int = 40) -> list[int]:
-    """The tokens that a request's last message has, after those of the others were the same."""
-    answers = await doors.answers(prompt(request_id, tokens))
+async def completed(doors: Doors, request_id: str, tokens: int | Sequence[int] = 40) -> list[int]:
+    """The tokens that a request's last message has, after those of the others were the same. Its
+    prompt has these tokens, or so many."""
+    request = prompt(request_id, tokens if isinstance(tokens, int) else 0)
+    if not isinstance(tokens, int):
+        request.tokenized.input_token_ids.extend(tokens)
+    answers = await doors.answers(request)
     streamed = [token for answer in answers[:-1] for token in answer.chunk.token_ids]
     last = answers[-1].complete
     assert last.finish_reason == "length"
