@@ -147,18 +147,31 @@ class LoadLimits:
         registry: WorkerRegistry,
         policy: Policy | None = None,
     ) -> None:
-        self.config = config
         self._slots = slots
         self._registry = registry
         self.shares = WeightedShares(registry)
         self._foreseer = policy
         self._holder = policy if policy is not None and policy.holds else None
+        self.config = config
 
     @property
-    def _policy(self) -> Policy | None:
-        """The policy, where it is the one that says who waits."""
-        config = self.config
-        return self._holder if config.hold and config.queue_threshold is None else None
+    def config(self) -> AdmissionConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: AdmissionConfig) -> None:
+        self._config = config
+        holds = config.hold and config.queue_threshold is None
+        self._policy = self._holder if holds else None
+        """where it is the one that says who waits"""
+        self.caps = config.max_requests_per_worker is not None
+        """whether a worker can have as many requests as it may"""
+        self.any_busy = (
+            config.active_decode_blocks_threshold is not None
+            or config.active_prefill_tokens_threshold is not None
+            or config.active_prefill_tokens_threshold_frac is not None
+        )
+        """whether a worker can be busy at all"""
 
     def change(self, **thresholds: Any) -> AdmissionConfig:
         """Use other thresholds from now on; ConfigError, and nothing changed, on a bad one."""
@@ -169,16 +182,6 @@ class LoadLimits:
         """Those of a request with so long a prompt: what it asked for, else the defaults."""
         cold_s = None if self._foreseer is None else self._foreseer.cold_s(isl)
         return self.config.objectives.of(asked, cold_s)
-
-    @property
-    def any_busy(self) -> bool:
-        """Whether a worker can be busy at all."""
-        config = self.config
-        return (
-            config.active_decode_blocks_threshold is not None
-            or config.active_prefill_tokens_threshold is not None
-            or config.active_prefill_tokens_threshold_frac is not None
-        )
 
     def busy(self) -> Mask:
         """Which ranks take no more. The ranks of one engine are busy together or not at all."""
@@ -199,11 +202,6 @@ class LoadLimits:
                     numbers = list(entry.numbers)
                     mask[numbers] = mask[numbers].all()
         return mask
-
-    @property
-    def caps(self) -> bool:
-        """Whether a worker can have as many requests as it may."""
-        return self.config.max_requests_per_worker is not None
 
     def full(self) -> Mask | None:
         """Which ranks have as many requests as they may; None: no such limit."""

@@ -224,7 +224,7 @@ class Hedging:
             worker_id = hedge.decision.worker.worker_id
             self._ledger.on_cancelled(twin, worker_id, late=False)
         self._ledger.on_ended(twin)
-        if sent is not None:
+        if sent is not None and sent.running:
             await self._relay.stop(twin, sent)
 
     def _keep(self, task: asyncio.Task[Any]) -> None:

@@ -133,7 +133,7 @@ class Relay:
         finally:
             ledger.on_ended(flight)
             flight.trace.attempt_ended(flight)
-            if sent is not None:
+            if sent is not None and sent.running:
                 await self.stop(flight, sent)
 
     # How an attempt ends, also that of a hedge
@@ -163,13 +163,12 @@ class Relay:
         return self._ledger.on_failed(flight, why.origin, code, why.text)
 
     async def stop(self, flight: Flight, sent: Sent) -> None:
-        """Have the worker stop what may still run there."""
-        if sent.running:
-            sent.running = False
-            sent.call.cancel()
-            self._aborts.send(sent.client, flight.request_id)
-            # A generator, which must not be left to the collector.
-            await sent.answers.aclose()
+        """Have the worker stop what still runs there, as far as we know."""
+        sent.running = False
+        sent.call.cancel()
+        self._aborts.send(sent.client, flight.request_id)
+        # A generator, which must not be left to the collector.
+        await sent.answers.aclose()
 
     def is_late(self, flight: Flight) -> bool:
         """Whether its time is over: its client's deadline, or a limit of ours."""
