@@ -92,6 +92,9 @@ BENCHES: Mapping[str, Entry] = {
         "bench.hostile.command:HostileBenchConfig",
         "bench.hostile.command:run",
     ),
+    "path": Entry(
+        "A request's whole way, beside Dynamo's.", "bench.path:PathBenchConfig", "bench.path:run"
+    ),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
 }
 WORKERS: Mapping[str, Entry] = {

@@ -1,25 +1,52 @@
 """Live load: a client that replays a trace, what it counts, and the processes it needs.
 
-Entered by the commands `replay`, `demo`, `proxy` and `hostile`.
+Entered by the commands `replay`, `demo`, `proxy`, `path` and `hostile`.
 """
 
 from .client import LoadClient, encode_generate
+from .completion_client import CompletionClient
+from .dynamo_peer import DynamoPeer
 from .progress import OnStart, progress_bar
-from .proxy_peers import GENERATE, Methods
+from .proxy_peers import GENERATE, Methods, open_call, start_child, start_peer
 from .serve_process import READY, ServeProcess, mock_fleet_arguments
 from .stats import LoadStats
 from .target import TargetAccess
+from .way import (
+    Ask,
+    Measured,
+    Neighbours,
+    Way,
+    children_of,
+    generate_bodies,
+    generate_call,
+    new_prompts,
+    ratio,
+)
 
 __all__ = [
+    "Ask",
+    "CompletionClient",
     "GENERATE",
+    "DynamoPeer",
     "LoadClient",
     "LoadStats",
+    "Measured",
     "Methods",
+    "Neighbours",
     "OnStart",
     "READY",
     "ServeProcess",
     "TargetAccess",
+    "Way",
+    "children_of",
     "encode_generate",
+    "generate_bodies",
+    "generate_call",
     "mock_fleet_arguments",
+    "new_prompts",
+    "open_call",
     "progress_bar",
+    "ratio",
+    "start_child",
+    "start_peer",
 ]

@@ -1,4 +1,4 @@
-"""The other processes of the proxy benchmark: an engine that answers at once, and a bare proxy.
+"""The other processes of benchmarks of proxies: an engine that answers at once, and a bare proxy.
 
 Run as `python -m dynamo_router.bench.load.proxy_peers engine PORTS` or `... bare ADDRESS,...`; each
 prints the addresses it listens on, then serves until it is killed.
@@ -7,13 +7,17 @@ prints the addresses it listens on, then serves until it is killed.
 import asyncio
 import itertools
 import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 import uvloop
 from grpc import aio
 
-from ...workers.channels import MAX_MESSAGE_BYTES
+from ...runtime.child_process import ChildError, ChildProcess
+from ...runtime.errors import RouterError
+from ...workers.channels import MAX_MESSAGE_BYTES, ConnectionPolicy
 from ...workers.trtllm_proto import SERVICE, pb
 
 OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -22,6 +26,8 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.so_reuseport", 0),
 )
 GENERATE = f"/{SERVICE}/Generate"
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
 
 
 class Methods(grpc.GenericRpcHandler):
@@ -67,6 +73,33 @@ def bare_proxy(targets: str) -> dict[str, Any]:
             await context.write(message)
 
     return {GENERATE: grpc.unary_stream_rpc_method_handler(generate)}
+
+
+async def start_child(command: Sequence[str], stack: AsyncExitStack) -> tuple[int, str]:
+    """Start a process, stopped with the stack; its pid and the first line it prints."""
+    child = ChildProcess(command, stop_timeout_s=STOP_TIMEOUT_S, join_stderr=False)
+    stack.push_async_callback(child.stop)
+    try:
+        await child.start(bool, START_TIMEOUT_S)
+    except ChildError as error:
+        raise RouterError(f"{' '.join(command[1:4])} {error.reason}") from None
+    assert child.pid is not None
+    return child.pid, child.output[0]
+
+
+async def start_peer(role: str, argument: str, stack: AsyncExitStack) -> tuple[int, list[str]]:
+    """The same of this module: its pid and the addresses it listens on."""
+    # -W: that this module is imported with its room, and then run, is meant.
+    run = [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-m", __spec__.name]
+    pid, line = await start_child([*run, role, argument], stack)
+    return pid, line.split()
+
+
+def open_call(address: str, stack: AsyncExitStack) -> Any:
+    """Generate of a server, as bytes, over a channel that is closed with the stack."""
+    channel = aio.insecure_channel(address, options=ConnectionPolicy().channel_options())
+    stack.push_async_callback(channel.close, None)
+    return channel.unary_stream(GENERATE, None, None)
 
 
 async def main(role: str, argument: str) -> None:

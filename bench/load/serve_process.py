@@ -61,6 +61,9 @@ class ServeProcess:
         )
         self.grpc_address = ""
         self.http_address = ""
+        self.ready_line = ""
+        self.worker_addresses: list[str] = []
+        """of the engines that can take requests: HOST:PORT"""
 
     @property
     def pid(self) -> int | None:
@@ -94,6 +97,7 @@ class ServeProcess:
     def _on_line(self, line: str) -> bool:
         if found := READY.search(line):
             self.grpc_address, self.http_address = found.groups()
+            self.ready_line = line
         return bool(found)
 
     async def _workers_ready(self) -> None:
@@ -110,8 +114,9 @@ class ServeProcess:
             async with http.get(f"http://{self.http_address}/workers") as answer:
                 listed = await answer.json()
                 workers = listed["workers"] if isinstance(listed, dict) else listed
-                return sum(worker["state"].lower() == "ready" for worker in workers)
-        return 0
+                ready = [worker for worker in workers if worker["state"].lower() == "ready"]
+                self.worker_addresses = [worker["address"] for worker in ready]
+        return len(self.worker_addresses)
 
     def _failure(self, what: str, output: Sequence[str]) -> RouterError:
         lines = "\n".join(f"  {line}" for line in output) or "  (it printed nothing)"

@@ -20,9 +20,10 @@ from support.servers.discovered_fleet import (
     until_ready,
     workers_of,
 )
-from support.servers.dynamo_peer import PEER, DynamoFrontend, DynamoMockers, write_model
+from support.servers.dynamo_peer import PEER, DynamoFrontend, DynamoMockers
 from support.servers.jetstream import JetStreamServer
 
+from dynamo_router.bench.load.dynamo_peer import write_model
 from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.router.config import KvRouterConfig

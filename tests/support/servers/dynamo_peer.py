@@ -13,33 +13,15 @@ from typing import Any
 from support.free_port import free_port
 from support.servers.child import Child
 
+from dynamo_router.bench.load.dynamo_peer import (
+    HOST,
+    dynamo_environ,
+    frontend_arguments,
+    mocker_arguments,
+    write_model,
+)
+
 PEER = os.environ.get("DYNAMO_PEER")
-HERE = "127.0.0.1"
-
-
-def write_model(folder: Path, words: int = 2048) -> None:
-    """The smallest model folder that Dynamo takes: a tokenizer whose words are w3, w4, ..."""
-    folder.mkdir(parents=True)
-    special = [
-        {"id": id, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": True}
-        for id, text in enumerate(["<s>", "</s>"])
-    ]  # fmt: skip
-    vocab = {"<s>": 0, "</s>": 1, "<unk>": 2, **{f"w{n}": n for n in range(3, words)}}
-    files: dict[str, Any] = {
-        "config.json": {"model_type": "llama", "architectures": ["LlamaForCausalLM"],
-                        "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": words,
-                        "eos_token_id": 1, "bos_token_id": 0, "max_position_embeddings": 8192},
-        "tokenizer.json": {"version": "1.0", "added_tokens": special, "normalizer": None,
-                           "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None,
-                           "decoder": None, "truncation": None, "padding": None,
-                           "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}},
-        "tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>",
-                                  "chat_template": "{{ messages[0]['content'] }}"},
-        "generation_config.json": {"eos_token_id": 1, "bos_token_id": 0},
-    }  # fmt: skip
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content))
 
 
 class DynamoProcess(Child):
@@ -54,12 +36,7 @@ class DynamoProcess(Child):
         raise NotImplementedError
 
     def command(self) -> list[str]:
-        environ = {
-            "DYN_TCP_RPC_HOST": HERE, "DYN_TCP_RESPONSE_STREAM_HOST": HERE,
-            "DYN_EVENT_PLANE_HOST": HERE, "HF_HUB_OFFLINE": "1",
-            "HOME": str(self.folder), "DYN_LOG": "error",
-            **self.environ,
-        }  # fmt: skip
+        environ = {**dynamo_environ(self.folder), **self.environ}
         settings = (f"{name}={value}" for name, value in environ.items())
         return ["/usr/bin/env", *settings, str(PEER), "-m", *self.module(), *self.planes]
 
@@ -76,11 +53,7 @@ class DynamoMockers(DynamoProcess):
         write_model(self._model)
 
     def module(self) -> list[str]:
-        return [
-            "dynamo.mocker", "--model-path", str(self._model), "--model-name", "tiny",
-            "--num-workers", str(self.count), "--block-size", "16",
-            "--speedup-ratio", "1000000", "--stagger-delay", "0",
-        ]  # fmt: skip
+        return mocker_arguments(self._model, self.count)
 
     def ready(self) -> bool:
         assert self._process is not None and self._process.poll() is None, self._log.read_text()
@@ -95,10 +68,7 @@ class DynamoFrontend(DynamoProcess):
         self.port = free_port()
 
     def module(self) -> list[str]:
-        return [
-            "dynamo.frontend", "--http-host", HERE, "--http-port", str(self.port),
-            "--router-mode", "kv",
-        ]  # fmt: skip
+        return frontend_arguments(self.port)
 
     def ready(self) -> bool:
         assert self._process is not None and self._process.poll() is None, self._log.read_text()
@@ -110,6 +80,6 @@ class DynamoFrontend(DynamoProcess):
     def ask(self, path: str, body: object = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"}
-        request = urllib.request.Request(f"http://{HERE}:{self.port}{path}", data, headers)
+        request = urllib.request.Request(f"http://{HOST}:{self.port}{path}", data, headers)
         with urllib.request.urlopen(request, timeout=20) as answer:
             return json.load(answer)
