@@ -38,6 +38,8 @@ SAVE_EVERY_S = 60.0
 LAST_SAVE_S = 5.0
 """How long a router that stops may take to save one more."""
 
+_open_readers: set[tuple[str, str]] = set()  # (stream, name), of this process
+
 log = structlog.get_logger(__name__)
 
 
@@ -53,14 +55,13 @@ class DurableEvents:
         self._index = index
         self._head = SnapshotHead(block_size=config.router.block_size, subject=names.subject)
         self._reset = config.router_reset_states
+        self._threshold = config.router_snapshot_threshold
         self.name = slug(config.router_id or f"router-{token_hex(4)}")
-        """under which the server keeps how far this router has read"""
+        """under which the server keeps how far this router has read; with a number behind it where
+        a process has several indexes of one endpoint, for models of their own"""
         connection = NatsConnection(address)
         self._client = EventStreamClient(connection, names, max_age_s=max_age_s())
         self._snapshots = SnapshotStore(connection, address, names)
-        self._upkeep = StreamUpkeep(
-            self.name, threshold=config.router_snapshot_threshold, interval_s=SAVE_EVERY_S
-        )
         self._below = plane
         self._heartbeats = endpoint_subject(*place, KV_HEARTBEAT)
         self._plane: JetStreamPlane | None = None
@@ -85,6 +86,7 @@ class DurableEvents:
 
     async def open(self) -> JetStreamPlane:
         """The plane, the snapshot being loaded. ConfigError if the server keeps no streams."""
+        self._take_name()
         if self._reset:
             await self._begin_anew()
         position = await self._load()
@@ -105,6 +107,7 @@ class DurableEvents:
         """Save once more, and close the plane. Idempotent."""
         task, self._task = self._task, None
         await stopped(task)
+        _open_readers.discard((self._client.names.stream, self.name))
         if self._plane is None:
             await self._below.close()
             await self._client.connection.close()
@@ -117,6 +120,15 @@ class DurableEvents:
             except TimeoutError:
                 log.warning("the last snapshot took too long")
         await self._plane.close()
+
+    def _take_name(self) -> None:
+        stream, name = self._client.names.stream, self.name
+        number = 1
+        while (stream, self.name) in _open_readers:
+            number += 1
+            self.name = f"{name}-{number}"
+        _open_readers.add((stream, self.name))
+        self._upkeep = StreamUpkeep(self.name, threshold=self._threshold, interval_s=SAVE_EVERY_S)
 
     async def _applied(self) -> None:
         await asyncio.to_thread(self._index.flush)

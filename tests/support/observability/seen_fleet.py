@@ -1,5 +1,5 @@
 """A served fleet with something of everything that metrics tell: caches in every tier, failures,
-an ejected worker, TLS, snapshots, the event plane."""
+an ejected worker, TLS, the event plane with a stream and snapshots."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -11,6 +11,7 @@ import grpc
 from support.fake_engine import FakeEngine, fail, prompt
 from support.polling import until
 from support.security.certificates import Authority
+from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from dynamo_router.indexer.wire.codec import encode_event_message
@@ -42,6 +43,9 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         for engine in engines:
             await stack.enter_async_context(engine)
+        nats = JetStreamServer(folder / "nats")
+        stack.callback(nats.kill)
+        nats.start()
         server = Server(
             ServeConfig(
                 port=0,
@@ -53,7 +57,8 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
                     affinity=AffinityConfig(session_affinity_ttl_secs=60.0),
                 ),
                 outliers=OutlierPolicy(failures_in_a_row=1, ejection_s=60),
-                index_snapshot=str(folder / "index"),
+                nats=nats.url,
+                durable_kv_events=True,
                 tls=ServerTlsConfig(cert=cert, key=key),
             )
         )

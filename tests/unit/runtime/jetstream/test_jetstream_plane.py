@@ -12,6 +12,7 @@ from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.event_planes import EmbeddedNats, NatsPlane, PlaneState
+from dynamo_router.runtime.jetstream import jetstream_plane
 from dynamo_router.runtime.jetstream.jetstream_plane import JetStreamPlane
 from dynamo_router.runtime.jetstream.object_store import SnapshotStore
 from dynamo_router.runtime.jetstream.stream_client import EventStreamClient
@@ -58,6 +59,12 @@ class Rig:
         await plane.start()
         await until(lambda: plane.state is PlaneState.CONNECTED)
         return plane
+
+
+@pytest.fixture
+def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused is refused soon."""
+    monkeypatch.setattr(jetstream_plane, "START_S", 0.3)
 
 
 @pytest.fixture
@@ -183,7 +190,7 @@ async def test_a_beat_waits_for_what_was_said_before_it(rig: Rig) -> None:
     assert order[:2000] == said(*range(2000)) and not heard
 
 
-async def test_two_readers_of_one_name_are_one_too_many(rig: Rig) -> None:
+async def test_two_readers_of_one_name_are_one_too_many(rig: Rig, in_short: None) -> None:
     plane, heard = await rig.reader("same")
     await until(lambda: plane.state is PlaneState.CONNECTED)
     other, _ = await rig.reader("same", start=False)
@@ -204,7 +211,7 @@ async def test_a_reader_that_died_makes_room_for_the_next(rig: Rig) -> None:
     await until(lambda: heard == said(1))
 
 
-async def test_a_server_without_streams_is_refused(rig: Rig) -> None:
+async def test_a_server_without_streams_is_refused(rig: Rig, in_short: None) -> None:
     server = EmbeddedNats(free_port())
     rig.stack.push_async_callback(server.stop)
     await server.start()
@@ -223,7 +230,7 @@ async def test_a_stream_of_another_endpoint_is_refused_by_name(rig: Rig) -> None
         await plane.start()
 
 
-async def test_a_server_without_room_is_refused(tmp_path: Path, rig: Rig) -> None:
+async def test_a_server_without_room_is_refused(tmp_path: Path, rig: Rig, in_short: None) -> None:
     settings = tmp_path / "small.conf"
     settings.write_text("jetstream { max_file_store: 1MB }\n")
     small = JetStreamServer(tmp_path / "small", "--config", str(settings))
