@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from fuzz.http2_peer import http2_seeds
+from fuzz.http_answer import answer_seeds
 
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.indexer.wire.codec import (
@@ -142,6 +143,7 @@ SEEDS: Mapping[str, Sequence[bytes]] = {
     "index": _message_rows(),
     "tree": _calls(),
     "http2": http2_seeds(),
+    "http_answer": answer_seeds(),
 }
 
 

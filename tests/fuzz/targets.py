@@ -12,6 +12,7 @@ from typing import Any
 
 from fuzz.guarded import Guarded
 from fuzz.http2_peer import check_http2
+from fuzz.http_answer import check_http_answer
 from google.protobuf.message import DecodeError
 from instruments.tree_check import check_integrity
 from oracles.events import Refused, Unparsed, parse, read_cache_event, read_message
@@ -209,7 +210,8 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "index": check_index,
     "tree": check_tree,
     "http2": check_http2,
+    "http_answer": check_http_answer,
 }
 
 # Their bytes are msgspec's to read, of whose coverage no fuzzer hears: damage at random does more.
-UNSEEN = frozenset({"envelope", "trace"})
+UNSEEN = frozenset({"envelope", "trace", "http_answer"})

@@ -27,6 +27,7 @@ class EventReader:
             data, self._first = data.removeprefix(b"\xef\xbb\xbf"), False
         *lines, self._rest = _lines(self._rest + data)
         for line in lines:
+            self._check(len(line))
             if not line:
                 if self._data:
                     event, self._data, self._bytes = b"\n".join(self._data), [], 0
@@ -35,12 +36,12 @@ class EventReader:
             field, _, value = line.partition(b":")
             if field == b"data":
                 self._bytes += len(value) + 1
-                self._check(self._bytes)
                 self._data.append(value.removeprefix(b" "))
-        self._check(self._bytes + len(self._rest))
+        self._check(len(self._rest.rstrip(b"\r")))
 
-    def _check(self, size: int) -> None:
-        if size > self._max_bytes:
+    def _check(self, more: int) -> None:
+        """A line, or what there is of it, after what there is of its event."""
+        if self._bytes + more > self._max_bytes:
             raise OverflowError(self._max_bytes)
 
 
