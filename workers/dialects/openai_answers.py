@@ -92,7 +92,8 @@ class CompletionReader:
         self.answer = TrtllmAnswer(request, len(request.tokenized.input_token_ids))
         self.done = False
         self._max_tokens: int = request.max_tokens
-        self._reason, self._matched = "", None  # type: tuple[str, int | str | None]
+        self._reason = ""
+        self._matched: int | str | None = None
 
     def read(self, data: bytes) -> bytes | None:
         if data.strip() == _DONE:
