@@ -50,7 +50,8 @@ def asked(request_id: str, first: int, count: int = 100) -> Any:
 
 
 async def generated(client: OpenAiClient, request: Any) -> tuple[list[int], Any]:
-    call = client.generate(request.SerializeToString(), timeout=60)
+    # For its first logprobs it compiles something, which takes a minute or more.
+    call = client.generate(request.SerializeToString(), timeout=300)
     *chunks, last = [pb.GenerateResponse.FromString(message) async for message in call]
     return [token for each in chunks for token in each.chunk.token_ids], last.complete
 

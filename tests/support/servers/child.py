@@ -26,6 +26,8 @@ class Child:
 
     ready_word = ""
     """what it logs once it serves"""
+    start_s = START_S
+    """how long that may take"""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,12 +51,12 @@ class Child:
 
     def start(self) -> None:
         self.launch()
-        wait_until(self.ready, START_S)
+        wait_until(self.ready, self.start_s)
 
     async def come_back(self) -> None:
         """As `start`, while the event loop goes on."""
         self.launch()
-        await until(self.ready, START_S)
+        await until(self.ready, self.start_s)
 
     def kill(self) -> None:
         """End it at once. Nothing if it does not run."""

@@ -35,6 +35,7 @@ class VllmServer(Child):
     """One server; its ZMQ events are at `events` and `replay`. Slow to start: half a minute."""
 
     ready_word = "Application startup complete"
+    start_s = 600.0
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -50,6 +51,13 @@ class VllmServer(Child):
         events, replay = f"tcp://127.0.0.1:{self._events}", f"tcp://127.0.0.1:{self._replay}"
         return f"openai+http://{self.address}?events={events}&replay={replay}"
 
+    def kill(self) -> None:
+        """It ends the processes of its own that it has, so it is asked to end first."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(60)
+        super().kill()
+
     def command(self) -> list[str]:
         assert PYTHON is not None
         events = {
@@ -59,7 +67,7 @@ class VllmServer(Child):
             "replay_endpoint": f"tcp://127.0.0.1:{self._replay}",
         }
         return [
-            "env", *(f"{name}={value}" for name, value in _ENVIRONMENT.items()),
+            "/usr/bin/env", *(f"{name}={value}" for name, value in _ENVIRONMENT.items()),
             PYTHON, "-m", "vllm.entrypoints.openai.api_server",
             "--model", str(self._model), "--served-model-name", "tiny",
             "--host", "127.0.0.1", "--port", str(self.port),
