@@ -82,6 +82,7 @@ class MockProcess:
             "--model-id": model_id,
             "--data-path": data_path,
             **{f"--{key.replace('_', '-')}": each for key, each in asdict(config.tiers).items()},
+            "--event-plane": "nats",
             "--discovery": "static",  # whatever the environment says: they are known already
             "--vocab-size": config.vocab_size or vocab_size,
         }

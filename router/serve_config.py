@@ -6,7 +6,7 @@ from ..runtime.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..runtime.settings import SHORTEST_S, bad_setting, option
 from ..runtime.urls import DEFAULT_NATS_URL
 from ..workers.channels import ConnectionPolicy
-from ..workers.discovery import DiscoveryConfig
+from ..workers.discovery import DiscoveryConfig, EventPlaneConfig
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
 from .config import KvRouterConfig, require_at_least
@@ -101,6 +101,7 @@ class ServeConfig:
         "--router-id",
     )
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
+    plane: EventPlaneConfig = field(default_factory=EventPlaneConfig, metadata={"inline": True})
     response_host: str | None = option(
         None,
         "Address that discovered workers of Dynamo's bring their answers to; not given: --host.",
@@ -160,6 +161,8 @@ class ServeConfig:
         if self.event_sources == "jetstream":
             object.__setattr__(self, "durable_kv_events", True)
         self._check_durable()
+        if self.plane.is_zmq and self.event_sources == "nats":
+            raise bad_setting("event_sources", "nats is not there with event_plane zmq")
         if self.event_sources == "none" and self.router.use_kv_events:
             object.__setattr__(self, "router", replace(self.router, use_kv_events=False))
         require_at_least("max_attempts", self.max_attempts, 1)
@@ -185,6 +188,8 @@ class ServeConfig:
 
     def _check_durable(self) -> None:
         require_at_least("router_snapshot_threshold", self.router_snapshot_threshold, 1)
+        if self.durable_kv_events and self.plane.is_zmq:
+            raise bad_setting("durable_kv_events", "needs event_plane nats")
         if not self.durable_kv_events:
             return
         if self.event_sources not in ("auto", "nats", "jetstream"):

@@ -3,12 +3,14 @@ that people or other programs get to see. Settings keep the URL that connects.
 """
 
 import re
+import socket
 from urllib.parse import SplitResult, urlsplit
 
 from .errors import ConfigError
 
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 HIDDEN = "***"
+WILDCARDS = ("", "0.0.0.0", "::", "[::]", "*")
 
 # A scheme and what stands between it and the last @ of the run of characters. A password may hold
 # almost anything, so too much is hidden rather than too little. A list of URLs is cut at commas
@@ -17,6 +19,11 @@ _USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)((?:(?!,[A-Za-z][A-Za-z0-9
 _SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.\-]*://")
 _PORT = re.compile(r"\d+(?:[/?#,]|$)")
 _NEXT_URL = re.compile(r",(?=\s*[A-Za-z][A-Za-z0-9+.\-]*://)")
+
+
+def reachable_host(host: str) -> str:
+    """The address to be found at for who listens on `host`."""
+    return socket.gethostbyname(socket.gethostname()) if host in WILDCARDS else host
 
 
 def split_nats_url(url: str) -> tuple[str, int]:

@@ -138,6 +138,8 @@ class KvEventPublisher:
         """Begin to send, first what was reported before. RuntimeError on a closed plane."""
         if self._task is not None:
             return
+        for topic in (KV_EVENTS, KV_HEARTBEAT):
+            await self._plane.offer(self._subjects[topic], self.publisher_id)
         subject = self._subjects[KV_RESYNC]
         self._subscription = await self._plane.subscribe(subject, self._on_resync)
         self._unwatch = self._plane.on_state(self._on_plane_state)
@@ -157,6 +159,7 @@ class KvEventPublisher:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             await self._send_events()
+            await self._plane.withdraw(self.publisher_id)
 
     async def flush(self) -> bool:
         """Send what was reported, and wait until the carrier has it; False if it cannot now."""

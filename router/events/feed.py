@@ -108,6 +108,7 @@ class EventFeed:
         self._registry.on_update.append(self._on_worker)
         for entry in self._registry.entries():
             self._on_worker(entry)
+        await self._plane.offer(self._resync)
         for subject in (self._events, self._heartbeats):
             self._subscriptions.append(await self._plane.subscribe(subject, self._on_message))
         self._ticker = supervise("event feed", self._run)

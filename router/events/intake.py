@@ -29,7 +29,7 @@ from ...workers.resync_wire import ResyncRequest
 from ...workers.worker_url import WorkerUrl
 from ..serve_config import ServeConfig
 from .durable_events import DurableEvents
-from .event_doors import STREAMS, EventDoors
+from .event_doors import STREAMS, ZMQ, EventDoors
 from .event_sources import EventSources
 from .feed import EventFeed
 from .index_peers import IndexPeers
@@ -37,9 +37,10 @@ from .snapshot_task import SnapshotTask
 from .source_choice import TOLD, EventSource
 
 
-def _allowed(wanted: str) -> Collection[EventSource]:
-    """What `--event-sources` allows; all streams of engines count as one source."""
-    if wanted == "auto":
+def _allowed(wanted: str, over_zmq: bool) -> Collection[EventSource]:
+    """What `--event-sources` allows; all streams of engines count as one source. `over_zmq`: so
+    does the event plane for zmq."""
+    if wanted == "auto" or (wanted == ZMQ and over_zmq):
         return TOLD
     if wanted == "jetstream":
         return [EventSource.NATS]
@@ -86,14 +87,14 @@ class EventIntake:
             registry,
             clock,
             block_size=config.router.block_size,
-            allowed=_allowed(wanted),
+            allowed=_allowed(wanted, config.plane.is_zmq),
             doors=EventDoors(
                 client_of,
                 url_of,
                 config.router.block_size,
                 [wanted] if wanted in STREAMS else STREAMS,
             ),
-            plane_name="jetstream" if config.durable_kv_events else EventSource.NATS.value,
+            plane_name="jetstream" if config.durable_kv_events else config.plane.event_plane,
         )
         self.nats_url: str | None = None
         self.description = ""
@@ -107,7 +108,10 @@ class EventIntake:
     async def start(self) -> None:
         """Listen to events, the last snapshot loaded. ConfigError if there can be no server."""
         config, stack = self._config, self._stack
-        if config.event_sources in STREAMS:
+        over_zmq = config.plane.is_zmq and config.event_sources in ("auto", ZMQ)
+        if over_zmq:
+            self.description = f"over ZMQ, found in {config.backend}"
+        elif config.event_sources in STREAMS:
             self.description = "from engines"
         else:
             self.nats_url, origin = await self._find_nats()
@@ -129,7 +133,9 @@ class EventIntake:
         url = self.nats_url
         # Routers that share their load should not be apart for longer than they must.
         backoff = Backoff(cap=SYNC_RETRY_S) if config.router.router_replica_sync else None
-        if url is None:
+        if over_zmq:
+            self.plane = config.plane.open(config.discovery, config.backend, config.host)
+        elif url is None:
             self.plane = LocalPlane()
             stack.push_async_callback(self.plane.close)
         else:

@@ -332,6 +332,7 @@ def plane_metrics(plane: EventPlane, feed: EventFeed) -> Callable[[], Iterable[M
             ("receive_dropped", "Messages lost because we were slow.", stats.receive_dropped),
             ("published", "Messages sent.", stats.published),
             ("publish_dropped", "Messages that could not be sent.", stats.publish_dropped),
+            ("garbled", "Messages refused for their form or their publisher.", stats.garbled),
             ("handler_errors", "Messages that made us fail.", stats.handler_errors),
             ("connects", "Times it became reachable.", stats.connects),
             ("refused", "Messages that the index's full mailbox did not take.", feed.refused),

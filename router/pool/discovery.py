@@ -1,6 +1,5 @@
 """Discovery: the store that workers are found in, and the plane that Dynamo's are called over."""
 
-import socket
 from contextlib import AsyncExitStack
 
 from ...indexer.event_index import EventIndex
@@ -16,6 +15,7 @@ from ...runtime.request_planes import (
     RequestClient,
 )
 from ...runtime.security import ClientTls, NatsAuth
+from ...runtime.urls import reachable_host
 from ...workers.discovery import STATIC, WorkerWatch
 from ...workers.health import HealthMonitor
 from ..admin import DiscoveredWorkers, WorkerAdmin
@@ -24,7 +24,6 @@ from ..serve_config import ServeConfig
 
 MOST_WORKERS = 1024
 """So many connections are kept for workers that are not known yet."""
-_WILDCARDS = ("", "0.0.0.0", "::", "[::]")
 
 
 class WorkerPlane(RequestClient):
@@ -35,7 +34,7 @@ class WorkerPlane(RequestClient):
         address = NatsAddress.from_environment()
         if config.nats is not None:
             address = NatsAddress(config.nats, auth)
-        self._host = config.response_host or _reachable(config.host)
+        self._host = config.response_host or reachable_host(config.host)
         carriers: dict[str, Carrier] = {"nats_tcp": NatsCarrier(address)}
         if tls is not None:
             carriers[GRPC_TLS] = GrpcCarrier(tls=tls)
@@ -100,8 +99,3 @@ class Discovery:
 def is_discovering(config: ServeConfig) -> bool:
     """Whether there is a store to find workers in."""
     return config.backend != STATIC
-
-
-def _reachable(host: str) -> str:
-    """The address to be found at for who listens on `host`."""
-    return socket.gethostbyname(socket.gethostname()) if host in _WILDCARDS else host

@@ -9,9 +9,10 @@ import structlog
 from ...indexer.event_index import EventIndex
 from ...runtime.backoff import Backoff
 from ...runtime.clock import Clock
-from ...runtime.event_planes import NatsPlane
+from ...runtime.event_planes import EventPlane, NatsPlane
 from ...runtime.limit_hits import LimitHits
 from ...runtime.urls import DEFAULT_NATS_URL
+from ...runtime.zmq_plane import ZmqPlane
 from ...workers.health import HealthMonitor
 from ...workers.registry import WorkerState
 from ..access import Security
@@ -48,7 +49,7 @@ class WorkerPool:
         self._config, self._security, self._clock = config, security, clock
         self.events: EventIntake | None = None
         self.replicas: ReplicaSync | None = None
-        self._own_plane: NatsPlane | None = None
+        self._own_plane: EventPlane | None = None
         self._queries: WorkerQueries | None = None
         self.router = KvRouter(config.router, clock=clock)
         self.monitor = HealthMonitor(
@@ -159,11 +160,8 @@ class WorkerPool:
         if not config.router.router_replica_sync:
             return
         plane = None if self.events is None else self.events.plane
-        if not isinstance(plane, NatsPlane):
-            url = config.nats or DEFAULT_NATS_URL
-            plane = self._own_plane = NatsPlane(
-                url, auth=self._security.nats, backoff=Backoff(cap=SYNC_RETRY_S)
-            )
+        if not isinstance(plane, ZmqPlane if config.plane.is_zmq else NatsPlane):
+            plane = self._own_plane = self._sync_plane()
         elif self.events is not None and self.events.is_embedded:
             log.warning("no other router can be heard: give all of them the same --nats")
         self.replicas = ReplicaSync(
@@ -179,6 +177,14 @@ class WorkerPool:
         )
         await self.replicas.start()
         self.metrics.watch_replicas(self.replicas)
+
+    def _sync_plane(self) -> EventPlane:
+        """A plane for other routers alone. ConfigError if it cannot be had."""
+        config = self._config
+        if config.plane.is_zmq:
+            return config.plane.open(config.discovery, config.backend, config.host)
+        url, backoff = config.nats or DEFAULT_NATS_URL, Backoff(cap=SYNC_RETRY_S)
+        return NatsPlane(url, auth=self._security.nats, backoff=backoff)
 
     async def wait_for_probes(self, at_most_s: float) -> None:
         """Wait until every worker was probed once, at most so long."""

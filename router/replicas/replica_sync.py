@@ -83,6 +83,10 @@ class ReplicaSync:
         }
         if self.sessions.enabled:
             handlers[self._sessions_subject] = self._on_session_message
+        for subject in handlers:
+            # What goes in an envelope goes under our id.
+            enveloped = subject != self._subject
+            await self._plane.offer(subject, self.replica.own.router_id if enveloped else None)
         for subject, handler in handlers.items():
             self._subscriptions.append(await self._plane.subscribe(subject, handler))
         self._tasks = [
@@ -147,8 +151,8 @@ class ReplicaSync:
         except EventError:
             self.undecodable += 1
             return
-        if isinstance(message, Ask) and not message.wanted:
-            self.sessions.on_newcomer()
+        if isinstance(message, Ask) and message.wanted in (0, self.replica.own.router_id):
+            self.sessions.on_newcomer(message.router_id, self._clock.now())
         if self.replica.hear(message, self._clock.now()):
             self._on_load_fell()
 

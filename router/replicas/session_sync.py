@@ -18,6 +18,9 @@ SESSION_AFFINITY = "session_affinity_events"
 """Dynamo's topic."""
 AT_ONCE = 256
 """Bindings told in one turn."""
+TELL_AGAIN_S = 10.0
+"""A router is told all at most so often."""
+MOST_TOLD = 64
 LONGEST_KEY = 1024
 """Bytes of a session's id with its caller's name."""
 
@@ -42,14 +45,20 @@ class SessionSync:
     def __init__(self, sessions: SessionAffinity, publisher_id: int) -> None:
         self._sessions, self._publisher_id = sessions, publisher_id
         self._sequence = 0
+        self._told_at: dict[int, float] = {}
 
     @property
     def enabled(self) -> bool:
         """Whether this router binds sessions at all."""
         return self._sessions.enabled
 
-    def on_newcomer(self) -> None:
-        """A router asks for all there is to know."""
+    def on_newcomer(self, router_id: int, now: float) -> None:
+        """A router asks for all there is to know, perhaps because it has missed something."""
+        if now - self._told_at.get(router_id, float("-inf")) < TELL_AGAIN_S:
+            return
+        if len(self._told_at) >= MOST_TOLD:
+            self._told_at.clear()
+        self._told_at[router_id] = now
         self._sessions.tell_all()
 
     def hear(self, message: bytes) -> None:

@@ -44,6 +44,8 @@ class PlaneStats:
     """messages handed to a handler"""
     receive_dropped: int = 0
     """messages lost because handlers were slower than the carrier"""
+    garbled: int = 0
+    """messages refused: not of the plane's form, or not of who they should be from"""
     handler_errors: int = 0
     """exceptions that handlers and state callbacks raised"""
     connects: int = 0
@@ -85,6 +87,13 @@ class EventPlane(Protocol):
         """
         ...
 
+    async def offer(self, subject: str, publisher_id: int | None = None) -> None:
+        """Somebody is about to publish on the subject, under an id in its messages' envelopes or
+        under none: where publishers have to be found, let it be found."""
+
+    async def withdraw(self, publisher_id: int) -> None:
+        """It publishes no more."""
+
     def on_state(self, callback: StateCallback) -> Callable[[], None]:
         """Call `callback` on each change of state; the result takes it off again."""
         ...
@@ -112,6 +121,12 @@ class PlaneBase:
     @property
     def stats(self) -> PlaneStats:
         return self._stats
+
+    async def offer(self, subject: str, publisher_id: int | None = None) -> None:
+        """Nobody has to be found."""
+
+    async def withdraw(self, publisher_id: int) -> None:
+        """Nor forgotten."""
 
     def on_state(self, callback: StateCallback) -> Callable[[], None]:
         self._callbacks.append(callback)

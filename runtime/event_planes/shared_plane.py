@@ -47,6 +47,12 @@ class SharedPlane:
             topic.listeners[listener] = None
         return listener
 
+    async def offer(self, subject: str, publisher_id: int | None = None) -> None:
+        await self._plane.offer(subject, publisher_id)
+
+    async def withdraw(self, publisher_id: int) -> None:
+        await self._plane.withdraw(publisher_id)
+
     def on_state(self, callback: StateCallback) -> Callable[[], None]:
         return self._plane.on_state(callback)
 

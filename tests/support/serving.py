@@ -62,7 +62,7 @@ async def serving(*engines: FakeEngine, **config: Any) -> AsyncIterator[Doors]:
         server = Server(ServeConfig(port=0, http_port=0, workers=urls, **config))
         stack.push_async_callback(server.close)
         await server.start()
-        await until(lambda: len(server.monitor.ready_clients()) == len(urls))
+        await until(lambda: len(server.monitor.ready_clients()) >= len(urls))
         channel = await stack.enter_async_context(aio.insecure_channel(server.grpc_address))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield Doors(server, channel, session)

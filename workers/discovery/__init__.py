@@ -5,7 +5,6 @@ from .config import STATIC, DiscoveryConfig
 from .departures import Departures
 from .discovered import TRTLLM, DiscoveredWorker, Fleet
 from .event_keys import (
-    EVENT_CHANNELS,
     EVENT_SOURCES,
     RECOVERY,
     EventSource,
@@ -14,6 +13,7 @@ from .event_keys import (
     event_source,
 )
 from .model_card import CARDS, NO_REQUESTS, ModelCard, adapter_id, decode_card, encode_card
+from .plane_config import EventPlaneConfig
 from .worker_watch import WorkerWatch
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "STATIC",
     "TRTLLM",
     "DiscoveredWorker",
-    "EVENT_CHANNELS",
     "EVENT_SOURCES",
+    "EventPlaneConfig",
     "EventSource",
     "Fleet",
     "ModelCard",

@@ -18,8 +18,8 @@ from ...runtime.components import EndpointName, Instance, decode_instance
 from ...runtime.event_planes import KV_EVENTS
 from ...runtime.identity import WorkerWithDpRank, as_worker
 from ...runtime.kv_stores import Entry
+from ...runtime.zmq_plane import EVENT_CHANNELS, Channel, channel_scope, scope_prefix
 
-EVENT_CHANNELS = "v1/event_channels"
 EVENT_SOURCES = "v1/event_sources"
 RECOVERY = "worker_kv_query_source_"
 """How the endpoints begin that repeat events; the publisher's id follows, in hexadecimal."""
@@ -42,11 +42,6 @@ class _Metadata(msgspec.Struct):
 class _Source(msgspec.Struct):
     publisher_id: int
     metadata: _Metadata
-
-
-def scope_prefix(name: EndpointName) -> str:
-    """How the keys of an endpoint's channels and sources begin."""
-    return f"namespace/{name.namespace}/component/{name.component}/endpoint/{name.endpoint}/topic/"
 
 
 def decode_source(entry: Entry) -> EventSource:
@@ -76,15 +71,9 @@ def event_channel(
     name: EndpointName, publisher_id: int, subject_prefix: str
 ) -> tuple[str, str, bytes]:
     """(bucket, key, value) of a channel over NATS."""
-    value = {
-        "type": "EventChannel",
-        "scope": _scope(name),
-        "topic": KV_EVENTS,
-        "instance_id": publisher_id,
-        "transport": {"kind": "Nats", "config": {"subject_prefix": subject_prefix}},
-    }
-    key = f"{scope_prefix(name)}{KV_EVENTS}/{publisher_id:x}"
-    return EVENT_CHANNELS, key, msgspec.json.encode(value)
+    place = name.namespace, name.component, name.endpoint
+    channel = Channel(*place, KV_EVENTS, publisher_id, "Nats", subject_prefix)
+    return EVENT_CHANNELS, channel.key, channel.value()
 
 
 def event_source(name: EndpointName, source: EventSource) -> tuple[str, str, bytes]:
@@ -100,18 +89,15 @@ def event_source(name: EndpointName, source: EventSource) -> tuple[str, str, byt
         metadata["recovery_target"] = target
     value = {
         "type": "EventSource",
-        "scope": _scope(name),
+        "scope": channel_scope(name.namespace, name.component, name.endpoint),
         "topic": KV_EVENTS,
         "publisher_id": source.publisher_id,
         "metadata": metadata,
     }
-    key = f"{scope_prefix(name)}{KV_EVENTS}/{source.publisher_id:x}"
+    prefix = scope_prefix(name.namespace, name.component, name.endpoint)
+    key = f"{prefix}{KV_EVENTS}/{source.publisher_id:x}"
     return EVENT_SOURCES, key, msgspec.json.encode(value)
 
 
 def _named(name: EndpointName) -> dict[str, str]:
     return {"namespace": name.namespace, "component": name.component, "name": name.endpoint}
-
-
-def _scope(name: EndpointName) -> dict[str, Any]:
-    return {"kind": "endpoint", "endpoint": _named(name)}

@@ -12,8 +12,9 @@ from ...runtime.components import (
 from ...runtime.discovery import StoreWatch, full_key_string
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.kv_stores import Entry, KeyValueStore
+from ...runtime.zmq_plane import scope_prefix
 from .discovered import DiscoveredWorker, Fleet
-from .event_keys import EVENT_SOURCES, EventSource, decode_source, scope_prefix
+from .event_keys import EVENT_SOURCES, EventSource, decode_source
 from .model_card import CARDS, ModelCard, decode_card
 
 
@@ -33,7 +34,10 @@ class WorkerWatch(StoreWatch):
         ]
         self._cards = self.follow(CARDS, full_key_string, _decode_named_card, name.prefix)
         self._sources = self.follow(
-            EVENT_SOURCES, full_key_string, decode_source, scope_prefix(name)
+            EVENT_SOURCES,
+            full_key_string,
+            decode_source,
+            scope_prefix(name.namespace, name.component, name.endpoint),
         )
 
     @property

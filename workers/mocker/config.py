@@ -9,7 +9,7 @@ from ...runtime.security import NatsAuthConfig, ServerTlsConfig
 from ...runtime.settings import bad_setting, option
 from ...runtime.urls import DEFAULT_NATS_URL
 from ..channels import DATA_PATHS, data_path_option
-from ..discovery import DiscoveryConfig
+from ..discovery import DiscoveryConfig, EventPlaneConfig
 from .tiers import TierConfig
 from .timing import StepTiming, load_timing
 
@@ -194,6 +194,7 @@ class MockerConfig:
     )
     model_id: str = option("mock-model", "Model name to report.")
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
+    plane: EventPlaneConfig = field(default_factory=EventPlaneConfig, metadata={"inline": True})
     dialect: str = option(
         "trtllm",
         "With --discovery: as what the engines register, to be called over gRPC (trtllm) or as"

@@ -127,6 +127,12 @@ class FaultyPlane:
     async def subscribe(self, subject: str, handler: Handler) -> Subscription:
         return await self._plane.subscribe(subject, handler)
 
+    async def offer(self, subject: str, publisher_id: int | None = None) -> None:
+        await self._plane.offer(subject, publisher_id)
+
+    async def withdraw(self, publisher_id: int) -> None:
+        await self._plane.withdraw(publisher_id)
+
     def on_state(self, callback: StateCallback) -> Callable[[], None]:
         return self._plane.on_state(callback)
 

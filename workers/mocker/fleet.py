@@ -165,7 +165,12 @@ def _allow_connections(engines: int) -> None:
 
 
 async def _event_plane(config: MockerConfig) -> EventPlane | None:
-    """The plane to publish on; None if no server was named and none answers in the usual place."""
+    """The plane to publish on; None if no server was named and none answers in the usual place.
+    ConfigError if it cannot be had."""
+    if config.plane.is_zmq:
+        backend = config.discovery.backend(given_workers=True)
+        _say(f"events: over ZMQ, found in {backend}")
+        return config.plane.open(config.discovery, backend, config.host, config.advertise_host)
     url = config.nats
     if url is None:
         if not await probe(DEFAULT_NATS_URL):

@@ -89,7 +89,8 @@ class WorkerRegistration:
             worker = WorkerWithDpRank(worker_id, rank)
             source = EventSource(worker, publisher.publisher_id, target)
             prefix = subject.removesuffix(f".{KV_EVENTS}")
-            await self._register(*event_channel(name, publisher.publisher_id, prefix))
+            if not config.plane.is_zmq:  # its plane lets itself be found
+                await self._register(*event_channel(name, publisher.publisher_id, prefix))
             await self._register(*event_source(name, source))
             if target is not None:
                 await self._register(*target.key("today"), target.value())

@@ -14,7 +14,7 @@ from support.servers.jetstream import JetStreamServer
 from support.serving import BLOCK, Doors, serving
 
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.runtime.event_planes import NatsPlane
+from dynamo_router.runtime.event_planes import EventPlane, NatsPlane
 from dynamo_router.runtime.kv_stores import open_store
 from dynamo_router.runtime.request_planes import RequestServer
 from dynamo_router.workers.discovery import DiscoveryConfig
@@ -75,8 +75,11 @@ async def registered(
     store = open_store(backend.kind, backend.environ)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
-        plane = None
-        if nats is not None:
+        plane: EventPlane | None = None
+        if settings.plane.is_zmq:
+            plane = settings.plane.open(backend.config, backend.kind, settings.host)
+            stack.push_async_callback(plane.close)
+        elif nats is not None:
             plane = NatsPlane(nats)
             stack.push_async_callback(plane.close)
         requests = None

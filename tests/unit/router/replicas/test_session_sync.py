@@ -75,7 +75,8 @@ def test_two_routers_agree_and_a_third_is_told_all() -> None:
         one.sync.hear(message)
     assert one.worker_of("a") == (2, 0)
     assert one.sync.messages() == []
-    one.sync.on_newcomer()
+    one.sync.on_newcomer(3, 0.0)
+    one.sync.on_newcomer(3, 5.0)
     for message in one.sync.messages():
         three.sync.hear(message)
     assert three.worker_of("a") == (2, 0)

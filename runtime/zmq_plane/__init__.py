@@ -1,0 +1,20 @@
+"""An event plane without a broker: each publisher has a ZMQ socket, which others find in the store.
+
+Entered by who publishes or hears events where `event_plane` is zmq; needs pyzmq.
+"""
+
+from .channels import EVENT_CHANNELS, Channel, channel_scope, decode_channel, scope_prefix
+from .frames import FrameError, decode_frames, encode_frames
+from .zmq_plane import ZmqPlane
+
+__all__ = [
+    "EVENT_CHANNELS",
+    "Channel",
+    "FrameError",
+    "ZmqPlane",
+    "channel_scope",
+    "decode_channel",
+    "decode_frames",
+    "encode_frames",
+    "scope_prefix",
+]

@@ -1,0 +1,156 @@
+"""The sockets of the plane: an Outlet for each publisher, an Inlet for each channel that is heard.
+
+They are read and written on the event loop without a task of their own.
+"""
+
+import asyncio
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import ConfigError
+from .frames import FRAMES, MOST_BYTES, encode_frames
+
+MOST_QUEUED = 4096
+"""Messages that wait in a socket, at each end; beyond, its publisher drops them."""
+MOST_SOCKETS = 65_536
+LINGER_MS = 200
+"""How long a socket that is closed goes on sending what it has."""
+AT_ONCE = 64
+"""Messages read from a socket until others have their turn."""
+MOST_SPARE_FRAMES = 64
+"""Frames of a message beyond those it should have that are read away; then its socket is closed."""
+
+
+def import_zmq() -> Any:
+    """The library; ConfigError if it is not installed."""
+    try:
+        return importlib.import_module("zmq")
+    except ImportError:
+        text = "event_plane: zmq needs pyzmq: pip install 'dynamo-router[zmq]'"
+        raise ConfigError(text, key="event_plane") from None
+
+
+def new_context() -> Any:
+    """What sockets are made in."""
+    zmq = import_zmq()
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
+    return context
+
+
+class Outlet:
+    """A publisher's socket. `address` is where others reach it."""
+
+    def __init__(self, context: Any, host: str, advertised: str) -> None:
+        """OSError (zmq.ZMQError) if the socket cannot listen on `host`."""
+        zmq = import_zmq()
+        self._socket = context.socket(zmq.PUB)
+        self._noblock = zmq.NOBLOCK
+        for option, value in (
+            (zmq.SNDHWM, MOST_QUEUED),
+            (zmq.LINGER, LINGER_MS),
+            (zmq.IPV6, 1),
+        ):
+            self._socket.setsockopt(option, value)
+        try:
+            self._socket.bind(f"tcp://{_bracketed(host)}:*")
+        except zmq.ZMQError:
+            self._socket.close(0)
+            raise
+        port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+        self.address = f"tcp://{_bracketed(advertised)}:{port}"
+        self.sequences: dict[str, int] = {}  # by topic, where messages have no number of their own
+
+    def send(self, topic: str, publisher_id: int, sequence: int, payload: bytes) -> None:
+        """ValueError for what is too long. What subscribers are too slow for is dropped."""
+        frames = encode_frames(topic, publisher_id, sequence, payload)
+        self._socket.send_multipart(frames, self._noblock)
+
+    def close(self) -> None:
+        self._socket.close(LINGER_MS)
+
+
+class Inlet:
+    """A subscription to one topic at one address, from its making to `close`.
+
+    `on_frames` gets each message; `on_garbled` is called for one with too many frames.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        address: str,
+        topic: str,
+        on_frames: Callable[[Sequence[bytes]], None],
+        on_garbled: Callable[[], None],
+    ) -> None:
+        zmq = self._zmq = import_zmq()
+        self._on_frames, self._on_garbled = on_frames, on_garbled
+        self._loop = asyncio.get_running_loop()
+        self._socket = context.socket(zmq.SUB)
+        for option, value in (
+            (zmq.RCVHWM, MOST_QUEUED),
+            (zmq.MAXMSGSIZE, MOST_BYTES + 1024),
+            (zmq.LINGER, 0),
+            (zmq.IPV6, 1),
+            (zmq.RECONNECT_IVL, 100),
+            (zmq.RECONNECT_IVL_MAX, 2000),
+            (zmq.TCP_KEEPALIVE, 1),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.subscribe(topic.encode())
+        self._socket.connect(address)
+        self._fd = self._socket.getsockopt(zmq.FD)
+        self._again: asyncio.Handle | None = None
+        self._loop.add_reader(self._fd, self._read)
+        self._again = self._loop.call_soon(self._read)  # the descriptor tells of changes alone
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._socket.closed)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self._socket.closed:
+            if self._again is not None:
+                self._again.cancel()
+            self._loop.remove_reader(self._fd)
+            self._socket.close(0)
+
+    def _read(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        for _ in range(AT_ONCE):
+            if self._socket.closed:
+                return
+            try:
+                frames = self._receive()
+            except self._zmq.Again:
+                return
+            if frames is None:
+                self._on_garbled()
+            else:
+                self._on_frames(frames)
+        self._again = self._loop.call_soon(self._read)
+
+    def _receive(self) -> list[bytes] | None:
+        """The frames of a message; None if there are too many, and then perhaps no more messages:
+        who sends so many that they cannot be read away is not heard any more."""
+        socket, more = self._socket, self._zmq.RCVMORE
+        frames = [socket.recv(self._zmq.NOBLOCK)]
+        while socket.getsockopt(more):
+            frame = socket.recv(self._zmq.NOBLOCK)
+            if len(frames) <= FRAMES:
+                frames.append(frame)
+            elif len(frames) > MOST_SPARE_FRAMES:
+                self.close()
+                return None
+            else:
+                frames.append(b"")
+        return frames if len(frames) <= FRAMES else None
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -1,0 +1,148 @@
+"""KV events without a broker: engines and routers that find each other's sockets in a store."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_engine import prompt
+from support.polling import until
+from support.servers.discovered_fleet import (
+    Backend,
+    backend_of,
+    finding,
+    registered,
+    until_ready,
+    workers_of,
+)
+from support.serving import BLOCK, Doors
+
+from dynamo_router.indexer.source import SourceState
+from dynamo_router.router.affinity import AffinityConfig
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.serve_config import ServeConfig
+from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.workers.discovery import DiscoveryConfig, EventPlaneConfig
+from dynamo_router.workers.mocker.fleet import MockFleet
+
+OVER_ZMQ = EventPlaneConfig(event_plane="zmq")
+AFFINITY = AffinityConfig(session_affinity_ttl_secs=60.0)
+
+
+@pytest.fixture
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    with backend_of("file", tmp_path) as found:
+        for name, value in found.environ.items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+@asynccontextmanager
+async def hearing(backend: Backend, **router: Any) -> AsyncIterator[Doors]:
+    settings = KvRouterConfig(block_size=BLOCK, seed=1, affinity=AFFINITY, **router)
+    async with finding(backend, plane=OVER_ZMQ, router=settings) as doors:
+        yield doors
+
+
+def held_by(fleet: MockFleet) -> dict[int, int]:
+    """Blocks that each engine has cached."""
+    return {
+        engine.worker_id: sum(len(run.block_hashes) for run in engine._snapshot(0))
+        for engine in fleet.engines
+    }
+
+
+def is_exact(doors: Doors, fleet: MockFleet) -> bool:
+    """Whether the index has just what the engines have."""
+    sources = doors.server.router.index.sources()
+    states = {source.state for source in sources}
+    told = {source.worker.worker_id: source.blocks for source in sources}
+    return states == {SourceState.EXACT} and told == held_by(fleet)
+
+
+async def send(doors: Doors, first: int, count: int = 12) -> None:
+    for number in range(first, first + count):
+        request = prompt(f"r{number}", 0)
+        request.tokenized.input_token_ids.extend((number + n) % 1000 for n in range(4 * BLOCK))
+        assert len(await doors.answers(request)) > 1
+
+
+@pytest.mark.parametrize("dialect", ["trtllm", "dynamo"])
+async def test_the_index_has_what_the_engines_have(backend: Backend, dialect: str) -> None:
+    more = {"dialect": dialect, "plane": OVER_ZMQ, "heartbeat_s": 0.2}
+    async with registered(backend, 2, **more) as fleet:
+        async with hearing(backend) as doors:
+            await until_ready(doors, 2)
+            await send(doors, 0)
+            await until(lambda: is_exact(doors, fleet), 20.0)
+            assert sum(held_by(fleet).values()) >= 48
+            registry = doors.server.router.registry
+            await until(lambda: {each.event_source for each in registry.entries()} == {"zmq"})
+            assert {worker["event_source"] for worker in await workers_of(doors)} == {"zmq"}
+            metrics = await doors.metrics()
+            assert metrics["dynamo_router_event_plane_garbled_total"] == 0
+            assert metrics["dynamo_router_event_plane_received_total"] > 0
+        # A router that comes later heard nothing of that, and asks.
+        async with hearing(backend) as late:
+            await until_ready(late, 2)
+            await until(lambda: is_exact(late, fleet), 20.0)
+
+
+async def test_a_gap_is_filled_and_an_engine_that_starts_anew_is_heard(backend: Backend) -> None:
+    more = {"plane": OVER_ZMQ, "heartbeat_s": 0.2, "lease_ttl_s": 2.0}
+    async with registered(backend, 2, **more) as fleet, hearing(backend) as doors:
+        await until_ready(doors, 2)
+        await send(doors, 0)
+        await until(lambda: is_exact(doors, fleet), 20.0)
+        events = doors.server.pool.events
+        assert events is not None
+        feed = events.feed
+        await feed._subscriptions[0].close()  # deaf for a while
+        await send(doors, 300)
+        feed._subscriptions[0] = await feed._plane.subscribe(feed._events, feed._on_message)
+        await send(doors, 500)
+        await until(lambda: is_exact(doors, fleet), 20.0)
+        engine = fleet.engines[0]
+        await engine.kill()
+        await until_ready(doors, 1)
+        await engine.restart()
+        await until_ready(doors, 2)
+        await send(doors, 700)
+        await until(lambda: is_exact(doors, fleet), 20.0)
+
+
+async def test_routers_share_load_and_sessions_over_it(backend: Backend) -> None:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(registered(backend, 2, plane=OVER_ZMQ))
+        one, two = [
+            await stack.enter_async_context(hearing(backend, router_replica_sync=True))
+            for _ in range(2)
+        ]
+        for doors in (one, two):
+            await until_ready(doors, 2)
+            replicas = doors.server.pool.replicas
+            assert replicas is not None
+            await until(lambda peers=replicas.replica.peers: len(peers.present()) == 1, 20.0)
+        router = one.server.router
+        decision = router.decide(list(range(64)), "booked here")
+        there = two.server.router
+        await until(lambda: sum(view.active_requests for view in there.workers()) == 1, 20.0)
+        router.free("booked here")
+        await until(lambda: sum(view.active_requests for view in there.workers()) == 0, 20.0)
+        call = one.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
+        body = prompt("with a session", 40).SerializeToString()
+        async for _ in call(body, metadata=[("x-session-id", "s")]):
+            pass
+        await until(lambda: len(there.sessions) == 1, 20.0)
+        assert decision.worker in [view.worker for view in there.workers()]
+
+
+def test_what_cannot_be_configured() -> None:
+    with pytest.raises(ConfigError, match="event_plane: zmq needs a store"):
+        OVER_ZMQ.open(DiscoveryConfig(), "static", "127.0.0.1")
+    with pytest.raises(ConfigError, match="event_plane"):
+        EventPlaneConfig(event_plane="carrier pigeons")
+    for more in ({"event_sources": "nats"}, {"durable_kv_events": True}):
+        with pytest.raises(ConfigError, match="zmq|nats"):
+            ServeConfig(plane=OVER_ZMQ, discovery=DiscoveryConfig(discovery="file"), **more)
