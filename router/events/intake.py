@@ -135,6 +135,7 @@ class EventIntake:
         backoff = Backoff(cap=SYNC_RETRY_S) if config.router.router_replica_sync else None
         if over_zmq:
             self.plane = config.plane.open(config.discovery, config.backend, config.host)
+            stack.push_async_callback(self.plane.close)
         elif url is None:
             self.plane = LocalPlane()
             stack.push_async_callback(self.plane.close)
