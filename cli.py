@@ -82,6 +82,11 @@ BENCHES: Mapping[str, Entry] = {
         "bench.index.read_write:ConcurrentBenchConfig",
         "bench.index.read_write:run",
     ),
+    "dispatcher": Entry(
+        "A request without any transport.",
+        "bench.dispatcher:DispatcherBenchConfig",
+        "bench.dispatcher:run",
+    ),
     "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
     "grid": Entry("A policy in many fleets.", "bench.grid:GridConfig", "bench.grid:run"),
     "live": Entry(
