@@ -124,6 +124,7 @@ class Server:
             workers=workers,
             max_message_bytes=config.connection.max_message_bytes,
             tls=self.security.server_tls,
+            data_path=data_path_of(config.connection),
         )
         self.monitor.listeners.append(self._on_workers)
 

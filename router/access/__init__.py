@@ -14,7 +14,7 @@ from .callers import (
     set_account,
 )
 from .exposure import open_to_others
-from .grpc_guard import GuardedServer
+from .grpc_guard import GrpcGuard
 from .http_guard import HttpGuard, Listener, certificate_names
 from .page_check import PageCheck, is_loopback
 from .roles import FRONTEND_RULES, RULES, Role, Rule, rule_of
@@ -27,7 +27,7 @@ __all__ = [
     "Access",
     "AccessError",
     "Caller",
-    "GuardedServer",
+    "GrpcGuard",
     "HttpGuard",
     "Listener",
     "PageCheck",

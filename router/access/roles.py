@@ -82,6 +82,7 @@ RULES = {
     "/grpc.health.v1.Health/Check": _OPEN,
     "/grpc.health.v1.Health/Watch": _OPEN,
     "/grpc.health.v1.Health/List": _OPEN,
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Rule(ALL_ROLES),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(ALL_ROLES),
     "GET /live": _OPEN,
     "GET /health": _OPEN,

@@ -1,7 +1,8 @@
-"""How many gRPC connections one address may have. gRPC bounds them all together, and no further.
+"""How many gRPC connections one address may have.
 
-gRPC tells nobody of its connections, so they are found among this process's descriptors, and one
-too many is ended there: gRPC sees it as closed by its client.
+grpc.aio bounds them all together and tells nobody of them, so there they are found among this
+process's descriptors, and one too many is ended there: gRPC sees it as closed by its client. A
+server of our own asks for each connection.
 """
 
 import asyncio
@@ -45,7 +46,9 @@ class ConnectionShare:
         return connection in self._peers
 
     def add(self, connection: int, peer: str) -> bool:
-        """A new one was seen: whether it may stay. Nothing is noted of one that may not."""
+        """A new one from this host was seen: whether it may stay. Nothing is noted of one that may
+        not."""
+        peer = network_of(peer)
         if self._by_peer[peer] >= self.most_each:
             self._hits.hit(LIMIT)
             return False
@@ -53,13 +56,17 @@ class ConnectionShare:
         self._by_peer[peer] += 1
         return True
 
+    def remove(self, connection: int) -> None:
+        """One that stayed has ended."""
+        peer = self._peers.pop(connection)
+        self._by_peer[peer] -= 1
+        if not self._by_peer[peer]:
+            del self._by_peer[peer]
+
     def keep_only(self, open_now: set[int]) -> None:
         """Forget those that are not among these."""
         for connection in self._peers.keys() - open_now:
-            peer = self._peers.pop(connection)
-            self._by_peer[peer] -= 1
-            if not self._by_peer[peer]:
-                del self._by_peer[peer]
+            self.remove(connection)
 
 
 class ConnectionWatch:
@@ -136,7 +143,7 @@ class ConnectionWatch:
         if held.getsockname()[1] != self._port:
             return None
         try:
-            return network_of(held.getpeername()[0])
+            return str(held.getpeername()[0])
         except OSError:  # a listener, or it is gone
             return None
 

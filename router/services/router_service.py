@@ -1,14 +1,13 @@
 """Selection over gRPC: dynamo_router.v1.RouterService, documented in proto/router.proto."""
 
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-import grpc
 import msgspec
 from google.protobuf.message import DecodeError
-from grpc import aio
 
 from ...runtime.errors import InvalidRequestError, RouterError
+from ...runtime.grpc_servers import Method, Methods, ServerCall
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.steps import answer_share, by_steps, finish_in_turns, in_turns, made_in_turns
 from ..access import current_account, current_caller, selection_id
@@ -24,10 +23,8 @@ from ..views import PotentialLoad, WorkerView
 
 SERVICE = "dynamo_router.v1.RouterService"
 
-Context = aio.ServicerContext[Any, Any]
 
-
-class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
+class RouterService(WorkerRpcs):
     """Answers from one KvRouter, on the event loop.
 
     A method that takes a prompt is given its request without the token ids, and the prompt.
@@ -41,19 +38,18 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
         self._reader = reader
         self._share = answer_share()
         service = pb.DESCRIPTOR.services_by_name["RouterService"]
-        self._methods = {f"/{SERVICE}/{each.name}": self._handler(each) for each in service.methods}
+        self.methods: Methods = {
+            f"/{SERVICE}/{each.name}": self._method(each) for each in service.methods
+        }
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return self._methods.get(str(handler_call_details.method))
-
-    def _handler(self, method: Any) -> Any:
+    def _method(self, method: Any) -> Method:
         request, answer = getattr(pb, method.input_type.name), getattr(self, method.name)
         decode = request.FromString
         if "token_ids" in request.DESCRIPTOR.fields_by_name:
             decode, answer = None, partial(self._with_prompt, answer, request)
-        return grpc.unary_unary_rpc_method_handler(answer, decode, _serialize)
+        return Method(answer, decode, _serialize)
 
-    async def _with_prompt(self, method: Any, kind: Any, body: bytes, context: Context) -> Any:
+    async def _with_prompt(self, method: Any, kind: Any, body: bytes, context: ServerCall) -> Any:
         """The answer of a method, given the prompt and the other fields of its request; errors of
         the router become the status of the RPC."""
         try:
@@ -61,7 +57,7 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
             request = _decoded(kind, rest)
             if "request_id" in kind.DESCRIPTOR.fields_by_name:
                 self._reader.check_name("request_id", request.request_id)
-            metadata = cast(Any, context.invocation_metadata())
+            metadata = context.invocation_metadata()
             asked = read_objectives(metadata)
             session = read_session(metadata, current_caller().name, current_account())
             prompt = await self._reader.prompt(tokens, request.lora_name, request.cache_namespace)
@@ -142,17 +138,17 @@ class RouterService(WorkerRpcs, grpc.GenericRpcHandler):
         return pb.PotentialLoadsResponse(loads=await made_in_turns(_load, loads, self._share))
 
     async def MarkPrefillComplete(
-        self, request: pb.BookedRequest, context: Context
+        self, request: pb.BookedRequest, context: ServerCall
     ) -> pb.BookingResponse:
         return pb.BookingResponse(
             known=self._router.mark_prefill_complete(_booking(request.request_id))
         )
 
-    async def Free(self, request: pb.BookedRequest, context: Context) -> pb.BookingResponse:
+    async def Free(self, request: pb.BookedRequest, context: ServerCall) -> pb.BookingResponse:
         return pb.BookingResponse(known=self._router.free(_booking(request.request_id)))
 
     async def ListWorkers(
-        self, request: pb.ListWorkersRequest, context: Context
+        self, request: pb.ListWorkersRequest, context: ServerCall
     ) -> pb.ListWorkersResponse:
         answer = pb.ListWorkersResponse()
         async for views in in_turns(self._router.workers_in_steps(), self._share):
@@ -192,10 +188,8 @@ def _serialize(message: Any) -> bytes:
     return body
 
 
-async def _abort(context: Context, error: RouterError) -> NoReturn:
-    code, details = status_of(error)
-    await context.abort(code, details)
-    raise AssertionError("context.abort returned")
+async def _abort(context: ServerCall, error: RouterError) -> NoReturn:
+    await context.abort(*status_of(error))
 
 
 def _booking(request_id: str) -> str:

@@ -15,6 +15,7 @@ import structlog
 from grpc import aio
 
 from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ...runtime.grpc_servers import Method, Methods, PeerGoneError, ServerCall
 from ...runtime.identity import WorkerWithDpRank, as_worker
 from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError
@@ -42,12 +43,10 @@ _FORWARDED = frozenset(("traceparent", "tracestate", "baggage", "x-dynamo-return
 MAX_TRAILING_BYTES = 4096
 """An engine's trailing metadata are passed on up to here: clients refuse more than 8 to 16 kB."""
 
-Context = aio.ServicerContext[Any, Any]
-
 log = structlog.get_logger(__name__)
 
 
-class TrtllmService(grpc.GenericRpcHandler):
+class TrtllmService:
     """Serves the fleet behind a dispatcher. `model_id` replaces the name the engines give."""
 
     def __init__(
@@ -63,14 +62,11 @@ class TrtllmService(grpc.GenericRpcHandler):
         self._monitor = monitor
         self._model_id = model_id
         self._about = tuple((k, v) for k, v in ((MODE_KEY, mode), (POLICY_KEY, policy)) if v)
-        self._methods = {f"/{SERVICE}/{name}": method for name, method in self._handlers().items()}
+        self.methods: Methods = {f"/{SERVICE}/{name}": m for name, m in self._handlers().items()}
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return self._methods.get(handler_call_details.method)
-
-    async def _generate(self, request: bytes, context: Context) -> None:
+    async def _generate(self, request: bytes, context: ServerCall) -> None:
         try:
-            metadata = cast(Any, context.invocation_metadata())
+            metadata = context.invocation_metadata()
             forwarded, pinned, urgency = read_metadata(metadata)
             decision = await self._dispatcher.generate(
                 request,
@@ -91,15 +87,15 @@ class TrtllmService(grpc.GenericRpcHandler):
             trailing += ((DP_RANK_KEY, str(worker.dp_rank)),)
         context.set_trailing_metadata(trailing)
 
-    async def _health_check(self, request: Any, context: Context) -> Any:
+    async def _health_check(self, request: Any, context: ServerCall) -> Any:
         ready = self._monitor.any_ready
         return pb.HealthCheckResponse(status="OK" if ready else "no workers ready")
 
-    async def _abort(self, request: Any, context: Context) -> Any:
+    async def _abort(self, request: Any, context: ServerCall) -> Any:
         success, message = await self._dispatcher.abort(request.request_id, current_caller())
         return pb.AbortResponse(success=success, message=message)
 
-    async def _get_model_info(self, request: Any, context: Context) -> Any:
+    async def _get_model_info(self, request: Any, context: ServerCall) -> Any:
         await self._require_ready(context)
         await context.send_initial_metadata(self._about)
         info = self._monitor.facts.model_info()
@@ -107,18 +103,18 @@ class TrtllmService(grpc.GenericRpcHandler):
             info.model_id = self._model_id
         return info
 
-    async def _get_server_info(self, request: Any, context: Context) -> Any:
+    async def _get_server_info(self, request: Any, context: ServerCall) -> Any:
         await self._require_ready(context)
         return self._monitor.facts.server_info()
 
-    async def _embed(self, request: bytes, context: Context) -> bytes:
+    async def _embed(self, request: bytes, context: ServerCall) -> bytes:
         try:
             timeout, forwarded = context.time_remaining(), _forwarded(context)
             return await self._dispatcher.plain.embed(request, timeout, forwarded)
         except Exception as error:
             await abort_with(context, error)
 
-    async def _get_tokenizer(self, request: bytes, context: Context) -> None:
+    async def _get_tokenizer(self, request: bytes, context: ServerCall) -> None:
         try:
             await self._dispatcher.plain.get_tokenizer(
                 request, partial(_write, context), context.time_remaining(), _forwarded(context)
@@ -126,30 +122,30 @@ class TrtllmService(grpc.GenericRpcHandler):
         except Exception as error:
             await abort_with(context, error)
 
-    async def _subscribe_kv_events(self, request: bytes, context: Context) -> None:
+    async def _subscribe_kv_events(self, request: bytes, context: ServerCall) -> None:
         await context.abort(
             grpc.StatusCode.UNIMPLEMENTED,
             "a router has no KV cache of its own; subscribe to its workers",
         )
 
-    async def _require_ready(self, context: Context) -> None:
+    async def _require_ready(self, context: ServerCall) -> None:
         if not self._monitor.any_ready:
             await abort_with(context, NoWorkersError("no workers ready"))
 
-    def _handlers(self) -> dict[str, Any]:
+    def _handlers(self) -> dict[str, Method]:
         return {
-            "Generate": grpc.unary_stream_rpc_method_handler(self._generate),
+            "Generate": Method(self._generate),
             "HealthCheck": _unary(self._health_check, pb.HealthCheckRequest),
             "Abort": _unary(self._abort, pb.AbortRequest),
             "GetModelInfo": _unary(self._get_model_info, pb.GetModelInfoRequest),
             "GetServerInfo": _unary(self._get_server_info, pb.GetServerInfoRequest),
-            "Embed": grpc.unary_unary_rpc_method_handler(self._embed),
-            "GetTokenizer": grpc.unary_stream_rpc_method_handler(self._get_tokenizer),
-            "SubscribeKvEvents": grpc.unary_stream_rpc_method_handler(self._subscribe_kv_events),
+            "Embed": Method(self._embed),
+            "GetTokenizer": Method(self._get_tokenizer),
+            "SubscribeKvEvents": Method(self._subscribe_kv_events),
         }
 
 
-async def abort_with(context: Context, error: Exception) -> NoReturn:
+async def abort_with(context: ServerCall, error: Exception) -> NoReturn:
     """End a call with an error's status; log the error if it is ours."""
     code, details = status_of(error)
     trailing: Sequence[tuple[str, str | bytes]] = ()
@@ -162,29 +158,20 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
             trailing = ()
     elif code is grpc.StatusCode.INTERNAL:
         log.error("request failed", exc_info=error)
-    try:
-        await context.abort(code, details, trailing)
-    except (aio.AbortError, aio.UsageError):
-        raise  # how it ends the call, and a bug of ours
-    except Exception as gone:
-        raise asyncio.CancelledError from gone  # as for a message: see _write
-    raise AssertionError("context.abort returned")
+    await context.abort(code, details, trailing)
 
 
-async def _write(context: Context, message: bytes) -> None:
+async def _write(context: ServerCall, message: bytes) -> None:
     """Pass a message to the client; ClientGoneError if it has left."""
     try:
         await context.write(message)
-    except aio.UsageError:
-        raise  # a bug of ours
-    except Exception as error:
-        # gRPC tells of it by an internal error of its own, whose type it does not export.
+    except PeerGoneError as error:
         raise ClientGoneError("the client went away") from error
 
 
-def _forwarded(context: Context) -> Metadata:
+def _forwarded(context: ServerCall) -> Metadata:
     """What of a call's metadata goes on to the worker."""
-    metadata = cast(Any, context.invocation_metadata()) or ()
+    metadata = context.invocation_metadata()
     return [(key, value) for key, value in metadata if key in _FORWARDED]
 
 
@@ -225,8 +212,8 @@ def _read_urgency(urgency: Urgency, key: str, value: str | bytes) -> Urgency:
     return replace(urgency, jump=jump)
 
 
-def _unary(method: Callable[[Any, Context], Any], request: Any) -> Any:
-    return grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
+def _unary(answer: Callable[[Any, ServerCall], Any], request: Any) -> Method:
+    return Method(answer, request.FromString, _serialize)
 
 
 def _serialize(message: Any) -> bytes:

@@ -59,6 +59,7 @@ class ServerCall:
         "_half_closed",
         "_loop",
         "_messages",
+        "_metadata",
         "_reader",
         "_session",
         "_stream",
@@ -83,6 +84,7 @@ class ServerCall:
         """its stream has ended"""
         self.task: asyncio.Task[None] | None = None
         self._messages: deque[bytes] = deque()
+        self._metadata: tuple[tuple[str, str | bytes], ...] | None = None
         self._half_closed = False
         self._answered = False
         self._trailing: tuple[Header, ...] = ()
@@ -97,7 +99,9 @@ class ServerCall:
     # What the client says
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        return decode_metadata(self._stream.headers)
+        if self._metadata is None:
+            self._metadata = decode_metadata(self._stream.headers)
+        return self._metadata
 
     def peer(self) -> str:
         """ipv4:HOST:PORT or ipv6:%5BHOST%5D:PORT."""

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from support.fake_engine import FakeEngine, chunk, fail, prompt, stall
 from support.polling import until
 from support.serving import BLOCK, serving
@@ -455,17 +455,26 @@ async def test_grpc_health_follows_the_workers() -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_reflection_lists_the_services() -> None:
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_tells_of_the_services(version: str) -> None:
     async with serving() as doors:
-        stub = reflection_pb2_grpc.ServerReflectionStub(doors.channel)
-        call = stub.ServerReflectionInfo(
-            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        )
-        async for answer in call:
-            names = {service.name for service in answer.list_services_response.service}
-            assert names >= {SERVICE, "dynamo_router.v1.RouterService", "grpc.health.v1.Health"}
-            break
-        call.cancel()
+        path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+        call = doors.channel.stream_stream(path, None, None)()
+
+        async def ask(**question: str) -> Any:
+            request = reflection_pb2.ServerReflectionRequest(**question)
+            await call.write(request.SerializeToString())
+            return reflection_pb2.ServerReflectionResponse.FromString(await call.read())
+
+        listed = (await ask(list_services="")).list_services_response.service
+        ours = {SERVICE, "dynamo_router.v1.RouterService", "grpc.health.v1.Health"}
+        assert {service.name for service in listed} >= ours
+        for name in ours:
+            found = await ask(file_containing_symbol=name)
+            assert found.file_descriptor_response.file_descriptor_proto
+        assert (await ask(file_containing_symbol="nowhere")).error_response.error_code == 5
+        await call.done_writing()
+        assert await call.read() is aio.EOF and await call.code() is grpc.StatusCode.OK
 
 
 async def test_an_engine_that_fails_reaches_the_client_as_it_is() -> None:

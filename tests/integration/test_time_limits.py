@@ -1,7 +1,7 @@
 """Clients and engines that take too long, each bounded by a setting and counted."""
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +19,7 @@ from dynamo_router.router.dispatch.request import Flight
 from dynamo_router.router.request_limits import RequestLimits
 from dynamo_router.router.services.trtllm_service import abort_with
 from dynamo_router.runtime.errors import ConfigError, NoWorkersError
+from dynamo_router.runtime.grpc_servers.aio_server import AioCall
 
 Code = grpc.StatusCode
 
@@ -115,7 +116,7 @@ async def test_an_error_that_nobody_waits_for_any_more_is_no_error_of_ours() -> 
             raise RuntimeError('Failed "execute_batch"')  # gRPC does not export its type
 
     with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
-        await abort_with(cast(Any, Gone()), NoWorkersError("no workers ready"))
+        await abort_with(AioCall(Gone()), NoWorkersError("no workers ready"))
     assert logs == []
 
 

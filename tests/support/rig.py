@@ -15,7 +15,9 @@ from dynamo_router.router.dispatch.dispatch import Dispatcher
 from dynamo_router.router.dispatch.observers import DispatchObserver
 from dynamo_router.router.services.trtllm_service import TrtllmService
 from dynamo_router.runtime.clock import SystemClock
-from dynamo_router.workers.channels import ConnectionPolicy
+from dynamo_router.runtime.grpc_servers import make_listener, served_plainly
+from dynamo_router.runtime.http2 import ServerLimits
+from dynamo_router.workers.channels import NGHTTP2, ConnectionPolicy, data_path_of
 from dynamo_router.workers.health import HealthMonitor
 from dynamo_router.workers.health_tracker import HealthPolicy
 from dynamo_router.workers.outliers import OutlierPolicy
@@ -63,11 +65,13 @@ class Rig:
         )
         self.dispatcher.start()
         stack.push_async_callback(self.dispatcher.close)
-        self.server = aio.server(options=(("grpc.so_reuseport", 0),))
-        self.server.add_generic_rpc_handlers((TrtllmService(self.dispatcher, self.monitor),))
-        port = self.server.add_insecure_port("127.0.0.1:0")
-        await self.server.start()
-        stack.push_async_callback(self.server.stop, None)
+        service = TrtllmService(self.dispatcher, self.monitor)
+        native = data_path_of(ConnectionPolicy()) == NGHTTP2
+        self.server = make_listener(ServerLimits(), None, native=native)
+        port = self.server.bind("127.0.0.1", 0)
+        methods = service.methods.items()
+        await self.server.start({path: served_plainly(method) for path, method in methods})
+        stack.push_async_callback(self.server.stop, 0.0)
         self.channel = aio.insecure_channel(f"127.0.0.1:{port}")
         stack.push_async_callback(self.channel.close)
         self._generate = self.channel.unary_stream(f"/{SERVICE}/Generate", None, None)

@@ -37,6 +37,8 @@ def test_every_method_that_is_served_is_in_the_table() -> None:
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
+    for method in list(methods):  # the two versions of reflection differ in their name alone
+        methods.add(method.replace(".v1alpha.", ".v1."))
     assert methods == {call for call in RULES if call.startswith("/")}
 
 

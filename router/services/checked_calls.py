@@ -1,0 +1,130 @@
+"""CheckedCalls: every gRPC call is checked before its message is read, and counted while it lasts.
+
+Servers bound calls by dropping them without a count, so their own limits are set beyond ours.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+
+from ...runtime.grpc_servers import Method, ServerCall, answer_call
+from ..access import AccessError, GrpcGuard, current_caller, set_account
+from ..admission import SharedBound
+from ..dispatch import MAX_DECODED_BYTES
+from .call_limits import CallLimits
+
+_INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class CheckedCalls:
+    """Asks who calls, then whether there is capacity for the call; then its method answers."""
+
+    def __init__(self, guard: GrpcGuard, calls: CallLimits) -> None:
+        self._guard, self._calls = guard, calls
+
+    def serving(self, path: str, method: Method) -> Any:
+        """How the calls of a method are served."""
+        calls, bound = self._calls, self._calls.bound_of(path)
+        answer = _answer_stream if method.streams else _answer
+
+        async def serve(call: ServerCall) -> None:
+            await self._admit(path, call)
+            caller = await _enter(calls, bound, call)
+            try:
+                await answer(method, calls, bound, caller, call)
+            finally:
+                bound.give_back(caller)
+
+        return serve
+
+    async def _admit(self, path: str, call: ServerCall) -> None:
+        try:
+            self._guard.admit(path, call)
+        except AccessError as error:
+            code = grpc.StatusCode.UNAUTHENTICATED
+            if error.authenticated:
+                code = grpc.StatusCode.PERMISSION_DENIED
+            await call.abort(code, str(error))
+
+
+async def _answer(
+    method: Method, calls: CallLimits, bound: SharedBound, caller: str, call: ServerCall
+) -> None:
+    message = await _read(calls, call)
+    size = len(message)
+    refusal = calls.bytes.take(caller, size)
+    if refusal is not None:
+        await _refuse(calls, bound, call, refusal)
+    try:
+        request: Any = message
+        if method.decode is not None:
+            request = await _decoded(calls, method, message, call)
+        await answer_call(method, request, call)
+    finally:
+        if size:
+            calls.bytes.give_back(caller, size)
+
+
+async def _answer_stream(
+    method: Method, calls: CallLimits, bound: SharedBound, caller: str, call: ServerCall
+) -> None:
+    """The same for a method that takes a stream: reflection. Its messages are small ones."""
+
+    async def requests() -> AsyncIterator[Any]:
+        while (message := await call.read()) is not None:
+            yield await _decoded(calls, method, message, call)
+
+    await answer_call(method, requests(), call)
+
+
+async def _enter(calls: CallLimits, bound: SharedBound, call: ServerCall) -> str:
+    """Count a call in; whose share it has."""
+    metadata = call.invocation_metadata()
+    if sum(len(key) + len(value) for key, value in metadata) > calls.max_metadata_bytes:
+        calls.hits.hit("max_metadata_bytes")
+        await _refuse(calls, bound, call, "its metadata is too long")
+    caller = current_caller().name or peer_host(call.peer())
+    refusal = bound.take(caller)
+    if refusal is not None:
+        await _refuse(calls, bound, call, refusal)
+    set_account(caller)
+    return caller
+
+
+async def _refuse(calls: CallLimits, bound: SharedBound, call: ServerCall, why: str) -> NoReturn:
+    if bound is calls.requests:
+        calls.on_request_refused()
+    await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"no room for the call: {why}")
+
+
+async def _read(calls: CallLimits, call: ServerCall) -> bytes:
+    """The call's message as it came."""
+    try:
+        async with asyncio.timeout(calls.message_timeout_s):
+            message = await call.read()
+    except TimeoutError:
+        calls.hits.hit("message_timeout_s")
+        text = "the call's message did not come"
+        await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+    if message is None:
+        await call.abort(_INVALID, "the call has no message")
+    return message
+
+
+async def _decoded(calls: CallLimits, method: Method, message: bytes, call: ServerCall) -> Any:
+    assert method.decode is not None
+    if len(message) > MAX_DECODED_BYTES:
+        calls.hits.hit("decoded_bytes")
+        text = f"a message of {len(message)} bytes is too long for this method"
+        await call.abort(_INVALID, text)
+    try:
+        return method.decode(message)
+    except Exception:
+        await call.abort(_INVALID, "the message is not of the method's type")
+
+
+def peer_host(peer: str) -> str:
+    """The address in what gRPC calls a peer, without its port: ipv4:ADDRESS:PORT and the like."""
+    return peer.rpartition(":")[0] if peer.startswith("ip") else peer
