@@ -85,7 +85,9 @@ async def test_the_loop_has_turns_meanwhile(router: KvRouter) -> None:
     listed = await service.ListWorkers(pb.ListWorkersRequest(), cast(Any, None))
     assert turns >= WORKERS // STEP and len(listed.workers) == WORKERS
     turns = 0
-    explained = await service.Explain(pb.ExplainRequest(), router.prompt(PROMPT), NO_OBJECTIVES)
+    explained = await service.Explain(
+        pb.ExplainRequest(), router.prompt(PROMPT), NO_OBJECTIVES, None
+    )
     assert turns >= WORKERS // STEP and len(explained.candidates) == WORKERS
     counting.cancel()
 
@@ -107,7 +109,7 @@ async def test_no_part_of_an_explanation_is_written_at_once(
 
     monkeypatch.setattr(msgspec.json, "encode", noted)
     answer = await RouterService(router, RequestReader(4)).Explain(
-        pb.ExplainRequest(), router.prompt(PROMPT), NO_OBJECTIVES
+        pb.ExplainRequest(), router.prompt(PROMPT), NO_OBJECTIVES, None
     )
     assert msgspec.json.decode(answer.json) == router.explain(PROMPT).to_dict()
     assert max(written) <= len(answer.json) / 4
