@@ -32,7 +32,7 @@ def new_policy(config: KvRouterConfig) -> Policy:
     name = config.policy_name
     if name == FORECAST:
         params = ForecastParams(itl_objective_s=config.admission.slo_itl_ms / 1e3)
-        return ForecastPolicy(config.router_temperature, params)
+        return ForecastPolicy(config.router_temperature, params, sheds=config.admission.shed)
     if name.partition(":")[0] == DYNAMO:
         return _dynamo(config)
     for point in entry_points(group=GROUP):
@@ -69,6 +69,7 @@ class PolicyChoice:
             self.policy = new_policy(config)
         elif isinstance(self.policy, ForecastPolicy):
             self.policy.temperature = config.router_temperature
+            self.policy.sheds = config.admission.shed
 
     @property
     def failures(self) -> int:

@@ -43,6 +43,12 @@ class AdmissionConfig:
         " an engine, while every worker computes prompts or has its cache booked out.",
         "--router-hold",
     )
+    shed: bool = option(
+        False,
+        "With a policy that forecasts: refuse a request that would make about as many answers miss"
+        " their ITL objective as it adds, wherever it went.",
+        "--router-shed",
+    )
     queue_threshold: float | None = option(
         None,
         "Requests wait while every worker has more prefill tokens queued than this share of its"
@@ -182,6 +188,11 @@ class LoadLimits:
         """Those of a request with so long a prompt: what it asked for, else the defaults."""
         cold_s = None if self._foreseer is None else self._foreseer.cold_s(isl)
         return self.config.objectives.of(asked, cold_s)
+
+    @property
+    def requests_shed(self) -> int:
+        """How many requests the policy has refused for the load; see AdmissionConfig.shed."""
+        return 0 if self._foreseer is None else self._foreseer.refused
 
     def busy(self) -> Mask:
         """Which ranks take no more. The ranks of one engine are busy together or not at all."""

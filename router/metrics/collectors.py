@@ -168,7 +168,12 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iter
             "Times that an installed policy raised or answered nonsense.",
             router.policy_failures,
         )
-        return (limits, loops, retrying, hedges, migrations, refused, policies)
+        shed = CounterMetricFamily(
+            "dynamo_router_shed_requests",
+            "Requests refused because wherever they went answers would miss their objective.",
+            router.limits.requests_shed,
+        )
+        return (limits, loops, retrying, hedges, migrations, refused, policies, shed)
 
     return collect
 

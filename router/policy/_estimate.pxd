@@ -108,11 +108,12 @@ cdef inline Estimate estimate_prompt(
 cdef inline void estimate_fleet(
     const Prompt* prompt, EngineTimeline* timelines, Py_ssize_t n, Booking* bookings,
     const Model* model, double now,
-    const uint8_t* eligible, double* costs, Estimate* estimates,
+    const uint8_t* eligible, double* costs, double* least_missed, Estimate* estimates,
 ) noexcept nogil:
     """Fill `costs`, INFINITY where a worker is not eligible, or every worker's `estimates`.
 
-    The other one is NULL. There is one loop for both, so that the compiler inlines the estimate: a
+    The other one is NULL. With the costs goes the least of the eligible workers' `missed`, which
+    is 0 for one without requests: nobody is there to be spared, and what it can do would never show. There is one loop for both, so that the compiler inlines the estimate: a
     call for each worker would make it a sixth slower in large fleets.
     """
     cdef Py_ssize_t number
@@ -129,6 +130,9 @@ cdef inline void estimate_fleet(
         )
         if costs != NULL:
             costs[number] = estimate.cost
+            least_missed[0] = fmin(
+                least_missed[0], estimate.missed if timelines[number].requests > 0.0 else 0.0
+            )
         else:
             estimates[number] = estimate
 

@@ -63,6 +63,13 @@ class Forecast:
     def late_s(self) -> float:
         """How much later the last first token came than was foreseen; nan if it teaches nothing."""
 
+    @property
+    def least_missed(self) -> float:
+        """ITL objectives that the last prompt scored would cost where it costs the fewest.
+
+        0 where a worker that may take it has no request, and before enough answers have ended.
+        """
+
     def score(
         self,
         isl: int,

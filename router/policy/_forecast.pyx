@@ -11,7 +11,7 @@ import numpy
 
 from ._arguments cimport read_prompt, require_length, require_time
 from ._estimate cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
-from ._model cimport Model, believed_tokens, can_compare, model_init
+from ._model cimport MIN_SAMPLES, Model, believed_tokens, can_compare, model_init
 from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
 from ._timeline cimport (
     NO_BOOKING,
@@ -52,6 +52,7 @@ cdef class Forecast:
     cdef list ids                   # booking -> request id, None where free
     cdef Model model
     cdef readonly double late_s     # the last first token beyond what was foreseen; nan: unknown
+    cdef readonly double least_missed   # objectives, wherever the last prompt scored would go
 
     def __cinit__(self, params):
         self.first_free = NO_BOOKING
@@ -209,12 +210,15 @@ cdef class Forecast:
         read_prompt(&prompt, isl, block_size, overlaps, blocks, n, now)
         self.reserve(n)
         array = new_array(n, FLOAT64)
+        self.least_missed = INFINITY if n else 0.0
         if n:
             costs = array
             estimate_fleet(
                 &prompt, self.timelines, n, self.bookings, &self.model, now,
-                &eligible[0], &costs[0], NULL,
+                &eligible[0], &costs[0], &self.least_missed, NULL,
             )
+        if self.model.speed.decode.samples < MIN_SAMPLES:
+            self.least_missed = 0.0  # too little was seen to say
         return array
 
     def explain(
@@ -237,7 +241,8 @@ cdef class Forecast:
             memory = new_array(n * sizeof(Estimate), UINT8)
             estimates = <Estimate*>&memory[0]
             estimate_fleet(
-                &prompt, self.timelines, n, self.bookings, &self.model, now, NULL, NULL, estimates
+                &prompt, self.timelines, n, self.bookings, &self.model, now, NULL, NULL, NULL,
+                estimates,
             )
             for number in range(n):
                 if self.timelines[number].present:

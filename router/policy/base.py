@@ -107,6 +107,8 @@ class Policy:
     """Whether it looks at the caches; if not, prompts are not hashed and not matched for it."""
     temperature: float = 0.0
     """Of the softmax over costs by which `pick` draws; 0: the lowest cost."""
+    refused: int = 0
+    """Requests that it has refused for the load, ever."""
     holds: bool = False
     """Whether `hold` is overridden. Set for each class; a wrapper sets its own."""
     learns: bool = False

@@ -15,11 +15,12 @@ import logging
 import math
 from dataclasses import dataclass, fields
 
-from ...runtime.errors import ConfigError
+from ...runtime.errors import ConfigError, NoWorkersError
 from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
 from .base import Candidates, Policy
 from .cost import Blocks, Counts, Floats, Mask
+from .draw import Rng
 from .modes import LMetric
 from .onboarding import Load, Onboarding
 from .residuals import ResidualState, ResidualWatch
@@ -29,6 +30,7 @@ ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend 
 COLD_BUDGET = 8192  # prompt tokens in a step of the usual engine
 ORDER_PENALTY = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
 MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and tell of computing
+MOST_MISSED = 0.7  # objectives that a request may cost where what is too much is shed
 UNHEARD = 2.0  # usual TTFTs: what waiting for one costs where `ttft` is the usual one
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 
@@ -90,8 +92,15 @@ class ForecastPolicy(Policy):
     booked.
     """
 
-    def __init__(self, temperature: float = 0.0, params: ForecastParams | None = None) -> None:
+    def __init__(
+        self,
+        temperature: float = 0.0,
+        params: ForecastParams | None = None,
+        *,
+        sheds: bool = False,
+    ) -> None:
         self.temperature = temperature
+        self.sheds = sheds
         self._forecast = Forecast(params or ForecastParams())
         self._numbers: set[int] = set()
         self._watch = ResidualWatch()
@@ -115,6 +124,17 @@ class ForecastPolicy(Policy):
         if candidates.unheard is not None:
             costs += self._unheard_s() * candidates.unheard
         return costs
+
+    def choose(self, candidates: Candidates, rng: Rng) -> int:
+        """See Policy. Where it sheds: NoWorkersError for a request that would make about as many
+        answers miss their ITL objective as it adds, itself included, wherever it went."""
+        costs = self.score(candidates)
+        if self.sheds and self._watch.trusted and self._forecast.least_missed > MOST_MISSED:
+            self.refused += 1
+            raise NoWorkersError(
+                "wherever the request went, answers would miss their objective", overloaded=True
+            )
+        return self.pick(costs, rng)
 
     def explain(self, candidates: Candidates) -> dict[int, dict[str, float]]:
         """The terms of every registered worker's cost, in seconds, by number.
