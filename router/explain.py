@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..indexer.event_index import EventIndex
 from ..indexer.source import SourceState, SourceStatus
 from ..runtime.identity import WorkerWithDpRank
 from ..runtime.steps import STEP, Steps, by_steps
@@ -62,7 +63,8 @@ def explain(
             others[own_number] = False
             full.update(dict.fromkeys(np.flatnonzero(others).tolist(), "its session has a worker"))
             known.eligible = seen.eligible = seen.eligible & ~others
-    costs = _costs(source, policy, seen)
+    numbered = source.registry.numbered()
+    costs = _costs(policy, seen, [number for number, _ in numbered])
     preferred = None if bound is None else source.preferred(bound.preferred, config)
     if preferred is not None:
         costs = discounted(preferred, costs)
@@ -89,28 +91,29 @@ def explain(
         objectives=asdict(limits.objectives(prompt.isl, asked)),
         session=None if bound is None else {**bound.worker._asdict(), "mode": bound.mode},
     )
-    ranks = [
-        (number, worker, source.registry.entry(worker.worker_id))
-        for number, worker in source.registry.numbered()
-    ]
+    entries = {entry.worker_id: entry for entry in source.registry.entries()}
     params, steps = config.cost_params(), source.index.sources_in_steps()
-    sources = chain([next(steps, ())], steps)  # an index without a lock has one step
-    return _explanation(told, ranks, sources, params, arrays, costs.tolist(), own, full)
+    sources: Iterable[Sequence[SourceStatus]] = steps
+    if not isinstance(source.index, EventIndex):  # it has no lock of its own, and one step
+        sources = chain([next(steps, ())], steps)
+    return _explanation(told, numbered, entries, sources, params, arrays, costs, own, full)
 
 
 def _explanation(
     told: Explanation,
-    ranks: list[tuple[int, WorkerWithDpRank, WorkerEntry | None]],
+    ranks: list[tuple[int, WorkerWithDpRank]],
+    entries: Mapping[int, WorkerEntry],
     sources: Iterable[Sequence[SourceStatus]],
     params: CostParams,
     arrays: dict[str, Any],
-    costs: list[float],
+    compared: Floats,
     own: Mapping[int, Mapping[str, float]],
     full: Mapping[int, str],
 ) -> Steps[Explanation]:
     """`told` with a row for each rank. `own` are the policy's terms; `full` says which ranks take
     no more, and why."""
     states: dict[WorkerWithDpRank, str] = {}
+    costs = compared.tolist()
     for heard in sources:
         states.update((each.worker, each.state.value) for each in heard)
         yield
@@ -121,11 +124,11 @@ def _explanation(
             row._replace(cost=costs[row.number], policy_terms=own.get(row.number))
             for row in terms(
                 params,
-                [(number, worker) for number, worker, _ in chunk],
+                chunk,
                 isl=told.isl,
                 block_size=told.block_size,
-                reasons={n: full.get(n) or _reason(entry) for n, _, entry in chunk},
-                index_states={n: states.get(worker, silent) for n, worker, _ in chunk},
+                reasons={n: full.get(n) or _reason(entries[w.worker_id]) for n, w in chunk},
+                index_states={n: states.get(worker, silent) for n, worker in chunk},
                 **arrays,
             )
         )
@@ -137,12 +140,12 @@ def _copied(array: Blocks | None) -> Blocks | None:
     return None if array is None else array.copy()
 
 
-def _costs(source: CandidateSource, policy: Policy, seen: Candidates) -> Floats:
+def _costs(policy: Policy, seen: Candidates, numbers: list[int]) -> Floats:
     """The policy's costs; of those that are not eligible what they would be if all were."""
     eligible = seen.eligible
     costs = policy.score(seen)
     everybody = np.zeros_like(eligible)
-    everybody[[number for number, _ in source.registry.numbered()]] = True
+    everybody[numbers] = True
     if (everybody & ~eligible).any():
         seen.eligible = everybody
         costs = np.where(eligible, costs, policy.score(seen))
@@ -150,8 +153,7 @@ def _costs(source: CandidateSource, policy: Policy, seen: Candidates) -> Floats:
     return costs
 
 
-def _reason(entry: WorkerEntry | None) -> str:
+def _reason(entry: WorkerEntry) -> str:
     """Why the registry does not count a worker as eligible, for when it does not."""
-    assert entry is not None  # a numbered rank belongs to an entry
     state = "inhibited" if entry.state is WorkerState.READY else entry.state.value
     return entry.reason or state

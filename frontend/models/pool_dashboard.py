@@ -41,8 +41,7 @@ class PoolDashboard:
         await send_whole(call.send, found.status, found.body, {**found.headers, **call.told})
 
     async def _on_state(self, call: HttpCall) -> None:
-        asked = _query(call)
-        pools = self._models.pools
+        asked, pools = _query(call), self._pools
         pool = self._chosen(asked, pools)
         told: dict[str, Any] = {}
         if pool is not None and (data := pool.page_data) is not None:
@@ -64,8 +63,12 @@ class PoolDashboard:
         status, told = await self._data(call).what_if(call.body)
         await answer_json(call, told, status=status)
 
+    @property
+    def _pools(self) -> list[ModelPool]:
+        return sorted(self._models.pools, key=lambda pool: pool.name)
+
     def _data(self, call: HttpCall) -> PageData:
-        pool = self._chosen(_query(call), self._models.pools)
+        pool = self._chosen(_query(call), self._pools)
         data = None if pool is None else pool.page_data
         if data is None:
             raise ApiError(404, "there is no such pool, or it does not serve yet")

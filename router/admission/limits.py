@@ -186,8 +186,11 @@ class LoadLimits:
 
     def objectives(self, isl: int, asked: Objectives) -> Objectives:
         """Those of a request with so long a prompt: what it asked for, else the defaults."""
-        cold_s = None if self._foreseer is None else self._foreseer.cold_s(isl)
-        return self.config.objectives.of(asked, cold_s)
+        return self.config.objectives.of(asked, self.cold_s(isl))
+
+    def cold_s(self, tokens: int) -> float | None:
+        """Seconds in which an idle engine computes so many prompt tokens; None: nobody can say."""
+        return None if self._foreseer is None else self._foreseer.cold_s(tokens)
 
     @property
     def requests_shed(self) -> int:

@@ -68,7 +68,7 @@ class Dashboard:
         requests = [] if journal is None else journal.since(known.requests, MOST_REQUESTS)
         last = 0 if journal is None else journal.last
         workers = await self._workers.since(known.workers)
-        receipts = self.receipts
+        receipts, bounds = self.receipts, self.receipts.bounds
         return {
             "process": self._process,
             "now": self._now(),
@@ -82,7 +82,14 @@ class Dashboard:
             "last_request": last,
             "missed_requests": max(0, last - known.requests - len(requests)),
             "requests": [
-                {**each._asdict(), "has_receipt": each.request_id in receipts} for each in requests
+                {
+                    **each._asdict(),
+                    "has_receipt": each.request_id in receipts,
+                    "bound": None
+                    if (found := bounds.of(each.request_id)) is None
+                    else found._asdict(),
+                }
+                for each in requests
             ],
             "last_incident": self.incidents.last,
             "incidents": [asdict(each) for each in self.incidents.since(known.incidents)],

@@ -14,6 +14,7 @@ from ...runtime.time_share import TimeShare
 from ..dispatch import Flight
 from ..kv_router import KvRouter
 from ..policy import CandidateTerms, Explanation
+from .bounds import Bounds
 from .request_journal import worker_key
 
 SHARE = 0.01
@@ -40,13 +41,15 @@ class Receipts:
     """Receipts of the newest requests, by request id.
 
     `before_decision` is the dispatcher's, called before a request is booked. Only the terms are
-    kept, no prompt. Where decisions come faster than SHARE allows, some have no receipt.
+    kept, no prompt. Where decisions come faster than SHARE allows, some have no receipt, and are
+    not in `bounds`.
     """
 
     def __init__(self, router: KvRouter, clock: Clock) -> None:
         self._router = router
         self._now = clock.now
         self._kept: OrderedDict[str, Receipt] = OrderedDict()
+        self.bounds = Bounds(router)
         self.share = TimeShare(SHARE, burst_s=BURST_S)
         self._failed = False
         self._answers = answer_share()
@@ -65,6 +68,7 @@ class Receipts:
             router, prompt = self._router, flight.facts.prompt
             bound = router.sessions.wanted(flight.session)
             steps = router.explain_steps(prompt, asked=flight.objectives, bound=bound)
+            self.bounds.note(flight)
         except Exception:
             # The decision itself will say what is wrong; a policy of others may fail here alone.
             if not self._failed:

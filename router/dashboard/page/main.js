@@ -65,18 +65,27 @@ function drawTiles() {
   const first = requests.filter((each) => each.ttft_s != null).map((each) => each.ttft_s);
   const held = requests.reduce((sum, each) => sum + each.overlap_blocks, 0);
   const asked = requests.reduce((sum, each) => sum + each.request_blocks, 0);
+  const bounded = requests.filter((each) => each.bound);
+  const heldSomewhere = bounded.reduce((sum, each) => sum + each.bound.held_blocks, 0);
+  const askedThere = bounded.reduce((sum, each) => sum + each.request_blocks, 0);
+  const least = bounded.map((each) => each.bound.ttft_s).filter((each) => each != null);
   const failed = requests.filter((each) => each.status !== "OK" && each.status !== "CANCELLED").length;
   const ready = [...fleet.workers.values()].filter((row) => row.state === "ready").length;
   const exact = [...fleet.workers.values()].filter((row) => row.trust === "exact" || row.trust === "trimmed").length;
   const plane = told.health.event_plane ?? {};
   const tiles = [
     ["Requests", `${(requests.length / span).toFixed(1)} /s`, `${count(told.health.in_flight)} in flight, ${failed} failed`],
-    ["Time to first token", seconds(quantile(first, 0.5)), `p95 ${seconds(quantile(first, 0.95))}`],
-    ["Held by the chosen worker", share(asked ? held / asked : null), `${count(held)} of ${count(asked)} prompt blocks`],
+    ["Time to first token", seconds(quantile(first, 0.5)), `p95 ${seconds(quantile(first, 0.95))}`,
+      least.length ? `an idle engine: ${seconds(quantile(least, 0.5))}` : null,
+      "What an engine without other requests takes for the part of the prompt that no worker held, as far as was learnt: the median of the sampled requests."],
+    ["Held by the chosen worker", share(asked ? held / asked : null), `${count(held)} of ${count(asked)} prompt blocks`,
+      askedThere ? `held by some worker: ${share(heldSomewhere / askedThere)}` : null,
+      "Of the sampled requests, the blocks that the worker which held most of them had: as if all caches were one."],
     ["Workers ready", `${count(ready)} of ${count(fleet.workers.size)}`, told.health.draining ? "the router drains" : "taking requests"],
     ["Event sources exact", count(exact), `event plane ${plane.state ?? "unknown"}`],
   ];
-  $("tiles").replaceChildren(...tiles.map(([name, value, more]) => el("div", null, el("dt", null, name), el("dd", null, value), el("dd", null, more))));
+  $("tiles").replaceChildren(...tiles.map(([name, value, more, bound, meaning]) => el("div", { title: bound ? meaning : null },
+    el("dt", null, name), el("dd", null, value), el("dd", null, more), bound ? el("dd", { class: "bound" }, bound) : null)));
 }
 
 const TONES = { worker: "warn", attempt: "warn", request: "bad" };

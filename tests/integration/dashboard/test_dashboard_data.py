@@ -7,13 +7,15 @@ from typing import Any
 
 import grpc
 import pytest
+from support.calls import messages_of
 from support.fake_engine import FakeEngine, fail, prompt
 from support.polling import until
-from support.serving import Doors, serving
+from support.serving import BLOCK, Doors, serving
 
 from dynamo_router.router.access import Role
 from dynamo_router.router.dashboard.pages import PAGE
 from dynamo_router.runtime.time_share import TimeShare
+from dynamo_router.workers.trtllm_proto import SERVICE
 
 
 @pytest.fixture
@@ -69,6 +71,21 @@ async def test_what_happened_is_told_once(doors: Doors) -> None:
     # A page that knew another process begins anew.
     again = await state(doors, process="other", requests=1000, workers=1000)
     assert len(again["requests"]) == 1 and again["workers"]["all"]
+
+
+async def test_bounds_are_what_the_best_of_the_workers_held() -> None:
+    async with serving(FakeEngine(worker_id=1), FakeEngine(worker_id=2)) as doors:
+        await doors.answers(prompt("cold", 5 * BLOCK))
+        await doors.answers(prompt("warm", 5 * BLOCK + 3))
+        other = 3 - int((await state(doors))["requests"][1]["worker"])
+        pinned = ("x-dynamo-worker-instance-id", str(other))
+        call = doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        await messages_of(call(prompt("else", 5 * BLOCK).SerializeToString(), metadata=(pinned,)))
+        cold, warm, elsewhere = (await state(doors))["requests"]
+    assert cold["bound"]["held_blocks"] == 0 and warm["bound"]["held_blocks"] == 5
+    # It was sent where nothing was, and the other worker had all of it.
+    assert elsewhere["overlap_blocks"] == 0 and elsewhere["bound"]["held_blocks"] == 5
+    assert cold["bound"]["ttft_s"] > warm["bound"]["ttft_s"] > 0
 
 
 async def test_a_receipt_is_of_the_moment_before_the_booking(doors: Doors) -> None:
