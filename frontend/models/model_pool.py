@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -26,6 +27,7 @@ from ...runtime.off_loop import OffLoop
 from ...runtime.request_planes import RequestClient
 from ...runtime.supervised import stopped, supervise
 from ...workers.discovery import (
+    CardFile,
     DiscoveredWorker,
     EventSource,
     Fleet,
@@ -56,6 +58,12 @@ class Shared:
     off_loop: OffLoop
     store: str
     """the name of the store that workers are found in"""
+    texts: WeakValueDictionary[tuple[CardFile, ...], ModelText] = field(
+        default_factory=WeakValueDictionary
+    )
+    """of the pools that there are, by what their cards say of their files"""
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """of a text: one at a time"""
 
 
 class SetMembers:
@@ -277,14 +285,27 @@ class ModelPool:
         pauses = Backoff(1.0, 30.0)
         while True:
             try:
-                folder = await asyncio.to_thread(checked_folder, self.found.card.files, other)
-                return await asyncio.to_thread(ModelText, folder, shared.off_loop)
+                files = self.found.card.files
+                folder = await asyncio.to_thread(checked_folder, files, other)
+                async with shared.reading:
+                    return await self._text_in(folder, _same_files(files))
             except (WrongFileError, ConfigError) as error:
                 if self.reason != str(error):
                     self.reason = str(error)
                     self._tried.set()
                     log.warning("a pool cannot serve", pool=str(self.name), error=self.reason)
                 await asyncio.sleep(pauses.next())
+
+    async def _text_in(self, folder: Path, known: tuple[CardFile, ...]) -> ModelText:
+        """Another pool's, if it has the same files: all threads stand still while a large tokenizer
+        is read."""
+        shared = self._shared
+        text = shared.texts.get(known) if known else None
+        if text is None:
+            text = await asyncio.to_thread(ModelText, folder, shared.off_loop)
+            if known:
+                shared.texts[known] = text
+        return text
 
     def _ask_about(self, index: EventIndex) -> WorkerQueries:
         return WorkerQueries(index, self._shared.plane, lambda: self._members.sources)
@@ -302,6 +323,13 @@ class AdapterPool(NamedTuple):
 
     def has_worker(self, worker_id: int) -> bool:
         return self.pool.has_worker(worker_id)
+
+
+def _same_files(files: tuple[CardFile, ...]) -> tuple[CardFile, ...]:
+    """The files wherever they stand; none if one of them has no checksum to know it by."""
+    if not all(file.checksum for file in files):
+        return ()
+    return tuple(replace(file, path=Path(file.path).name) for file in files)
 
 
 def _config_of(config: ServeConfig, name: SetName, block_size: int) -> ServeConfig:

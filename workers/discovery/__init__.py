@@ -1,6 +1,6 @@
 """Who are the workers? What they write into the key-value store, and what a router makes of it."""
 
-from .card_files import WrongFileError, checked_folder, model_files, tokenizer_files
+from .card_files import CardFile, WrongFileError, checked_folder, model_files, tokenizer_files
 from .config import STATIC, DiscoveryConfig
 from .departures import Departures
 from .discovered import TRTLLM, DiscoveredWorker, Fleet
@@ -18,6 +18,7 @@ from .worker_watch import WorkerWatch
 
 __all__ = [
     "CARDS",
+    "CardFile",
     "Departures",
     "DiscoveryConfig",
     "STATIC",

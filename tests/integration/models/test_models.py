@@ -1,8 +1,10 @@
 """A frontend whose models are found by their cards: who answers for which, and what is refused."""
 
 import asyncio
+import gc
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +223,19 @@ async def test_each_pool_knows_what_its_workers_hold(
                 while await overlap("a") != (worker, 4):
                     await asyncio.sleep(0.02)  # until the events have come
             assert (await overlap("b"))[1] == 0
+
+
+async def test_pools_whose_cards_name_the_same_files_read_them_once(backend: Backend) -> None:
+    wider = replace(TINY, block_size=32)
+    async with (
+        registered(backend, 1, model_id="a", engine=TINY),
+        registered(backend, 1, model_id="a", engine=wider),
+        registered(backend, 1, model_id="b", engine=TINY),
+        model_serving(backend) as client,
+    ):
+        await client.until_shares(a=2, b=1)
+        texts = client.server.models._shared.texts
+        assert len({id(pool._text) for pool in client.server.models.pools}) == 1
+        assert len(texts) == 1
+    gc.collect()
+    assert not texts, "a text outlived its pools"
