@@ -24,18 +24,20 @@ class EventDoors:
         self._client_of, self._url_of = client_of, url_of
         self._block_size, self._allowed = block_size, allowed
         self._made: dict[int, tuple[WorkerUrl, ZmqEvents | HttpEvents]] = {}
+        self._short_before = 0  # of those that are made no more
 
     def of(self, worker_id: int) -> object:
         """The present way; None if there is none, or none that may be used. ConfigError if it lacks
         a package."""
         url = self._url_of(worker_id)
         if url is None or url.events is None:
-            self._made.pop(worker_id, None)
+            self._drop(worker_id)
             return self._client_of(worker_id) if GRPC in self._allowed else None
         if self.kind_of(worker_id) not in self._allowed:
             return None
         known = self._made.get(worker_id)
         if known is None or known[0] != url:
+            self._drop(worker_id)
             known = self._made[worker_id] = url, self._new(url, url.events)
         return known[1]
 
@@ -48,11 +50,27 @@ class EventDoors:
 
     async def close(self, worker_id: int) -> None:
         """Let go of what was opened for a worker. Its client is somebody else's."""
+        events = self._drop(worker_id)
+        if events is not None:
+            await events.close()
+
+    @property
+    def short_replays(self) -> int:
+        """Replays over ZMQ that ended without their end, so far."""
+        return self._short_before + sum(_short_replays(events) for _, events in self._made.values())
+
+    def _drop(self, worker_id: int) -> ZmqEvents | HttpEvents | None:
         known = self._made.pop(worker_id, None)
-        if known is not None:
-            await known[1].close()
+        if known is None:
+            return None
+        self._short_before += _short_replays(known[1])
+        return known[1]
 
     def _new(self, url: WorkerUrl, events: str) -> ZmqEvents | HttpEvents:
         if events.startswith(HTTP):
             return HttpEvents(events)
         return ZmqEvents(events, url.replay, self._block_size)
+
+
+def _short_replays(events: ZmqEvents | HttpEvents) -> int:
+    return events.short_replays if isinstance(events, ZmqEvents) else 0

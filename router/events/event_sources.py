@@ -74,6 +74,11 @@ class EventSources:
         if self._ending:
             await asyncio.wait(self._ending)
 
+    @property
+    def short_replays(self) -> int:
+        """See EventDoors."""
+        return self._doors.short_replays
+
     def counted(self) -> Counter[str]:
         """How many workers have which source."""
         return Counter(

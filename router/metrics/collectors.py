@@ -316,6 +316,7 @@ def source_metrics(sources: EventSources) -> Callable[[], Iterable[Metric]]:
             ("gaps", "Times that batches or events were missing.", counts.gaps),
             ("undecodable", "Batches that could not be read.", counts.undecodable),
             ("strange_ranks", "Batches of ranks not registered.", counts.strange_ranks),
+            ("short_replays", "Replays that stopped before their end.", sources.short_replays),
         ):
             yield CounterMetricFamily(f"dynamo_router_event_stream_{name}", help, value)
 

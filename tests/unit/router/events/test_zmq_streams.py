@@ -128,6 +128,10 @@ async def test_a_replay_cut_short_is_asked_for_again(publisher: ZmqPublisher) ->
         await tell(publisher, 4)
         await until(reader.holds(1, 2, 3, 4))
         assert reader.stream.is_complete
+        seen = reader.doors.short_replays
+        assert seen > 0
+        await reader.doors.close(W.worker_id)
+        assert reader.doors.short_replays >= seen  # it is counted on
 
 
 async def test_what_the_replay_keeps_no_more_is_not_claimed(publisher: ZmqPublisher) -> None:
