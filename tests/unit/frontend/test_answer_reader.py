@@ -1,14 +1,22 @@
 """An engine's messages as text: stop strings, counts, finish reasons, requests of engines."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from dynamo_router.frontend.generation import AnswerReader, Choice, engine_request
+from dynamo_router.frontend.generation import (
+    PIECE_TOKENS,
+    AnswerReader,
+    Choice,
+    engine_request,
+    in_pieces,
+)
 from dynamo_router.frontend.openai import CompletionRequest, Delta, read_request
 from dynamo_router.frontend.processor import ModelText
+from dynamo_router.router.dispatch.generate_request import read_generate
 from dynamo_router.runtime.off_loop import OffLoop
 from dynamo_router.workers.mocker import OWN_MODEL
 from dynamo_router.workers.trtllm_proto import pb
@@ -159,6 +167,28 @@ def test_what_an_engine_is_asked() -> None:
     assert list(message.stop) == ["x"] and list(message.stop_token_ids) == [9]
     assert message.output_config.logprobs == 1 and message.ignore_eos
     assert json.loads(message.guided_decoding.guide) == {"a": 1}
+
+
+@pytest.mark.parametrize("tokens", [1, PIECE_TOKENS, PIECE_TOKENS + 1, 3 * PIECE_TOKENS])
+async def test_others_have_turns_while_a_long_prompt_is_written(tokens: int) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    choice = Choice(0, list(range(tokens)), 5, seed=3)
+    written = await in_pieces(request(), choice, "r", 7)
+    counting.cancel()
+    assert turns == (0 if tokens <= PIECE_TOKENS else -(-tokens // PIECE_TOKENS))
+    whole = engine_request(request(), choice, "r", 7)
+    assert pb.GenerateRequest.FromString(written) == pb.GenerateRequest.FromString(whole)
+    found, expected = read_generate(written, 16), read_generate(whole, 16)
+    assert found.prompt.isl == tokens and found.max_tokens == expected.max_tokens
+    assert (found.prompt.hashed().local_hashes == expected.prompt.hashed().local_hashes).all()
 
 
 def test_a_json_object_is_any_object() -> None:
