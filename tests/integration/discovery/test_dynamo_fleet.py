@@ -27,6 +27,7 @@ from dynamo_router.bench.load.dynamo_peer import write_model
 from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.workers.discovery import EventPlaneConfig
 from dynamo_router.workers.mocker.config import EngineConfig
 from dynamo_router.workers.mocker.sampling import EngineRequest, plan_output
 
@@ -110,6 +111,27 @@ async def complete(doors: Any, number: int) -> None:
     streamed = [token for answer in answers[:-1] for token in answer.chunk.token_ids]
     assert last.finish_reason == "length"
     assert len(streamed) == 8 and streamed == list(last.output_token_ids)
+
+
+async def test_dynamos_events_are_heard_over_zmq(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with backend_of("file", tmp_path / "file") as backend:
+        for name, value in backend.environ.items():
+            monkeypatch.setenv(name, value)
+        environ = {**backend.environ, "DYN_REQUEST_PLANE": "tcp"}
+        mockers = DynamoMockers(tmp_path / "peer", environ, "file", "zmq", WORKERS)
+        plane = EventPlaneConfig(event_plane="zmq")
+        async with finding(backend, plane=plane, router=ROUTER) as doors:
+            mockers.launch()
+            try:
+                await until_ready(doors, WORKERS, 60.0)
+                await asyncio.gather(*(complete(doors, n) for n in range(40)))
+                await until(lambda: exact(doors), 20.0)
+                assert {worker["event_source"] for worker in await workers_of(doors)} == {"zmq"}
+                await heals_a_gap(doors, doors.server.router.index)
+            finally:
+                mockers.kill()
 
 
 async def test_our_engines_behind_dynamos_frontend(
