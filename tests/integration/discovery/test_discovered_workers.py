@@ -64,6 +64,24 @@ async def test_a_worker_that_drains_ends_what_it_has(backend: Backend, dialect: 
             await until_ready(doors, 2)
 
 
+@on_stores("file", "etcd", "nats")
+async def test_of_two_workers_with_one_id_the_later_is_called(backend: Backend) -> None:
+    async with finding(backend) as doors, registered(backend, 1, worker_id=7):
+        await until_ready(doors, 1)
+        output = await completed(doors, "first")
+        async with registered(backend, 1, worker_id=7, model_id="mock-model") as later:
+            engine = later.engines[0]
+
+            def called() -> bool:
+                ready = doors.server.monitor.ready_clients()
+                return [client.address for client in ready] == [engine.address]
+
+            await until(called)
+            await until_ready(doors, 1)
+            assert await completed(doors, "second") == output
+            assert list(engine.engine.cached_blocks()), "it was the later one that answered"
+
+
 async def test_an_engine_that_lies_about_its_place_is_passed_over(backend: Backend) -> None:
     async with finding(backend) as doors, registered(backend, 1):
         await until_ready(doors, 1)
