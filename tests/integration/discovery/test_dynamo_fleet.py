@@ -4,8 +4,10 @@ Needs them, and is not the only proof: set DYNAMO_PEER to a Python that has ai-d
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from support.servers.discovered_fleet import (
     workers_of,
 )
 from support.servers.dynamo_peer import PEER, DynamoFrontend, DynamoMockers
+from support.servers.etcd import EtcdServer
 from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.bench.load.dynamo_peer import write_model
@@ -132,6 +135,75 @@ async def test_dynamos_events_are_heard_over_zmq(
                 await heals_a_gap(doors, doors.server.router.index)
             finally:
                 mockers.kill()
+
+
+async def test_as_much_is_cached_as_behind_dynamos_frontend(
+    tmp_path: Path, etcd: Backend, nats: JetStreamServer
+) -> None:
+    """The same load on the same fleet, one after the other, each with caches that begin empty."""
+    shares = []
+    for name in ("ours", "theirs"):
+        mockers = DynamoMockers(tmp_path / name, environ(etcd, nats), "etcd", "nats", WORKERS)
+        mockers.launch()
+        try:
+            if name == "ours":
+                async with finding(etcd, nats=nats.url, router=ROUTER) as doors:
+                    await until_ready(doors, WORKERS, 60.0)
+                    shares.append(await cached_share(partial(cached_by_us, doors)))
+                    continue
+            frontend = DynamoFrontend(tmp_path / "front", environ(etcd, nats), "etcd", "nats")
+            await asyncio.to_thread(frontend.start)
+            try:
+                shares.append(await cached_share(partial(cached_by_them, frontend)))
+            finally:
+                frontend.kill()
+        finally:
+            mockers.kill()
+            await until(lambda: not etcd_keys(etcd), 60.0)
+    ours, theirs = shares
+    print(f"cached: {ours:.3f} behind our router, {theirs:.3f} behind Dynamo's frontend")
+    assert ours >= theirs - 0.02 and theirs > 0.1
+
+
+def etcd_keys(etcd: Backend) -> str:
+    """The instances that are left in the store."""
+    assert isinstance(etcd.server, EtcdServer)
+    return etcd.server.control("get", "--prefix", "v1/instances", "--keys-only").strip()
+
+
+async def cached_share(ask: Callable[[list[int]], Awaitable[int]]) -> float:
+    """How much of the prompts of a load of 16 conversations was cached."""
+    rng, total, cached = Random(1), 0, 0
+    prompts = []
+    for number in range(400):
+        family = rng.randrange(16)
+        begin = [3 + 100 * family + n % 97 for n in range(12 * 16)]
+        prompts.append([*begin, *(3 + (number * 31 + n * 7) % 1900 for n in range(4 * 16))])
+    waiting = iter(prompts)
+
+    async def lane() -> None:
+        nonlocal total, cached
+        for tokens in waiting:
+            total += len(tokens)
+            cached += await ask(tokens)
+
+    await asyncio.gather(*(lane() for _ in range(4)))
+    return cached / total
+
+
+async def cached_by_us(doors: Any, tokens: list[int]) -> int:
+    request = prompt(f"r{tokens[-1]}-{tokens[0]}-{id(tokens)}", 0)
+    request.tokenized.input_token_ids.extend(tokens)
+    answers = await doors.answers(request)
+    cached: int = answers[-1].complete.cached_tokens
+    return cached
+
+
+async def cached_by_them(frontend: DynamoFrontend, tokens: list[int]) -> int:
+    body = {"model": "tiny", "prompt": tokens, "max_tokens": 4}
+    answer = await asyncio.to_thread(frontend.ask, "/v1/completions", body)
+    details = answer["usage"].get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
 
 
 async def test_our_engines_behind_dynamos_frontend(
