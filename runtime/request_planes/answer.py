@@ -27,6 +27,19 @@ class AnswerListener(Protocol):
         ...
 
 
+class _Nobody:
+    """Who listens to an answer that is over."""
+
+    def on_part(self, part: Any) -> None:
+        pass
+
+    def on_end(self, fault: Fault | None, text: str) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
 class AnswerSource(Protocol):
     """What an answer's frames come over."""
 
@@ -57,7 +70,8 @@ class Answer:
     ) -> None:
         """`on_over` is called once: there will be nothing more of it."""
         self._reader = ResponseReader(codec)
-        self._address, self._listener, self._on_over = address, listener, on_over
+        self._address, self._on_over = address, on_over
+        self._listener: AnswerListener = listener
         self._home: AnswerSource | None = None
         self._line: AckLine | None = None
         self._loop = asyncio.get_running_loop()
@@ -146,6 +160,7 @@ class Answer:
             return
         self.over = True
         self._on_over()
+        self._listener = _NOBODY  # no circle is left to the collector
         if self.sending is not None and self.sending is not asyncio.current_task():
             self.sending.cancel()
         if self._line is not None:

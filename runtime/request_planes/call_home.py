@@ -63,8 +63,9 @@ class CallHomeLine(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._answers.on_line(self, False)
         self._met()
-        if self._answer is not None:
-            self._answer.on_eof()
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.on_eof()
 
     def pause(self) -> None:
         if self._transport is not None and self._transport.is_reading():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.places import VECTORS
+from support.polling import until
 
 from dynamo_router.runtime.request_planes import (
     Fault,
@@ -150,6 +151,29 @@ async def test_a_worker_that_misbehaves_is_told_from_the_others(
         with pytest.raises(RequestError) as caught:
             await ask(client, address, {})
         assert caught.value.fault is fault
+    finally:
+        worker.close()
+        await client.close()
+        await worker.wait_closed()
+
+
+async def answers_and_never_acknowledges(writer: asyncio.StreamWriter, message: Any) -> None:
+    begin = handshake(message.call_home.subject)
+    whole = begin, prologue(), data_frame(1, "msgpack"), final_frame("msgpack")
+    (await call_home(message, *whole)).close()
+
+
+async def test_a_line_whose_acknowledgement_is_missing_is_given_up(
+    client: RequestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer came all the same; but the next acknowledgement would be taken for its own."""
+    monkeypatch.setattr(answer, "ACK_TIMEOUT_S", 0.3)
+    worker, address = await scripted(answers_and_never_acknowledges)
+    try:
+        assert await ask(client, address, {}) == [1]
+        (line,) = client._tcp._lines.values()
+        await until(lambda: not line.alive)
+        assert await ask(client, address, {}) == [1]  # over a new one
     finally:
         worker.close()
         await client.close()
