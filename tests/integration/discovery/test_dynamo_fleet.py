@@ -181,13 +181,13 @@ async def cached_share(ask: Callable[[list[int]], Awaitable[int]]) -> float:
         prompts.append([*begin, *(3 + (number * 31 + n * 7) % 1900 for n in range(4 * 16))])
     waiting = iter(prompts)
 
-    async def lane() -> None:
+    async def client() -> None:
         nonlocal total, cached
         for tokens in waiting:
             total += len(tokens)
             cached += await ask(tokens)
 
-    await asyncio.gather(*(lane() for _ in range(4)))
+    await asyncio.gather(*(client() for _ in range(4)))
     return cached / total
 
 
