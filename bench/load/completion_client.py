@@ -118,16 +118,17 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._socket = transport.get_extra_info("socket")
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected: socket.socket = transport.get_extra_info("socket")
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connected
 
     def data_received(self, data: bytes) -> None:
         self._acknowledge_at_once()
         self._parser.feed_data(data)
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error or RouterError("the connection was closed"))
+            self._answer.set_exception(exc or RouterError("the connection was closed"))
 
     def _acknowledge_at_once(self) -> None:
         """A server that does not send at once would wait for our delayed acknowledgement: 40 ms

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from secrets import randbits
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 from structlog import get_logger
@@ -23,6 +23,7 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 
+@runtime_checkable
 class GroupPlane(EventPlane, Protocol):
     """An event plane on which consumers can be a group."""
 
@@ -108,7 +109,7 @@ class EventSubscriber(Generic[T]):
         self = cls(kind, max_waiting)
         if group is None:
             self._subscription = await plane.subscribe(subject, self._on_message)
-        elif not group or not hasattr(plane, "subscribe_group"):
+        elif not group or not isinstance(plane, GroupPlane):
             raise ValueError("this event plane has no groups, or the group has no name")
         else:
             self._subscription = await plane.subscribe_group(subject, group, self._on_message)

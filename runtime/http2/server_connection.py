@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -59,6 +58,8 @@ class ServerConnection(Connection):
         self._guard = FloodGuard(limits.ping_interval_s)
         self._quiet_since = now = self._loop.time()
         self._life = ConnectionLife(limits, now, spread)
+        self._peer = ""
+        self._auth_context: Mapping[str, Sequence[bytes]] | None = None
         self._begun = False  # bytes came
         self._left = False  # the last GOAWAY was sent
         self._flushing = False
@@ -69,16 +70,26 @@ class ServerConnection(Connection):
         """Whether its TLS, if any, stands."""
         return self._transport is not None
 
-    @cached_property
+    @property
     def peer(self) -> str:
         """What gRPC calls the client's address."""
+        if not self._peer:
+            self._peer = self._read_peer()
+        return self._peer
+
+    @property
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """The names in the client's certificate, if it showed one."""
+        if self._auth_context is None:
+            self._auth_context = self._read_certificate()
+        return self._auth_context
+
+    def _read_peer(self) -> str:
         assert self._transport is not None
         host, port = self._transport.get_extra_info("peername")[:2]
         return f"ipv6:%5B{quote(host)}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
-    @cached_property
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """The names in the client's certificate, if it showed one."""
+    def _read_certificate(self) -> Mapping[str, Sequence[bytes]]:
         assert self._transport is not None
         shown = self._transport.get_extra_info("peercert") or {}
         parts = [pair for part in shown.get("subject", ()) for pair in part]
