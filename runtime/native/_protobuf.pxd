@@ -1,5 +1,5 @@
 """Inline functions that read protobuf's wire format, for kernels that take a few fields of a message
-and leave the rest as it is.
+and leave the rest as it is; and that write numbers and heads of fields.
 
 Of a scalar that comes twice the last one counts, submessages merge, a repeated number may come
 packed or not. Groups are no message: they were given up before our protocols were made.
@@ -121,3 +121,53 @@ cdef inline bint copy_numbers(
             if field.wire == VARINT:
                 break
     return True
+
+
+cdef inline size_t varint_size(uint64_t value) noexcept nogil:
+    """Bytes that a varint takes."""
+    cdef size_t size = 1
+    while value >= 0x80:
+        value >>= 7
+        size += 1
+    return size
+
+
+cdef inline uint8_t* put_varint(uint8_t* out, uint64_t value) noexcept nogil:
+    """Where the next byte goes."""
+    while value >= 0x80:
+        out[0] = <uint8_t>(value | 0x80)
+        value >>= 7
+        out += 1
+    out[0] = <uint8_t>value
+    return out + 1
+
+
+cdef inline size_t number_size(uint64_t value) noexcept nogil:
+    """Bytes of a number's field with a tag of one byte; 0 is what is not written."""
+    return 1 + varint_size(value) if value else 0
+
+
+cdef inline uint8_t* put_number(uint8_t* out, uint32_t number, uint64_t value) noexcept nogil:
+    """A field below 16, unless it is 0."""
+    if value == 0:
+        return out
+    out[0] = <uint8_t>(number << 3 | VARINT)
+    return put_varint(out + 1, value)
+
+
+cdef inline size_t delimited_size(size_t size) noexcept nogil:
+    """Bytes of a string's or packed numbers' field with a tag of one byte; empty ones are not
+    written."""
+    return 1 + varint_size(size) + size if size else 0
+
+
+cdef inline uint8_t* put_delimited(
+    uint8_t* out, uint32_t number, const void* data, size_t size
+) noexcept nogil:
+    """A field below 16, unless it is empty."""
+    if size == 0:
+        return out
+    out[0] = <uint8_t>(number << 3 | DELIMITED)
+    out = put_varint(out + 1, size)
+    memcpy(out, data, size)
+    return out + size

@@ -10,6 +10,7 @@ from .grpc_listener import GrpcListener
 from .nats_carrier import NatsCarrier
 from .request_client import Carrier, RequestClient
 from .request_server import RequestServer
+from .response_reader import PartDecoder, part_decoders
 
 __all__ = [
     "GRPC_TLS",
@@ -23,9 +24,11 @@ __all__ = [
     "GrpcListener",
     "Handler",
     "NatsCarrier",
+    "PartDecoder",
     "RequestClient",
     "RequestContext",
     "RequestError",
     "RequestServer",
     "annotated",
+    "part_decoders",
 ]

@@ -4,12 +4,12 @@ No task and no future: what comes over the connections is passed on as it comes.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from .faults import Fault, fault_of_refusal
 from .frames import TwoPart
-from .response_reader import Ended, Event, ResponseReader
+from .response_reader import Ended, Event, PartDecoder, ResponseReader
 
 ACK_TIMEOUT_S = 5.0
 CALL_HOME_TIMEOUT_S = 10.0
@@ -67,9 +67,10 @@ class Answer:
         address: str,
         listener: AnswerListener,
         on_over: Callable[[], None],
+        decoders: Mapping[str, PartDecoder] | None = None,
     ) -> None:
         """`on_over` is called once: there will be nothing more of it."""
-        self._reader = ResponseReader(codec)
+        self._reader = ResponseReader(codec, decoders)
         self._address, self._on_over = address, on_over
         self._listener: AnswerListener = listener
         self._home: AnswerSource | None = None

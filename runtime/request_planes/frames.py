@@ -116,6 +116,16 @@ class TwoPartDecoder(_Decoder[TwoPart]):
         super().__init__()
         self._max_body = max_body
 
+    def feed(self, data: bytes) -> list[TwoPart]:
+        if not self._kept and self.failure is None and len(data) >= _TWO_PART.size:
+            header, body, _ = _TWO_PART.unpack_from(data)
+            middle = _TWO_PART.size + header
+            if (  # mostly what comes is one frame
+                middle + body == len(data) and header <= MAX_HEADER_BYTES and body <= self._max_body
+            ):
+                return [TwoPart(data[_TWO_PART.size : middle], data[middle:])]
+        return super().feed(data)
+
     def _next(self, source: bytes | bytearray, at: int) -> tuple[TwoPart, int] | None:
         start = at + _TWO_PART.size
         if len(source) < start:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -12,6 +12,7 @@ from .call_home import CallHomeLine
 from .faults import Fault, RequestError
 from .grpc_carrier import GrpcCarrier
 from .messages import encode_request_message
+from .response_reader import PartDecoder
 from .tcp_carrier import TcpCarrier
 
 
@@ -118,16 +119,18 @@ class RequestClient:
         codec: str = "msgpack",
         request_id: str | None = None,
         metadata: dict[str, str] | None = None,
+        decoders: Mapping[str, PartDecoder] | None = None,
     ) -> Answer:
         """Send a request; its answer's parts go to the listener, not before this has returned.
 
-        Closing the answer cancels the request.
+        Closing the answer cancels the request. `decoders` are those of the parts, by codec, if they
+        are of a type (`part_decoders`).
         """
         if self._listener is None:
             raise RuntimeError("the client was not started")
         id, subject = request_id or str(uuid4()), os.urandom(16).hex()
         payload = encode_request_message(id, self._address, subject, body, codec, metadata or {})
-        answer = Answer(codec, address, listener, lambda: self._forget(subject))
+        answer = Answer(codec, address, listener, lambda: self._forget(subject), decoders)
         self._answers[subject] = answer
         if transport == "tcp" and self._tcp.send_at_once(address, id, payload, answer):
             return answer

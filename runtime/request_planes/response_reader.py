@@ -1,6 +1,7 @@
 """What an answer's frames mean, from the handshake to the end. No socket."""
 
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -25,23 +26,51 @@ class Ended(NamedTuple):
 Event: TypeAlias = Data | Ended
 
 
-class _Envelope(msgspec.Struct):
-    data: Any = msgspec.UNSET
+T = TypeVar("T")
+
+
+class Envelope(msgspec.Struct, Generic[T]):
+    """What a data frame says."""
+
+    data: T | msgspec.UnsetType = msgspec.UNSET
     complete_final: bool = False
 
 
-_DECODERS: "dict[str, msgspec.msgpack.Decoder[_Envelope] | msgspec.json.Decoder[_Envelope]]" = {
-    "msgpack": msgspec.msgpack.Decoder(_Envelope),
-    "json": msgspec.json.Decoder(_Envelope),
+PartDecoder: TypeAlias = Callable[[bytes], Envelope[Any]]
+_UNTYPED: dict[str, PartDecoder] = {
+    "msgpack": msgspec.msgpack.Decoder(Envelope[Any]).decode,
+    "json": msgspec.json.Decoder(Envelope[Any]).decode,
 }
+
+
+def part_decoders(type: Any) -> Mapping[str, PartDecoder]:
+    """By codec, decoders of data frames, whose data are of a msgspec `type` if they fit it, and of
+    no type at all if they do not."""
+    typed: dict[str, PartDecoder] = {
+        "msgpack": msgspec.msgpack.Decoder(Envelope[type]).decode,
+        "json": msgspec.json.Decoder(Envelope[type]).decode,
+    }
+    return {codec: _either(decode, _UNTYPED[codec]) for codec, decode in typed.items()}
+
+
+def _either(typed: PartDecoder, untyped: PartDecoder) -> PartDecoder:
+    def decode(body: bytes) -> Envelope[Any]:
+        try:
+            return typed(body)
+        except msgspec.ValidationError:
+            return untyped(body)
+
+    return decode
+
+
 _PROLOGUE = msgspec.json.Decoder(dict[str, str | None])
 
 
 class ResponseReader:
     """Feed it the frames of one call-home connection; after Ended it says nothing more."""
 
-    def __init__(self, codec: str) -> None:
-        self._decode = _DECODERS["msgpack" if codec == "msgpack" else "json"].decode
+    def __init__(self, codec: str, decoders: Mapping[str, PartDecoder] | None = None) -> None:
+        self._decode = (decoders or _UNTYPED)["msgpack" if codec == "msgpack" else "json"]
         self._prologue = False
         self.ended = False
 
@@ -52,13 +81,14 @@ class ResponseReader:
         try:
             if not self._prologue:
                 return self._on_prologue(frame)
-            events: list[Event] = []
-            if frame.body:
-                events += self._on_data(frame.body)
-            if frame.header and not self.ended:
-                events += self._on_control(frame.header)
+            header, body = frame
+            if not header:
+                return self._on_data(body) if body else []
+            events = self._on_data(body) if body else []
+            if not self.ended:
+                events += self._on_control(header)
             return events
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return self._end(Fault.PROTOCOL, f"a frame cannot be read: {error}")
 
     def on_eof(self) -> list[Event]:
@@ -76,9 +106,8 @@ class ResponseReader:
 
     def _on_data(self, body: bytes) -> list[Event]:
         envelope = self._decode(body)
-        events: list[Event] = []
-        if envelope.data is not msgspec.UNSET:
-            events.append(Data(envelope.data))
+        data = envelope.data
+        events: list[Event] = [] if data is msgspec.UNSET else [Data(data)]
         if envelope.complete_final:
             self.ended = True
             events.append(Ended())

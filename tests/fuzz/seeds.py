@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from fuzz.dynamo_part import part_seeds
 from fuzz.http2_peer import http2_seeds
 from fuzz.http_answer import answer_seeds
 
@@ -144,6 +145,7 @@ SEEDS: Mapping[str, Sequence[bytes]] = {
     "tree": _calls(),
     "http2": http2_seeds(),
     "http_answer": answer_seeds(),
+    "dynamo_part": part_seeds(),
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fuzz.dynamo_part import check_dynamo_part
 from fuzz.guarded import Guarded
 from fuzz.http2_peer import check_http2
 from fuzz.http_answer import check_http_answer
@@ -211,7 +212,8 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "tree": check_tree,
     "http2": check_http2,
     "http_answer": check_http_answer,
+    "dynamo_part": check_dynamo_part,
 }
 
 # Their bytes are msgspec's to read, of whose coverage no fuzzer hears: damage at random does more.
-UNSEEN = frozenset({"envelope", "trace", "http_answer"})
+UNSEEN = frozenset({"envelope", "trace", "http_answer", "dynamo_part"})

@@ -1,7 +1,10 @@
-"""Plain twins of the kernels that read GenerateRequests and GenerateResponses: protobuf parses, and
-the fields are read off."""
+"""Plain twins of the kernels that read GenerateRequests, and read and write GenerateResponses:
+protobuf parses or serializes, and the fields are read off or set."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from dynamo_router.workers.trtllm_proto import pb
 
 
 def expected(message: Any) -> tuple[Any, ...]:
@@ -29,3 +32,40 @@ def expected_answer(message: Any) -> tuple[bool | None, int, int, int]:
     whole = kind == "complete"
     tokens = part.output_token_ids if whole else part.token_ids
     return whole, len(tokens), part.completion_tokens, part.cached_tokens
+
+
+def written_chunk(
+    request_id: str, tokens: Sequence[int], prompt_tokens: int, completion_tokens: int, cached: int
+) -> bytes:
+    """A response that brings more tokens."""
+    part = pb.GenerateStreamChunk(
+        token_ids=tokens,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        cached_tokens=cached,
+    )
+    data: bytes = pb.GenerateResponse(request_id=request_id, chunk=part).SerializeToString()
+    return data
+
+
+def written_complete(
+    request_id: str,
+    tokens: Sequence[int],
+    reason: str,
+    matched: int | str | None,
+    prompt_tokens: int,
+    cached: int,
+) -> bytes:
+    """A response that ends an answer. A text that matched is not empty."""
+    part = pb.GenerateComplete(
+        output_token_ids=tokens,
+        finish_reason=reason,
+        matched_token_id=matched if isinstance(matched, int) else None,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=len(tokens),
+        cached_tokens=cached,
+    )
+    if isinstance(matched, str) and matched:
+        part.matched_stop_str = matched
+    data: bytes = pb.GenerateResponse(request_id=request_id, complete=part).SerializeToString()
+    return data

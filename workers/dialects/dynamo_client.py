@@ -23,7 +23,7 @@ from ..channels import EngineCall, Metadata
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
 from ..trtllm_client import EngineIdentity
-from .dynamo_messages import AnswerWriter, canary_body, read_request
+from .dynamo_messages import PART_DECODERS, AnswerWriter, PlainPart, canary_body, read_request
 from .failed_call import FailedCall, failure_of, unimplemented
 
 CANARY_AFTER_S = 10.0
@@ -140,6 +140,7 @@ class DynamoClient:
             transport=route.transport,
             codec=route.codec,
             request_id=request_id,
+            decoders=PART_DECODERS,
         )
 
     def on_heard(self) -> None:
@@ -197,7 +198,7 @@ class DynamoCall:
         """See AnswerListener."""
         self._client.on_heard()
         try:
-            data = data_of(part)
+            data = part.data if type(part) is PlainPart else data_of(part)
             message = None if data is NOTHING else self._writer.on_part(data)
         except WorkerError as error:
             self._end(error)

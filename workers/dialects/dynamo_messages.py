@@ -4,12 +4,13 @@ Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/request_plane`). A worker 
 that it cannot read and never answers: so nothing is sent that is not of the type it expects.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from google.protobuf.message import DecodeError
 
 from ...runtime.errors import InvalidRequestError, WorkerError
+from ...runtime.request_planes import part_decoders
 from ..trtllm_proto import pb
 from ._token_ids import split_tokens
 from .trtllm_answer import MAX_TOKENS, TokenLogprob, TrtllmAnswer, check_request, refuse
@@ -94,6 +95,39 @@ def canary_body() -> dict[str, Any]:
     }
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+
+
+class TokenPart(msgspec.Struct):
+    """A part of an answer."""
+
+    token_ids: list[int]
+    finish_reason: str | dict[str, Any] | None = None
+    """why the answer ends; a map with `error` if it failed"""
+    stop_reason: Any = None
+    """the stop string or token id that ended it"""
+    log_probs: list[Any] | None = None
+    completion_usage: _Usage | None = None
+
+
+class PlainPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part in its envelope that says nothing beside the data, as nearly all do."""
+
+    data: TokenPart
+    id: Any = None
+    event: None = None
+    comment: Any = None
+    error: None = None
+
+
+PART_DECODERS = part_decoders(PlainPart)
+
+
 class AnswerWriter:
     """Turns the parts of one answer into serialized GenerateResponses, in order."""
 
@@ -103,30 +137,38 @@ class AnswerWriter:
         self._matched: Any = None
 
     def on_part(self, part: Any) -> bytes | None:
-        """The message that a part makes; None if it has nothing for a client yet.
+        """The message that a part makes; None if it has nothing for a client yet. It is a TokenPart
+        or what one is decoded from.
 
         WorkerError if it says that the request failed, or is no part of such an answer.
         """
         answer = self._answer
         try:
-            tokens: list[int] = part["token_ids"]
-            reason = part.get("finish_reason")
-            usage = part.get("completion_usage")
-            if usage:
-                details = usage.get("prompt_tokens_details") or {}
-                answer.cached_tokens = details.get("cached_tokens") or answer.cached_tokens
-            if isinstance(reason, dict):
-                raise WorkerError(str(reason.get("error", reason)))
+            if type(part) is not TokenPart:
+                part = msgspec.convert(part, TokenPart)
+            usage = part.completion_usage
+            if usage is not None and (details := usage.prompt_tokens_details) is not None:
+                answer.cached_tokens = details.cached_tokens or answer.cached_tokens
+            reason = part.finish_reason
             if reason:
+                if isinstance(reason, dict):
+                    raise WorkerError(str(reason.get("error", reason)))
                 self._finish_reason = _FINISH_REASONS.get(reason, reason)
-                self._matched = part.get("stop_reason")
-            logprobs = zip(tokens, part.get("log_probs") or (), strict=False)
+                self._matched = part.stop_reason
+            tokens = part.token_ids
+            if not part.log_probs:
+                return answer.add(tokens)
+            logprobs = zip(tokens, part.log_probs, strict=False)
             return answer.add(tokens, [TokenLogprob(*each) for each in logprobs])
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, msgspec.ValidationError) as error:
             raise WorkerError(f"its answer cannot be read: {error!r}") from None
 
     def complete(self) -> bytes:
-        """The last message. WorkerError if no part said why the answer ended."""
+        """The last message. WorkerError if no part said why the answer ended, or one cannot be
+        written."""
         if not self._finish_reason:
             raise WorkerError("its answer ended without a reason")
-        return self._answer.complete(self._finish_reason, self._matched)
+        try:
+            return self._answer.complete(self._finish_reason, self._matched)
+        except (TypeError, ValueError) as error:
+            raise WorkerError(f"its answer cannot be read: {error!r}") from None

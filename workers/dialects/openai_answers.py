@@ -4,7 +4,6 @@ Nothing that they say is trusted: what is not of its type, or more than was aske
 of the engine's.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
@@ -46,7 +45,7 @@ class AnswerReader(Protocol):
         MissingTokens."""
         ...
 
-    def fill(self, tokens: Sequence[int]) -> bytes | None: ...
+    def fill(self, tokens: list[int]) -> bytes | None: ...
 
     def complete(self) -> bytes:
         """The last message. WorkerError if nothing said why the answer ended."""
@@ -112,10 +111,10 @@ class CompletionReader:
         if choice.token_ids is None and choice.text:
             raise unimplemented(_NO_IDS)
         tokens = choice.token_ids or []
-        _check_length(len(self.answer.tokens) + len(tokens), self._max_tokens)
+        _check_length(self.answer.completion_tokens + len(tokens), self._max_tokens)
         return self.answer.add(tokens, _named_logprobs(choice.logprobs))
 
-    def fill(self, tokens: Sequence[int]) -> bytes | None:
+    def fill(self, tokens: list[int]) -> bytes | None:
         raise AssertionError("it tells the ids of all tokens")
 
     def complete(self) -> bytes:
@@ -182,7 +181,7 @@ class LlamaReader:
         self._told = told
         return self.answer.add(part.tokens, self._logprobs())
 
-    def fill(self, tokens: Sequence[int]) -> bytes | None:
+    def fill(self, tokens: list[int]) -> bytes | None:
         """`tokens` say the text of the message in hand. It may begin with text whose tokens were
         told before, kept back since it could have become a stop string."""
         part = self._part

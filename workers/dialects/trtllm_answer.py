@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from ...runtime.errors import InvalidRequestError
 from ..trtllm_proto import pb
+from ._answer_messages import AnswerMessages
 
 MAX_TOKENS = 2**31 - 1
 
@@ -48,54 +49,54 @@ class TrtllmAnswer:
     """The GenerateResponses of one answer, in order: chunks if it is streamed, then the whole."""
 
     def __init__(self, request: Any, prompt_tokens: int) -> None:
-        self.tokens: list[int] = []
         self.cached_tokens = 0
         """of the prompt, found cached; 0 where it is not known (yet)"""
         self._streaming: bool = request.streaming
         self._wants_logprobs = request.output_config.logprobs > 0
         self._logprobs: list[TokenLogprob] = []
-        self._request_id: str = request.request_id
         self.prompt_tokens = prompt_tokens
-        self._chunk = pb.GenerateResponse(request_id=request.request_id)
-        self._chunk.chunk.prompt_tokens = self.prompt_tokens
+        self._messages = AnswerMessages(request.request_id, prompt_tokens)
 
-    def add(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> bytes | None:
-        """Take in more tokens; the message that brings them, None if there is none."""
-        self.tokens += tokens
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens so far."""
+        return self._messages.count
+
+    def add(self, tokens: list[int], logprobs: Sequence[TokenLogprob] = ()) -> bytes | None:
+        """Take in more tokens; the message that brings them, None if there is none.
+
+        TypeError or ValueError if what is given is not what a message has.
+        """
         if self._wants_logprobs:
             self._logprobs += logprobs
         if not tokens or not self._streaming:
+            self._messages.add(tokens)
             return None
-        chunk = self._chunk.chunk
-        del chunk.token_ids[:], chunk.logprobs[:]
-        chunk.token_ids.extend(tokens)
-        chunk.completion_tokens = len(self.tokens)
-        chunk.cached_tokens = self.cached_tokens
-        if self._wants_logprobs:
-            _add_logprobs(chunk, logprobs)
-        data: bytes = self._chunk.SerializeToString()
-        return data
+        if not self._wants_logprobs or not logprobs:
+            return self._messages.chunk(tokens, self.cached_tokens)
+        return self._messages.chunk(
+            tokens, self.cached_tokens, _serialized(pb.GenerateStreamChunk(), logprobs)
+        )
 
     def complete(self, reason: str, matched: object = None) -> bytes:
-        """The last message. `matched` is the stop string or token id that ended it, if one did."""
-        response = pb.GenerateResponse(request_id=self._request_id)
-        complete = response.complete
-        complete.output_token_ids.extend(self.tokens)
-        complete.finish_reason = reason
-        complete.prompt_tokens = self.prompt_tokens
-        complete.completion_tokens = len(self.tokens)
-        complete.cached_tokens = self.cached_tokens
-        if isinstance(matched, int) and 0 <= matched < 2**32:
-            complete.matched_token_id = matched
-        elif isinstance(matched, str) and matched:
-            complete.matched_stop_str = matched
-        _add_logprobs(complete, self._logprobs)
-        data: bytes = response.SerializeToString()
-        return data
+        """The last message. `matched` is the stop string or token id that ended it, if one did.
+        Errors as `add`.
+        """
+        found = self._logprobs
+        return self._messages.complete(
+            reason,
+            self.cached_tokens,
+            _serialized(pb.GenerateComplete(), found) if found else b"",
+            matched if isinstance(matched, str) else "",
+            matched if type(matched) is int and 0 <= matched < 2**32 else None,
+        )
 
 
-def _add_logprobs(message: Any, logprobs: Sequence[TokenLogprob]) -> None:
+def _serialized(message: Any, logprobs: Sequence[TokenLogprob]) -> bytes:
+    """The logprobs of an empty message, alone."""
     for each in logprobs:
         added = message.logprobs.add(token_id=each.token_id, logprob=each.logprob)
         for token_id, logprob in each.top:
             added.top_logprobs.add(token_id=token_id, logprob=logprob)
+    data: bytes = message.SerializeToString()
+    return data

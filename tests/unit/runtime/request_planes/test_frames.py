@@ -108,6 +108,8 @@ def test_garbage_is_refused_or_waited_for_and_nothing_else(
         (AckDecoder(), b"\x7f\xff\xff\xff", "larger than any may be"),
         (TwoPartDecoder(), b"\0" * 7 + b"\0" + b"\xff" * 8 + b"\0" * 8, "larger than any may be"),
         (TwoPartDecoder(), b"\xff" * 24, "larger than any may be"),
+        (TwoPartDecoder(3), encode_two_part(b"", b"four"), "larger than any may be"),
+        (TwoPartDecoder(), encode_two_part(b"x" * (1 << 18)), "larger than any may be"),
     ],
 )
 def test_lengths_that_lie_are_refused_before_anything_is_kept(

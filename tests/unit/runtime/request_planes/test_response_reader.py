@@ -30,6 +30,7 @@ from dynamo_router.runtime.request_planes.response_reader import (
     Ended,
     Event,
     ResponseReader,
+    part_decoders,
     subject_of,
 )
 
@@ -111,6 +112,21 @@ def test_without_an_end_the_sentinel_means_broken() -> None:
     assert events == [Data(1), Ended(Fault.BROKEN, "the worker gave up its answer")]
 
 
+class Typed(msgspec.Struct, forbid_unknown_fields=True):
+    number: int
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+def test_parts_are_of_a_type_where_they_fit_it(codec: str) -> None:
+    reader = ResponseReader(codec, part_decoders(Typed))
+    frames = [
+        prologue(),
+        *(data_frame(part, codec) for part in [{"number": 1}, {"number": "1"}, 5]),
+    ]
+    events = [event for each in frames for event in reader.on_frame(frames_of(each)[0])]
+    assert events == [Data(Typed(1)), Data({"number": "1"}), Data(5)]
+
+
 def test_null_is_a_part_too() -> None:
     assert after_prologue(data_frame(None, "json"), final_frame("json")) == [Data(None), Ended()]
 
@@ -119,6 +135,7 @@ def test_null_is_a_part_too() -> None:
     "frame",
     [
         TwoPart(b"", b"not json"),
+        TwoPart(b"", b'{"data":' + b"[" * 100_000),
         TwoPart(b"", b"[1]"),
         TwoPart(b"", b'{"complete_final":"yes"}'),
         TwoPart(b"\xff", b""),

@@ -123,12 +123,18 @@ def test_cached_tokens_reach_the_client() -> None:
 @pytest.mark.parametrize(
     "part",
     [None, 7, {}, {"token_ids": None}, {"token_ids": [-1]}, {"token_ids": ["x"]},
+     {"token_ids": [2**32]}, {"token_ids": [2**70]}, {"token_ids": [True]}, {"token_ids": {}},
      {"token_ids": [], "finish_reason": {"error": "out of memory"}},
+     {"token_ids": [], "finish_reason": 5},
+     {"token_ids": [1], "completion_usage": {"prompt_tokens_details": {"cached_tokens": -1}}},
      {"token_ids": [1], "completion_usage": 5}],
 )  # fmt: skip
-def test_a_part_that_is_none_is_the_workers_fault(part: Any) -> None:
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_part_that_is_none_is_the_workers_fault(part: Any, streaming: bool) -> None:
+    request = prompt()
+    request.streaming = streaming
     with pytest.raises(WorkerError):
-        AnswerWriter(prompt(), 1).on_part(part)
+        AnswerWriter(request, 1).on_part(part)
 
 
 def test_an_answer_without_an_end_is_none() -> None:
