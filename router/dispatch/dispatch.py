@@ -314,6 +314,7 @@ class Dispatcher:
                 if not await self.migrations.next_request(flight, stops_held, self._has_budget):
                     raise failure
                 if not flight.body:  # nothing is left to be generated
+                    self._ledger.on_finished(flight)
                     await respond(flight.stream.end())
                     return decision
             elif flight.pinned is not None or not self._may_retry(flight):

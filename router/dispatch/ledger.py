@@ -125,6 +125,10 @@ class AttemptLedger:
         else:
             self._reports.succeeded(worker_id, waited)
 
+    def on_finished(self, flight: Flight) -> None:
+        """Its worker failed when all was said but the last word: nobody else is asked."""
+        self._settle(flight, served=False)
+
     def on_cancelled(self, flight: Flight, worker_id: int, *, late: bool) -> None:
         """Its task was cancelled while a worker had it; `late`: because its time was over."""
         reports = self._reports

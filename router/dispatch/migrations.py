@@ -65,14 +65,14 @@ class Migrations:
         """After a failure in mid-stream: let the flight ask for the rest of its answer. False if
         it cannot; where nothing is left to ask for, its body is empty.
         """
-        refusal = self._refusal(flight, stops_held)
-        if refusal is None and not has_budget(flight):
-            refusal = RefusedMove.BUDGET
-        stream = flight.stream
+        refusal, stream = self._refusal(flight, stops_held), flight.stream
         if refusal is not None or stream is None:
             self.refused[refusal or RefusedMove.REQUEST] += 1
             return False
         body = stream.move()
+        if body is not None and not has_budget(flight):
+            self.refused[RefusedMove.BUDGET] += 1
+            return False
         facts, unfit = flight.facts, flight.unfit
         if body is not None:
             try:

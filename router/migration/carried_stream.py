@@ -29,11 +29,8 @@ class CarriedStream:
 
     def __init__(self, request: bytes, request_id: str) -> None:
         self._request = request
-        name = request_id.encode()
-        # How a chunk of this request begins: such a message is kept as it is.
-        self._chunk_head = (
-            b"\x0a" + bytes((len(name),)) + name + b"\x12" if len(name) < 128 else b""
-        )
+        self._chunk_head = _chunk_head(request_id.encode())
+        """how a chunk of this request begins: such a message is kept as it is"""
         self._unread: list[bytes] = []
         self._tokens = array("I")
         self._logprobs: list[Any] = []

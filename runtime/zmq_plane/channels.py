@@ -17,7 +17,9 @@ from ..kv_stores import Entry
 
 EVENT_CHANNELS = "v1/event_channels"
 NATS, ZMQ = "Nats", "Zmq"
-_ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
+_ADDRESS = re.compile(
+    r"tcp://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9][A-Za-z0-9._-]{0,252}):([0-9]{1,5})"
+)
 
 
 @dataclass(frozen=True, slots=True)

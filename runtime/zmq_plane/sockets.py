@@ -85,6 +85,7 @@ class Inlet:
         on_frames: Callable[[Sequence[bytes]], None],
         on_garbled: Callable[[], None],
     ) -> None:
+        """OSError (zmq.ZMQError) if there can be no socket, or none to such an address."""
         zmq = self._zmq = import_zmq()
         self._on_frames, self._on_garbled = on_frames, on_garbled
         self._loop = asyncio.get_running_loop()
@@ -100,7 +101,11 @@ class Inlet:
         ):
             self._socket.setsockopt(option, value)
         self._socket.subscribe(topic.encode())
-        self._socket.connect(address)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError:
+            self._socket.close(0)
+            raise
         self._fd = self._socket.getsockopt(zmq.FD)
         self._again: asyncio.Handle | None = None
         self._loop.add_reader(self._fd, self._read)

@@ -111,7 +111,11 @@ class ZmqPlane(PlaneBase):
         )
         subscription.on_closed = lambda: self._subscriptions.pop(subscription, None)
         self._subscriptions[subscription] = None
-        await subscription.start()
+        try:
+            await subscription.start()
+        except BaseException:
+            await subscription.close()
+            raise
         return subscription
 
     async def flush(self) -> bool:
@@ -201,7 +205,7 @@ class ZmqSubscription:
         self._inlets: dict[str, Inlet] = {}  # by the channel's key
         self.on_closed: Callable[[], object] = lambda: None
         self.left_out = 0
-        """channels beyond the bound"""
+        """channels beyond the bound, or without a socket"""
         watcher.listeners.append(self._on_channel)
 
     @property
@@ -238,13 +242,17 @@ class ZmqSubscription:
         if len(self._inlets) >= MOST_CHANNELS:
             self.left_out += 1
             return
-        self._inlets[key] = Inlet(
-            self._context,
-            channel.where,
-            channel.topic,
-            partial(self._on_frames, channel),
-            partial(self._on_garbled, "too many frames", channel.where),
-        )
+        try:
+            self._inlets[key] = Inlet(
+                self._context,
+                channel.where,
+                channel.topic,
+                partial(self._on_frames, channel),
+                partial(self._on_garbled, "too many frames", channel.where),
+            )
+        except OSError as error:
+            self.left_out += 1
+            log.warning("a publisher is not heard", address=channel.where, error=str(error))
 
     def _on_frames(self, channel: Channel, frames: Sequence[bytes]) -> None:
         try:

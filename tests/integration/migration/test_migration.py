@@ -129,6 +129,20 @@ async def test_an_engine_that_shuts_down_ends_nothing() -> None:
         # All was said but the last word: nobody else needs to be asked.
         assert not rig.engines[1].requests
         await rig.settled()
+        assert rig.dispatcher.budget.granted == 0
+
+
+async def test_what_needs_nobody_else_needs_no_budget_and_has_a_verdict() -> None:
+    """All was said but the last word, while the retry budget is used up."""
+    undecided: list[int] = []
+    limits = {"retry_budget": 0.0, "retry_budget_least": 0}
+    async with migrating(speaker(reason="cancelled"), speaker(), **limits) as rig:
+        rig.monitor.reports.undecided = undecided.append  # type: ignore[method-assign]
+        request = asked()
+        request.max_tokens = 3
+        check_whole(await rig.answers(request), 3)
+        assert undecided == [rig.worker_id(rig.engines[0])]
+        assert rig.dispatcher.budget.retrying == 0
 
 
 @pytest.mark.parametrize(
