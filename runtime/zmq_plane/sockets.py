@@ -43,9 +43,9 @@ class Outlet:
     """A publisher's socket. `address` is where others reach it."""
 
     def __init__(self, context: Any, host: str, advertised: str) -> None:
-        """OSError (zmq.ZMQError) if the socket cannot listen on `host`."""
+        """OSError if there can be no socket, or none that listens on `host`."""
         zmq = import_zmq()
-        self._socket = context.socket(zmq.PUB)
+        self._socket = _socket(context, zmq.PUB)
         self._noblock = zmq.NOBLOCK
         for option, value in (
             (zmq.SNDHWM, MOST_QUEUED),
@@ -53,11 +53,7 @@ class Outlet:
             (zmq.IPV6, 1),
         ):
             self._socket.setsockopt(option, value)
-        try:
-            self._socket.bind(f"tcp://{_bracketed(host)}:*")
-        except zmq.ZMQError:
-            self._socket.close(0)
-            raise
+        _placed(self._socket, self._socket.bind, f"tcp://{_bracketed(host)}:*")
         port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
         self.address = f"tcp://{_bracketed(advertised)}:{port}"
         self.sequences: dict[str, int] = {}  # by topic, where messages have no number of their own
@@ -85,11 +81,11 @@ class Inlet:
         on_frames: Callable[[Sequence[bytes]], None],
         on_garbled: Callable[[], None],
     ) -> None:
-        """OSError (zmq.ZMQError) if there can be no socket, or none to such an address."""
+        """OSError if there can be no socket, or none to such an address."""
         zmq = self._zmq = import_zmq()
         self._on_frames, self._on_garbled = on_frames, on_garbled
         self._loop = asyncio.get_running_loop()
-        self._socket = context.socket(zmq.SUB)
+        self._socket = _socket(context, zmq.SUB)
         for option, value in (
             (zmq.RCVHWM, MOST_QUEUED),
             (zmq.MAXMSGSIZE, MOST_BYTES + 1024),
@@ -101,11 +97,7 @@ class Inlet:
         ):
             self._socket.setsockopt(option, value)
         self._socket.subscribe(topic.encode())
-        try:
-            self._socket.connect(address)
-        except zmq.ZMQError:
-            self._socket.close(0)
-            raise
+        _placed(self._socket, self._socket.connect, address)
         self._fd = self._socket.getsockopt(zmq.FD)
         self._again: asyncio.Handle | None = None
         self._loop.add_reader(self._fd, self._read)
@@ -159,3 +151,21 @@ class Inlet:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _socket(context: Any, kind: int) -> Any:
+    """OSError if there are too many."""
+    try:
+        return context.socket(kind)
+    except import_zmq().ZMQError as error:
+        raise OSError(error.errno, error.strerror) from None
+
+
+def _placed(socket: Any, place: Callable[[str], object], address: str) -> None:
+    """Bind or connect a socket; OSError, and it is closed, if that cannot be. A context does not
+    end while one of its sockets is open."""
+    try:
+        place(address)
+    except import_zmq().ZMQError as error:
+        socket.close(0)
+        raise OSError(error.errno, f"{address}: {error.strerror}") from None

@@ -105,6 +105,8 @@ def test_what_is_too_long_is_not_written() -> None:
         "tcp://host:0",
         "tcp://host:70000",
         "tcp://*:5",
+        "tcp://.host:5",
+        "tcp://-host:5",
         "inproc://x",
         5,
     ],

@@ -12,9 +12,11 @@ from support.polling import until
 from dynamo_router.runtime.envelope import EventEnvelope, encode_envelope
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.event_planes import PlaneState, endpoint_subject
-from dynamo_router.runtime.kv_stores import FileStore
+from dynamo_router.runtime.kv_stores import FileStore, StoreError
 from dynamo_router.runtime.zmq_plane import EVENT_CHANNELS, Channel, ZmqPlane, encode_frames
+from dynamo_router.runtime.zmq_plane import channels as channels_module
 from dynamo_router.runtime.zmq_plane import sockets as sockets_module
+from dynamo_router.runtime.zmq_plane.zmq_plane import ZmqSubscription
 
 SUBJECT = endpoint_subject("n", "c", "e", "kv-events")
 OTHER = endpoint_subject("n", "c", "e", "kv-resync")
@@ -192,6 +194,44 @@ async def test_a_key_speaks_for_itself_alone(planes: Planes, hostile: Hostile) -
     await hostile.register(nats)
     await hostile.register(Channel.over_zmq(SUBJECT, 11, hostile.address))
     await until(lambda: subscription.connected_to == 2)
+
+
+async def test_an_address_that_takes_no_socket_stops_nothing(
+    planes: Planes, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, heard = planes(), Heard()
+    subscription = await there.subscribe(SUBJECT, heard)
+    no_address = Channel.over_zmq(SUBJECT, 8, "tcp://.host:5")
+    # What no check of ours refuses, but the library does.
+    monkeypatch.setattr(channels_module, "check_address", lambda address: address)
+    await hostile.register(no_address)
+    await until(lambda: subscription.left_out == 1)
+    await hostile.register(Channel.over_zmq(SUBJECT, 7, hostile.address))
+    await until(lambda: subscription.connected_to == 1)
+    async with asyncio.timeout(10):
+        await there.close()
+
+
+async def test_where_nobody_can_listen_it_says_so(tmp_path: Path) -> None:
+    plane = ZmqPlane(FileStore(tmp_path / "store"), "192.0.2.1")
+    with pytest.raises(OSError, match=r"192\.0\.2\.1"):
+        await plane.offer(SUBJECT)
+    async with asyncio.timeout(10):
+        await plane.close()
+
+
+async def test_a_subscription_that_is_refused_leaves_nothing(
+    planes: Planes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = planes()
+
+    async def refused(self: ZmqSubscription) -> None:
+        raise StoreError("not for you", transient=False)
+
+    monkeypatch.setattr(ZmqSubscription, "start", refused)
+    with pytest.raises(StoreError):
+        await plane.subscribe(SUBJECT, Heard())
+    assert not plane._subscriptions
 
 
 async def test_a_closed_plane_takes_nothing(planes: Planes) -> None:
