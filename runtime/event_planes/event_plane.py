@@ -32,7 +32,7 @@ class PlaneState(Enum):
 StateCallback = Callable[[PlaneState], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PlaneStats:
     """Counters of one plane since it was made; they only grow."""
 

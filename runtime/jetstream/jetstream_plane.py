@@ -79,13 +79,14 @@ class JetStreamPlane(PlaneBase):
     def stats(self) -> PlaneStats:
         below, own = self._plane.stats, self._stats
         return PlaneStats(
-            below.published,
-            below.publish_dropped,
-            below.received + own.received,
-            below.receive_dropped,
-            below.handler_errors + own.handler_errors,
-            own.connects,
-            own.lapses,
+            published=below.published,
+            publish_dropped=below.publish_dropped,
+            received=below.received + own.received,
+            receive_dropped=below.receive_dropped + own.receive_dropped,
+            garbled=below.garbled + own.garbled,
+            handler_errors=below.handler_errors + own.handler_errors,
+            connects=own.connects,
+            lapses=own.lapses,
         )
 
     @property
@@ -122,7 +123,8 @@ class JetStreamPlane(PlaneBase):
             self._handlers[subscription] = handler
             return subscription
         if subject in self._held_subjects:
-            handler = partial(self._hold, handler)
+            below = await self._plane.subscribe(subject, partial(self._hold, handler))
+            return _HeldSubscription(below, partial(self._forget, handler))
         return await self._plane.subscribe(subject, handler)
 
     async def flush(self) -> bool:
@@ -248,6 +250,8 @@ class JetStreamPlane(PlaneBase):
                 await end()
 
     def _on_message(self, message: Msg) -> None:
+        if not self._handlers:
+            return  # it counts as read once somebody was given it
         now = asyncio.get_running_loop().time()
         if not message.reply.startswith("$JS.ACK."):
             headers = message.headers or {}
@@ -272,12 +276,19 @@ class JetStreamPlane(PlaneBase):
         if self._live is not None:
             handler(subject, payload)
         else:
+            self._stats.receive_dropped += len(self._held) == MOST_HELD
             self._held.append((asyncio.get_running_loop().time(), handler, subject, payload))
 
     def _release(self, now: float) -> None:
         while self._held and self.caught_up and now - self._held[0][0] >= HELD_S:
             _, handler, subject, payload = self._held.popleft()
             self._deliver(handler, subject, payload)
+
+    def _forget(self, handler: Handler) -> None:
+        """Nobody hears it any more."""
+        kept = [each for each in self._held if each[1] != handler]
+        self._held.clear()
+        self._held.extend(kept)
 
     def _on_lost(self) -> None:
         self.reader.on_broken(asyncio.get_running_loop().time())
@@ -314,3 +325,19 @@ class _StreamSubscription:
 
     async def close(self) -> None:
         self._handlers.pop(self, None)
+
+
+class _HeldSubscription:
+    """A subscription to a subject whose messages wait for those of the stream."""
+
+    def __init__(self, below: Subscription, forget: Callable[[], None]) -> None:
+        self._below, self._forget = below, forget
+
+    @property
+    def subject(self) -> str:
+        return self._below.subject
+
+    async def close(self) -> None:
+        self._forget()
+        await self._below.close()
+        self._forget()

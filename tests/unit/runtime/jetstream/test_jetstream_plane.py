@@ -99,6 +99,43 @@ async def test_a_reader_hears_what_was_said_before_it_came_and_since(rig: Rig) -
     assert plane.stats.lapses == 0
 
 
+async def test_what_nobody_was_given_does_not_count_as_read(rig: Rig) -> None:
+    """Between the end of a subscription and that of the plane a snapshot may be saved."""
+    publisher = await rig.publisher()
+    plane, heard = await rig.reader()
+    (subscription,) = plane._handlers
+    other, others = await rig.reader("r2")
+    await say(publisher, 1, 2)
+    await until(lambda: plane.position.sequence == 2)
+    await subscription.close()
+    await say(publisher, 3)
+    await until(lambda: others == said(1, 2, 3))
+    assert await plane.flush()
+    assert plane.reader.read == 2
+    again: list[bytes] = []
+    await plane.subscribe(NAMES.subject, lambda subject, payload: again.append(payload))
+    await say(publisher, 4)
+    await until(lambda: again == said(3, 4))
+    assert heard == said(1, 2) and plane.stats.lapses == 0
+
+
+async def test_a_held_message_is_not_told_to_who_has_left(rig: Rig) -> None:
+    publisher = await rig.publisher()
+    plane, heard = await rig.reader()
+    gone: list[bytes] = []
+    left: list[bytes] = []
+    leaving = await plane.subscribe(BEATS, lambda subject, payload: gone.append(payload))
+    await plane.subscribe(BEATS, lambda subject, payload: left.append(payload))
+    await until(lambda: plane.caught_up)
+    plane.reader.caught_up = False  # what they speak of is on its way
+    await publisher.publish(BEATS, b"beat")
+    await until(lambda: len(plane._held) == 2)
+    await leaving.close()
+    await say(publisher, 1)
+    await until(lambda: left == [b"beat"])
+    assert heard == said(1) and not gone
+
+
 async def test_a_reader_that_comes_back_goes_on_behind_its_position(rig: Rig) -> None:
     publisher = await rig.publisher()
     plane, heard = await rig.reader()
@@ -260,7 +297,7 @@ async def test_events_go_on_while_the_stream_cannot_be_had(rig: Rig) -> None:
     await say(plane, 1)
     await until(lambda: heard == said(1))
     await rig.client(other).remove()
-    await until(lambda: plane.reader.is_open, 30.0)
+    await until(lambda: plane.reader.is_open and plane._live is None, 30.0)
     await say(plane, 2)
     await until(lambda: heard == said(1, 2))
 
