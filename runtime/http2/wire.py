@@ -21,6 +21,8 @@ _MOST = 10**8
 _PLAIN = "".join(map(chr, (c for c in range(0x20, 0x7F) if c != ord("%"))))
 _KEY = re.compile(r"[0-9a-z_.\-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
+_MOST_PARTS = 64
+"""Of a -bin value, which are of one key each: of commas alone it would be thousands."""
 _OF_THE_PROTOCOL = frozenset(
     (b"te", b"content-type", b"user-agent", b"grpc-timeout", b"grpc-status", b"grpc-message")
     + (b"grpc-encoding", b"grpc-accept-encoding", b"accept-encoding")
@@ -71,16 +73,18 @@ def encode_metadata(metadata: Metadata) -> tuple[Header, ...]:
 
 
 def decode_metadata(headers: Iterable[Header]) -> tuple[tuple[str, str | bytes], ...]:
-    """What of headers is the application's. A -bin value that is no base64 stays as it is."""
+    """What of headers is the application's. A -bin value that is no base64, or has too many parts,
+    stays as it is."""
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in headers:
         if name.startswith(b":") or name in _OF_THE_PROTOCOL:
             continue
         key = name.decode("latin-1")
-        if key.endswith("-bin"):
+        if key.endswith("-bin") and value.count(b",") < _MOST_PARTS:
             metadata += ((key, _unpacked(part)) for part in value.split(b","))
         else:
-            metadata.append((key, value.decode("latin-1")))
+            plain = value if key.endswith("-bin") else value.decode("latin-1")
+            metadata.append((key, plain))
     return tuple(metadata)
 
 

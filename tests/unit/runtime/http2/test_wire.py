@@ -98,3 +98,8 @@ def test_headers_of_the_protocol_are_no_metadata() -> None:
 def test_an_infinite_time_out_is_the_callers_mistake() -> None:
     with pytest.raises(OverflowError):
         encode_timeout(math.inf)
+
+
+def test_a_binary_value_has_a_bounded_number_of_parts() -> None:
+    assert decode_metadata([(b"a-bin", b"AQ,Ag")]) == (("a-bin", b"\1"), ("a-bin", b"\2"))
+    assert decode_metadata([(b"a-bin", b"," * 4000)]) == (("a-bin", b"," * 4000),)
