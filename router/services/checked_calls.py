@@ -75,6 +75,7 @@ async def _answer_stream(
     async def requests() -> AsyncIterator[Any]:
         while (message := await call.read()) is not None:
             yield await _decoded(calls, method, message, call)
+            await asyncio.sleep(0)  # others have their turn, however many came in one piece
 
     await answer_call(method, requests(), call)
 

@@ -1,5 +1,6 @@
 """A method of gRPC, whichever server carries its calls, and what it may ask of a call."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
@@ -87,6 +88,7 @@ async def requests_of(method: Method, call: ServerCall) -> AsyncIterator[Any]:
     """The requests of a call of a method that streams."""
     while (message := await call.read()) is not None:
         yield message if method.decode is None else method.decode(message)
+        await asyncio.sleep(0)  # others have their turn, however many came in one piece
 
 
 def served_plainly(method: Method) -> Serve:

@@ -112,12 +112,15 @@ cdef class Session(Streams):
 
     # Bytes
 
-    def receive(self, data, Py_ssize_t size) -> None:
-        """Take in the first `size` bytes of a buffer; SessionError if they are no good HTTP/2."""
+    def receive(self, data, Py_ssize_t size) -> int:
+        """Take in the first `size` bytes of a buffer; SessionError if they are no good HTTP/2.
+
+        How many were taken: less if `most_new` calls began. The others are to be given again.
+        """
         cdef Py_ssize_t taken
         cdef Py_buffer view
         if self.session == NULL:
-            return
+            return size
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
             if not 0 <= size <= view.len:
@@ -130,6 +133,9 @@ cdef class Session(Streams):
             error = SessionError(self.complaint or self.ng.strerror(<int>taken).decode())
             error.flooded = taken in (FLOODED, TOO_MANY_SETTINGS, TOO_MANY_CONTINUATIONS)
             raise error
+        if taken == size:
+            self.new_now = 0
+        return taken
 
     def send(self, Py_ssize_t about) -> bytes:
         """Bytes for the peer, some `about` of them at most; empty: nothing is to be sent now."""

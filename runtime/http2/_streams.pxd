@@ -45,6 +45,8 @@ cdef class Streams:
     cdef uint32_t max_message_bytes
     cdef dict streams             # by their numbers, until they end
     cdef list events
+    cdef public Py_ssize_t most_new  # server: calls that may begin in one `receive`; 0: any number
+    cdef Py_ssize_t new_now          # that began in this one
     cdef object error             # of a callback
     cdef readonly str complaint
 

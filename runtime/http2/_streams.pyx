@@ -45,11 +45,13 @@ cdef enum:
     DATA_EOF = 1
     DATA_NO_END_STREAM = 2
     DEFERRED = -508
+    PAUSE = -526
     END_THIS_STREAM = -521
     END_THIS_SESSION = -902
     RST_NO_ERROR = 0
     RST_CANCEL = 8
     HEADER_OVERHEAD = 32  # of a header, beside its name and value: RFC 9113, 6.5.2
+    FAR_TOO_LONG = 4  # times the limit on headers: they are not even read to their end
     SMALL = 4096
 
 cdef nghttp2_session_callbacks* _callbacks = NULL
@@ -181,6 +183,7 @@ cdef int on_begin_headers(
         stream.id = number
         self.streams[number] = stream
         self.ng.session_set_stream_user_data(session, number, <void*>stream)
+        self.new_now += 1
         return 0
     except BaseException as error:
         self.error = error
@@ -202,7 +205,11 @@ cdef int on_header(
     stream.header_bytes += name_size + value_size + HEADER_OVERHEAD
     if stream.header_bytes > self.max_header_bytes:
         stream.violation = HAS_LONG_HEADERS
-        return 0 if self.server else END_THIS_STREAM
+        # A server answers with a status. But one byte can stand for 4 KiB, whose characters nghttp2
+        # checks each time, up to here.
+        if self.server and stream.header_bytes <= FAR_TOO_LONG * self.max_header_bytes:
+            return 0
+        return END_THIS_STREAM
     try:
         pair = (
             PyBytes_FromStringAndSize(<const char*>name, name_size),
@@ -212,6 +219,9 @@ cdef int on_header(
             stream.trailers.append(pair)
         else:
             stream.headers.append(pair)
+        if self.most_new and self.new_now > self.most_new:
+            self.new_now = 1  # this one: it goes on with what is taken next
+            return PAUSE
         return 0
     except BaseException as error:
         self.error = error

@@ -93,14 +93,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = self._loop.time()
-        try:
-            self._session.receive(self._buffer, nbytes)
-        except SessionError as error:
-            self._on_broken(error)
-        self._tell()
-        self.flush()
-        if self._why:
-            self._give_up()
+        self._feed(self._buffer, nbytes)
 
     def eof_received(self) -> bool:
         return False
@@ -122,6 +115,20 @@ class Connection(asyncio.BufferedProtocol):
             self.closed.set_result(None)
 
     # Between the two
+
+    def _feed(self, data: memoryview | bytes, size: int) -> int:
+        """Give bytes to the session, and tell what comes of them; how many it took."""
+        taken = size
+        try:
+            taken = self._session.receive(data, size)
+        except SessionError as error:
+            self._on_broken(error)
+        self._tell()
+        self.flush()
+        if self._why:
+            self._give_up()
+            return size
+        return taken
 
     def flush(self) -> None:
         """Send what there is to send, as far as the transport takes it."""

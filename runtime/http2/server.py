@@ -12,7 +12,7 @@ from typing import TypeAlias
 from .library import load_library, make_session
 from .outcome import UNAVAILABLE, UNIMPLEMENTED, UNKNOWN
 from .server_call import CallAborted, PeerGoneError, ServerCall
-from .server_connection import ServerConnection
+from .server_connection import NOTICE_S, ServerConnection
 from .server_limits import ConnectionShare, OnLimit, ServerLimits
 
 BACKLOG = 1024
@@ -108,14 +108,15 @@ class Http2Server:
 
         Idempotent; a stop that was cancelled, or has a long grace, can be called again.
         """
+        for listener in self._sockets if grace_s > 0 else ():
+            self._accept(listener)  # their clients have connected, and may have called
         self._close_sockets()
+        if grace_s > 0:
+            await self._drain(grace_s)
         for task in self._opening:
             task.cancel()
         for connection in list(self._connections.values()):
             connection.leave()
-        if self._tasks and grace_s > 0:
-            await asyncio.wait(self._tasks, timeout=grace_s)
-        for connection in list(self._connections.values()):
             for call in connection.calls:
                 call.end(UNAVAILABLE, "the server shuts down")
             connection.flush()
@@ -148,6 +149,17 @@ class Http2Server:
         task = call.task = asyncio.create_task(_served(call, serve))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _drain(self, grace_s: float) -> None:
+        """Let clients know, take the calls that they had made before, and let all of them end."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        if self._opening:
+            await asyncio.wait(self._opening, timeout=min(grace_s, NOTICE_S))
+        leaving = [each.leave() for each in self._connections.values() if each.is_made]
+        for pending in (leaving, self._tasks):  # once all are left there are no more calls
+            if pending:
+                await asyncio.wait(pending, timeout=max(0.0, until - loop.time()))
 
     async def _closed(self, timeout_s: float | None) -> None:
         """Until every connection is, or that time is over."""
@@ -250,3 +262,5 @@ async def _served(call: ServerCall, serve: Serve) -> None:
     except Exception as error:
         log.exception("a method failed")
         call.end(UNKNOWN, f"Unexpected {type(error).__name__}")
+    finally:
+        call.linger()

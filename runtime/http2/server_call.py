@@ -185,6 +185,12 @@ class ServerCall:
         self.on_end()
         self._connection.flush_soon()
 
+    def linger(self) -> None:
+        """Nobody serves it any more: what is left of its answer may take so long to leave."""
+        if not self.over and self._timer is None:
+            linger_s = self._connection.limits.linger_s
+            self._timer = self._loop.call_later(linger_s, self._on_deadline)
+
     # The connection's side
 
     def on_message(self, message: bytes) -> None:
@@ -246,7 +252,7 @@ class ServerCall:
         if not self.over:
             self._connection.flush()
         if not self.over:
-            self._timer = self._loop.call_later(self._connection.limits.linger_s, self._on_deadline)
+            self.linger()
             await self._wait()
 
     async def _wait(self) -> None:

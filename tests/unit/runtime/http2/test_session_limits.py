@@ -168,3 +168,37 @@ def test_a_huge_header_table_is_not_used() -> None:
         client.request((*HEAD, (b"x-%d" % n, b"v" * 100)), (), b"")
     assert (None, SETTINGS, None) in client.take_events()
     assert len(client.send(1 << 24)) > 200 * 100  # a header that repeats no other is spelled out
+
+
+def test_headers_that_grow_far_beyond_their_bytes_are_not_read_to_the_end() -> None:
+    """A byte of HPACK repeats a header of 3 kB: their stream is reset, and others go on."""
+    server = make_session(server=True, max_header_bytes=4000)
+    feed(server, raw.PREFACE + raw.settings())
+    indexed = raw.block(((b"x", b"y" * 3000),)).replace(b"\0", b"\x40", 1)
+    bomb = raw.block(HEAD) + indexed + b"\xbe" * 10_000
+    feed(server, raw.frame(raw.HEADERS, 1, bomb, raw.END_HEADERS) + raw.headers(3, HEAD))
+    sent = [f for f in raw.parse(server.send(1 << 20)) if f.kind == raw.RST_STREAM]
+    assert [frame.stream for frame in sent] == [1]
+    events = [(stream.id, kind) for stream, kind, _ in server.take_events() if stream is not None]
+    assert events == [(3, HEADERS), (1, END)]
+
+
+@pytest.mark.parametrize("size", [7, 100, 1 << 20])
+def test_so_many_calls_begin_at_a_time_and_the_rest_is_taken_later(size: int) -> None:
+    server = make_session(server=True)
+    server.most_new = 3
+    left = raw.PREFACE + raw.settings()
+    left += b"".join(
+        raw.headers(n, HEAD) + raw.data(n, raw.message(b"%d" % n), end=True)
+        for n in range(1, 21, 2)
+    )
+    begun, messages = [], []
+    while left:
+        taken = server.receive(left, min(size, len(left)))
+        left = left[taken:]
+        events = [event for event in server.take_events() if event[0] is not None]
+        now = [stream.id for stream, kind, _ in events if kind == HEADERS]
+        assert len(now) <= 3
+        begun += now
+        messages += [value for _, kind, value in events if kind == MESSAGE]
+    assert begun == list(range(1, 21, 2)) and messages == [b"%d" % n for n in begun]
