@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from ..router.access import Access, Caller, PageCheck, rule_of
+from ..router.access import Access, Caller, PageCheck, rule_of, set_account
 from .asgi import (
     ClientLeftError,
     Receive,
@@ -82,6 +82,7 @@ class Application:
         told = {"x-request-id": request_id}
         try:
             handler, caller = self._admit(scope, headers, names)
+            set_account(caller.name or (scope.get("client") or ("",))[0])
             body = await read_body(receive, self._max_body_bytes)
             query = scope.get("query_string", b"")
             call = HttpCall(caller, scope["path"], headers, body, request_id, receive, send, query)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from ..router.access import Caller
+from ..router.access import Caller, current_account
 from ..router.admission import Objectives, Urgency, read_objectives
 from ..router.affinity import Session, read_session
 from ..router.services import read_metadata
@@ -57,7 +57,7 @@ def origin_of(
     try:
         forwarded, pinned, urgency = read_metadata(said.items())
         objectives = read_objectives(said.items())
-        session = read_session(said.items(), caller.name, caller.name)
+        session = read_session(said.items(), caller.name, current_account())
     except InvalidRequestError as error:
         raise ApiError(400, str(error)) from None
     extras = set() if nvext is None else set(nvext.extra_fields)

@@ -117,6 +117,8 @@ async def test_the_frontend_takes_headers_and_session_control(engines: list[Fake
             assert await ask(session_id="s") == (200, first)
             assert await ask({"thread-id": "s"}) == (200, first)
         assert len(served.server.router.sessions) == 1
+        # Of callers without a name each address has a share of its own.
+        assert set(served.server.router.sessions.table._owned) == {"127.0.0.1"}
         assert await ask(session_id="s", action="close") == (200, first)
         assert len(served.server.router.sessions) == 0
         assert (await ask(session_id="s", action="begin"))[0] == 400
