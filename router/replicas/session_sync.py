@@ -6,6 +6,7 @@ told once more. A router that comes later is told all.
 """
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,6 +22,8 @@ AT_ONCE = 256
 TELL_AGAIN_S = 10.0
 """A router is told all at most so often."""
 MOST_TOLD = 64
+AHEAD_NS = 24 * 3600 * 10**9
+"""By so much the clock that a version was counted from may be ahead of ours."""
 LONGEST_KEY = 1024
 """Bytes of a session's id with its caller's name."""
 
@@ -40,10 +43,16 @@ _decode = msgspec.msgpack.Decoder(_Update).decode
 
 
 class SessionSync:
-    """One router's part in it."""
+    """One router's part in it. `wall_ns` is the time of day, from which versions are counted: one
+    from far ahead is refused, since all later ones would have to be greater still."""
 
-    def __init__(self, sessions: SessionAffinity, publisher_id: int) -> None:
-        self._sessions, self._publisher_id = sessions, publisher_id
+    def __init__(
+        self,
+        sessions: SessionAffinity,
+        publisher_id: int,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._sessions, self._publisher_id, self._wall_ns = sessions, publisher_id, wall_ns
         self._sequence = 0
         self._told_at: dict[int, float] = {}
 
@@ -70,7 +79,8 @@ class SessionSync:
             raise EventError(f"no binding of a session: {error}") from error
         if len(update.session_id.encode()) > LONGEST_KEY:
             raise EventError("no binding of a session: its id is too long")
-        if not (0 < update.sequence < 1 << 63 and 0 <= update.writer_id < 1 << 64):
+        latest = self._wall_ns() + AHEAD_NS
+        if not (0 < update.sequence <= latest and 0 <= update.writer_id < 1 << 64):
             raise EventError("no binding of a session: a number is out of range")
         binding = Binding(update.session_id, worker, update.sequence, update.writer_id)
         self._sessions.hear([binding])
@@ -85,7 +95,7 @@ class SessionSync:
         update = _Update(
             binding.key, worker.worker_id, worker.dp_rank, binding.sequence, binding.writer
         )
-        published_at = time.time_ns() // 1_000_000
+        published_at = self._wall_ns() // 1_000_000
         payload = _encode(update)
         return encode_envelope(
             EventEnvelope(self._publisher_id, sequence, published_at, SESSION_AFFINITY, payload)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ RECORDED = [
     if each["topic"] == SESSION_AFFINITY
 ]
 FRAME_HEADER = 5
+NOW_NS = max(time.time_ns(), RECORDED[0]["payload"]["sequence"])
 
 
 class Site:
@@ -33,7 +35,7 @@ class Site:
         for worker_id in workers:
             self.router.add_worker(worker_id)
         self.sessions = self.router.sessions
-        self.sync = SessionSync(self.sessions, 77)
+        self.sync = SessionSync(self.sessions, 77, lambda: NOW_NS)
 
     def worker_of(self, key: str) -> WorkerWithDpRank | None:
         bound = self.sessions.wanted(Session(key))
@@ -101,6 +103,7 @@ def test_a_worker_that_is_not_known_yet_is_wanted_once_it_is() -> None:
         {"dp_rank": 2**32},
         {"sequence": 0},
         {"sequence": 2**63},
+        {"sequence": NOW_NS + 25 * 3600 * 10**9},  # ours would be greater still, and refused
         {"writer_id": -1},
     ],
 )
