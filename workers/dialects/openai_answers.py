@@ -16,7 +16,7 @@ from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
 _DONE = b"[DONE]"
 _NO_IDS = "the engine tells no token ids of its answers: vLLM does from 0.10.2 on"
-_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -72,7 +72,7 @@ class _Logprobs(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     text: str = ""
-    token_ids: list[_TokenId] | None = None
+    token_ids: list[TokenId] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -124,12 +124,12 @@ class CompletionReader:
 
 
 class _Likely(msgspec.Struct):
-    id: _TokenId
+    id: TokenId
     logprob: float
 
 
 class _Probability(msgspec.Struct):
-    id: _TokenId
+    id: TokenId
     logprob: float
     top_logprobs: list[_Likely] = []
 
@@ -140,7 +140,7 @@ class _Timings(msgspec.Struct):
 
 class _LlamaPart(msgspec.Struct):
     content: str = ""
-    tokens: list[_TokenId] = []
+    tokens: list[TokenId] = []
     stop: bool = False
     stop_type: str = ""
     stopping_word: str = ""
@@ -188,6 +188,7 @@ class LlamaReader:
         missing, self._told = part.tokens_predicted - self._told, part.tokens_predicted
         ends_alike = list(tokens[-len(part.tokens) :]) == part.tokens
         found = tokens[-missing:] if ends_alike else tokens
+        _check_length(self.answer.completion_tokens + len(found), self._max_tokens)
         return self.answer.add(found, self._logprobs())
 
     def complete(self) -> bytes:

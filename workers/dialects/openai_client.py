@@ -19,7 +19,7 @@ from ..trtllm_proto import pb
 from .dynamo_client import DP_RANK_KEY
 from .engine_http import EngineHttp
 from .failed_call import FailedCall, unimplemented
-from .openai_answers import AnswerReader, MissingTokens, reader_of
+from .openai_answers import AnswerReader, MissingTokens, TokenId, reader_of
 from .openai_errors import UNREADABLE
 from .openai_facts import completion_facts, llama_facts, model_in
 from .openai_requests import EngineKind, request_of
@@ -219,7 +219,7 @@ class _Running:
 
 
 class _Tokens(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 class _Embedded(msgspec.Struct):

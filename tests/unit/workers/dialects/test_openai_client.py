@@ -344,8 +344,11 @@ async def test_llama_is_known_by_its_list_of_models(
     assert engine.asked[-1].body == {"content": "\u6f22", "add_special": False}
     # Its threads are few, and each open connection has one.
     assert {each.headers["connection"] for each in engine.asked[-2:]} == {"close"}
-    engine.answers["/tokenize"] = reply(b"[]")
-    assert "/tokenize" in (await failure(client)).details()
+    for nonsense in (b"[]", b'{"tokens": [-1, 162]}', b'{"tokens": [4294967296]}'):
+        engine.answers["/tokenize"] = reply(nonsense)
+        assert "/tokenize" in (await failure(client)).details()
+    engine.answers["/tokenize"] = reply(json.dumps({"tokens": [1] * 5000}).encode())
+    assert "more than" in (await failure(client)).details()
 
 
 async def test_what_is_not_told_stays_unknown(engine: HttpEngine, client: OpenAiClient) -> None:
