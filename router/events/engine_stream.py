@@ -220,7 +220,7 @@ class EngineStream:
 
     async def _follow(self) -> None:
         """One subscription, to its end: an exception says which."""
-        client = self._doors.of(self._worker_id)
+        client = await self._doors.of(self._worker_id)
         if not isinstance(client, Subscriber):
             raise _NoStream("it is not called in a way that has one")
         self._cursor.on_subscribed()

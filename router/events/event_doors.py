@@ -26,18 +26,18 @@ class EventDoors:
         self._made: dict[int, tuple[WorkerUrl, ZmqEvents | HttpEvents]] = {}
         self._short_before = 0  # of those that are made no more
 
-    def of(self, worker_id: int) -> object:
+    async def of(self, worker_id: int) -> object:
         """The present way; None if there is none, or none that may be used. ConfigError if it lacks
         a package."""
-        url = self._url_of(worker_id)
+        url, known = self._url_of(worker_id), self._made.get(worker_id)
+        if known is not None and known[0] != url:
+            await self.close(worker_id)
+            known = None
         if url is None or url.events is None:
-            self._drop(worker_id)
             return self._client_of(worker_id) if GRPC in self._allowed else None
         if self.kind_of(worker_id) not in self._allowed:
             return None
-        known = self._made.get(worker_id)
-        if known is None or known[0] != url:
-            self._drop(worker_id)
+        if known is None:
             known = self._made[worker_id] = url, self._new(url, url.events)
         return known[1]
 
@@ -50,21 +50,17 @@ class EventDoors:
 
     async def close(self, worker_id: int) -> None:
         """Let go of what was opened for a worker. Its client is somebody else's."""
-        events = self._drop(worker_id)
-        if events is not None:
-            await events.close()
+        known = self._made.get(worker_id)
+        if known is None:
+            return
+        await known[1].close()
+        if self._made.pop(worker_id, None) is not None:
+            self._short_before += _short_replays(known[1])
 
     @property
     def short_replays(self) -> int:
         """Replays over ZMQ that ended without their end, so far."""
         return self._short_before + sum(_short_replays(events) for _, events in self._made.values())
-
-    def _drop(self, worker_id: int) -> ZmqEvents | HttpEvents | None:
-        known = self._made.pop(worker_id, None)
-        if known is None:
-            return None
-        self._short_before += _short_replays(known[1])
-        return known[1]
 
     def _new(self, url: WorkerUrl, events: str) -> ZmqEvents | HttpEvents:
         if events.startswith(HTTP):

@@ -107,6 +107,26 @@ async def test_a_late_reader_gets_all_by_the_replay(publisher: ZmqPublisher, top
         assert reader.counts.gaps <= 1 and reader.up == [True]  # what came before it subscribed
 
 
+async def test_an_engine_that_moved_leaves_no_socket_to_its_first_address(
+    publisher: ZmqPublisher,
+) -> None:
+    urls = [WorkerUrl("127.0.0.1:1", events=publisher.url)]
+    doors = EventDoors(lambda _: None, lambda _: urls[-1], SIZE)
+    first = await doors.of(7)
+    assert isinstance(first, zmq_events.ZmqEvents)
+    call = first.subscribe_kv_events(0)
+    await call.initial_metadata()
+    call.cancel()
+    sockets = first._context
+    assert await doors.of(7) is first and not sockets.closed
+    async with ZmqPublisher() as moved:
+        urls.append(WorkerUrl("127.0.0.1:1", events=moved.url))
+        assert await doors.of(7) is not first and sockets.closed
+        urls.append(WorkerUrl("127.0.0.1:1"))
+        assert await doors.of(7) is None
+    await doors.close(7)
+
+
 async def test_lost_messages_are_replayed(publisher: ZmqPublisher) -> None:
     async with reading(publisher) as reader:
         await tell(publisher, 1)
