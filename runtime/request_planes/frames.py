@@ -163,7 +163,15 @@ class RequestDecoder(_Decoder[Request]):
         return request, at + length
 
 
+_ACCEPTED = encode_ack()
+
+
 class AckDecoder(_Decoder[str]):
+    def feed(self, data: bytes) -> list[str]:
+        if data == _ACCEPTED and not self._kept and self.failure is None:  # as mostly
+            return [""]
+        return super().feed(data)
+
     def _next(self, source: bytes | bytearray, at: int) -> tuple[str, int] | None:
         length = _number(_U32, source, at)
         if length is None:

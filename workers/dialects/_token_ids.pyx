@@ -51,8 +51,11 @@ cdef inline uint8_t* put_head(uint8_t* out, uint32_t count) noexcept nogil:
     return put_big_endian(out, 0xDD, count)
 
 
-cdef bint measure(ByteReader reader, uint64_t* count, uint64_t* rest) noexcept nogil:
-    """How many tokens there are, and the bytes beside them; false if the bytes are no message."""
+cdef bint measure(
+    ByteReader reader, uint64_t* count, uint64_t* rest, uint64_t* present
+) noexcept nogil:
+    """How many tokens there are, the bytes beside them, and a bit for each field that is there and
+    whose number is below 64; false if the bytes are no message."""
     cdef Field field
     cdef ByteReader inside
     cdef const uint8_t* begin
@@ -61,6 +64,8 @@ cdef bint measure(ByteReader reader, uint64_t* count, uint64_t* rest) noexcept n
         begin = reader.at
         if not read_field(&reader, &field):
             return False
+        if field.number < 64:
+            present[0] |= <uint64_t>1 << field.number
         if field.number == TOKENIZED and field.wire == DELIMITED:
             inside.at = field.start
             inside.end = field.start + field.value
@@ -92,20 +97,22 @@ cdef bint take_apart(ByteReader reader, uint32_t* tokens, uint8_t* rest) noexcep
 
 
 def split_tokens(bytes request not None):
-    """(the request without its tokens, the tokens as an array of msgpack, how many they are).
+    """(the request without its tokens, the tokens as an array of msgpack, how many they are, the
+    fields that are there: 1 << number for each of a number below 64).
 
     ValueError: it is no GenerateRequest, or has more tokens than an array can have.
     """
     cdef ByteReader reader
     cdef uint64_t count = 0
     cdef uint64_t size = 0
+    cdef uint64_t present = 0
     cdef uint64_t number
     cdef uint32_t* tokens
     cdef uint8_t* out
     cdef uint8_t* at
     reader.at = <const uint8_t*><const char*>request
     reader.end = reader.at + len(request)
-    if not measure(reader, &count, &size) or count >= 1 << 32:
+    if not measure(reader, &count, &size, &present) or count >= 1 << 32:
         raise ValueError("not a GenerateRequest")
     tokens = <uint32_t*>malloc(<size_t>(4 * count + MOST_BYTES * (count + 1) + size + 1))
     if tokens == NULL:
@@ -118,6 +125,6 @@ def split_tokens(bytes request not None):
         for number in range(count):
             at = put_token(at, tokens[number])
         rest = (<const char*>(out + MOST_BYTES * (count + 1)))[:size]
-        return rest, (<const char*>out)[: at - out], count
+        return rest, (<const char*>out)[: at - out], count, present
     finally:
         free(tokens)

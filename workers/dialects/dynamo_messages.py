@@ -25,6 +25,22 @@ _SAMPLING = (
 )  # fmt: skip
 
 
+def _bits(*names: str) -> int:
+    """Of fields of a GenerateRequest, as split_tokens tells which are there."""
+    fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
+    return sum(1 << fields[name].number for name in names)
+
+
+# Most requests have few of these: what is not there need not be asked for one by one.
+_TO_CHECK = _bits(
+    "sampling_config", "multimodal_input", "prompt_tuning_config", "disaggregated_params",
+    "embedding_bias", "bad", "bad_token_ids", "guided_decoding",
+)  # fmt: skip
+_TO_TRANSLATE = _bits(
+    "sampling_config", "output_config", "stop", "stop_token_ids", "cache_salt_id", "lora_config"
+)
+
+
 class Asked(NamedTuple):
     """A request that was read. `message` is the GenerateRequest without its tokens."""
 
@@ -40,41 +56,44 @@ def read_request(request: bytes, dp_rank: int | None, codec: str = "msgpack") ->
     InvalidRequestError if it is none, or Dynamo has no word for what it asks.
     """
     try:
-        rest, tokens, prompt_tokens = split_tokens(request)
+        rest, tokens, prompt_tokens, present = split_tokens(request)
         message = pb.GenerateRequest.FromString(rest)
     except (DecodeError, ValueError):
         raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
-    check_request(message, _ENGINE)
-    refuse(_ENGINE, {"guided decoding": message.HasField("guided_decoding")})
-    sampling = message.sampling_config
+    if present & _TO_CHECK or not message.max_tokens:
+        check_request(message, _ENGINE)
+        refuse(_ENGINE, {"guided decoding": message.HasField("guided_decoding")})
     stop: dict[str, Any] = {
         "max_tokens": min(message.max_tokens, MAX_TOKENS),
         "ignore_eos": message.ignore_eos,
     }
-    if message.stop:
-        stop["stop"] = list(message.stop)
-    if message.stop_token_ids:
-        ids = "stop_token_ids_visible" if message.include_stop_token_in_output else "stop_token_ids"
-        stop[ids] = list(message.stop_token_ids)
-    if sampling.HasField("min_tokens"):
-        stop["min_tokens"] = sampling.min_tokens
+    options: dict[str, Any] = {}
+    output: dict[str, Any] = {}
     routing: dict[str, Any] = {}
     if dp_rank is not None:
         routing["dp_rank"] = dp_rank
-    if message.HasField("cache_salt_id"):
-        routing["cache_salt"] = str(message.cache_salt_id)
-    if message.HasField("lora_config"):
-        routing["lora_name"] = str(message.lora_config.task_id)
-    output = {}
-    if message.output_config.HasField("logprobs"):
-        output["logprobs"] = message.output_config.logprobs
+    if present & _TO_TRANSLATE:
+        if message.stop:
+            stop["stop"] = list(message.stop)
+        if message.stop_token_ids:
+            visible = message.include_stop_token_in_output
+            ids = "stop_token_ids_visible" if visible else "stop_token_ids"
+            stop[ids] = list(message.stop_token_ids)
+        sampling = message.sampling_config
+        if sampling.HasField("min_tokens"):
+            stop["min_tokens"] = sampling.min_tokens
+        options = {name: getattr(sampling, name) for name in _SAMPLING if sampling.HasField(name)}
+        if message.HasField("cache_salt_id"):
+            routing["cache_salt"] = str(message.cache_salt_id)
+        if message.HasField("lora_config"):
+            routing["lora_name"] = str(message.lora_config.task_id)
+        if message.output_config.HasField("logprobs"):
+            output["logprobs"] = message.output_config.logprobs
     token_ids = msgspec.Raw(tokens) if codec == "msgpack" else msgspec.msgpack.decode(tokens)
     body: dict[str, Any] = {
         "token_ids": token_ids,
         "stop_conditions": stop,
-        "sampling_options": {
-            name: getattr(sampling, name) for name in _SAMPLING if sampling.HasField(name)
-        },
+        "sampling_options": options,
         "output_options": output,
         "eos_token_ids": [],
         "annotations": [],

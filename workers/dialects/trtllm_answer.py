@@ -27,15 +27,20 @@ def check_request(message: Any, engine: str) -> None:
         {
             "num_return_sequences above 1": sampling.num_return_sequences > 1,
             "beam search": sampling.beam_width > 1,
-            "multimodal input": bool(message.multimodal_input.image_data),
-            "prompt tuning": bool(message.prompt_tuning_config.embedding_table),
-            "disaggregated serving": bool(message.disaggregated_params.request_type),
+            "multimodal input": _says(message, "multimodal_input", "image_data"),
+            "prompt tuning": _says(message, "prompt_tuning_config", "embedding_table"),
+            "disaggregated serving": _says(message, "disaggregated_params", "request_type"),
             "an embedding bias": bool(message.embedding_bias),
             "bad words": bool(message.bad or message.bad_token_ids),
         },
     )
     if not message.max_tokens:
         raise InvalidRequestError("max_tokens is 0", field="max_tokens")
+
+
+def _says(message: Any, part: str, field: str) -> bool:
+    """Whether a field is set of a part that most messages do not have."""
+    return message.HasField(part) and bool(getattr(getattr(message, part), field))
 
 
 def refuse(engine: str, asked: Mapping[str, bool]) -> None:

@@ -158,8 +158,11 @@ def test_tokens_are_encoded_as_msgspec_does_and_the_rest_stays(
         for token in tokens:
             inner = b"\x10" + varint(token)
             request += b"\x12" + varint(len(inner)) + inner
-    found, encoded, count = split_tokens(request)
+    found, encoded, count, present = split_tokens(request)
     assert pb.GenerateRequest.FromString(found) == rest
+    fields = {field.number for field, _ in rest.ListFields()} | ({2} if tokens else set())
+    assert present & ~4 == sum(1 << number for number in fields - {2})
+    assert (present & 4 != 0) >= (2 in fields)
     assert encoded == msgspec.msgpack.encode(tokens) and count == len(tokens)
 
 
@@ -175,14 +178,14 @@ def varint(number: int) -> bytes:
 def test_arrays_of_all_sizes(count: int) -> None:
     request = pb.GenerateRequest()
     request.tokenized.input_token_ids.extend([7] * count)
-    _, encoded, _ = split_tokens(request.SerializeToString())
+    _, encoded, _, _ = split_tokens(request.SerializeToString())
     assert encoded == msgspec.msgpack.encode([7] * count)
 
 
 @given(st.binary(max_size=40))
 def test_bytes_that_are_no_request_are_refused_or_read_as_protobuf_does(data: bytes) -> None:
     try:
-        rest, tokens, count = split_tokens(data)
+        rest, tokens, count, present = split_tokens(data)
     except ValueError:
         return
     assert len(msgspec.msgpack.decode(tokens)) == count
@@ -191,5 +194,6 @@ def test_bytes_that_are_no_request_are_refused_or_read_as_protobuf_does(data: by
     except DecodeError:
         return
     assert list(whole.tokenized.input_token_ids) == msgspec.msgpack.decode(tokens)
+    assert all(present >> field.number & 1 for field, _ in whole.ListFields())
     whole.ClearField("tokenized")
     assert pb.GenerateRequest.FromString(rest) == whole
