@@ -16,18 +16,24 @@ class EventReader:
     def __init__(self, max_bytes: int) -> None:
         """OverflowError(limit) comes of an event longer than `max_bytes`."""
         self._max_bytes = max_bytes
-        self._rest = b""  # of a line that has not ended
+        self._rest = bytearray()  # of a line that has not ended
         self._data: list[bytes] = []  # the data lines of the event that has not ended
         self._bytes = 0  # in them
         self._first = True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The data of each event that ends in these bytes, in order; take all of them."""
-        if self._first and data:
-            data, self._first = data.removeprefix(b"\xef\xbb\xbf"), False
-        *lines, self._rest = _lines(self._rest + data)
+        # A line is looked at when it has ended, and not with each of the parts that it comes in.
+        ended = self._rest.endswith(b"\r") or b"\n" in data or b"\r" in data
+        self._rest += data
+        lines: list[bytes] = []
+        if ended:
+            *lines, rest = _lines(bytes(self._rest))
+            self._rest = bytearray(rest)
         for line in lines:
             self._check(len(line))
+            if self._first:
+                line, self._first = line.removeprefix(b"\xef\xbb\xbf"), False
             if not line:
                 if self._data:
                     event, self._data, self._bytes = b"\n".join(self._data), [], 0
@@ -37,7 +43,7 @@ class EventReader:
             if field == b"data":
                 self._bytes += len(value) + 1
                 self._data.append(value.removeprefix(b" "))
-        self._check(len(self._rest.rstrip(b"\r")))
+        self._check(len(self._rest) - self._rest.endswith(b"\r"))
 
     def _check(self, more: int) -> None:
         """A line, or what there is of it, after what there is of its event."""

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.workers.dialects import sse
 from dynamo_router.workers.dialects.sse import EventReader
 
 TEXT = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)), max_size=8)
@@ -42,6 +43,26 @@ def test_what_the_standard_says_of_details() -> None:
         b"one\n two",
         b"",
     ]
+
+
+def test_a_mark_of_the_encoding_may_come_in_parts() -> None:
+    assert read(b"\xef\xbb\xbfdata: one\n\n", [1, 2]) == [b"one"]
+
+
+def test_a_line_is_looked_at_once_however_many_parts_it_comes_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[int] = []
+    split = sse._lines
+
+    def counted(data: bytes) -> list[bytes]:
+        looked_at.append(len(data))
+        return split(data)
+
+    monkeypatch.setattr(sse, "_lines", counted)
+    said = b"data: " + b"x" * 900
+    assert read(said + b"\n\n", list(range(len(said)))) == [said[6:]]
+    assert sum(looked_at) <= 2 * len(said)
 
 
 @pytest.mark.parametrize("data", [b"data: " + b"x" * 20, b"data: 12345\n" * 4, b"x" * 40])
