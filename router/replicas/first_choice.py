@@ -30,6 +30,7 @@ class FirstChoice:
         self._booked: deque[float] = deque()  # when this router booked something of late
         self._routers: tuple[int, ...] = ()
         self._divided_at = float("-inf")
+        self._workers = 0
         self._others = np.zeros(0)  # by worker number: 1 where it is another router's first choice
 
     def on_booked(self, now: float) -> None:
@@ -50,7 +51,7 @@ class FirstChoice:
         if changed or now - self._divided_at >= LOOK_S:
             self._divide(routers, own_id, now)
         self._forget(now)
-        each = len(self._booked) * len(routers) / max(1, len(self._others))
+        each = len(self._booked) * len(routers) / max(1, self._workers)
         return self._others * (ALWAYS + each)
 
     def _divide(self, routers: tuple[int, ...], own_id: int, now: float) -> None:
@@ -59,6 +60,7 @@ class FirstChoice:
         self._others = np.zeros(self._registry.capacity)
         mine, count = routers.index(own_id), len(routers)
         numbers = sorted((worker, number) for number, worker in self._registry.numbered())
+        self._workers = len(numbers)
         for place, (_, number) in enumerate(numbers):
             self._others[number] = place % count != mine
 

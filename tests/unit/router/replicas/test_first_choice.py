@@ -109,6 +109,17 @@ def test_as_many_as_this_router_booked_of_late_are_expected() -> None:
     assert late.tolist() == [0.0, ALWAYS, 0.0, ALWAYS]
 
 
+def test_what_is_expected_is_shared_by_the_workers_that_are_there() -> None:
+    """Numbers of workers that left are kept for others."""
+    registry = registry_of(range(10))
+    for worker in range(2, 10):
+        registry.remove(worker)
+    choice = FirstChoice(registry)
+    choice.on_booked(0.0)
+    found = choice.unheard(1, [2], 0.0)
+    assert found is not None and found.tolist() == [0.0, ALWAYS + 1.0] + [0.0] * 8
+
+
 def test_workers_that_come_and_go_are_divided_anew() -> None:
     registry = registry_of([1, 2])
     choice = FirstChoice(registry)
