@@ -172,7 +172,15 @@ async def _write(context: ServerCall, message: bytes) -> None:
 def _forwarded(context: ServerCall) -> Metadata:
     """What of a call's metadata goes on to the worker."""
     metadata = context.invocation_metadata()
-    return [(key, value) for key, value in metadata if key in _FORWARDED]
+    return [(key, value) for key, value in metadata if _goes_on(key, value)]
+
+
+def _goes_on(key: str, value: str | bytes) -> bool:
+    """Whether metadata concerns the worker. What cannot be sent on is left out: a call to the
+    worker would fail of it, as if that were the worker's fault."""
+    if key not in _FORWARDED:
+        return False
+    return isinstance(value, str) and value.isascii() and value.isprintable()
 
 
 def read_metadata(
@@ -184,7 +192,7 @@ def read_metadata(
     worker_id: Any = None
     rank: Any = "0"
     for key, value in metadata or ():
-        if key in _FORWARDED:
+        if _goes_on(key, value):
             forwarded.append((key, value))
         elif key == PINNED_WORKER_KEY:
             worker_id = value
