@@ -66,6 +66,7 @@ class GrpcServer:
             native=self._native,
             share=self._share,
             on_limit=calls.hits.hit,
+            input_bound=calls.bytes,
         )
         self._watch: ConnectionWatch | None = None
         self._health = HealthService()

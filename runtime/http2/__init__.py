@@ -6,7 +6,7 @@ from .library import Library, load_library
 from .outcome import Fault, Outcome
 from .server import Http2Server, Serve
 from .server_call import CallAborted, PeerGoneError, ServerCall
-from .server_limits import ConnectionShare, OnLimit, ServerLimits
+from .server_limits import ConnectionShare, InputBound, OnLimit, ServerLimits
 
 __all__ = [
     "ALPN",
@@ -18,6 +18,7 @@ __all__ = [
     "ConnectionShare",
     "Fault",
     "Http2Server",
+    "InputBound",
     "Library",
     "OnLimit",
     "Outcome",

@@ -19,7 +19,9 @@ from ._nghttp2 cimport (
     nghttp2_option,
     nghttp2_settings_entry,
 )
-from ._streams cimport MOST_HEADERS, NV_NO_INDEX, Stream, Streams, callbacks, fill, reader
+from ._streams cimport MESSAGE_OVERHEAD, MOST_HEADERS, NV_NO_INDEX
+from ._streams cimport Stream, Streams, callbacks, fill, reader, weigh
+from ._streams import OUT_OF_MEMORY, SOUND, VIOLATION
 
 cdef enum:
     RST_CANCEL = 8
@@ -108,6 +110,7 @@ cdef class Session(Streams):
             self.ng.session_del(self.session)
             self.session = NULL
         self.streams = {}
+        self.held = 0
         return left
 
     # Bytes
@@ -254,6 +257,19 @@ cdef class Session(Streams):
         stream.trailers_out = trailers
         self.ng.session_resume_data(self.session, stream.id)
 
+    def shed(self) -> None:
+        """Read no more of the request that holds most: there is no room for it."""
+        cdef Stream stream, most = None
+        for stream in self.streams.values():
+            if stream.violation == SOUND and (most is None or stream.held > most.held):
+                most = stream
+        if most is not None and most.held:
+            most.violation = OUT_OF_MEMORY
+            most.unread_bytes = 0
+            most.forget_input()
+            weigh(self, most)
+            self.events.append((most, VIOLATION, OUT_OF_MEMORY))
+
     # Calls of both
 
     def take(self, Stream stream, Py_ssize_t size) -> bool:
@@ -263,6 +279,8 @@ cdef class Session(Streams):
         stream.unread -= 1
         if self._is_gone(stream):
             return False
+        stream.unread_bytes = max(<int64_t>0, stream.unread_bytes - size - MESSAGE_OVERHEAD)
+        weigh(self, stream)
         back = stream.received if stream.unread <= 0 else min(stream.received, size + 5)
         stream.received -= back
         self.ng.session_consume_stream(self.session, stream.id, back)
@@ -275,6 +293,7 @@ cdef class Session(Streams):
         stream.dropped = True
         stream.forget_output()
         stream.forget_input()
+        weigh(self, stream)
         self.ng.submit_rst_stream(self.session, 0, stream.id, code)
 
     def ping(self) -> None:

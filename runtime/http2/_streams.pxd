@@ -8,6 +8,7 @@ from ._nghttp2 cimport Functions, nghttp2_nv, nghttp2_session, nghttp2_session_c
 cdef enum:
     MOST_HEADERS = 128
     NV_NO_INDEX = 1
+    MESSAGE_OVERHEAD = 64  # of a message that waits, beside its bytes
 
 cdef class Stream:
     cdef readonly int32_t id
@@ -29,6 +30,8 @@ cdef class Stream:
     cdef MessageReader reader
     cdef int64_t received         # bytes that were not given back to the peer's window
     cdef int64_t unread           # messages that nobody took
+    cdef int64_t unread_bytes     # of those, with what each costs beside
+    cdef int64_t held             # bytes of messages that are kept for it
     cdef size_t header_bytes
     cdef bint told_headers
     cdef bint half_closed         # the peer will send no more
@@ -46,9 +49,19 @@ cdef class Streams:
     cdef dict streams             # by their numbers, until they end
     cdef list events
     cdef public Py_ssize_t most_new  # server: calls that may begin in one `receive`; 0: any number
+    cdef readonly int64_t held    # bytes of messages that came and were not taken, whole or not
     cdef Py_ssize_t new_now          # that began in this one
     cdef object error             # of a callback
     cdef readonly str complaint
+
+
+cdef inline void weigh(Streams session, Stream stream) noexcept:
+    """Count anew what is held of a stream's messages."""
+    cdef int64_t held = 0
+    if not (stream.ended or stream.dropped):
+        held = stream.reader.part_have + stream.unread_bytes
+    session.held += held - stream.held
+    stream.held = held
 
 
 cdef size_t fill(nghttp2_nv* pairs, size_t n, tuple headers, uint8_t flags) except? 0

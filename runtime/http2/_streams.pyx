@@ -251,6 +251,7 @@ cdef int on_data(
             why = next_message(&stream.reader, &data, &size, self.max_message_bytes, messages)
         for message in messages:
             self.events.append((stream, MESSAGE, message))
+            stream.unread_bytes += len(message) + MESSAGE_OVERHEAD
         stream.unread += len(messages)
         if why != READABLE:
             stream.violation = why
@@ -262,6 +263,7 @@ cdef int on_data(
         elif stream.unread == 0:
             self.ng.session_consume_stream(session, number, stream.received)
             stream.received = 0
+        weigh(self, stream)
         return 0
     except BaseException as error:
         self.error = error
@@ -354,6 +356,7 @@ cdef int on_stream_close(
         stream.ended = True
         stream.forget_output()
         forget_part(&stream.reader)
+        weigh(self, stream)
         if not stream.dropped:
             self.events.append((stream, END, code))
         return 0

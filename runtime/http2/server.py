@@ -13,7 +13,7 @@ from .library import load_library, make_session
 from .outcome import UNAVAILABLE, UNIMPLEMENTED, UNKNOWN
 from .server_call import CallAborted, PeerGoneError, ServerCall
 from .server_connection import NOTICE_S, ServerConnection
-from .server_limits import ConnectionShare, OnLimit, ServerLimits
+from .server_limits import ConnectionShare, InputBound, OnLimit, ServerLimits
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 64
@@ -46,12 +46,14 @@ class Http2Server:
         tls: ssl.SSLContext | None = None,
         share: ConnectionShare | None = None,
         on_limit: OnLimit = _count_nothing,
+        input_bound: InputBound | None = None,
     ) -> None:
         """RuntimeError if there is no library for HTTP/2."""
         if reason := load_library().reason:
             raise RuntimeError(reason)
         self.limits = limits or ServerLimits()
         self.on_limit = on_limit
+        self.input_bound = input_bound
         self._methods: dict[bytes, Serve] = {}  # by path
         self._tls = tls
         self._share = share

@@ -218,7 +218,7 @@ class ServerCall:
         elif why == HEADERS_TOO_LONG:
             self.end(RESOURCE_EXHAUSTED, "the call's metadata is too long")
         else:
-            self.end(RESOURCE_EXHAUSTED, "no memory for the call's message")
+            self.end(RESOURCE_EXHAUSTED, "no room for the call's message")
         self._cancel()
 
     def on_end(self) -> None:

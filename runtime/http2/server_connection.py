@@ -25,7 +25,7 @@ from .flood_guard import FloodGuard
 from .keepalive import Keepalive
 from .request_head import Refusal, http1_refusal, read_head
 from .server_call import ServerCall
-from .server_limits import OnLimit, ServerLimits
+from .server_limits import InputBound, OnLimit, ServerLimits
 
 PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11
 LAST_WORDS_S = 1.0
@@ -34,6 +34,8 @@ NOTICE_S = 1.0
 """Between the notice that a connection is left and its last call, if the client answers no ping."""
 NEW_CALLS_AT_ONCE = 16
 """Of one connection; then it is the turn of the others. Each may cost some 0.2 ms."""
+INPUT_STEP = 16 << 10
+"""What waits of requests is counted in steps of so many bytes."""
 PREFACE = b"PRI * HTTP/2.0"
 
 
@@ -42,6 +44,7 @@ class Host(Protocol):
 
     limits: ServerLimits
     on_limit: OnLimit
+    input_bound: InputBound | None
 
     def begin(self, call: ServerCall, path: bytes) -> None:
         """Have a call served, or end it."""
@@ -65,6 +68,7 @@ class ServerConnection(Connection):
         self._begun = False  # bytes came
         self._leaving: asyncio.Future[None] | None = None  # until the last GOAWAY was sent
         self._rest = b""  # what came and is still to be taken in
+        self._counted = 0  # steps of what waits of its requests
         session.most_new = NEW_CALLS_AT_ONCE
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -199,7 +203,29 @@ class ServerConnection(Connection):
 
     def flush(self) -> None:
         if self._begun:  # before that it may be no HTTP/2 at all
+            if self.session.held // INPUT_STEP != self._counted and not self._busy:
+                self._count_input()
             super().flush()
+
+    def take(self, stream: Stream, size: int) -> None:
+        super().take(stream, size)
+        if self.session.held // INPUT_STEP != self._counted:
+            self._count_input()
+            self.flush_soon()
+
+    def _count_input(self) -> None:
+        """Have what waits of its requests counted; one for which there is no room is refused."""
+        bound, steps = self._host.input_bound, self.session.held // INPUT_STEP
+        if bound is None or steps == self._counted:
+            return
+        client, more = self.peer.rpartition(":")[0], (steps - self._counted) * INPUT_STEP
+        if more > 0 and bound.take(client, more) is not None:
+            self.session.shed()
+            self._tell()
+            return
+        if more < 0:
+            bound.give_back(client, -more)
+        self._counted = steps
 
     def _flush_now(self) -> None:
         self._flushing = False
@@ -282,6 +308,7 @@ class ServerConnection(Connection):
             call, stream.owner = stream.owner, None
             if call is not None:
                 call.on_end()
+        self._count_input()
 
     def _leave_now(self) -> None:
         if self._leaving is not None and not self._leaving.done():

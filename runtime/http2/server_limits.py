@@ -52,3 +52,15 @@ class ConnectionShare(Protocol):
 
 OnLimit = Callable[[str], None]
 """Hears the name of a limit each time a client has hit it."""
+
+
+class InputBound(Protocol):
+    """How many bytes of requests may be under way, of all clients and of each."""
+
+    def take(self, caller: str, amount: int) -> str | None:
+        """So many more: what stands in the way if there is no room, and nothing is taken."""
+        ...
+
+    def give_back(self, caller: str, amount: int) -> None:
+        """So many less."""
+        ...

@@ -83,3 +83,36 @@ async def test_metadata_that_are_no_call_are_counted() -> None:
             client.send(raw.headers(1, head_of("/a.B/echo", *long)))
             await client.until(raw.RST_STREAM, stream=1)
     assert hits == ["max_metadata_bytes"]
+
+
+async def test_messages_that_have_not_come_whole_are_bounded() -> None:
+    class Bound:
+        used = 0
+
+        def take(self, caller: str, amount: int) -> str | None:
+            assert caller == "ipv4:127.0.0.1"
+            if self.used + amount > 300_000:
+                return "full"
+            self.used += amount
+            return None
+
+        def give_back(self, caller: str, amount: int) -> None:
+            self.used -= amount
+            assert self.used >= 0
+
+    bound = Bound()
+    async with listening(input_bound=bound) as (server, port):
+        async with raw_client(port) as client:
+            client.greet()
+            for stream in (1, 3, 5):
+                client.send(raw.headers(stream, head_of("/a.B/echo")))
+                client.send(raw.data(stream, (1 << 20).to_bytes(5, "big")))
+                for _ in range(6):
+                    client.send(raw.data(stream, bytes(16_000)))
+            await until(lambda: bound.used > 250_000)
+            for _ in range(6):
+                client.send(raw.data(5, bytes(16_000)))
+            reset = await client.until(raw.RST_STREAM)
+            assert client.status(reset.stream) == (b"8", b"no room for the call's message")
+            await until(lambda: bound.used < 220_000)
+        await until(lambda: not bound.used)
