@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from ..router.config import KvRouterConfig
 from ..router.serve_config import ServeConfig
 from ..runtime.errors import ConfigError
-from ..runtime.settings import bad_setting, option, options_of, resolve
+from ..runtime.settings import bad_setting, option, options_of, resolve, values_of, with_value
 from .evaluation import require_tunable
 from .results import Output, format_number, new_table
 from .simulation import (
@@ -112,17 +111,13 @@ def apply_settings(base: KvRouterConfig, settings: Settings) -> KvRouterConfig:
     for name, text in settings.items():
         if name not in specs:
             raise bad_setting("knobs", f"{name!r} is no setting of [router]")
-        section, _, key = name.rpartition(".")
         if text == "none" and specs[name].optional:
             value = None
         else:
             # `resolve` knows how to read each kind of value from text.
             flags = {f"router.{name}": text}
-            value = attrgetter(name)(resolve(ServeConfig, flags, environ={}).config.router)
-        changed: dict[str, Any] = {key: value}
-        if section:
-            changed = {section: replace(getattr(base, section), **changed)}
-        base = replace(base, **changed)
+            value = values_of(resolve(ServeConfig, flags, environ={}).config.router)[name]
+        base = with_value(base, name, value)
     return base
 
 
@@ -206,11 +201,11 @@ def _mean(value: Callable[[SimulatedRun], float | None], runs: Sequence[Simulate
 
 def configuration(base: KvRouterConfig, settings: Settings, remarks: Sequence[str]) -> str:
     """A TOML file for serve: what differs from the defaults, and why in comments."""
-    config, default = apply_settings(base, settings), KvRouterConfig()
+    values, defaults = values_of(apply_settings(base, settings)), values_of(KvRouterConfig())
     tables: dict[str, list[str]] = {"router": []}
     for spec in options_of(KvRouterConfig):
-        value = attrgetter(spec.key)(config)
-        if value is None or (value == attrgetter(spec.key)(default) and spec.key not in settings):
+        value = values[spec.key]
+        if value is None or (value == defaults[spec.key] and spec.key not in settings):
             continue
         section, _, key = f"router.{spec.key}".rpartition(".")
         tables.setdefault(section, []).append(f"{key} = {_toml(value)}")

@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from .environment import is_service_link
 from .errors import ConfigError
@@ -162,6 +162,21 @@ def values_of(config: Any, prefix: str = "") -> dict[str, Any]:
         else:
             values[key] = value
     return values
+
+
+def with_value(config: T, key: str, value: Any) -> T:
+    """A settings object with another value of one leaf, by its key. KeyError if it has none."""
+    whole: Any = config
+    for field in dataclasses.fields(whole):
+        if field.name == key:
+            return cast(T, dataclasses.replace(whole, **{key: value}))
+        part = getattr(config, field.name)
+        prefix = "" if field.metadata.get("inline") else field.name + "."
+        rest = key.removeprefix(prefix)
+        if dataclasses.is_dataclass(part) and key.startswith(prefix) and rest in values_of(part):
+            changed = {field.name: with_value(part, rest, value)}
+            return cast(T, dataclasses.replace(whole, **changed))
+    raise KeyError(key)
 
 
 def resolve(

@@ -7,6 +7,7 @@ cancelled when the client gives the call up, its time is over or its connection 
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic
 from typing import Any, NoReturn, Protocol
 
 from ._session import Session
@@ -17,6 +18,8 @@ from .server_limits import ServerLimits
 from .wire import Header, Metadata, decode_metadata, encode_metadata
 
 CANCEL = 8
+LATE_S = 0.02
+"""A call ends by its client's own clock, in its words; so much later it ends by ours."""
 
 
 class PeerGoneError(Exception):
@@ -77,7 +80,7 @@ class ServerCall:
         self._session = connection.session
         self._stream = stream
         self._loop = loop = asyncio.get_running_loop()
-        self.began = loop.time()
+        self.began = monotonic()  # the loop's own time is that of its last wait
         self.ended = False
         """its status was said, or it was given up"""
         self.over = False
@@ -94,7 +97,7 @@ class ServerCall:
         self._timer: asyncio.TimerHandle | None = None
         if timeout_s is not None:
             self._deadline = self.began + timeout_s
-            self._timer = loop.call_at(self._deadline, self._on_deadline)
+            self._timer = loop.call_at(self._deadline + LATE_S, self._on_deadline)
 
     # What the client says
 
@@ -113,7 +116,7 @@ class ServerCall:
 
     def time_remaining(self) -> float | None:
         """Seconds until the client gives the call up; None: it does not say."""
-        return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
+        return None if self._deadline is None else max(0.0, self._deadline - monotonic())
 
     async def read(self) -> bytes | None:
         """The next message; None if there is none any more."""

@@ -131,3 +131,10 @@ def test_sections_and_unset_values_can_be_set() -> None:
     base = apply_settings(KvRouterConfig(), {"admission.queue_threshold": "3"})
     assert base.admission.queue_threshold == 3.0
     assert apply_settings(base, {"admission.queue_threshold": "none"}) == KvRouterConfig()
+
+
+def test_a_setting_of_a_group_without_a_name_can_be_set() -> None:
+    changed = apply_settings(KvRouterConfig(), {"session_affinity_ttl_secs": "60"})
+    assert changed.affinity.session_affinity_ttl_secs == 60.0
+    text = configuration(KvRouterConfig(), {"session_affinity_ttl_secs": "60"}, [])
+    assert tomllib.loads(text) == {"router": {"session_affinity_ttl_secs": 60.0}}
