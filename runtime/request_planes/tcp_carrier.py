@@ -118,9 +118,10 @@ class WorkerLine(asyncio.Protocol):
             answer.on_line_lost()
 
     def close(self) -> None:
+        """What is not sent yet is dropped: a worker that reads nothing would keep it here."""
         self.alive = False
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()
 
 
 def _frame(path: str, id: str, payload: bytes) -> bytes:

@@ -93,6 +93,32 @@ async def never_acknowledges(writer: asyncio.StreamWriter, message: Any) -> None
     pass
 
 
+async def test_a_worker_that_reads_nothing_keeps_no_connection(
+    client: RequestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "ACK_TIMEOUT_S", 0.3)
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await ended.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        with pytest.raises(RequestError) as error:
+            await ask(client, f"{place}/{PATH}", "x" * (24 << 20))
+        assert error.value.fault is Fault.SILENT
+        transport = client._tcp._lines[place]._transport
+        assert transport is not None
+        await until(lambda: transport.get_write_buffer_size() == 0)
+    finally:
+        ended.set()
+        server.close()
+        await server.wait_closed()
+
+
 async def accepts_and_is_silent(writer: asyncio.StreamWriter, message: Any) -> None:
     writer.write(encode_ack())
 
