@@ -69,6 +69,7 @@ class SessionTable:
     _owned: dict[str, dict[str, None]] = field(default_factory=dict)  # the same by owner
     _on_worker: dict[WorkerWithDpRank, set[str]] = field(default_factory=dict)
     _untold: dict[str, None] = field(default_factory=dict)  # keys, in their order
+    _unbound: dict[str, int] = field(default_factory=dict)  # requests in flight of other sessions
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -83,9 +84,11 @@ class SessionTable:
         return None if bound is None else bound.binding.worker
 
     def begin(self, key: str, now: float) -> None:
-        """A request of a session is on its way, until `end`. Unknown sessions are ignored."""
+        """A request of a session is on its way, until `end`, whether it is bound or not yet."""
         bound = self._live(key, now)
-        if bound is not None:
+        if bound is None:
+            self._unbound[key] = self._unbound.get(key, 0) + 1
+        else:
             bound.requests += 1
             self._use(bound, now)
 
@@ -95,6 +98,8 @@ class SessionTable:
         if bound is not None:
             bound.requests = max(0, bound.requests - 1)
             self._use(bound, now)
+        elif (left := self._unbound.pop(key, 0) - 1) > 0:
+            self._unbound[key] = left
 
     def bind(self, session: Session, worker: WorkerWithDpRank, now: float) -> bool:
         """A request of the session goes to a worker. Whether it was bound to another one."""
@@ -176,7 +181,7 @@ class SessionTable:
         assert all(len(owned) <= self._most_each for owned in self._owned.values())
         assert set().union(*self._on_worker.values()) == keys
         assert sum(map(len, self._on_worker.values())) == len(keys)
-        assert set(self._untold) <= keys
+        assert set(self._untold) <= keys and not keys & set(self._unbound)
         for key, bound in self._sessions.items():
             assert bound.binding.key == key and key in self._owned[bound.owner]
             assert key in self._on_worker[bound.binding.worker]
@@ -206,10 +211,9 @@ class SessionTable:
 
     def _put(self, binding: Binding, owner: str, ttl_s: float, now: float) -> None:
         """Remember a binding, in place of what was known of its session."""
-        before = self._sessions.get(binding.key)
-        requests = 0 if before is None else before.requests
-        if before is not None:
+        if binding.key in self._sessions:
             self._drop(binding.key)
+        requests = self._unbound.pop(binding.key, 0)
         owned = self._owned.get(owner, {})
         if len(owned) >= self._most_each:
             self._evict(owned)
@@ -226,6 +230,8 @@ class SessionTable:
 
     def _drop(self, key: str) -> None:
         bound = self._sessions.pop(key)
+        if bound.requests:
+            self._unbound[key] = bound.requests
         owned = self._owned[bound.owner]
         del owned[key]
         if not owned:

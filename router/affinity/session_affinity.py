@@ -91,15 +91,13 @@ class SessionAffinity:
     def bind(
         self, session: Session | None, worker: WorkerWithDpRank, *, in_flight: bool = True
     ) -> None:
-        """A request of the session goes to this worker; `in_flight`: until `end` says otherwise."""
+        """A request of the session goes to this worker; `in_flight`: `end` says when it is over."""
         if session is None or not self.enabled:
             return
         now = self._now()
         with self._lock:
             before = self.table.worker_of(session.key, now)
             moved = self.table.bind(session, worker, now)
-            if before is None and in_flight:
-                self.table.begin(session.key, now)  # as `begin` would have, had it been known
             if session.final and not in_flight:
                 self.table.unbind(session.key)
         self.counts["moved" if moved else "new" if before is None else "kept"] += 1

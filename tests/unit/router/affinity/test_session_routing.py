@@ -2,13 +2,13 @@
 
 import pytest
 
-from dynamo_router.router.affinity import AffinityConfig, Session
+from dynamo_router.router.affinity import AffinityConfig, Session, SessionAffinity
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.policy import MODES
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.workers.registry import WorkerState
+from dynamo_router.workers.registry import WorkerRegistry, WorkerState
 
 BLOCK = 16
 PROMPT = list(range(8 * BLOCK))
@@ -36,6 +36,24 @@ def test_the_preferred_worker_is_taken_where_it_costs_no_more(mode: str) -> None
         for worker_id in (1, 2, 3, 2, 1):
             chosen = made.decide(PROMPT, preferred_worker=worker_id)
             assert chosen.worker.worker_id == worker_id
+
+
+def test_a_session_does_not_end_while_one_of_its_requests_is_in_flight() -> None:
+    """Also if that came before the session was bound, and another one has ended."""
+    registry, clock, session = WorkerRegistry(), ManualClock(0.0), Session("s")
+    registry.add(1)
+    sessions = SessionAffinity(AffinityConfig(session_affinity_ttl_secs=10.0), registry, clock)
+    sessions.begin(session)
+    sessions.begin(session)
+    for _ in range(2):
+        sessions.bind(session, WorkerWithDpRank(1))
+    sessions.end(session)
+    clock.advance(11.0)
+    assert sessions.wanted(session) is not None
+    sessions.end(session)
+    clock.advance(11.0)
+    assert sessions.wanted(session) is None
+    assert not sessions.table._unbound
 
 
 def test_it_gives_way_to_one_that_costs_less_than_the_discount_is_worth() -> None:
