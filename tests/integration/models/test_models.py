@@ -113,7 +113,11 @@ async def test_a_card_that_lies_about_its_block_size_gets_nothing(backend: Backe
             pools = client.server.models.pools
             return {each: why for pool in pools for each, why in pool.refused.items()}
 
-        await until(lambda: liar in refused())
+        def believed() -> list[object]:
+            pools = client.server.models.pools
+            return [each for each in pools if each.has_worker(liar) and liar not in each.refused]
+
+        await until(lambda: liar in refused() and not believed())
         assert refused()[liar] == "its KV block size is 16, the router's is 32"
         _, body = await client.get("/pools")
         assert str(liar) in json.dumps([pool["refused_workers"] for pool in body["pools"]])
