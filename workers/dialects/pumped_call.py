@@ -30,11 +30,11 @@ class PumpedCall:
         self._may_go_on.set()
         self._calls = calls
         calls.add(self)
-        self._task = asyncio.create_task(self._pump(), name="engine call")
-        self._task.add_done_callback(self._on_done)
+        self.task = asyncio.create_task(self._pump(), name="engine call")
+        self.task.add_done_callback(self._on_done)
 
     def cancel(self) -> bool:
-        return self._task.cancel()
+        return self.task.cancel()
 
     def __aiter__(self) -> AsyncGenerator[bytes, None]:
         return self._queue.items()
@@ -59,10 +59,10 @@ class PumpedCall:
 
 async def end_calls(calls: set[PumpedCall]) -> None:
     """Cancel all of them, and wait until they have ended."""
-    for call in list(calls):
+    for call in calls:
         call.cancel()
-    while calls:
-        await asyncio.sleep(0)
+    if calls:
+        await asyncio.wait([call.task for call in calls])
 
 
 def _failure_of(task: "asyncio.Task[None]") -> BaseException | None:
