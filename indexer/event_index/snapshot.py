@@ -98,17 +98,7 @@ def restore_index(index: EventIndex, frames: Iterable[bytes], head: SnapshotHead
     What the index has no room for is left out, as if it had been dropped later. ConfigError, and
     nothing is taken in, if the snapshot is broken or not what `head` asks for.
     """
-    restored: list[WorkerWithDpRank] = []
-    try:
-        for image in _images(frames, head):
-            if not index.restore_source(image):
-                raise _unusable(f"the blocks of worker {tuple(image.worker)} do not fit together")
-            restored.append(image.worker)
-    except ConfigError:
-        for worker in restored:
-            index.unbind(worker)
-        raise
-    return len(restored)
+    return _take_in(index, _images(frames, head))
 
 
 def merge_index(index: EventIndex, frames: Iterable[bytes], head: SnapshotHead) -> int:
@@ -117,15 +107,26 @@ def merge_index(index: EventIndex, frames: Iterable[bytes], head: SnapshotHead) 
     Of a source that this one knows only from a snapshot, too, the later one by its cursor counts.
     What it was told itself stays. ConfigError as for restore_index; then nothing is taken in.
     """
+    return _take_in(index, _unheard(index, _images(frames, head)))
+
+
+def _unheard(index: EventIndex, images: Iterable[SourceImage]) -> Iterator[SourceImage]:
+    """Those that an index knows nothing of, or only something older, which it then forgets."""
     known = {status.worker: status for status in index.sources()}
+    for image in images:
+        status = known.get(image.worker)
+        if status is not None and not _is_older(status, image):
+            continue
+        if status is not None and status.state is not SourceState.SILENT:
+            index.unbind(image.worker)
+        yield image
+
+
+def _take_in(index: EventIndex, images: Iterable[SourceImage]) -> int:
+    """Restore all of these, or none: ConfigError if one of them is no good. How many they were."""
     taken: list[WorkerWithDpRank] = []
     try:
-        for image in _images(frames, head):
-            status = known.get(image.worker)
-            if status is not None and not _is_older(status, image):
-                continue
-            if status is not None and status.state is not SourceState.SILENT:
-                index.unbind(image.worker)
+        for image in images:
             if not index.restore_source(image):
                 raise _unusable(f"the blocks of worker {tuple(image.worker)} do not fit together")
             taken.append(image.worker)
