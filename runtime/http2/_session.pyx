@@ -21,7 +21,6 @@ from ._nghttp2 cimport (
 )
 from ._streams cimport MESSAGE_OVERHEAD, MOST_HEADERS, NV_NO_INDEX
 from ._streams cimport Stream, Streams, callbacks, fill, reader, weigh
-from ._streams import OUT_OF_MEMORY, SOUND, VIOLATION
 
 cdef enum:
     RST_CANCEL = 8
@@ -256,19 +255,6 @@ cdef class Session(Streams):
         stream.output_ends = True
         stream.trailers_out = trailers
         self.ng.session_resume_data(self.session, stream.id)
-
-    def shed(self) -> None:
-        """Read no more of the request that holds most: there is no room for it."""
-        cdef Stream stream, most = None
-        for stream in self.streams.values():
-            if stream.violation == SOUND and (most is None or stream.held > most.held):
-                most = stream
-        if most is not None and most.held:
-            most.violation = OUT_OF_MEMORY
-            most.unread_bytes = 0
-            most.forget_input()
-            weigh(self, most)
-            self.events.append((most, VIOLATION, OUT_OF_MEMORY))
 
     # Calls of both
 

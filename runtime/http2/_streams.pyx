@@ -112,6 +112,19 @@ cdef class Streams:
         """Streams that have not ended."""
         return len(self.streams)
 
+    def shed(self) -> None:
+        """Read no more of the request that holds most: there is no room for it."""
+        cdef Stream stream, most = None
+        for stream in self.streams.values():
+            if stream.violation == IS_SOUND and (most is None or stream.held > most.held):
+                most = stream
+        if most is not None and most.held:
+            most.violation = NO_MEMORY
+            most.unread_bytes = 0
+            most.forget_input()
+            weigh(self, most)
+            self.events.append((most, VIOLATION, OUT_OF_MEMORY))
+
 
 cdef size_t fill(nghttp2_nv* pairs, size_t n, tuple headers, uint8_t flags) except? 0:
     """Headers for nghttp2, which copies them; the objects outlive the call."""
