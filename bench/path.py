@@ -2,8 +2,8 @@
 
 Ways to mock engines that compute in no time, in turn within each round, at each concurrency and
 length of answer: straight to an engine, through a bare copying proxy, through the gRPC door and the
-OpenAI door of `serve`, and through Dynamo's frontend to its own mock workers, where it is
-installed. CPU is that of whole processes, by the kernel's clock.
+OpenAI door of `serve`; where Dynamo is installed, to its own mock workers through its frontend, and
+through the gRPC door of another `serve`. CPU is that of whole processes, by the kernel's clock.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ BLOCK_SIZE = 16
 NUM_GPU_BLOCKS = 16384
 NOISY = 0.1
 """Share of the machine's CPU beside ours from which figures are not to be believed."""
-BASES = {"router": "bare", "frontend": "dynamo"}
+BASES = {"router": "bare", "frontend": "dynamo", "router-dynamo": "dynamo"}
 """What each of our doors is compared with."""
 _OPENAI = re.compile(r"openai (\S+)")
 
@@ -148,6 +148,27 @@ class Ways:
             )
             way = Way(dynamo.address, dynamo.frontend_pid, dynamo.workers_pid)
             self._add_completions("dynamo", way)
+            adopts = await stack.enter_async_context(
+                ServeProcess(
+                    [
+                        *(
+                            "--mode",
+                            "kv",
+                            "--block-size",
+                            str(BLOCK_SIZE),
+                            *dynamo.discovery_arguments,
+                        ),
+                        *("--port", "0", "--http-port", "0", "--log-level", "warning"),
+                    ],
+                    workers=config.workers,
+                    start_timeout_s=config.start_timeout_s,
+                    env=dynamo.discovery_environ,
+                )
+            )
+            assert adopts.pid is not None
+            self._add_generate(
+                "router-dynamo", Way(adopts.grpc_address, adopts.pid, dynamo.workers_pid)
+            )
 
     async def measure(self, name: str, load: Load, into: Measured | None) -> None:
         ask = self._asks[name][load.output_tokens]

@@ -21,6 +21,7 @@ HOST = "127.0.0.1"
 MODEL = "tiny"
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.1
+DISCOVERY_BACKEND, EVENT_PLANE = "file", "zmq"
 _STARTED = "started"
 
 
@@ -79,7 +80,10 @@ class DynamoPeer:
     """Workers and a frontend in front of them, from `async with` to its end and never longer.
 
     Entering returns when the frontend has the model; RouterError if that does not come about.
+    A `serve` of ours finds the workers by `discovery_arguments` and `discovery_environ`.
     """
+
+    discovery_arguments = ("--discovery", DISCOVERY_BACKEND, "--event-plane", EVENT_PLANE)
 
     def __init__(self, python: str, port: int, *, workers: int, start_timeout_s: float) -> None:
         self.address = f"{HOST}:{port}"
@@ -87,11 +91,13 @@ class DynamoPeer:
         self._start_timeout_s = start_timeout_s
         self._stack = AsyncExitStack()
         self.frontend_pid = self.workers_pid = 0
+        self.discovery_environ: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             write_model(home / "model")
+            self.discovery_environ = {"DYN_FILE_KV": str(home / "kv")}
             port = int(self.address.rpartition(":")[2])
             mockers = await self._start(
                 mocker_arguments(home / "model", self._workers), home, stack
@@ -115,13 +121,13 @@ class DynamoPeer:
         self, arguments: Sequence[str], home: Path, stack: AsyncExitStack
     ) -> ChildProcess:
         module = [self._python, "-m", *arguments]
-        module += ["--discovery-backend", "file", "--event-plane", "zmq"]
+        module += ["--discovery-backend", DISCOVERY_BACKEND, "--event-plane", EVENT_PLANE]
         # They say nothing when they have started, so that a shell says it for them.
         child = ChildProcess(
             ["/bin/sh", "-c", f'echo {_STARTED}; exec "$@"', sys.argv[0], *module],
             stop_timeout_s=STOP_TIMEOUT_S,
             own_session=True,
-            env={**dynamo_environ(home), "DYN_FILE_KV": str(home / "kv"), "PYTHONPATH": ""},
+            env={**dynamo_environ(home), **self.discovery_environ, "PYTHONPATH": ""},
         )
         stack.push_async_callback(child.stop)
         try:

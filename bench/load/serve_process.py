@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -38,7 +38,7 @@ class ServeProcess:
     Entering returns when `workers` engines can take requests. RouterError, with the last lines of
     the child, if that does not come about within `start_timeout_s`. Leaving stops the child and
     all of its children, by force if it takes long. `token` is one that may see the workers, where
-    the router asks for one.
+    the router asks for one. `env` is added to our environment.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class ServeProcess:
         workers: int,
         start_timeout_s: float,
         token: str | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._workers = workers
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -58,6 +59,7 @@ class ServeProcess:
             [sys.executable, "-P", "-m", "dynamo_router", "serve", *arguments, *UNANNOUNCED],
             stop_timeout_s=STOP_TIMEOUT_S,
             own_session=True,
+            env=env,
         )
         self.grpc_address = ""
         self.http_address = ""

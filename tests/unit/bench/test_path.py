@@ -21,6 +21,7 @@ from dynamo_router.bench.path import NOISY, PathBenchConfig, run
 from dynamo_router.runtime.errors import ConfigError, RouterError
 
 PEER = os.environ.get("DYNAMO_PEER")
+BESIDE_DYNAMO = [("frontend", "dynamo"), ("router-dynamo", "dynamo")] if PEER else []
 
 
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,7 +32,7 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     )  # fmt: skip
     assert run(config) == 0
     result = json.loads(target.read_text())
-    ways = ["direct", "bare", "router", "frontend", *(["dynamo"] if PEER else [])]
+    ways = ["direct", "bare", "router", "frontend", *(["dynamo", "router-dynamo"] if PEER else [])]
     loads = [(1, 1), (1, 2), (3, 1), (3, 2)]
     found = [(row["output_tokens"], row["concurrency"], row["name"]) for row in result["rows"]]
     assert found == [(*load, way) for load in loads for way in ways]
@@ -40,7 +41,7 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert row["engine_cpu_us_per_request"] > 0 and len(row["cpu_us_rounds"]) == 2
         assert 0 < row["ttft_ms"]["p50"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["p99"]
     compared = {(each["name"], each["beside"]) for each in result["ratios"]}
-    assert compared == {("router", "bare"), *([("frontend", "dynamo")] if PEER else [])}
+    assert compared == {("router", "bare"), *BESIDE_DYNAMO}
     said = capsys.readouterr().out
     assert ("too noisy" in said) is result["too_noisy"] is (result["others_cpu_share"] > NOISY)
 
