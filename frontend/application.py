@@ -11,6 +11,7 @@ import structlog
 from ..router.access import Access, Caller, PageCheck, rule_of, set_account
 from .asgi import (
     ClientLeftError,
+    Leaving,
     Receive,
     Scope,
     Send,
@@ -34,8 +35,8 @@ class HttpCall(NamedTuple):
     headers: dict[str, str]
     body: bytes
     request_id: str
-    receive: Receive
     send: Send
+    leaving: Leaving
     query: bytes = b""
     """what stands behind the path's question mark"""
 
@@ -71,7 +72,13 @@ class Application:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(
-        self, scope: Scope, receive: Receive, send: Send, names: tuple[str, ...] = ()
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        leaving: Leaving,
+        names: tuple[str, ...] = (),
     ) -> None:
         """`names` are those of the certificate that the client showed."""
         if scope["type"] != "http":
@@ -85,7 +92,7 @@ class Application:
             set_account(caller.name or (scope.get("client") or ("",))[0])
             body = await read_body(receive, self._max_body_bytes)
             query = scope.get("query_string", b"")
-            call = HttpCall(caller, scope["path"], headers, body, request_id, receive, send, query)
+            call = HttpCall(caller, scope["path"], headers, body, request_id, send, leaving, query)
             await handler(call)
         except ClientLeftError:
             return

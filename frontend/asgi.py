@@ -4,7 +4,7 @@ A web framework would stand between each token and its client; the interface its
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import Any
 
 import msgspec
@@ -65,9 +65,39 @@ async def send_json(
     await send_whole(send, status, msgspec.json.encode(value), headers)
 
 
+class Leaving:
+    """The client of one connection, who may leave while a request is worked on."""
+
+    def __init__(self) -> None:
+        self._gone = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def on_gone(self) -> None:
+        """The connection is lost."""
+        self._gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def unless_gone(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work; ClientLeftError, and it is cancelled, if the client leaves first."""
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        if self._gone:
+            work.close()
+            raise ClientLeftError
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self._gone or task.uncancel():
+                raise  # somebody else ends it
+            raise ClientLeftError from None
+        finally:
+            self._task = None
+
+
 class EventStream:
-    """Server-sent events. The headers go with the first of them, so that what fails before is told
-    by its own status. A stream that is silent for `keep_alive_s` gets a comment."""
+    """Server-sent events, until `close`. The headers go with the first of them, so that what fails
+    before is told by its own status. A stream that is silent for `keep_alive_s` gets a comment."""
 
     def __init__(
         self, send: Send, headers: Mapping[str, str], keep_alive: bytes, keep_alive_s: float
@@ -75,56 +105,45 @@ class EventStream:
         self._send = send
         self._headers = headers
         self._keep_alive, self._keep_alive_s = keep_alive, keep_alive_s
-        self._lock = asyncio.Lock()
-        self._last = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(keep_alive_s, self._on_silence)
+        self._beat: asyncio.Task[None] | None = None
         self.started = False
 
     async def write(self, data: bytes) -> None:
         """Waits while the client does not read."""
-        async with self._lock:
+        if not self.started:
             await self._start()
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            self._last = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._last = self._loop.time()
 
-    async def end(self) -> None:
-        async with self._lock:
-            await self._send({"type": "http.response.body", "body": b""})
+    async def end(self, data: bytes) -> None:
+        """Write the last of it."""
+        if not self.started:
+            await self._start()
+        await self._send({"type": "http.response.body", "body": data})
 
-    async def keep_alive(self) -> None:
-        """Runs beside the stream until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            left = self._last + self._keep_alive_s - loop.time()
-            if left <= 0:
-                await self.write(self._keep_alive)
-            else:
-                await asyncio.sleep(left)
+    async def close(self) -> None:
+        """Send no more comments. Idempotent."""
+        self._timer.cancel()
+        if self._beat is not None:
+            self._beat.cancel()
+            await asyncio.gather(self._beat, return_exceptions=True)
+
+    def _on_silence(self) -> None:
+        """The timer's: silent for so long, or so long after the last event."""
+        left = self._last + self._keep_alive_s - self._loop.time()
+        if left <= 0:
+            left = self._keep_alive_s
+            if self._beat is None or self._beat.done():
+                self._beat = self._loop.create_task(self.write(self._keep_alive))
+        self._timer = self._loop.call_later(left, self._on_silence)
 
     async def _start(self) -> None:
-        if self.started:
-            return
         self.started = True
         headers = _encoded({**STREAM_HEADERS, **self._headers})
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-async def unless_gone(receive: Receive, work: "asyncio.Task[None]") -> None:
-    """Wait for the work; ClientLeftError, and the work is cancelled, if the client leaves first."""
-    leaving = asyncio.ensure_future(_until_gone(receive))
-    try:
-        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientLeftError
-        await work
-    finally:
-        for task in (work, leaving):
-            task.cancel()
-        await asyncio.gather(work, leaving, return_exceptions=True)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

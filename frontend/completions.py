@@ -1,6 +1,5 @@
 """The routes of OpenAI's API, answered by one model of the fleet."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -11,10 +10,10 @@ from ..router.dispatch import Dispatcher, RequestReader
 from ..runtime.errors import NoWorkersError
 from ..workers.health import HealthMonitor
 from .application import Handler, HttpCall, answer_json
-from .asgi import EventStream, send_whole, unless_gone
+from .asgi import EventStream, send_whole
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
-from .generation import Choice, answer
+from .generation import Choice, Workers, answer
 from .openai import (
     DONE,
     KEEP_ALIVE,
@@ -33,6 +32,7 @@ from .openai import (
 )
 from .origin import Origin, origin_of
 from .parsers import new_chat_output
+from .prefill import PrefillWorkers, no_prefill_workers
 from .processor import ModelText
 from .prompts import MOST_PROMPTS, PromptReader, Tokens
 
@@ -78,9 +78,11 @@ class Completions:
         config: FrontendConfig,
         name: str | None,
         adapter: int | None = None,
+        prefill: PrefillWorkers = no_prefill_workers,
     ) -> None:
-        """`adapter` is the LoRA adapter that computes all of them."""
-        self._dispatcher = dispatcher
+        """`adapter` is the LoRA adapter that computes all of them; `prefill` says who computes a
+        prompt, if not the worker that answers."""
+        self._workers = Workers(dispatcher, prefill)
         self._adapter = adapter
         self._monitor = monitor
         self._prompts = PromptReader(text, reader)
@@ -223,8 +225,7 @@ class Completions:
             with_logprobs=request.logprobs_wanted is not None,
         )
         run = self._stream if request.wants_stream else self._whole
-        work = asyncio.create_task(run(_Asked(call, request, choices, origin, form)))
-        await unless_gone(call.receive, work)
+        await call.leaving.unless_gone(run(_Asked(call, request, choices, origin, form)))
 
     async def _whole(self, asked: _Asked) -> None:
         call, request, choices, origin, form = asked
@@ -233,7 +234,7 @@ class Completions:
         async def keep(index: int, delta: Delta) -> None:
             deltas[index].append(delta)
 
-        await answer(self._dispatcher, self._text, request, choices, origin, keep)
+        await answer(self._workers, self._text, request, choices, origin, keep)
         nvext = _extras(choices, origin) if origin.extras else None
         body = form.whole(deltas, _usage(request, choices), nvext)
         await send_whole(call.send, 200, body, call.told)
@@ -241,7 +242,6 @@ class Completions:
     async def _stream(self, asked: _Asked) -> None:
         call, request, choices, origin, form = asked
         stream = EventStream(call.send, call.told, KEEP_ALIVE, self._config.keep_alive_s)
-        keeping = asyncio.create_task(stream.keep_alive())
         options = request.stream_options
         in_each = options is not None and options.continuous_usage_stats
 
@@ -250,7 +250,7 @@ class Completions:
             await stream.write(form.chunk(index, delta, usage))
 
         try:
-            await answer(self._dispatcher, self._text, request, choices, origin, show)
+            await answer(self._workers, self._text, request, choices, origin, show)
             if origin.extras:
                 await stream.write(form.nvext_chunk(_extras(choices, origin)))
             if options is not None and options.include_usage:
@@ -260,10 +260,8 @@ class Completions:
                 raise
             await stream.write(sse(api_error(error).body))
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-        await stream.write(DONE)
-        await stream.end()
+            await stream.close()
+        await stream.end(DONE)
 
 
 def _usage(request: Sampling, choices: Sequence[Choice]) -> Usage:
@@ -288,6 +286,11 @@ def _extras(choices: Sequence[Choice], origin: Origin) -> dict[str, Any]:
             "decode_worker_id": worker.worker_id,
             "decode_dp_rank": worker.dp_rank,
         }
+        if choice.prefill is not None:
+            first = choice.prefill.worker
+            told["worker_id"]["prefill_worker_id"] = first.worker_id
+            told["worker_id"]["prefill_dp_rank"] = first.dp_rank
+    decision = choice.prefill or decision  # a prompt's cache counts where it was computed
     if decision is not None and "decision" in origin.extras:
         told |= {
             "overlap_blocks": decision.overlap_blocks,

@@ -11,7 +11,6 @@ import numpy as np
 from ..router.dispatch import Dispatcher
 from ..workers.trtllm_proto import pb
 from .application import HttpCall, answer_json
-from .asgi import unless_gone
 from .openai import BAD_BODY, ApiError, bad_body
 from .prompts import PromptReader, Tokens
 
@@ -45,7 +44,7 @@ class Embeddings:
         async def ask() -> None:
             found.extend(await self._embed(inputs, call.request_id))
 
-        await unless_gone(call.receive, asyncio.create_task(ask()))
+        await call.leaving.unless_gone(ask())
         encode = _as_base64 if request.encoding_format == "base64" else _as_floats
         tokens = sum(
             each.prompt_tokens or len(ids) for each, ids in zip(found, inputs, strict=True)

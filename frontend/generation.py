@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,7 @@ from ..workers.trtllm_proto import pb
 from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
+from .prefill import PrefillWorkers, no_prefill_workers, prefill
 from .processor import ModelText, StopStrings
 
 Emit = Callable[[int, Delta], Awaitable[None]]
@@ -42,6 +43,8 @@ class Choice:
     """shown before the answer: the prompt, where it is to be echoed"""
     usage: Usage = field(default_factory=Usage)
     decision: Decision | None = None
+    prefill: Decision | None = None
+    """where its prompt was computed, if not where it was generated"""
     adapter: int | None = None
     """the LoRA adapter that computes it, as engines number it"""
     first_at: float | None = None
@@ -178,8 +181,15 @@ class AnswerReader:
         )
 
 
+class Workers(NamedTuple):
+    """Who answers the requests of a model."""
+
+    dispatcher: Dispatcher
+    prefill: PrefillWorkers = no_prefill_workers
+
+
 async def answer(
-    dispatcher: Dispatcher,
+    workers: Workers,
     text: ModelText,
     request: Sampling,
     choices: Sequence[Choice],
@@ -191,18 +201,18 @@ async def answer(
     Raises what `Dispatcher.generate` raises. Cancel the task to give all of them up.
     """
     if len(choices) == 1:
-        await _answer_one(dispatcher, text, request, choices[0], origin, emit)
+        await _answer_one(workers, text, request, choices[0], origin, emit)
         return
     try:
         async with asyncio.TaskGroup() as group:
             for choice in choices:
-                group.create_task(_answer_one(dispatcher, text, request, choice, origin, emit))
+                group.create_task(_answer_one(workers, text, request, choice, origin, emit))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
 async def _answer_one(
-    dispatcher: Dispatcher,
+    workers: Workers,
     text: ModelText,
     request: Sampling,
     choice: Choice,
@@ -210,6 +220,7 @@ async def _answer_one(
     emit: Emit,
 ) -> None:
     reader = AnswerReader(text, request, choice.prefix, choice.output)
+    dispatcher = workers.dispatcher
     request_id = f"{origin.answer_id}-{choice.index}"
 
     async def respond(message: bytes) -> None:
@@ -226,8 +237,18 @@ async def _answer_one(
             # The engine may not know of the stop string; the rest would be computed for nobody.
             await dispatcher.abort(request_id, origin.caller)
 
+    body = await in_pieces(request, choice, request_id, origin.salt)
+    if (first := workers.prefill()) is not None:
+        prefilled = await prefill(first, body, origin)
+        choice.decision = choice.prefill = prefilled.decision
+        reader.usage.cached_tokens = prefilled.cached_tokens
+        if prefilled.request is None:
+            for message in prefilled.messages:
+                await respond(message)
+            return
+        body = prefilled.request
     choice.decision = await dispatcher.generate(
-        await in_pieces(request, choice, request_id, origin.salt),
+        body,
         respond,
         metadata=origin.metadata,
         pinned=origin.pinned,

@@ -9,6 +9,20 @@ from smg_grpc_proto.generated import (
     trtllm_service_pb2 as pb,
 )
 
-__all__ = ["SERVICE", "common_pb", "pb"]
+__all__ = ["SERVICE", "common_pb", "length_delimited", "pb"]
 
 SERVICE = "trtllm.TrtllmService"
+
+
+def length_delimited(field: int, data: bytes) -> bytes:
+    """A field of a serialized message: its number, the length, and the bytes themselves."""
+    return b"".join((_varint(field << 3 | 2), _varint(len(data)), data))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

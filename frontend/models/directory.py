@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ...router.pool import WorkerPool
 from ..application import Handler
@@ -31,6 +31,9 @@ class Answering(Protocol):
         ...
 
     def has_worker(self, worker_id: int) -> bool: ...
+
+
+SomeAnswering = TypeVar("SomeAnswering", bound=Answering)
 
 
 class Directory(Protocol):
@@ -98,7 +101,7 @@ class OneModel:
         return [self] if not known or name == known else []
 
 
-def in_order(pools: Sequence[Answering], rng: random.Random) -> list[Answering]:
+def in_order(pools: Sequence[SomeAnswering], rng: random.Random) -> list[SomeAnswering]:
     """All of them; one comes first as often as its share is of all shares. Those without a share
     come last."""
     ranks = {

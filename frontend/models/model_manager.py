@@ -43,7 +43,7 @@ class ModelManager:
     @property
     def entries(self) -> Sequence[ModelEntry]:
         """The models, then their adapters and other names."""
-        built = [pool for pool in self._pools.values() if pool.is_built]
+        built = self._answering
         limits: dict[str, int] = {}
         for pool in built:
             model = pool.name.model
@@ -57,7 +57,7 @@ class ModelManager:
 
     @property
     def any_ready(self) -> bool:
-        serving = (pool.is_built and pool.share > 0 for pool in self._pools.values())
+        serving = (pool.share > 0 for pool in self._answering)
         return not self.draining and any(serving)
 
     def find(self, name: str) -> Sequence[Answering]:
@@ -67,10 +67,15 @@ class ModelManager:
             if entry.name != name:
                 continue
             model = entry.parent or name
-            pools = [p for p in self._pools.values() if p.name.model == model and p.is_built]
+            pools = [pool for pool in self._answering if pool.name.model == model]
             with_adapter = [pool for pool in pools if entry.parent and name in pool.found.adapters]
             return [pool.adapter(name) for pool in with_adapter] or pools
         return []
+
+    @property
+    def _answering(self) -> list[ModelPool]:
+        """The pools that clients' requests go to."""
+        return [pool for pool in self._pools.values() if pool.is_built and pool.answers]
 
     @property
     def report(self) -> dict[str, Any]:
@@ -120,6 +125,9 @@ class ModelManager:
                 del self._pools[name]
                 await pool.close()
                 log.info("a pool is gone", pool=str(name))
+        pools = self.pools
+        for pool in pools:
+            pool.partners = [each for each in pools if pool.found.shares_requests_with(each.found)]
 
 
 def _elsewhere(name: SetName, sets: Mapping[SetName, WorkerSet]) -> frozenset[int]:
@@ -134,6 +142,8 @@ def _told(pool: ModelPool) -> dict[str, Any]:
         "model": name.model,
         "endpoint": str(name.endpoint),
         "checksum": name.checksum,
+        "worker_type": card.worker_type,
+        "prefill_pools": [each.label for each in pool.partners],
         "state": pool.state,
         "reason": pool.reason,
         "block_size": card.block_size,

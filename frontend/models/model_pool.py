@@ -1,7 +1,8 @@
 """ModelPool: one set of workers of a model, with index, slots and text that are its own."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+import random
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -13,24 +14,24 @@ import structlog
 from ...indexer.event_index import EventIndex
 from ...router.access import Security
 from ...router.admin import DiscoveredWorkers
+from ...router.config import DYNAMO
 from ...router.dashboard import PageData
-from ...router.dispatch import Tracing
+from ...router.dispatch import Dispatcher, Tracing
 from ...router.events import WorkerQueries
 from ...router.metrics import MetricsPage
 from ...router.pool import WorkerPool
 from ...router.serve_config import ServeConfig
 from ...runtime.backoff import Backoff
 from ...runtime.clock import Clock
-from ...runtime.errors import ConfigError
+from ...runtime.errors import ConfigError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.off_loop import OffLoop
 from ...runtime.request_planes import RequestClient
 from ...runtime.supervised import stopped, supervise
 from ...workers.discovery import (
+    PREFILL,
     CardFile,
-    DiscoveredWorker,
     EventSource,
-    Fleet,
     WrongFileError,
     adapter_id,
     checked_folder,
@@ -39,6 +40,8 @@ from ..application import Handler
 from ..completions import Completions
 from ..config import FrontendConfig
 from ..processor import ModelText
+from .directory import in_order
+from .set_members import SetMembers
 from .worker_sets import SetName, WorkerSet
 
 log = structlog.get_logger(__name__)
@@ -66,39 +69,6 @@ class Shared:
     """of a text: one at a time"""
 
 
-class SetMembers:
-    """The workers of one set as they are registered now."""
-
-    def __init__(self, transports: frozenset[str]) -> None:
-        self._fleet = Fleet(transports)
-        self.workers: Mapping[int, DiscoveredWorker] = {}
-        self.elsewhere: Collection[int] = frozenset()
-        self.sources: Mapping[WorkerWithDpRank, EventSource] = {}
-        self.changed = asyncio.Event()
-
-    def become(
-        self,
-        found: WorkerSet | None,
-        sources: Mapping[WorkerWithDpRank, EventSource],
-        elsewhere: Collection[int],
-    ) -> None:
-        """Who they are from now on; None: nobody. Those `elsewhere` have a card of another set."""
-        workers: Mapping[int, DiscoveredWorker] = {}
-        if found is not None:
-            instances = found.instances.values()
-            workers = self._fleet.workers(instances, found.cards, sources.values())
-        self.sources = sources
-        if (workers, elsewhere) != (self.workers, self.elsewhere):
-            self.workers, self.elsewhere = workers, elsewhere
-            self.changed.set()
-
-    async def start(self) -> None:
-        """Nothing is to be waited for: somebody else follows the store."""
-
-    async def close(self) -> None:
-        """The store is somebody else's."""
-
-
 class ModelPool:
     """Requests of one model are routed among the workers of one set, and never leave it.
 
@@ -109,6 +79,7 @@ class ModelPool:
     def __init__(self, found: WorkerSet, shared: Shared) -> None:
         self.found = found
         self._shared = shared
+        self._rng = random.Random()
         self._members = SetMembers(frozenset(shared.plane.transports))
         self._task: asyncio.Task[None] | None = None
         self._workers: WorkerPool | None = None
@@ -118,9 +89,12 @@ class ModelPool:
         self._adapters: dict[str, Completions] = {}
         self._page_data: PageData | None = None
         self._tried = asyncio.Event()  # to build it, and it was built or is refused
+        self._serves = False
         self.reason = ""
         self.gone = False
         """nobody is registered for it any more"""
+        self.partners: Sequence[ModelPool] = ()
+        """of a pool of decode workers: those whose workers may compute its prompts"""
 
     @property
     def name(self) -> SetName:
@@ -128,12 +102,20 @@ class ModelPool:
 
     @property
     def is_built(self) -> bool:
-        return self._completions is not None
+        return self._serves
+
+    @property
+    def answers(self) -> bool:
+        """Whether clients' requests go to it; those of prefill workers come from other pools."""
+        return self.found.card.worker_type != PREFILL
 
     @property
     def share(self) -> float:
-        """Of its model's requests: as many parts as it has workers that take requests."""
-        return 0.0 if self._workers is None else float(len(self._workers.monitor.ready_clients()))
+        """Of its model's requests: as many parts as it has workers that take requests, and none
+        without the prefill workers that they need."""
+        if self._workers is None or (self.found.needs_prefill and not self._able("")):
+            return 0.0
+        return float(len(self._workers.monitor.ready_clients()))
 
     @property
     def state(self) -> str:
@@ -196,6 +178,26 @@ class ModelPool:
         """How requests of its model are answered, by route; none before it is built."""
         return {} if self._completions is None else self._completions.routes
 
+    def prefill_workers(self, adapter: str = "") -> Dispatcher | None:
+        """Through whom the prompt of a request is computed; None: by the worker that answers.
+
+        NoWorkersError if its workers need others for that, and nobody is ready.
+        """
+        for pool in in_order(self._able(adapter), self._rng)[:1]:
+            assert pool._workers is not None
+            return pool._workers.dispatcher
+        if self.found.needs_prefill:
+            raise NoWorkersError(f"the model {self.name.model} has no prefill worker that is ready")
+        return None
+
+    def _able(self, adapter: str) -> "list[ModelPool]":
+        """The partners that have workers, and the adapter if there is one."""
+        return [
+            pool
+            for pool in self.partners
+            if pool.is_built and pool.share > 0 and (not adapter or adapter in pool.found.adapters)
+        ]
+
     def has_worker(self, worker_id: int) -> bool:
         return self._workers is not None and self._workers.has_worker(worker_id)
 
@@ -234,11 +236,11 @@ class ModelPool:
             await self._workers.close()
 
     async def _build(self) -> None:
-        if self._completions is not None:
+        if self._serves:
             return
-        text = await self._read_text()
+        text = await self._read_text() if self.answers else None
         shared, card = self._shared, self.found.card
-        config = _config_of(shared.config, self.name, card.block_size)
+        config = _config_of(shared.config, self.found)
         await self._close_parts()  # of an attempt that failed
         workers = WorkerPool(config, shared.security, shared.clock, shared.tracing)
         self._workers = workers
@@ -248,23 +250,24 @@ class ModelPool:
         )
         await self._discovered.start()
         workers.dispatcher.start()
-        workers.dashboard.tokenize = partial(text.encode, add_special_tokens=True)
         self._page_data = PageData(
             workers.dashboard, workers.reader, lambda: (self.share > 0, workers.health)
         )
-        self._text = text
-        self._completions = self._answering(self.name.model, None)
-        self.reason = ""
+        if text is not None:
+            workers.dashboard.tokenize = partial(text.encode, add_special_tokens=True)
+            self._text = text
+            self._completions = self._answering(self.name.model)
+        self._serves, self.reason = True, ""
         self._tried.set()
         log.info("a pool serves", pool=str(self.name), block_size=card.block_size)
 
     def adapter(self, name: str) -> "AdapterPool":
         """One of its adapters, as a model. The pool must be built."""
         if name not in self._adapters:
-            self._adapters[name] = self._answering(name, adapter_id(name))
+            self._adapters[name] = self._answering(name, adapter=True)
         return AdapterPool(self, self._adapters[name].routes)
 
-    def _answering(self, name: str, adapter: int | None) -> Completions:
+    def _answering(self, name: str, *, adapter: bool = False) -> Completions:
         workers, text = self._workers, self._text
         assert workers is not None and text is not None
         return Completions(
@@ -274,7 +277,8 @@ class ModelPool:
             text,
             self._shared.frontend,
             name,
-            adapter,
+            adapter_id(name) if adapter else None,
+            partial(self.prefill_workers, name if adapter else ""),
         )
 
     async def _read_text(self) -> ModelText:
@@ -332,12 +336,23 @@ def _same_files(files: tuple[CardFile, ...]) -> tuple[CardFile, ...]:
     return tuple(replace(file, path=Path(file.path).name) for file in files)
 
 
-def _config_of(config: ServeConfig, name: SetName, block_size: int) -> ServeConfig:
+def _config_of(config: ServeConfig, found: WorkerSet) -> ServeConfig:
     """The configuration of one pool: the frontend's, for the workers of one set."""
     values = {field.name: getattr(config, field.name) for field in fields(ServeConfig)}
-    endpoint = name.endpoint
+    endpoint = found.name.endpoint
+    router = replace(config.router, block_size=found.card.block_size)
+    if found.needs_prefill and router.mode == "kv":
+        # Its prompts cost nothing here, nor does it matter what is cached of them: the fewest
+        # active blocks decide, which is Dynamo's cost without its terms for prompts.
+        router = replace(
+            router,
+            policy=DYNAMO,
+            overlap_score_weight=None,
+            overlap_score_credit=0.0,
+            router_track_prefill_tokens=False,
+        )
     values |= {
-        "router": replace(config.router, block_size=block_size),
+        "router": router,
         "namespace": endpoint.namespace,
         "component": endpoint.component,
         "endpoint": endpoint.endpoint,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...runtime.components import EndpointName, Instance
-from ...workers.discovery import NO_REQUESTS, ModelCard
+from ...workers.discovery import DECODE, ENCODE, PREFILL, ModelCard
 
 TEXT_TYPES = ("Chat", "Completions")
 
@@ -59,6 +59,22 @@ class WorkerSet:
     instances: Mapping[int, Instance]
     adapters: frozenset[str] = frozenset()
     """of LoRA, that all of its workers have"""
+
+    @property
+    def needs_prefill(self) -> bool:
+        """Whether its workers go on with prompts that others have computed, and only with those."""
+        groups = self.card.needs
+        return bool(groups) and all(PREFILL in group for group in groups)
+
+    def shares_requests_with(self, prefill: "WorkerSet") -> bool:
+        """Whether `prefill`, workers of that kind, can compute the prompts for these: they are of
+        one model, one generation of its workers, and have one form of cache."""
+        ours, theirs = self.name, prefill.name
+        return (
+            (self.card.worker_type, prefill.card.worker_type) == (DECODE, PREFILL)
+            and (ours.model, ours.endpoint.namespace) == (theirs.model, theirs.endpoint.namespace)
+            and self.card.partner_checksum == prefill.card.partner_checksum
+        )
 
 
 @dataclass(frozen=True)
@@ -114,10 +130,13 @@ def worker_sets(
 
 def _why_not(card: ModelCard) -> str | None:
     """Why a card's worker gets no requests; None if it does."""
-    if card.worker_type in NO_REQUESTS or card.needs:
+    others = {kind for group in card.needs for kind in group} - {PREFILL, DECODE}
+    if card.worker_type == ENCODE or others:
         return f"a worker for {card.worker_type} needs others beside it, which is not served yet"
     if card.model_input != "Tokens":
         return f"it takes {card.model_input}, not token ids"
+    if card.worker_type == PREFILL:
+        return None
     if not any(kind in card.model_type for kind in TEXT_TYPES):
         return f"its model type is {card.model_type!r}, neither of {' and '.join(TEXT_TYPES)}"
     return None

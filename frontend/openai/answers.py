@@ -39,6 +39,9 @@ class Delta(NamedTuple):
     first_call: int = 0
 
 
+_TEXT_ALONE = Delta("")[2:]
+
+
 @dataclass
 class Usage:
     """Tokens counted; a prompt counts once, however many answers it has."""
@@ -73,9 +76,13 @@ class Answer:
     explain: bool = False
     _begun: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
+    _around: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None = None) -> bytes:
         """One event of a stream."""
+        if usage is None and delta[2:] == _TEXT_ALONE and not self.with_logprobs:
+            if self.kind == "completion" or (index in self._begun and delta.text):
+                return self._text_chunk(index, delta.text, delta.finish_reason)
         choice: dict[str, Any]
         if self.kind == "chat":
             choice = {"index": index, "delta": self._chat_delta(index, delta)}
@@ -86,6 +93,22 @@ class Answer:
         if usage is not None:
             told["usage"] = usage.to_dict()
         return sse(told)
+
+    def _text_chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
+        """The same of text alone, as nearly all events are: only that is encoded."""
+        around = self._around.get(index)
+        if around is None:
+            chat = self.kind == "chat"
+            said = {"delta": {"content": 0}} if chat else {"text": 0}
+            choice = {"index": index, **said, "logprobs": None, "finish_reason": None}
+            written = sse({**self._head(True), "choices": [choice]})
+            before, _, after = written.rpartition(b":0")
+            around = self._around[index] = (before + b":", after)
+        before, after = around
+        if finish_reason is None:
+            return b"".join((before, _encode(text), after))
+        after = after.replace(b"null}", _encode(finish_reason) + b"}")
+        return b"".join((before, _encode(text), after))
 
     def _chat_delta(self, index: int, delta: Delta) -> dict[str, Any]:
         said: dict[str, Any] = {} if not delta.text else {"content": delta.text}

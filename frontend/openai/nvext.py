@@ -101,8 +101,8 @@ _REFUSED = {
     "annotations": ": see extra_fields",
     "max_thinking_tokens": "",
     "metadata_upload": "",
-    "prefill_worker_id": ": there is no prefill worker of its own",
-    "prefill_dp_rank": ": there is no prefill worker of its own",
+    "prefill_worker_id": "",
+    "prefill_dp_rank": "",
     "routing_constraints": "",
     "router": ": see the header x-dynamo-slo-ttft-ms",
 }

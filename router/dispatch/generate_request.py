@@ -7,12 +7,12 @@ from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_hexdigest
 
 from ...runtime.errors import InvalidRequestError
-from ...workers.trtllm_proto import pb
+from ...workers.trtllm_proto import length_delimited, pb
 from ..prompt import Content, Prompt
 from ._generate_request import parse_generate
 
-# Field 1, length-delimited, of requests and of answers: request_id.
-_REQUEST_ID_TAG = b"\x0a"
+# The field request_id of requests and of answers.
+_REQUEST_ID = 1
 Respond = Callable[[bytes], Awaitable[None]]
 NO_LIMIT = 2**32 - 1
 _NO_REQUEST = "the request is no trtllm.GenerateRequest"
@@ -85,8 +85,7 @@ def restore_id(respond: Respond, known_as: str, request_id: str) -> Respond:
 
 
 def _id_field(request_id: str) -> bytes:
-    encoded = request_id.encode()
-    return b"".join((_REQUEST_ID_TAG, _varint(len(encoded)), encoded))
+    return length_delimited(_REQUEST_ID, request_id.encode())
 
 
 def _media_namespace(body: bytes, salt: str | None) -> str | None:
@@ -107,12 +106,3 @@ def _media_namespace(body: bytes, salt: str | None) -> str | None:
 
 def _framed(data: bytes) -> bytes:
     return len(data).to_bytes(8, "little") + data
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

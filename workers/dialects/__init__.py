@@ -3,6 +3,26 @@
 from ..channels import EngineCall
 from .dynamo_client import DynamoClient, DynamoRoute
 from .engine_client import EngineClient
+from .handoff import (
+    CONTEXT_ONLY,
+    for_decode,
+    for_prefill,
+    given_handoff,
+    handoff_of,
+    with_handoff,
+)
 from .openai_client import OpenAiClient
 
-__all__ = ["DynamoClient", "DynamoRoute", "EngineCall", "EngineClient", "OpenAiClient"]
+__all__ = [
+    "CONTEXT_ONLY",
+    "DynamoClient",
+    "DynamoRoute",
+    "EngineCall",
+    "EngineClient",
+    "OpenAiClient",
+    "for_decode",
+    "for_prefill",
+    "given_handoff",
+    "handoff_of",
+    "with_handoff",
+]

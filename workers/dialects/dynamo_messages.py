@@ -13,6 +13,7 @@ from ...runtime.errors import InvalidRequestError, WorkerError
 from ...runtime.request_planes import part_decoders
 from ..trtllm_proto import pb
 from ._token_ids import split_tokens
+from .handoff import given_handoff, with_handoff
 from .trtllm_answer import MAX_TOKENS, TokenLogprob, TrtllmAnswer, check_request, refuse
 
 _ENGINE = "a worker of Dynamo's"
@@ -36,6 +37,7 @@ _TO_CHECK = _bits(
     "sampling_config", "multimodal_input", "prompt_tuning_config", "disaggregated_params",
     "embedding_bias", "bad", "bad_token_ids", "guided_decoding",
 )  # fmt: skip
+_DISAGGREGATED = _bits("disaggregated_params")
 _TO_TRANSLATE = _bits(
     "sampling_config", "output_config", "stop", "stop_token_ids", "cache_salt_id", "lora_config"
 )
@@ -61,7 +63,7 @@ def read_request(request: bytes, dp_rank: int | None, codec: str = "msgpack") ->
     except (DecodeError, ValueError):
         raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
     if present & _TO_CHECK or not message.max_tokens:
-        check_request(message, _ENGINE)
+        check_request(message, _ENGINE, disaggregated=True)
         refuse(_ENGINE, {"guided decoding": message.HasField("guided_decoding")})
     stop: dict[str, Any] = {
         "max_tokens": min(message.max_tokens, MAX_TOKENS),
@@ -99,6 +101,12 @@ def read_request(request: bytes, dp_rank: int | None, codec: str = "msgpack") ->
         "annotations": [],
         "routing": routing,
     }
+    if present & _DISAGGREGATED and (handoff := given_handoff(message)) is not None:
+        try:
+            params = msgspec.json.decode(handoff)
+        except msgspec.DecodeError:
+            raise InvalidRequestError("the prompt's handoff is none of Dynamo's") from None
+        body["prefill_result"] = {"disaggregated_params": params, "prompt_tokens_details": None}
     return Asked(message, prompt_tokens, body)
 
 
@@ -132,6 +140,8 @@ class TokenPart(msgspec.Struct):
     """the stop string or token id that ended it"""
     log_probs: list[Any] | None = None
     completion_usage: _Usage | None = None
+    disaggregated_params: Any = None
+    """of a prefill worker: what a decode worker needs to go on"""
 
 
 class PlainPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,6 +164,7 @@ class AnswerWriter:
         self._answer = TrtllmAnswer(request, prompt_tokens)
         self._finish_reason = ""
         self._matched: Any = None
+        self._handoff: Any = None
 
     def on_part(self, part: Any) -> bytes | None:
         """The message that a part makes; None if it has nothing for a client yet. It is a TokenPart
@@ -174,6 +185,8 @@ class AnswerWriter:
                     raise WorkerError(str(reason.get("error", reason)))
                 self._finish_reason = _FINISH_REASONS.get(reason, reason)
                 self._matched = part.stop_reason
+            if part.disaggregated_params is not None:
+                self._handoff = part.disaggregated_params
             tokens = part.token_ids
             if not part.log_probs:
                 return answer.add(tokens)
@@ -188,6 +201,9 @@ class AnswerWriter:
         if not self._finish_reason:
             raise WorkerError("its answer ended without a reason")
         try:
-            return self._answer.complete(self._finish_reason, self._matched)
+            message = self._answer.complete(self._finish_reason, self._matched)
+            if self._handoff is None:
+                return message
+            return with_handoff(message, msgspec.json.encode(self._handoff))
         except (TypeError, ValueError) as error:
             raise WorkerError(f"its answer cannot be read: {error!r}") from None

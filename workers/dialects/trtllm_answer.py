@@ -18,9 +18,9 @@ class TokenLogprob(NamedTuple):
     top: Sequence[tuple[int, float]] = ()
 
 
-def check_request(message: Any, engine: str) -> None:
+def check_request(message: Any, engine: str, *, disaggregated: bool = False) -> None:
     """InvalidRequestError for a GenerateRequest that asks for what engines of no dialect but trtllm
-    can be asked for."""
+    can be asked for. `disaggregated`: this one knows of phases of a request."""
     sampling = message.sampling_config
     refuse(
         engine,
@@ -29,7 +29,8 @@ def check_request(message: Any, engine: str) -> None:
             "beam search": sampling.beam_width > 1,
             "multimodal input": _says(message, "multimodal_input", "image_data"),
             "prompt tuning": _says(message, "prompt_tuning_config", "embedding_table"),
-            "disaggregated serving": _says(message, "disaggregated_params", "request_type"),
+            "disaggregated serving": not disaggregated
+            and _says(message, "disaggregated_params", "request_type"),
             "an embedding bias": bool(message.embedding_bias),
             "bad words": bool(message.bad or message.bad_token_ids),
         },

@@ -12,24 +12,37 @@ from .event_keys import (
     event_channel,
     event_source,
 )
-from .model_card import CARDS, NO_REQUESTS, ModelCard, adapter_id, decode_card, encode_card
+from .model_card import (
+    CARDS,
+    DECODE,
+    ENCODE,
+    NO_REQUESTS,
+    PREFILL,
+    ModelCard,
+    adapter_id,
+    decode_card,
+    encode_card,
+)
 from .plane_config import EventPlaneConfig
 from .worker_watch import WorkerWatch
 
 __all__ = [
     "CARDS",
     "CardFile",
+    "DECODE",
     "Departures",
     "DiscoveryConfig",
     "STATIC",
     "TRTLLM",
     "DiscoveredWorker",
+    "ENCODE",
     "EVENT_SOURCES",
     "EventPlaneConfig",
     "EventSource",
     "Fleet",
     "ModelCard",
     "NO_REQUESTS",
+    "PREFILL",
     "RECOVERY",
     "WorkerWatch",
     "WrongFileError",

@@ -16,6 +16,7 @@ from msgspec import json
 IN_ORDER = ("model_info", "tokenizer", "prompt_formatter", "chat_template_file", "gen_config")
 """The parts that are files."""
 _KINDS = {"prefill": 1, "decode": 2, "encode": 3, "aggregated": 4}
+_LENGTHS = ("context_length", "architectural_max_context_length")
 
 
 def card_checksum(card: Mapping[str, Any]) -> str:
@@ -26,6 +27,17 @@ def card_checksum(card: Mapping[str, Any]) -> str:
     except ModuleNotFoundError:
         return hashlib.sha256(data).hexdigest()
     return digest
+
+
+def partner_checksum(card: Mapping[str, Any]) -> str:
+    """The same of what a prefill worker and a decode worker must have in common to share a request:
+    all but their kinds, what they need, how long a sequence each can take, more names, and where
+    the files stand that both have."""
+    own = ("worker_type", "needs", "aliases", "source_path", *_LENGTHS)
+    common = {name: value for name, value in card.items() if name not in own}
+    runtime = dict(card.get("runtime_config") or {})
+    runtime.pop("context_length", None)
+    return card_checksum({**common, "runtime_config": runtime})
 
 
 def checksum_bytes(card: Mapping[str, Any]) -> bytes:

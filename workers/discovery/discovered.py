@@ -23,10 +23,13 @@ class DiscoveredWorker:
 
 
 class Fleet:
-    """Works out the workers of one endpoint. `transports`: those that Dynamo's are called over."""
+    """Works out the workers of one endpoint. `transports`: those that Dynamo's are called over.
+    Workers whose card is of a kind that is `not_called` are left out."""
 
-    def __init__(self, transports: Collection[str]) -> None:
-        self._transports = transports
+    def __init__(
+        self, transports: Collection[str], not_called: Collection[str] = NO_REQUESTS
+    ) -> None:
+        self._transports, self._not_called = transports, not_called
 
     def workers(
         self,
@@ -50,6 +53,9 @@ class Fleet:
         self, instance: Instance, cards: Mapping[int, ModelCard], publishers: Mapping[int, int]
     ) -> DiscoveredWorker | None:
         worker_id = instance.instance_id
+        card = cards.get(worker_id)
+        if card is not None and card.worker_type in self._not_called:
+            return None
         if instance.transport == TRTLLM:
             try:
                 url = parse_worker_url(instance.address)
@@ -58,8 +64,7 @@ class Fleet:
             return DiscoveredWorker(
                 WorkerUrl(url.address, worker_id, url.dp_size, url.dp_start, url.tls)
             )
-        card = cards.get(worker_id)
-        if card is None or card.worker_type in NO_REQUESTS:
+        if card is None:
             return None
         if instance.transport not in self._transports:
             return None

@@ -16,11 +16,13 @@ from ...runtime.components import EndpointName
 from ...runtime.kv_stores import Entry
 from ..engine_facts import EngineFacts
 from ..registry import MAX_RANKS
-from .card_checksum import card_checksum, context_length
+from .card_checksum import card_checksum, context_length, partner_checksum
 from .card_files import CardFile, files_of
 
 CARDS = "v1/mdc"
-NO_REQUESTS = ("prefill", "encode")
+PREFILL, DECODE, ENCODE, AGGREGATED = "prefill", "decode", "encode", "aggregated"
+"""Kinds of workers: of the prompt alone, of the rest, of images, of all of it."""
+NO_REQUESTS = (PREFILL, ENCODE)
 """Kinds of workers that are no use alone."""
 
 
@@ -30,7 +32,7 @@ class ModelCard:
 
     name: str
     block_size: int
-    worker_type: str = "aggregated"
+    worker_type: str = AGGREGATED
     context_length: int = 0
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
@@ -49,6 +51,8 @@ class ModelCard:
     """of the model: configuration, tokenizer, templates"""
     checksum: str = ""
     """of all that must be equal in workers that stand in for each other; known once it is read"""
+    partner_checksum: str = ""
+    """of what a prefill worker and a decode worker of one request must have in common; as above"""
 
     @property
     def facts(self) -> EngineFacts:
@@ -118,7 +122,7 @@ def decode_card(entry: Entry) -> ModelCard:
     return ModelCard(
         card.display_name,
         card.kv_cache_block_size,
-        card.worker_type or "aggregated",
+        card.worker_type or AGGREGATED,
         max(0, context_length(said)),
         runtime.total_kv_blocks,
         runtime.max_num_seqs,
@@ -132,6 +136,7 @@ def decode_card(entry: Entry) -> ModelCard:
         card.needs or (),
         files_of(said),
         card_checksum(said),
+        partner_checksum(said),
     )
 
 

@@ -17,6 +17,7 @@ MAX_TOKEN_ID = 2**32
 EVEN_SPEEDS = (1.0,)
 ENGINE_TYPES = ("vllm", "classic")
 DIALECTS = ("trtllm", "dynamo")
+DISAGGREGATION_MODES = ("agg", "prefill", "decode")
 PREEMPTION_MODES = ("lifo", "fifo")
 _CLASSIC_WATERMARK = 0.01
 _MOST_RANKS = 4096
@@ -209,6 +210,12 @@ class MockerConfig:
     aliases: str = option(
         "", "With --discovery: more names of the model, for frontends, with commas."
     )
+    disaggregation_mode: str = option(
+        "agg",
+        "What the engines compute: whole requests (agg), prompts for decode workers (prefill), or"
+        " what follows them (decode).",
+        choices=DISAGGREGATION_MODES,
+    )
     lease_ttl_s: float = option(
         LEASE_TTL_S,
         "With --discovery: how long an engine stays registered that is gone without a word.",
@@ -246,6 +253,7 @@ class MockerConfig:
         _require("heartbeat_s", 0 <= self.heartbeat_s < math.inf, "must be finite, at least 0")
         _require_choice("dialect", self.dialect, DIALECTS)
         _require_choice("data_path", self.data_path, DATA_PATHS)
+        _require_choice("disaggregation_mode", self.disaggregation_mode, DISAGGREGATION_MODES)
         _require_positive("lease_ttl_s", self.lease_ttl_s)
         _require("drain_timeout_s", self.drain_timeout_s >= 0, "must not be negative")
         for key in ("host", "namespace", "component", "endpoint"):

@@ -4,6 +4,7 @@ Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/request_plane`).
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
 from .dp_engine import DataParallelEngine
 from .live import TokenStream
+from .messages import DisaggregationRole
 from .sampling import EngineRequest
 
 DEFAULT_MAX_TOKENS = 16
@@ -43,10 +45,10 @@ class DynamoEndpoints:
         worker_id: int,
         ranks: DataParallelEngine,
         events: Sequence[RankEvents],
-        vocab_size: int,
+        role: DisaggregationRole,
     ) -> None:
         self._server, self._host, self._ranks = server, host, ranks
-        self._worker_id, self._vocab_size = worker_id, vocab_size
+        self._worker_id, self._role = worker_id, role
         self._paths: list[str] = []
         self.instance = self._serve(name, self._generate)
         self.recovery = [
@@ -75,6 +77,11 @@ class DynamoEndpoints:
     async def _generate(self, body: Any, context: RequestContext) -> AsyncGenerator[object, None]:
         await self._ranks.awake()
         request, rank = _engine_request(body, context.id)
+        role, prefilled = self._role, body.get("prefill_result")
+        if role.hands_over:
+            request = replace(request, max_tokens=1, min_tokens=0)
+        elif prefilled is not None:
+            role.check_handoff(prefilled["disaggregated_params"], len(request.token_ids))
         stream = self._ranks.submit(request, rank)
         try:
             sequence = stream.sequence
@@ -90,7 +97,10 @@ class DynamoEndpoints:
                     break
                 await stream.wait(stream.ready)
             reason = "cancelled" if stream.aborted else sequence.finish_reason
-            last = {"token_ids": [], "finish_reason": reason}
+            last: dict[str, Any] = {"token_ids": [], "finish_reason": reason}
+            if role.hands_over:
+                handoff = role.handoff(sequence.prompt_len)
+                last["disaggregated_params"] = msgspec.to_builtins(handoff)
             yield annotated(last | {"completion_usage": _usage(stream, sent)})
         finally:
             self._ranks.release(stream)

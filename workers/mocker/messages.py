@@ -1,13 +1,21 @@
-"""The mock engine's side of the messages of trtllm.TrtllmService: requests in, answers out."""
+"""The mock engine's side of messages: requests in, answers out, and what prefill workers hand over.
+
+No cache is moved between mock engines: a decode worker computes the prompt itself, so that the time
+of its first token is not that of a real one. But it takes a handoff only from a prefill worker that
+it could have the cache of.
+"""
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from ...runtime.errors import InvalidRequestError
+from ..dialects import CONTEXT_ONLY, given_handoff
 from ..trtllm_proto import common_pb, pb
+from .config import MockerConfig
 from .kv_events import BlocksStored, KvEvent
 from .live import TokenStream
 from .sampling import EngineRequest
@@ -18,6 +26,68 @@ _TIERS = {
     "host_pinned": common_pb.KV_CACHE_TIER_HOST,
     "disk": common_pb.KV_CACHE_TIER_DISK,
 }
+
+
+class Handoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a prefill worker says of the prompt that it computed."""
+
+    prefill_worker_id: int
+    model: str
+    block_size: int
+    prompt_tokens: int
+
+
+class DisaggregationRole(NamedTuple):
+    """Of one engine."""
+
+    mode: str
+    worker_id: int
+    model: str
+    block_size: int
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether it computes prompts for others, and nothing else."""
+        return self.mode == "prefill"
+
+    def handoff(self, prompt_tokens: int) -> Handoff:
+        return Handoff(self.worker_id, self.model, self.block_size, prompt_tokens)
+
+    def check_request(self, message: Any) -> None:
+        """InvalidRequestError for a GenerateRequest that is not for this kind of worker."""
+        phase = message.disaggregated_params.request_type
+        if self.mode == "agg" and phase:
+            text = "disaggregated serving is not supported by this engine"
+            raise InvalidRequestError(text, field="disaggregated_params")
+        if self.hands_over != (phase == CONTEXT_ONLY):
+            text = f"a request of phase {phase} at a worker for {self.mode}"
+            raise InvalidRequestError(text, field="disaggregated_params")
+        handoff = given_handoff(message)
+        if handoff is not None:
+            try:
+                found = msgspec.json.decode(handoff)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                raise _no_handoff("no JSON") from None
+            self.check_handoff(found, len(message.tokenized.input_token_ids))
+
+    def check_handoff(self, params: object, prompt_tokens: int) -> None:
+        """InvalidRequestError for what does not come from a partner of ours, for such a prompt."""
+        try:
+            found = msgspec.convert(params, Handoff)
+        except msgspec.ValidationError as error:
+            raise _no_handoff(str(error)) from None
+        ours = self.handoff(prompt_tokens)
+        for name in ("model", "block_size", "prompt_tokens"):
+            theirs, wanted = getattr(found, name), getattr(ours, name)
+            if theirs != wanted:
+                raise _no_handoff(f"its {name} is {theirs}, not {wanted}")
+
+
+def role_of(config: MockerConfig, worker_id: int) -> DisaggregationRole:
+    engine = config.engine
+    return DisaggregationRole(
+        config.disaggregation_mode, worker_id, config.model_id, engine.block_size
+    )
 
 
 def engine_request(
@@ -35,8 +105,6 @@ def engine_request(
         raise _unsupported("multimodal input", "multimodal_input")
     if message.prompt_tuning_config.embedding_table:
         raise _unsupported("prompt tuning", "prompt_tuning_config")
-    if message.disaggregated_params.request_type:
-        raise _unsupported("disaggregated serving", "disaggregated_params")
     if not message.HasField("tokenized"):
         raise InvalidRequestError("tokenized input is missing", field="tokenized")
     lora = message.HasField("lora_config")
@@ -169,3 +237,8 @@ def _signed(block_hash: int) -> int:
 
 def _unsupported(what: str, field: str) -> InvalidRequestError:
     return InvalidRequestError(f"{what} is not supported by a mock engine", field=field)
+
+
+def _no_handoff(why: str) -> InvalidRequestError:
+    text = f"the prompt's handoff is none of a partner of this engine: {why}"
+    return InvalidRequestError(text, field="disaggregated_params")

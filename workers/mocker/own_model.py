@@ -3,12 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-from ..discovery import ModelCard, model_files, tokenizer_files
+from ..discovery import DECODE, PREFILL, ModelCard, model_files, tokenizer_files
 from .config import MockerConfig
 
 OWN_MODEL = Path(__file__).parent / "data"
 """A byte-level BPE of 4096 tokens, its configuration and a chat template."""
 OWN_VOCABULARY = 4096
+_KINDS: dict[str, Any] = {
+    "agg": {},
+    "prefill": {"worker_type": PREFILL, "needs": ((DECODE,),), "model_type": ""},
+    "decode": {"worker_type": DECODE, "needs": ((PREFILL,),)},
+}
+"""What a card says of each mode of disaggregation, as Dynamo's do."""
 
 
 def card_files(config: MockerConfig) -> dict[str, Any]:
@@ -32,6 +38,7 @@ def card_of(config: MockerConfig) -> ModelCard:
         max_num_batched_tokens=engine.max_num_batched_tokens,
         dp_size=engine.dp_size,
         aliases=_names(config.aliases),
+        **_KINDS[config.disaggregation_mode],
     )
 
 

@@ -22,6 +22,7 @@ from ..publisher import KvEventPublisher
 from .config import MockerConfig
 from .dp_engine import DataParallelEngine
 from .dynamo_endpoints import DynamoEndpoints, RankEvents
+from .messages import role_of
 from .own_model import card_files, card_of
 
 STARTUP_TIMEOUT_S = 120.0
@@ -80,7 +81,7 @@ class WorkerRegistration:
             ]
             host = config.advertise_host or config.host
             self._endpoints = DynamoEndpoints(
-                self._requests, host, name, worker_id, ranks, events, config.engine.vocab_size
+                self._requests, host, name, worker_id, ranks, events, role_of(config, worker_id)
             )
             instance = self._endpoints.instance
             recovery = list(self._endpoints.recovery)

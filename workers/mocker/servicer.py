@@ -6,15 +6,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
+import msgspec
 
 from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
 from ...runtime.grpc_servers import Method, Methods, ServerCall
+from ..dialects import with_handoff
 from ..trtllm_proto import SERVICE, common_pb, pb
 from .config import MockerConfig
 from .dp_engine import DataParallelEngine
 from .kv_feed import KvEventFeed
 from .live import TokenStream
-from .messages import ResponseWriter, engine_requests
+from .messages import ResponseWriter, engine_requests, role_of
 
 Write = Callable[[bytes], Awaitable[None]]
 
@@ -56,6 +58,7 @@ class TrtllmServicer:
         announced = ",".join(map(str, publisher_ids))
         if announced and len(announced) <= _MOST_ANNOUNCED:
             self._identity += ((PUBLISHER_ID_KEY, announced),)
+        self._role = role_of(config, worker_id)
         self._unnamed = itertools.count()
         self._several: dict[str, Sequence[TokenStream]] = {}  # of requests for several answers
         self.failure: grpc.StatusCode | None = None
@@ -95,6 +98,7 @@ class TrtllmServicer:
             rank = _number_in(context, DP_RANK_KEY, "dp_rank")
             returning = _number_in(context, RETURNING_KEY, "returning_tokens")
             most = self._config.engine.max_num_seqs
+            self._role.check_request(message)
             requests = engine_requests(message, request_id, returning, most=most)
             if rank is None and len(requests) > 1:  # they share the prompt's cache
                 rank = self._engine.least_loaded
@@ -131,7 +135,11 @@ class TrtllmServicer:
             await stream.wait(stream.ready)
         if self._engine.failure is not None:
             raise WorkerError(self._engine.failure)
-        await write(writer.complete())
+        last = writer.complete()
+        if self._role.hands_over:
+            handoff = self._role.handoff(stream.sequence.prompt_len)
+            last = with_handoff(last, msgspec.json.encode(handoff))
+        await write(last)
 
     async def _pass_all_on(
         self, streams: Sequence[TokenStream], message: Any, write: Write

@@ -45,15 +45,22 @@ class DynamoMockers(DynamoProcess):
     """`count` mock workers, each an instance of its own, with blocks of 16 tokens."""
 
     def __init__(
-        self, folder: Path, environ: dict[str, str], backend: str, events: str, count: int
+        self,
+        folder: Path,
+        environ: dict[str, str],
+        backend: str,
+        events: str,
+        count: int,
+        *more: str,
     ) -> None:
+        """`more`: further flags."""
         super().__init__(folder, environ, backend, events)
-        self.count = count
+        self.count, self.more = count, more
         self._model = folder / "model"
         write_model(self._model)
 
     def module(self) -> list[str]:
-        return mocker_arguments(self._model, self.count)
+        return [*mocker_arguments(self._model, self.count), *self.more]
 
     def ready(self) -> bool:
         assert self._process is not None and self._process.poll() is None, self._log.read_text()

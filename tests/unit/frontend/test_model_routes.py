@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dynamo_router.frontend.application import Handler, HttpCall
+from dynamo_router.frontend.asgi import Leaving
 from dynamo_router.frontend.models import ModelRoutes
 from dynamo_router.frontend.models.directory import Answering, ModelEntry, in_order
 from dynamo_router.frontend.openai import ApiError
@@ -64,12 +65,8 @@ async def ask(directory: FakeDirectory, body: object, **headers: str) -> list[An
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async def receive() -> Any:
-        return {"type": "http.disconnect"}
-
-    call = HttpCall(
-        Caller("x"), "/v1/completions", headers, json.dumps(body).encode(), "id", receive, send
-    )
+    said = json.dumps(body).encode()
+    call = HttpCall(Caller("x"), "/v1/completions", headers, said, "id", send, Leaving())
     await ModelRoutes(directory, random.Random(1)).routes[ROUTE](call)
     return sent
 

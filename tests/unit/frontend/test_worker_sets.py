@@ -70,15 +70,15 @@ def test_cards_that_cannot_be_served_are_refused_with_a_reason() -> None:
     cards: dict[CardKey, ModelCard | str] = {
         CardKey(HERE, 1): "not a model card: junk",
         CardKey(HERE, 2): card("a", model_input="Text"),
-        CardKey(HERE, 3): card("a", worker_type="prefill", model_type=""),
-        CardKey(HERE, 4): card("a", worker_type="decode", needs=(("prefill",),)),
+        CardKey(HERE, 3): card("a", worker_type="encode", model_type=""),
+        CardKey(HERE, 4): card("a", worker_type="decode", needs=(("prefill", "encode"),)),
         CardKey(HERE, 5): card("a", model_type="Embedding"),
     }
     sets, refused = worker_sets(instances(1, 2, 3, 4, 5), cards)
     assert not sets
     reasons = [each.reason for each in refused]
     assert len(reasons) == 5 and all(reasons)
-    for reason, word in zip(reasons, ("junk", "Text", "prefill", "decode", "Embed"), strict=True):
+    for reason, word in zip(reasons, ("junk", "Text", "encode", "decode", "Embed"), strict=True):
         assert word in reason
 
 
@@ -106,3 +106,61 @@ def test_only_the_namespaces_that_are_wanted() -> None:
     cards = {CardKey(HERE, 1): card("a"), CardKey(THERE, 2): card("b")}
     sets, _ = worker_sets(instances(1), cards, NamespaceFilter("other"))
     assert [each.name.model for each in sets.values()] == ["b"]
+
+
+def partners(
+    model: str, common: str, *, at: EndpointName = HERE, first: int = 1
+) -> tuple[dict[CardKey, ModelCard], list[Instance]]:
+    """A prefill worker and a decode worker of a model, that need each other."""
+    told = {
+        first: card(model, f"p{common}", worker_type="prefill", model_type="",
+                    needs=(("decode",),), partner_checksum=common),
+        first + 1: card(model, f"d{common}", worker_type="decode",
+                        needs=(("prefill",),), partner_checksum=common),
+    }  # fmt: skip
+    return {CardKey(at, each): told[each] for each in told}, instances(*told, at=at)
+
+
+def meetings(found: Iterable[WorkerSet]) -> set[tuple[str, str]]:
+    """Which decode set may have its prompts computed by which prefill set, by their checksums."""
+    sets = list(found)
+    return {
+        (ours.name.checksum, theirs.name.checksum)
+        for ours in sets
+        for theirs in sets
+        if ours.shares_requests_with(theirs)
+    }
+
+
+def test_prefill_and_decode_workers_are_sets_that_share_requests() -> None:
+    cards, there = partners("a", "x")
+    sets, refused = worker_sets(there, cards)
+    assert refused == [] and meetings(sets.values()) == {("dx", "px")}
+    needs = {each.card.worker_type: each.needs_prefill for each in sets.values()}
+    assert needs == {"prefill": False, "decode": True}
+
+
+def test_partners_are_of_one_model_one_generation_and_one_form_of_cache() -> None:
+    next_one = EndpointName("dynamo-1", "backend", "generate")
+    cards, there = {}, []
+    for number, (model, common, at) in enumerate(
+        [("a", "x", HERE), ("b", "y", HERE), ("a", "z", HERE), ("a", "x", next_one)]
+    ):
+        more, instances_there = partners(model, common, at=at, first=2 * number + 1)
+        cards |= more
+        there += instances_there
+    sets, refused = worker_sets(there, cards)
+    assert refused == [] and len(sets) == 8
+    assert meetings(sets.values()) == {("dx", "px"), ("dy", "py"), ("dz", "pz")}
+    assert all(
+        ours.name.endpoint == theirs.name.endpoint
+        for ours in sets.values()
+        for theirs in sets.values()
+        if ours.shares_requests_with(theirs)
+    )
+
+
+def test_decode_workers_that_need_nobody_compute_their_prompts_if_they_must() -> None:
+    sets, refused = worker_sets(instances(1), {CardKey(HERE, 1): card("a", worker_type="decode")})
+    (found,) = sets.values()
+    assert refused == [] and not found.needs_prefill

@@ -13,7 +13,11 @@ from support.places import VECTORS
 from dynamo_router.runtime.components import EndpointName
 from dynamo_router.runtime.kv_stores import Entry
 from dynamo_router.workers.discovery import ModelCard, adapter_id, decode_card, encode_card
-from dynamo_router.workers.discovery.card_checksum import card_checksum, checksum_bytes
+from dynamo_router.workers.discovery.card_checksum import (
+    card_checksum,
+    checksum_bytes,
+    partner_checksum,
+)
 
 RECORDED = json.loads((VECTORS / "model_card_checksums.json").read_text())
 NAME = EndpointName("dynamo", "backend", "generate")
@@ -27,6 +31,24 @@ def card_named(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda each: each["card_json"]["display_name"])
 def test_the_checksum_is_theirs(recorded: dict[str, Any]) -> None:
     assert blake3(checksum_bytes(recorded["card_json"])) == recorded["checksum"]
+
+
+def test_prefill_and_decode_workers_of_a_generation_have_one_in_common() -> None:
+    common = {"display_name": "m", "kv_cache_block_size": 16, "source_path": "/a"}
+    prefill = {**common, "worker_type": "prefill", "needs": [["decode"]]}
+    decode = {
+        **common,
+        "worker_type": "decode",
+        "needs": [["prefill"]],
+        "aliases": ["n"],
+        "source_path": "/b",
+        "context_length": 9,
+        "runtime_config": {"context_length": 10, "total_kv_blocks": 3},
+    }
+    assert card_checksum(prefill) != card_checksum(decode)
+    assert partner_checksum(prefill) == partner_checksum(decode)
+    for other in ({"display_name": "k"}, {"kv_cache_block_size": 32}, {"router_config": {}}):
+        assert partner_checksum({**prefill, **other}) != partner_checksum(decode)
 
 
 def test_what_may_differ_between_workers_is_not_in_it() -> None:

@@ -1,0 +1,41 @@
+"""SetMembers: the workers of one set, as a router's discovery asks for them."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+
+from ...runtime.identity import WorkerWithDpRank
+from ...workers.discovery import ENCODE, DiscoveredWorker, EventSource, Fleet
+from .worker_sets import WorkerSet
+
+
+class SetMembers:
+    """The workers of one set as they are registered now."""
+
+    def __init__(self, transports: frozenset[str]) -> None:
+        self._fleet = Fleet(transports, not_called=(ENCODE,))
+        self.workers: Mapping[int, DiscoveredWorker] = {}
+        self.elsewhere: Collection[int] = frozenset()
+        self.sources: Mapping[WorkerWithDpRank, EventSource] = {}
+        self.changed = asyncio.Event()
+
+    def become(
+        self,
+        found: WorkerSet | None,
+        sources: Mapping[WorkerWithDpRank, EventSource],
+        elsewhere: Collection[int],
+    ) -> None:
+        """Who they are from now on; None: nobody. Those `elsewhere` have a card of another set."""
+        workers: Mapping[int, DiscoveredWorker] = {}
+        if found is not None:
+            instances = found.instances.values()
+            workers = self._fleet.workers(instances, found.cards, sources.values())
+        self.sources = sources
+        if (workers, elsewhere) != (self.workers, self.elsewhere):
+            self.workers, self.elsewhere = workers, elsewhere
+            self.changed.set()
+
+    async def start(self) -> None:
+        """Nothing is to be waited for: somebody else follows the store."""
+
+    async def close(self) -> None:
+        """The store is somebody else's."""
