@@ -77,7 +77,7 @@ class Embeddings:
 
     async def _embed_one(self, ids: Tokens, request_id: str) -> Any:
         message = pb.EmbedRequest(request_id=request_id)
-        message.tokenized.input_token_ids.extend(ids)
+        message.tokenized.input_token_ids.extend(np.asarray(ids).tolist())
         answer = await self._dispatcher.plain.embed(message.SerializeToString(), None)
         return pb.EmbedResponse.FromString(answer)
 

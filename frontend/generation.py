@@ -7,28 +7,30 @@ worker that has its prompt, and works with engines that make one sequence at a t
 import asyncio
 import secrets
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from ..router.dispatch import Dispatcher
 from ..router.policy import Decision
+from ..workers.dialects import tokens_field
 from ..workers.trtllm_proto import pb
 from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
 from .prefill import PrefillWorkers, no_prefill_workers, prefill
 from .processor import ModelText, StopStrings
+from .prompts import Tokens
 
 Emit = Callable[[int, Delta], Awaitable[None]]
 """Takes what came of the choice with this index."""
 
 _FINISHED = {"stop": "stop", "length": "length", "end_id": "stop", "stop_words": "stop"}
 _ABORTED = "abort"
-PIECE_TOKENS = 8192
-"""Of a longer prompt so many are written at a time: a third of a millisecond."""
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Choice:
     """One answer to one prompt."""
 
     index: int
-    prompt: Sequence[int]
+    prompt: Tokens
     max_tokens: int
     seed: int | None = None
     prefix: str = ""
@@ -237,7 +239,7 @@ async def _answer_one(
             # The engine may not know of the stop string; the rest would be computed for nobody.
             await dispatcher.abort(request_id, origin.caller)
 
-    body = await in_pieces(request, choice, request_id, origin.salt)
+    body = engine_request(request, choice, request_id, origin.salt)
     if (first := workers.prefill()) is not None:
         prefilled = await prefill(first, body, origin)
         choice.decision = choice.prefill = prefilled.decision
@@ -263,20 +265,6 @@ async def _answer_one(
         await emit(choice.index, Delta("", _ABORTED))
 
 
-async def in_pieces(request: Sampling, choice: Choice, request_id: str, salt: int | None) -> bytes:
-    """The same as `engine_request`; others have turns while a long prompt is written."""
-    prompt = choice.prompt
-    if len(prompt) <= PIECE_TOKENS:
-        return engine_request(request, choice, request_id, salt)
-    parts = [engine_request(request, replace(choice, prompt=()), request_id, salt)]
-    for begin in range(0, len(prompt), PIECE_TOKENS):
-        await asyncio.sleep(0)
-        piece = pb.GenerateRequest()  # messages behind each other are one, their lists joined
-        piece.tokenized.input_token_ids.extend(prompt[begin : begin + PIECE_TOKENS])
-        parts.append(piece.SerializeToString())
-    return b"".join(parts)
-
-
 def engine_request(
     request: Sampling, choice: Choice, request_id: str, salt: int | None = None
 ) -> bytes:
@@ -290,7 +278,6 @@ def engine_request(
         ignore_eos=request.ignore_eos,
         include_stop_token_in_output=request.include_stop_str_in_output,
     )
-    message.tokenized.input_token_ids.extend(choice.prompt)
     if choice.adapter is not None:
         message.lora_config.task_id = choice.adapter
     sampling = message.sampling_config
@@ -318,7 +305,9 @@ def engine_request(
         message.guided_decoding.guide_type = pb.GuidedDecodingParams.GUIDE_TYPE_JSON_SCHEMA
         message.guided_decoding.guide = msgspec.json.encode(schema).decode()
     body: bytes = message.SerializeToString()
-    return body
+    prompt = choice.prompt
+    # Written beside the message: there an object would be made of each token.
+    return body + tokens_field(prompt if isinstance(prompt, np.ndarray) else array("I", prompt))
 
 
 _PASSED_ON = (

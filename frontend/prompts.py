@@ -5,13 +5,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from ..router.dispatch import RequestReader
 from ..runtime.errors import InvalidRequestError
 from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Sampling
 from .processor import ModelText
 
-Tokens = Sequence[int]
+Tokens = Sequence[int] | npt.NDArray[np.uint32]
+"""Of a prompt."""
 MOST_PROMPTS = 128
 
 
@@ -76,13 +78,12 @@ class PromptReader:
     async def _text_ids(self, text: str) -> list[int]:
         return await self._text.encode(text, add_special_tokens=True)
 
-    async def _token_ids(self, raw: bytes) -> list[int]:
+    async def _token_ids(self, raw: bytes) -> npt.NDArray[np.uint32]:
         try:
             tokens, _ = await self._reader.json_tokens(b'{"prompt":' + raw + b"}", b"prompt")
         except InvalidRequestError as error:
             raise ApiError(400, str(error), param="prompt") from None
-        ids: list[int] = np.asarray(tokens).tolist()
-        return ids
+        return np.ascontiguousarray(tokens, np.uint32)
 
 
 def with_read_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
 """A model's text: its tokenizer, special tokens and chat template, as published in one folder."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -14,6 +15,7 @@ from ...runtime.errors import ConfigError, InvalidRequestError
 from ...runtime.off_loop import OffLoop
 from .chat_template import ChatTemplate
 
+TokenIds = Sequence[int] | npt.NDArray[np.uint32]
 LONG_CHARS = 2048
 """A longer text is encoded off the event loop: a thousand characters take about a millisecond."""
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
@@ -44,9 +46,9 @@ class ModelText:
         work = partial(self._encode, text, add_special_tokens)
         return await self._off_loop.run(work) if len(text) > LONG_CHARS else work()
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: TokenIds) -> str:
         """The text of token ids, special tokens left out."""
-        return str(self._tokenizer.decode(list(ids)))
+        return str(self._tokenizer.decode(np.asarray(ids, np.uint32).tolist()))
 
     def token_text(self, token_id: int) -> str:
         """One token by itself, special ones too; bytes that are no character are U+FFFD."""
@@ -56,7 +58,7 @@ class ModelText:
         """For one answer; `special`: with special tokens in the text."""
         return Detokenizer(self._tokenizer, special=special)
 
-    def ending(self, ids: Sequence[int], count: int = 16) -> str:
+    def ending(self, ids: TokenIds, count: int = 16) -> str:
         """The text of the last ids, special tokens too."""
         last = np.asarray(ids[-count:]).tolist()
         return str(self._tokenizer.decode(last, skip_special_tokens=False))

@@ -8,6 +8,7 @@ Host that is no address and no name of ours.
 import ipaddress
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from .access import Access
@@ -51,21 +52,24 @@ class PageCheck:
             self._refuse("host", text)
 
     def is_ours(self, host: str | None) -> bool:
-        if not host:
-            return False
-        try:
-            name = urlsplit(f"//{host}").hostname
-        except ValueError:
-            return False
-        if not name:
-            return False
-        name = name.rstrip(".").lower()
-        loopback = name == "localhost" or name.endswith(".localhost")
-        return loopback or name in self._names or parse_ip(name) is not None
+        name, always = _name_in(host or "")
+        return always or name in self._names
 
     def _refuse(self, reason: str, text: str) -> None:
         self._access.refused[reason] += 1
         raise AccessError(text, reason=reason, authenticated=True)
+
+
+@lru_cache(256)  # a client has the same one in all of its requests
+def _name_in(host: str) -> tuple[str, bool]:
+    """The name in a Host header, empty if it has none; whether nobody else can have it."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return "", False
+    name = name.rstrip(".").lower()
+    loopback = name == "localhost" or name.endswith(".localhost")
+    return name, loopback or parse_ip(name) is not None
 
 
 def is_own_origin(origin: str, scheme: str, host: str) -> bool:

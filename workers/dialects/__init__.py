@@ -1,6 +1,7 @@
 """How is an engine called? What any client of one is, and those of other dialects than trtllm."""
 
 from ..channels import EngineCall
+from ._token_ids import tokens_field
 from .dynamo_client import DynamoClient, DynamoRoute
 from .engine_client import EngineClient
 from .handoff import (
@@ -24,5 +25,6 @@ __all__ = [
     "for_prefill",
     "given_handoff",
     "handoff_of",
+    "tokens_field",
     "with_handoff",
 ]

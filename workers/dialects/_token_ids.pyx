@@ -1,5 +1,6 @@
-"""Kernel: a request's tokens from protobuf into msgpack, without an object for each."""
+"""Kernel: a request's tokens into and out of protobuf, without an object for each."""
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -10,7 +11,10 @@ from ...runtime.native._protobuf cimport (
     Field,
     copy_numbers,
     count_numbers,
+    delimited_size,
+    put_varint,
     read_field,
+    varint_size,
 )
 
 cdef enum:
@@ -128,3 +132,31 @@ def split_tokens(bytes request not None):
         return rest, (<const char*>out)[: at - out], count, present
     finally:
         free(tokens)
+
+
+def tokens_field(const uint32_t[::1] tokens not None):
+    """The field `tokenized` of a GenerateRequest with these tokens, serialized.
+
+    ValueError for more of them than a message can have.
+    """
+    cdef Py_ssize_t number
+    cdef size_t packed = 0
+    cdef size_t inside
+    cdef uint8_t* at
+    cdef bytes out
+    for number in range(tokens.shape[0]):
+        packed += varint_size(tokens[number])
+    inside = delimited_size(packed)
+    if inside >= 1 << 31:
+        raise ValueError("too many tokens for a message")
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>delimited_size(inside))
+    if not packed:
+        return out
+    at = <uint8_t*><char*>out
+    at[0] = TOKENIZED << 3 | DELIMITED
+    at = put_varint(at + 1, inside)
+    at[0] = INPUT_TOKEN_IDS << 3 | DELIMITED
+    at = put_varint(at + 1, packed)
+    for number in range(tokens.shape[0]):
+        at = put_varint(at, tokens[number])
+    return out

@@ -1,18 +1,18 @@
 """An engine's messages as text: stop strings, counts, finish reasons, requests of engines."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynamo_router.frontend.generation import (
-    PIECE_TOKENS,
     AnswerReader,
     Choice,
     engine_request,
-    in_pieces,
 )
 from dynamo_router.frontend.openai import CompletionRequest, Delta, read_request
 from dynamo_router.frontend.processor import ModelText
@@ -169,26 +169,14 @@ def test_what_an_engine_is_asked() -> None:
     assert json.loads(message.guided_decoding.guide) == {"a": 1}
 
 
-@pytest.mark.parametrize("tokens", [1, PIECE_TOKENS, PIECE_TOKENS + 1, 3 * PIECE_TOKENS])
-async def test_others_have_turns_while_a_long_prompt_is_written(tokens: int) -> None:
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    choice = Choice(0, list(range(tokens)), 5, seed=3)
-    written = await in_pieces(request(), choice, "r", 7)
-    counting.cancel()
-    assert turns == (0 if tokens <= PIECE_TOKENS else -(-tokens // PIECE_TOKENS))
-    whole = engine_request(request(), choice, "r", 7)
-    assert pb.GenerateRequest.FromString(written) == pb.GenerateRequest.FromString(whole)
-    found, expected = read_generate(written, 16), read_generate(whole, 16)
-    assert found.prompt.isl == tokens and found.max_tokens == expected.max_tokens
-    assert (found.prompt.hashed().local_hashes == expected.prompt.hashed().local_hashes).all()
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300))
+def test_the_prompt_is_written_as_it_is(tokens: list[int]) -> None:
+    for prompt in (tokens, np.array(tokens, np.uint32)):
+        written = engine_request(request(), Choice(0, prompt, 5, seed=3), "r", 7)
+        message = pb.GenerateRequest.FromString(written)
+        assert list(message.tokenized.input_token_ids) == tokens
+        facts = read_generate(written, 16)
+        assert (facts.prompt.isl, facts.largest_token) == (len(tokens), max(tokens))
 
 
 def test_a_json_object_is_any_object() -> None:
