@@ -33,23 +33,12 @@ HEADERS_TOO_LONG = 4
 MESSAGE_CUT = 5  # the stream ended within a message
 
 cdef enum:
-    IS_SOUND = 0
-    IS_CUT = 5
-    HAS_LONG_HEADERS = 4
-    FRAME_HEADERS = 1
-    FRAME_SETTINGS = 4
-    FRAME_PING = 6
-    FRAME_GOAWAY = 7
-    FLAG_END_STREAM = 1
-    FLAG_ACK = 1
-    DATA_EOF = 1
-    DATA_NO_END_STREAM = 2
-    DEFERRED = -508
-    PAUSE = -526
-    END_THIS_STREAM = -521
-    END_THIS_SESSION = -902
-    RST_NO_ERROR = 0
-    RST_CANCEL = 8
+    IS_SOUND = 0, IS_CUT = 5, HAS_LONG_HEADERS = 4
+    FRAME_HEADERS = 1, FRAME_SETTINGS = 4, FRAME_PING = 6, FRAME_GOAWAY = 7
+    FLAG_END_STREAM = 1, FLAG_ACK = 1
+    DATA_EOF = 1, DATA_NO_END_STREAM = 2
+    DEFERRED = -508, PAUSE = -526, END_THIS_STREAM = -521, END_THIS_SESSION = -902
+    RST_NO_ERROR = 0, RST_CANCEL = 8
     HEADER_OVERHEAD = 32  # of a header, beside its name and value: RFC 9113, 6.5.2
     FAR_TOO_LONG = 4  # times the limit on headers: they are not even read to their end
     SMALL = 4096
