@@ -5,6 +5,7 @@ Entered by the services.
 
 from .access_log import AccessLog
 from .attempts import Attempt
+from .decisions import Admission, Bookings, Decisions, RouterDecisions, admission_of, queue_of
 from .dispatch import Dispatcher
 from .generate_answer import told_usage
 from .observers import DispatchObserver, OutputTracking
@@ -12,13 +13,14 @@ from .relay import DP_RANK_KEY
 from .request import CallTrace, Flight, NoTrace, RequestTrace, Tracing
 from .request_reader import MAX_DECODED_BYTES, RequestReader
 from .status import ClientGoneError, status_of
-from .turns import Admission, admission_of, queue_of
 
 __all__ = [
     "AccessLog",
     "DP_RANK_KEY",
+    "Decisions",
     "Admission",
     "Attempt",
+    "Bookings",
     "CallTrace",
     "ClientGoneError",
     "DispatchObserver",
@@ -29,6 +31,7 @@ __all__ = [
     "OutputTracking",
     "RequestReader",
     "RequestTrace",
+    "RouterDecisions",
     "Tracing",
     "admission_of",
     "queue_of",

@@ -11,8 +11,7 @@ import itertools
 import math
 import secrets
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable, Set
-from functools import partial
+from collections.abc import Iterable
 from typing import cast
 
 import grpc
@@ -24,12 +23,13 @@ from ...runtime.limit_hits import LimitHits
 from ...workers.channels import Metadata
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
-from ..admission import NO_OBJECTIVES, NORMAL, Lane, Objectives, Ticket, Urgency
+from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ..affinity import Session
 from ..kv_router import KvRouter
 from ..policy import Decision
 from ..request_limits import RequestLimits
 from .attempts import Attempts, RetryBudget
+from .decisions import Admission, Decisions, RouterDecisions
 from .generate_request import GenerateFacts, Respond, restore_id, with_request_id
 from .hedging import Hedging
 from .ledger import AttemptLedger
@@ -41,7 +41,6 @@ from .relay import Relay
 from .request import ABORT_TIMEOUT_S, NO_TRACE, Aborts, Flight, Tracing
 from .request_reader import RequestReader
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
-from .turns import Admission
 from .watch import FlightWatch
 
 
@@ -52,9 +51,7 @@ class Dispatcher:
     long a worker may owe a message before it is given up; None: as long as its connection lives.
     `limits` are the other bounds, counted in `hits` when they are hit.
     `reader` reads requests, and is closed with the dispatcher.
-    With an `admission`, requests wait for their turn before a worker is chosen.
-    `before_decision` is called with each request that is about to be given to a worker, before it
-    is booked there: be quick.
+    `decisions` say where requests go; not given: the router's, with an `admission` in their turn.
     """
 
     def __init__(
@@ -68,6 +65,7 @@ class Dispatcher:
         limits: RequestLimits | None = None,
         observer: DispatchObserver | None = None,
         admission: Admission | None = None,
+        decisions: Decisions | None = None,
         hits: LimitHits | None = None,
         reader: RequestReader | None = None,
         tracing: Tracing = NO_TRACE,
@@ -79,9 +77,9 @@ class Dispatcher:
         self._now = clock.now
         self._max_attempts = max_attempts
         self._observer = observer or NoObserver()
-        self._admission = admission
+        self._decisions = decisions or RouterDecisions(router, clock, admission)
+        bookings, load_fell = self._decisions.bookings, self._decisions.load_fell
         self._tracing = tracing
-        self.before_decision: Callable[[Flight], None] | None = None
         self._flights: dict[str, Flight] = {}
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
         estimate = PrefillEstimate()
@@ -90,7 +88,7 @@ class Dispatcher:
         self.reader = reader or RequestReader(router.block_size, hits=self.hits)
         self.aborts = Aborts()
         self.plain = PlainCalls(monitor, clock, self._observer, max_attempts, tracing)
-        self._ledger = AttemptLedger(router, monitor, clock, self.budget, estimate, self._load_fell)
+        self._ledger = AttemptLedger(bookings, monitor, clock, self.budget, estimate, load_fell)
         self._relay = Relay(router, monitor, clock, self._ledger, self._observer, self.aborts)
         self._hedging = Hedging(
             limits.hedge_after_s,
@@ -99,14 +97,14 @@ class Dispatcher:
             self._relay,
             self.budget,
             self.hits,
-            admission,
+            self._decisions,
             self._flights,
         )
         self._relay.on_begun = self._hedging.drop
         self.migrations = Migrations(limits.migration_limit, monitor, self.reader)
         self._watch = FlightWatch(
             ChainMap(self._flights, self._hedging.hedges),
-            router,
+            bookings,
             monitor,
             clock,
             limits,
@@ -114,8 +112,7 @@ class Dispatcher:
             budget=self.budget,
             estimate=estimate,
             hits=self.hits,
-            admission=admission,
-            on_load_fell=self._load_fell,
+            decisions=self._decisions,
         )
 
     @property
@@ -210,9 +207,8 @@ class Dispatcher:
         flight.aborted = True
         self._hedging.drop(flight)
         if flight.client is None or flight.call is None:
-            if self._admission is not None:
-                error = RequestAbortedError(f"request {request_id} was aborted")
-                self._admission.give_up(flight.request_id, error)
+            error = RequestAbortedError(f"request {request_id} was aborted")
+            self._decisions.give_up(flight.request_id, error)
             return True, "not started yet"
         try:
             return await flight.client.abort(flight.request_id, timeout=ABORT_TIMEOUT_S)
@@ -279,18 +275,15 @@ class Dispatcher:
         self, flight: Flight, respond: Respond, metadata: Metadata, stops_held: bool
     ) -> Decision:
         """Try workers until one has answered."""
-        admission, sessions, session = self._admission, self._sessions, flight.session
-        lane = flight.pinned if session is None else self._wanted(flight)[0]
+        decisions, sessions, session = self._decisions, self._sessions, flight.session
         failure: Exception | None = None
         while True:
+            again = failure is not None
             try:
-                if failure is None and admission is not None and not admission.is_open(lane):
-                    async with admission.turn(partial(self._ticket, flight, lane)):
-                        self._check_aborted(flight)  # after it was its turn, before it took it
-                        decision = self._decide(flight)
-                else:
-                    self._check_aborted(flight)
-                    decision = self._decide(flight)
+                flight.check_aborted()
+                decision = decisions.at_once(flight, again=again)
+                if decision is None:
+                    decision = await decisions.in_turn(flight, again=again)
             except NoWorkersError:
                 if session is not None:
                     sessions.counts["refused"] += 1
@@ -309,7 +302,7 @@ class Dispatcher:
                 if session is not None and served is not decision:  # by a hedge
                     sessions.bind(session, served.worker)
                 return served
-            self._check_aborted(flight)
+            flight.check_aborted()
             if flight.stream is not None and flight.messages:
                 if not await self.migrations.next_request(flight, stops_held, self._has_budget):
                     raise failure
@@ -328,10 +321,6 @@ class Dispatcher:
             self._sessions.unbind(flight.session, flight.decision.worker)
         self._sessions.end(flight.session)
 
-    def _check_aborted(self, flight: Flight) -> None:
-        if flight.aborted:
-            raise RequestAbortedError(f"request {flight.request_id} was aborted")
-
     def _may_retry(self, flight: Flight) -> bool:
         """Whether to try another worker; takes from the budget if that makes work twice."""
         if flight.messages or not flight.attempts.may_go_on:
@@ -346,48 +335,3 @@ class Dispatcher:
                 return False
             flight.retrying = True
         return True
-
-    def _ticket(self, flight: Flight, lane: Lane) -> Ticket:
-        tokens, penalty_s = self._router.queue_terms(flight.facts.prompt)
-        return Ticket(flight.request_id, flight.arrived, tokens, flight.urgency, lane, penalty_s)
-
-    def _decide(self, flight: Flight) -> Decision:
-        """Choose a worker and book the request there."""
-        facts, began = flight.facts, self._now()
-        excluded = flight.unfit
-        if len(flight.attempts):
-            excluded = excluded | flight.attempts.worker_ids
-        else:
-            flight.queue_s = began - flight.arrived
-        flight.booking_id = flight.request_id
-        if self.before_decision is not None:
-            self.before_decision(flight)
-        session, pinned, preferred = flight.session, flight.pinned, None
-        if session is not None:
-            pinned, preferred = self._wanted(flight, excluded)
-        decision = self._router.decide(
-            facts.prompt,
-            flight.booking_id,
-            excluded_workers=excluded,
-            pinned_worker=pinned,
-            preferred_worker=preferred,
-            expected_output_tokens=facts.max_tokens or None,
-        )
-        if session is not None:
-            self._sessions.bind(session, decision.worker)
-        flight.decision, flight.decision_s = decision, self._now() - began
-        flight.trace.decided(flight)
-        return decision
-
-    def _wanted(
-        self, flight: Flight, excluded: Set[int] = frozenset()
-    ) -> tuple[WorkerWithDpRank | None, WorkerWithDpRank | None]:
-        """The worker that it must go to, and the one that it had better go to."""
-        if flight.pinned is not None:
-            return flight.pinned, None
-        bound = self._sessions.wanted(flight.session, excluded)
-        return (None, None) if bound is None else (bound.pinned, bound.preferred)
-
-    def _load_fell(self) -> None:
-        if self._admission is not None:
-            self._admission.poll()

@@ -18,12 +18,12 @@ from ...workers.failures import Origin, Retry
 from ..kv_router import KvRouter
 from ..policy import Decision
 from .attempts import RetryBudget
+from .decisions import Decisions
 from .generate_request import Respond
 from .ledger import AttemptLedger
 from .relay import Relay, Sent
 from .request import Flight, TakenBack
 from .status import OvertakenError, RequestAbortedError
-from .turns import Admission
 
 _BOOKING = "\x02"
 """Marks the booking of a second attempt: no request's id begins with a control character."""
@@ -72,7 +72,7 @@ class Hedging:
         relay: Relay,
         budget: RetryBudget,
         hits: LimitHits,
-        admission: Admission | None,
+        decisions: Decisions,
         flights: Mapping[str, Flight],
     ) -> None:
         self.after_s = after_s
@@ -81,7 +81,7 @@ class Hedging:
         self._relay = relay
         self._budget = budget
         self._hits = hits
-        self._admission = admission
+        self._decisions = decisions
         self._flights = flights
         self.hedges: dict[str, Flight] = {}
         self._under_way: dict[str, Hedge] = {}  # by the request's id
@@ -156,7 +156,7 @@ class Hedging:
         flight.hedge_timer = None
         if flight.messages or flight.call is None or flight.taken_back or flight.aborted:
             return
-        if self._admission is not None and not self._admission.queue.is_open(None):
+        if not self._decisions.is_open():
             return  # whoever is there has enough to do
         assert flight.decision is not None
         others = flight.attempts.worker_ids | {flight.decision.worker.worker_id}
@@ -179,20 +179,16 @@ class Hedging:
     async def _run(self, flight: Flight, hedge: Hedge, metadata: Metadata) -> Exception | None:
         """Send the request, and wait for the first message. None if it came."""
         twin, relay = hedge.twin, self._relay
-        facts = twin.facts
         if not self._budget.take(len(self._flights)):
             self._hits.hit("retry_budget")
             return NoWorkersError("there is no budget for a second attempt")
         try:
-            hedge.decision = twin.decision = self._router.decide(
-                facts.prompt,
-                twin.booking_id,
-                excluded_workers=twin.unfit,
-                expected_output_tokens=facts.max_tokens or None,
-            )
-        except RouterError as error:  # there is no second worker
+            hedge.decision = twin.decision = await self._decisions.second(twin)
+        except BaseException as error:
             self._budget.give_back()
-            return error
+            if isinstance(error, RouterError):  # there is no second worker
+                return error
+            raise
         try:
             self.hedges[twin.booking_id] = twin
             hedge.sent = relay.send(twin, hedge.decision, metadata)

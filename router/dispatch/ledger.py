@@ -10,9 +10,9 @@ from ...runtime.clock import Clock
 from ...runtime.errors import WorkerError
 from ...workers.failures import Blame, Origin, judge, shortened
 from ...workers.health import HealthMonitor
-from ..kv_router import KvRouter
 from ..policy import Decision
 from .attempts import Attempt, RetryBudget
+from .decisions import Bookings
 from .generate_answer import is_blank, told_cached_tokens
 from .prefill_estimate import PrefillEstimate
 from .request import Flight
@@ -43,14 +43,14 @@ class AttemptLedger:
 
     def __init__(
         self,
-        router: KvRouter,
+        bookings: Bookings,
         monitor: HealthMonitor,
         clock: Clock,
         budget: RetryBudget,
         estimate: PrefillEstimate,
         on_load_fell: Callable[[], None],
     ) -> None:
-        self._router = router
+        self._bookings = bookings
         self._reports = monitor.reports
         self._now = clock.now
         self._budget = budget
@@ -75,7 +75,7 @@ class AttemptLedger:
         waited = now - flight.sent_at
         if flight.facts.streaming:
             cached_tokens = told_cached_tokens(message)
-            self._router.mark_prefill_complete(flight.booking_id, cached_tokens=cached_tokens)
+            self._bookings.mark_prefill_complete(flight.booking_id, cached_tokens=cached_tokens)
             self._estimate.observe(flight.uncached_tokens, waited)
             self._load_fell()
         else:  # the whole answer
@@ -144,7 +144,7 @@ class AttemptLedger:
     def on_ended(self, flight: Flight) -> None:
         """Whatever became of it."""
         # A message is a token or a few: it is their pace that a policy learns.
-        self._router.free(flight.booking_id, output_tokens=flight.messages or None)
+        self._bookings.free(flight.booking_id, output_tokens=flight.messages or None)
         flight.call = None
         if flight.prefill_timer is not None:
             flight.prefill_timer.cancel()
@@ -193,5 +193,5 @@ class AttemptLedger:
     def _release_prefill(self, flight: Flight) -> None:
         flight.prefill_timer = None
         flight.counts_prefill = False
-        self._router.release_prefill(flight.booking_id)
+        self._bookings.release_prefill(flight.booking_id)
         self._load_fell()

@@ -21,6 +21,7 @@ from ..migration import CarriedStream
 from ..policy import Decision
 from .attempts import Attempt, Attempts
 from .generate_request import GenerateFacts
+from .status import RequestAbortedError
 
 ABORT_TIMEOUT_S = 2.0
 MAX_PENDING_ABORTS = 1024
@@ -182,6 +183,11 @@ class Flight:
 
     def __post_init__(self) -> None:
         self.booking_id = self.booking_id or self.request_id
+
+    def check_aborted(self) -> None:
+        """RequestAbortedError if somebody asked to abort it."""
+        if self.aborted:
+            raise RequestAbortedError(f"request {self.request_id} was aborted")
 
     def take_back(self, why: TakenBack) -> bool:
         """End the current attempt; False if there is none, or it is being ended already."""

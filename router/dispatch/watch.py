@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ...runtime.clock import Clock
 from ...runtime.errors import NoWorkersError
@@ -10,12 +10,11 @@ from ...runtime.limit_hits import LimitHits
 from ...runtime.steps import by_steps
 from ...runtime.supervised import stopped, supervise
 from ...workers.health import HealthMonitor
-from ..kv_router import KvRouter
 from ..request_limits import RequestLimits
 from .attempts import RetryBudget
+from .decisions import Bookings, Decisions
 from .prefill_estimate import PrefillEstimate
 from .request import Flight, TakenBack
-from .turns import Admission
 
 LOOK_EVERY_S = 0.5
 TOUCH_EVERY_S = 1.0
@@ -26,15 +25,12 @@ SUSPECT_AFTER_S = 1.0
 
 
 class FlightWatch:
-    """Looks at all flights now and then, from `start` to `close`.
-
-    `on_load_fell` is called when a request that waits might go.
-    """
+    """Looks at all flights now and then, from `start` to `close`."""
 
     def __init__(
         self,
         flights: Mapping[str, Flight],
-        router: KvRouter,
+        bookings: Bookings,
         monitor: HealthMonitor,
         clock: Clock,
         limits: RequestLimits,
@@ -43,18 +39,16 @@ class FlightWatch:
         budget: RetryBudget,
         estimate: PrefillEstimate,
         hits: LimitHits,
-        admission: Admission | None,
-        on_load_fell: Callable[[], None],
+        decisions: Decisions,
     ) -> None:
         self._flights = flights
-        self._router = router
+        self._bookings = bookings
         self._monitor = monitor
         self._now = clock.now
         self._budget = budget
         self._estimate = estimate
         self._hits = hits
-        self._admission = admission
-        self._on_load_fell = on_load_fell
+        self._decisions = decisions
         self.set_limits(limits, silence_s)
         self._task: asyncio.Task[None] | None = None
 
@@ -112,10 +106,10 @@ class FlightWatch:
             if now - touched >= TOUCH_EVERY_S:
                 touched = now
                 self._estimate.forget(now)
-                self._on_load_fell()  # workers come and go, and bookings of others expire
+                self._decisions.load_fell()  # workers come and go, and bookings of others expire
                 bookings = [flight.booking_id for flight in self._flights.values()]
                 for some in by_steps(bookings, TOUCHED_AT_ONCE):
-                    self._router.touch_all(some)
+                    self._bookings.touch_all(some)
                     await asyncio.sleep(0)
 
     def _look(self, now: float) -> None:
@@ -164,8 +158,8 @@ class FlightWatch:
                 flight.uncached_tokens
             ):
                 flight.counts_prefill = False
-                self._router.release_prefill(flight.booking_id)
-                self._on_load_fell()
+                self._bookings.release_prefill(flight.booking_id)
+                self._decisions.load_fell()
 
     def _end(self, flight: Flight, why: TakenBack) -> None:
         if flight.take_back(why) and why.limit is not None:
@@ -176,7 +170,7 @@ class FlightWatch:
             f"all workers are saturated and the request has waited for {waited:.0f} s",
             overloaded=True,
         )
-        if self._admission is not None and self._admission.give_up(flight.request_id, error):
+        if self._decisions.give_up(flight.request_id, error):
             self._hits.hit("queue_timeout_s")
 
 

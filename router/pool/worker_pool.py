@@ -24,6 +24,7 @@ from ..dispatch import (
     DispatchObserver,
     OutputTracking,
     RequestReader,
+    RouterDecisions,
     Tracing,
     admission_of,
 )
@@ -71,6 +72,8 @@ class WorkerPool:
         self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.flights)
         observer = self.dashboard.observe(observer)
         self.admission = admission_of(self.router)
+        self.decisions = RouterDecisions(self.router, clock, self.admission)
+        self.decisions.before_decision = self.dashboard.receipts.before_decision
         self.hits = LimitHits()
         self.reader = RequestReader(
             config.router.block_size, config.peers, self.hits, hashes=self.router.uses_caches
@@ -83,12 +86,11 @@ class WorkerPool:
             silence_s=config.request_timeout_s,
             limits=config.limits,
             observer=observer,
-            admission=self.admission,
+            decisions=self.decisions,
             hits=self.hits,
             reader=self.reader,
             tracing=tracing,
         )
-        self.dispatcher.before_decision = self.dashboard.receipts.before_decision
         self.metrics.watch_pool(
             self.dispatcher,
             self.monitor.reports,

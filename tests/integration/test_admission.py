@@ -15,7 +15,7 @@ from support.serving import BLOCK, serving
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.admission.queue import AdmissionQueue, Lane
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.dispatch.turns import Admission
+from dynamo_router.router.dispatch.decisions import Admission
 from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode

@@ -1,0 +1,247 @@
+"""Who says where a request goes, and when it is its turn: this process's router, or another one.
+
+The dispatcher asks; `Decisions` is all that it needs of the answering side.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Set
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol
+
+from ...runtime.clock import Clock
+from ...runtime.identity import WorkerWithDpRank
+from ..admission import AdmissionQueue, Lane, Ticket
+from ..kv_router import KvRouter
+from ..policy import Decision
+from .request import Flight
+
+
+class Bookings(Protocol):
+    """What is said of a request after it was booked, under its booking's id; as KvRouter has it."""
+
+    def mark_prefill_complete(
+        self, request_id: str, *, cached_tokens: int | None = None
+    ) -> object: ...
+
+    def release_prefill(self, request_id: str) -> object: ...
+
+    def add_output_tokens(self, request_id: str, generated: int) -> None: ...
+
+    def touch_all(self, request_ids: Iterable[str]) -> None: ...
+
+    def free(self, request_id: str, *, output_tokens: int | None = None) -> object: ...
+
+
+class Decisions(Protocol):
+    """Chooses workers for flights, and books them there as `flight.booking_id`.
+
+    Raises what KvRouter.decide does, and RequestAbortedError for a flight that was aborted while it
+    waited. `again`: an attempt after a failed one, which does not queue.
+    """
+
+    @property
+    def bookings(self) -> Bookings:
+        """Where the rest of a booking's life is told."""
+        ...
+
+    def at_once(self, flight: Flight, *, again: bool) -> Decision | None:
+        """The decision, if it can be had without waiting; else ask for it `in_turn`."""
+        ...
+
+    async def in_turn(self, flight: Flight, *, again: bool) -> Decision:
+        """Wait for the flight's turn and the decision. Cancel the task to give it up."""
+        ...
+
+    async def second(self, twin: Flight) -> Decision:
+        """A worker for an attempt beside another one, not among `twin.unfit`."""
+        ...
+
+    def is_open(self) -> bool:
+        """Whether a request that may go anywhere would be booked without waiting."""
+        ...
+
+    def give_up(self, request_id: str, error: Exception) -> bool:
+        """End a flight's waiting with an error; False if it does not wait."""
+        ...
+
+    def load_fell(self) -> None:
+        """Somebody who waits might go."""
+
+
+class RouterDecisions:
+    """Those of a KvRouter in this process, with the queue in front of it, if there is one.
+
+    `before_decision` is called with each request that is about to be given to a worker, before it
+    is booked there: be quick.
+    """
+
+    def __init__(self, router: KvRouter, clock: Clock, admission: "Admission | None") -> None:
+        self._router = router
+        self._sessions = router.sessions
+        self._now = clock.now
+        self._admission = admission
+        self.before_decision: Callable[[Flight], None] | None = None
+
+    @property
+    def bookings(self) -> Bookings:
+        return self._router
+
+    def at_once(self, flight: Flight, *, again: bool) -> Decision | None:
+        if again or self._admission is None or self._admission.is_open(self._lane(flight)):
+            return self._decide(flight)
+        return None
+
+    async def in_turn(self, flight: Flight, *, again: bool) -> Decision:
+        assert self._admission is not None, "nobody waits without a queue"
+        async with self._admission.turn(partial(self._ticket, flight, self._lane(flight))):
+            flight.check_aborted()  # after it was its turn, before it took it
+            return self._decide(flight)
+
+    async def second(self, twin: Flight) -> Decision:
+        return self._router.decide(
+            twin.facts.prompt,
+            twin.booking_id,
+            excluded_workers=twin.unfit,
+            expected_output_tokens=twin.facts.max_tokens or None,
+        )
+
+    def is_open(self) -> bool:
+        return self._admission is None or self._admission.queue.is_open(None)
+
+    def give_up(self, request_id: str, error: Exception) -> bool:
+        return self._admission is not None and self._admission.give_up(request_id, error)
+
+    def load_fell(self) -> None:
+        if self._admission is not None:
+            self._admission.poll()
+
+    def _lane(self, flight: Flight) -> Lane:
+        return flight.pinned if flight.session is None else self._wanted(flight)[0]
+
+    def _ticket(self, flight: Flight, lane: Lane) -> Ticket:
+        tokens, penalty_s = self._router.queue_terms(flight.facts.prompt)
+        return Ticket(flight.request_id, flight.arrived, tokens, flight.urgency, lane, penalty_s)
+
+    def _decide(self, flight: Flight) -> Decision:
+        """Choose a worker and book the request there."""
+        facts, began = flight.facts, self._now()
+        excluded = flight.unfit
+        if len(flight.attempts):
+            excluded = excluded | flight.attempts.worker_ids
+        else:
+            flight.queue_s = began - flight.arrived
+        flight.booking_id = flight.request_id
+        if self.before_decision is not None:
+            self.before_decision(flight)
+        session, pinned, preferred = flight.session, flight.pinned, None
+        if session is not None:
+            pinned, preferred = self._wanted(flight, excluded)
+        decision = self._router.decide(
+            facts.prompt,
+            flight.booking_id,
+            excluded_workers=excluded,
+            pinned_worker=pinned,
+            preferred_worker=preferred,
+            expected_output_tokens=facts.max_tokens or None,
+        )
+        if session is not None:
+            self._sessions.bind(session, decision.worker)
+        flight.decision, flight.decision_s = decision, self._now() - began
+        flight.trace.decided(flight)
+        return decision
+
+    def _wanted(
+        self, flight: Flight, excluded: Set[int] = frozenset()
+    ) -> tuple[WorkerWithDpRank | None, WorkerWithDpRank | None]:
+        """The worker that it must go to, and the one that it had better go to."""
+        if flight.pinned is not None:
+            return flight.pinned, None
+        bound = self._sessions.wanted(flight.session, excluded)
+        return (None, None) if bound is None else (bound.pinned, bound.preferred)
+
+
+def admission_of(router: KvRouter) -> "Admission | None":
+    """The queue that a router's configuration asks for; None if nobody is to wait."""
+    return Admission(queue_of(router)) if router.limits.any_wait else None
+
+
+def queue_of(router: KvRouter) -> AdmissionQueue:
+    """A queue that asks a router when a worker is free, as its configuration says."""
+    limits = router.limits
+    return AdmissionQueue(
+        router.seconds_until_free,
+        policy=limits.queue_policy,
+        limit=limits.config.queue_limit,
+        wait_times=router.wait_times,
+    )
+
+
+class Admission:
+    """Lets requests go one at a time, each once it is its turn.
+
+    Say `poll` whenever load fell; where the queue knows when a worker will be free, a timer does.
+    Between a request's turn and its booking nobody else is let go: the load that decides about the
+    next one would not be the one there will be.
+    """
+
+    def __init__(self, queue: AdmissionQueue) -> None:
+        self.queue = queue
+        self._waiters: dict[str, asyncio.Future[None]] = {}
+        self._going: str | None = None  # has its turn, is not booked yet
+        self._timer: asyncio.TimerHandle | None = None
+
+    def is_open(self, lane: Lane) -> bool:
+        """Whether a request of that lane may be booked at once; else it waits for its `turn`."""
+        return self._going is None and self.queue.is_open(lane)
+
+    @asynccontextmanager
+    async def turn(self, ticket: Callable[[], Ticket]) -> AsyncIterator[None]:
+        """Wait for a request's turn; book it inside. Raises NoWorkersError if too many wait, and
+        asks for no ticket.
+
+        Cancel the task to give the turn up.
+        """
+        request_id = self.queue.enter(ticket).request_id
+        waiter = self._waiters[request_id] = asyncio.get_running_loop().create_future()
+        try:
+            self.poll()
+            await waiter
+            yield
+        finally:
+            del self._waiters[request_id]
+            self.queue.discard(request_id)
+            if self._going == request_id:
+                self._going = None
+            self.poll()
+
+    def give_up(self, request_id: str, error: Exception) -> bool:
+        """End a request's waiting with an error; False if it does not wait."""
+        waiter = self._waiters.get(request_id)
+        if waiter is None or waiter.done():
+            return False
+        waiter.set_exception(error)
+        return True
+
+    def poll(self) -> None:
+        """Let the next request go, if a worker is free for it."""
+        if not self._waiters and self._timer is None:
+            return
+        if self._going is None and self._waiters:
+            ticket = self.queue.next()
+            if ticket is not None:
+                self._going = ticket.request_id
+                waiter = self._waiters[ticket.request_id]
+                if not waiter.done():  # else it is being given up, and polls when it is
+                    waiter.set_result(None)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Poll again when the queue expects a free worker; sooner if load falls."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._going is None and self._waiters and self.queue.ask_again_s < math.inf:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.queue.ask_again_s, self.poll)
