@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..router.mock_process import MockEnginesConfig
-from ..router.serve_config import ServeConfig
+from ..router.serve_config import FrontsConfig, ServeConfig
 from ..runtime.kv_stores import BACKENDS
 from ..runtime.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..workers.discovery import STATIC
@@ -68,6 +68,12 @@ class ServeFrontendConfig(ServeConfig):
 
     frontend: FrontendConfig = field(default_factory=FrontendConfig, metadata={"inline": True})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fronts.fronts > 1 and self.frontend.http_frontend is not None:
+            text = f"not with fronts {self.fronts.fronts}: its requests need the deciding process"
+            raise bad_setting("http_frontend", text)
+
 
 def _not_served(default: Any) -> Any:
     """A setting of `serve` that this command has not: it keeps its default."""
@@ -111,6 +117,7 @@ class ModelFrontendConfig(ServeConfig):
     endpoint: str = _not_served("generate")
     model_id: str | None = _not_served(None)
     index_snapshot: str | None = _not_served(None)
+    fronts: FrontsConfig = _not_served(FrontsConfig())
     index_snapshot_interval_s: float = _not_served(60.0)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """Server: puts the service together, runs it, and takes it apart again."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
@@ -57,8 +58,14 @@ class Server:
         config: ServeConfig,
         source: SettingsSource[ServeConfig] | None = None,
         output: LogOutput | None = None,
+        *,
+        listens: bool = True,
     ) -> None:
+        """`listens`: on the gRPC port. Else requests come by what is attached."""
         self._config = config
+        self._listens = listens
+        self.more_health: list[Callable[[], dict[str, Any]]] = []
+        """what /health is to say besides"""
         self._started = False
         self.attached: Attachment | None = None
         self._clock = SystemClock()
@@ -170,7 +177,8 @@ class Server:
         if self._spans is not None:
             stack.push_async_callback(self._spans.close)
         # Ports first: they are what fails, and nothing has been started yet.
-        self._grpc.bind(config.host, config.port)
+        if self._listens:
+            self._grpc.bind(config.host, config.port)
         await self._http.start(config.host, config.http_port)
         stack.push_async_callback(self._http.close)
         for line in self.security.exposed(self._grpc.port, self._http.port, self._http.admin):
@@ -213,7 +221,8 @@ class Server:
             stack.push_async_callback(self._discovery.stop)
             await self._discovery.start()
         self.dispatcher.start()
-        await self._grpc.start()
+        if self._listens:
+            await self._grpc.start()
         if self.attached is not None:
             await self.attached.start()
         await self.pool.wait_for_probes(FIRST_PROBES_S)
@@ -252,4 +261,6 @@ class Server:
             "data_path": data_path_of(self._config.connection),
             "draining": self._draining,
         }
+        for tell in self.more_health:
+            more |= tell()
         return bool(more["workers"].get("ready")) and not self._draining, more

@@ -15,9 +15,11 @@ import uvloop
 from ..runtime.errors import ConfigError
 from ..runtime.logs import LogOutput
 from ..runtime.process import StopSignals, allow_open_files, on_hangup, run_until
-from ..runtime.settings import SettingsSource
+from ..runtime.settings import SettingsSource, bad_setting
 from ..runtime.urls import redact_text
+from ..workers.channels import NGHTTP2, data_path_of
 from .config_check import check_snapshot_path, vain_settings
+from .fronts import Supervisor
 from .serve import Attachment, Server
 from .serve_config import ServeConfig
 
@@ -72,16 +74,25 @@ def run(
     `source` is where the configuration came from, to be read again at each SIGHUP.
     """
 
-    def make(output: LogOutput) -> Server:
+    def supervise(output: LogOutput) -> Supervisor:
+        warn()
+        if data_path_of(config.connection) != NGHTTP2:
+            raise bad_setting("fronts", "need the data path nghttp2, whose library is not here")
+        return Supervisor(config)
+
+    def warn() -> None:
         for text in vain_settings(source.current) if source is not None else ():
             log.warning(text)
         if config.index_snapshot is not None:
             check_snapshot_path(config.index_snapshot)
+
+    def make(output: LogOutput) -> Server:
+        warn()
         server = Server(config, source, output)
         server.attached = attach(server)
         return server
 
-    return run_service(config, make)
+    return run_service(config, supervise if config.fronts.fronts > 1 else make)
 
 
 def run_service(config: ServeConfig, make: Callable[[LogOutput], Service]) -> int:

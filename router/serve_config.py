@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from ..runtime.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..runtime.settings import SHORTEST_S, bad_setting, option
 from ..runtime.urls import DEFAULT_NATS_URL
-from ..workers.channels import ConnectionPolicy
-from ..workers.discovery import DiscoveryConfig, EventPlaneConfig
+from ..workers.channels import GRPC_AIO, ConnectionPolicy
+from ..workers.discovery import STATIC, DiscoveryConfig, EventPlaneConfig
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
 from .config import KvRouterConfig, require_at_least
@@ -19,6 +19,28 @@ SHORTEST_EXPIRY_S = 5.0
 """A service that is held up for a moment must not lose its bookings."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FrontsConfig:
+    """Several processes on the gRPC port. Raises ConfigError, naming the key, on a bad value."""
+
+    fronts: int = option(
+        1,
+        "Processes that share the gRPC port, parse and stream, with one more that decides; 1: one"
+        " process does all of it.",
+    )
+    decider_timeout_s: float = option(
+        1.0,
+        "With several fronts: how long the deciding process may be silent before requests go by"
+        " the loads known last.",
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fronts <= MOST_FRONTS:
+            raise bad_setting("fronts", f"{self.fronts} must be in 1..{MOST_FRONTS}")
+        require_at_least("decider_timeout_s", self.decider_timeout_s, SHORTEST_S)
+
+
+MOST_FRONTS = 64
 EVENT_SOURCES = ("auto", "nats", "jetstream", "grpc", "zmq", "http", "none")
 
 
@@ -124,6 +146,7 @@ class ServeConfig:
         "Longest silence of a worker in a request, and so the longest time for an answer that is "
         "not streamed; none: as long as its connection lives.",
     )
+    fronts: FrontsConfig = field(default_factory=FrontsConfig, metadata={"inline": True})
     limits: RequestLimits = field(default_factory=RequestLimits)
     peers: PeerLimits = field(default_factory=PeerLimits)
     health: HealthPolicy = field(default_factory=HealthPolicy)
@@ -161,6 +184,8 @@ class ServeConfig:
         if self.event_sources == "jetstream":
             object.__setattr__(self, "durable_kv_events", True)
         self._check_durable()
+        if self.fronts.fronts > 1:
+            self._check_fronts()
         if self.plane.is_zmq and self.event_sources == "nats":
             raise bad_setting("event_sources", "nats is not there with event_plane zmq")
         if self.event_sources == "none" and self.router.use_kv_events:
@@ -185,6 +210,25 @@ class ServeConfig:
                 f"{expiry!r} must be at least {SHORTEST_EXPIRY_S:g}: bookings of requests in "
                 "flight are renewed each second",
             )
+
+    def _check_fronts(self) -> None:
+        """Refuse what several fronts cannot do."""
+        for key, given, instead in (
+            ("mockers", self.mock_engines.mockers, "start engines by dynamo-router mocker"),
+            ("discovery", self.backend != STATIC, "give each worker by its URL"),
+            (
+                "session_affinity_ttl_secs",
+                self.router.affinity.session_affinity_ttl_secs is not None,
+                "sessions need one process",
+            ),
+            (
+                "data_path",
+                self.connection.data_path == GRPC_AIO,
+                "gRPC's own server does not share a port",
+            ),
+        ):
+            if given:
+                raise bad_setting(key, f"not with fronts {self.fronts.fronts}: {instead}")
 
     def _check_durable(self) -> None:
         require_at_least("router_snapshot_threshold", self.router_snapshot_threshold, 1)

@@ -7,7 +7,7 @@ it reads the registry. Judgement is in health_tracker.py and outliers.py.
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import grpc
@@ -65,8 +65,10 @@ class HealthMonitor:
         connection: ConnectionPolicy | None = None,
         mixed_models: bool = False,
         tls: ClientTls | None = None,
+        reports: type[RequestReports] = RequestReports,
     ) -> None:
-        """`tls` is for engines at grpcs:// addresses; None: the system's authorities."""
+        """`tls` is for engines at grpcs:// addresses; None: the system's authorities. `reports` is
+        the kind of `reports` that it has."""
         self._registry = registry
         self._clock = clock
         self._block_size = block_size
@@ -77,9 +79,7 @@ class HealthMonitor:
         self._limits: PromptLimits | None = None
         self._first_probes = asyncio.Semaphore(FIRST_PROBES_AT_ONCE)
         self._tls = tls
-        self.reports = RequestReports(
-            clock, outliers, on_changed=self._on_reported, on_lost=self._on_lost
-        )
+        self.reports = reports(clock, outliers, on_changed=self._on_reported, on_lost=self._on_lost)
         self._engines = EngineTable(registry, self.reports.forget)
         self.listeners: list[Callable[[], None]] = []
         self.on_down: list[Callable[[int], None]] = []
@@ -126,6 +126,11 @@ class HealthMonitor:
     def find(self, address: str) -> WatchedEngine | None:
         """The engine at an address, as its URL has it: HOST:PORT."""
         return self._engines.at(address)
+
+    @property
+    def engines(self) -> Iterable[WatchedEngine]:
+        """All that are watched."""
+        return self._engines.watched
 
     def engine(self, worker_id: int) -> WatchedEngine | None:
         """The engine that is registered under this id."""

@@ -12,6 +12,7 @@ from .callers import (
     own_id,
     selection_id,
     set_account,
+    set_caller,
 )
 from .exposure import open_to_others
 from .grpc_guard import GrpcGuard
@@ -45,4 +46,5 @@ __all__ = [
     "rule_of",
     "selection_id",
     "set_account",
+    "set_caller",
 ]

@@ -8,6 +8,7 @@ from .attempts import Attempt
 from .decisions import Admission, Bookings, Decisions, RouterDecisions, admission_of, queue_of
 from .dispatch import Dispatcher
 from .generate_answer import told_usage
+from .generate_request import GenerateFacts
 from .observers import DispatchObserver, OutputTracking
 from .relay import DP_RANK_KEY
 from .request import CallTrace, Flight, NoTrace, RequestTrace, Tracing
@@ -26,6 +27,7 @@ __all__ = [
     "DispatchObserver",
     "Dispatcher",
     "Flight",
+    "GenerateFacts",
     "MAX_DECODED_BYTES",
     "NoTrace",
     "OutputTracking",

@@ -77,8 +77,10 @@ class Dispatcher:
         self._now = clock.now
         self._max_attempts = max_attempts
         self._observer = observer or NoObserver()
-        self._decisions = decisions or RouterDecisions(router, clock, admission)
-        bookings, load_fell = self._decisions.bookings, self._decisions.load_fell
+        if decisions is None:
+            decisions = RouterDecisions(router, clock, admission)
+        self._decisions = decisions
+        bookings, load_fell = decisions.bookings, decisions.load_fell
         self._tracing = tracing
         self._flights: dict[str, Flight] = {}
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())

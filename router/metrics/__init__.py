@@ -4,9 +4,22 @@ that is made of them without holding anybody up.
 Entered by `serve`; wraps what it measures and is called by none of it.
 """
 
-from .page import MetricsPage
+from .collectors import dispatch_metrics, fault_metrics
+from .page import MetricsPage, Source, Table
 from .pooled import pooled_metrics
 from .process import build_metrics, process_metrics
 from .router_metrics import RouterMetrics
+from .worker_requests import WorkerCounts
 
-__all__ = ["MetricsPage", "RouterMetrics", "build_metrics", "pooled_metrics", "process_metrics"]
+__all__ = [
+    "MetricsPage",
+    "RouterMetrics",
+    "Source",
+    "Table",
+    "WorkerCounts",
+    "build_metrics",
+    "dispatch_metrics",
+    "fault_metrics",
+    "pooled_metrics",
+    "process_metrics",
+]

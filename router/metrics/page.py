@@ -64,6 +64,7 @@ class MetricsPage:
 
     def __init__(self, *sources: Source, now: Callable[[], float] = time.perf_counter) -> None:
         self._sources = list(sources)
+        self._source: Source = self._all
         self._now = now
         self._share = answer_share()
         self._lock = asyncio.Lock()
@@ -72,6 +73,10 @@ class MetricsPage:
 
     def add(self, source: Source) -> None:
         self._sources.append(source)
+
+    def through(self, change: Callable[[Source], Source]) -> None:
+        """From now on tell what `change` makes of all that the sources tell."""
+        self._source = change(self._source)
 
     async def render(self, accept: str = "", accept_encoding: str = "") -> Rendered:
         """The page as the headers Accept and Accept-Encoding ask for it.
@@ -100,6 +105,9 @@ class MetricsPage:
 
     def steps(self) -> Iterator[Metric | Table | None]:
         """As `families`, with None where others may have a turn."""
+        yield from self._source()
+
+    def _all(self) -> Iterator[Metric | Table | None]:
         for source in self._sources:
             yield from source()
 
@@ -123,14 +131,13 @@ class MetricsPage:
 
     def _texts(self, is_openmetrics: bool) -> Iterator[bytes]:
         """The page in pieces, each some 0.1 ms of work."""
-        for source in self._sources:
-            for family in source():
-                if family is None:
-                    yield b""
-                elif isinstance(family, Table):
-                    yield from _write_table(family, is_openmetrics)
-                else:
-                    yield _write_family(family, is_openmetrics)
+        for family in self._source():
+            if family is None:
+                yield b""
+            elif isinstance(family, Table):
+                yield from _write_table(family, is_openmetrics)
+            else:
+                yield _write_family(family, is_openmetrics)
         if is_openmetrics:
             yield _END
 

@@ -37,8 +37,8 @@ from .workers import worker_metrics
 
 
 class RouterMetrics:
-    """`requests` observes the dispatcher, `page` is what is scraped. `loop_lag` runs from its start
-    to its close; without, it tells nothing.
+    """`requests` observes the dispatcher, `workers` counts by worker, `page` is what is scraped.
+    `loop_lag` runs from its start to its close; without, it tells nothing.
 
     The rest is watched where it is: say so by `watch_pool`, by `watch_events` once there are any,
     and by `watch_process` where the page is that of the whole process.
@@ -46,8 +46,8 @@ class RouterMetrics:
 
     def __init__(self, router: KvRouter, clock: Clock, in_flight: Callable[[], int]) -> None:
         self._router = router
-        self._workers = WorkerRequests(router.registry)
-        self.requests = RequestMetrics(in_flight, clock, self._workers)
+        self.workers = WorkerRequests(router.registry)
+        self.requests = RequestMetrics(in_flight, clock, self.workers)
         self.loop_lag = LoopLagProbe(clock)
         self.page = MetricsPage(self.requests.collect)
 
@@ -60,7 +60,7 @@ class RouterMetrics:
         queue: AdmissionQueue | None,
     ) -> None:
         page = self.page
-        page.add(worker_metrics(self._router, self._workers, reports, max_workers))
+        page.add(worker_metrics(self._router, self.workers, reports, max_workers))
         page.add(dispatch_metrics(dispatcher))
         page.add(booking_metrics(self._router.slots))
         page.add(fault_metrics(self._router, dispatcher))

@@ -4,6 +4,13 @@ Entered by whoever serves a set of workers.
 """
 
 from .discovery import MOST_WORKERS, Discovery, WorkerPlane, is_discovering
-from .worker_pool import WorkerPool
+from .worker_pool import WorkerPool, wait_for_probes
 
-__all__ = ["MOST_WORKERS", "Discovery", "WorkerPlane", "WorkerPool", "is_discovering"]
+__all__ = [
+    "MOST_WORKERS",
+    "Discovery",
+    "WorkerPlane",
+    "WorkerPool",
+    "is_discovering",
+    "wait_for_probes",
+]

@@ -14,7 +14,7 @@ from ...runtime.limit_hits import LimitHits
 from ...runtime.urls import DEFAULT_NATS_URL
 from ...runtime.zmq_plane import ZmqPlane
 from ...workers.health import HealthMonitor
-from ...workers.registry import WorkerState
+from ...workers.registry import WorkerRegistry, WorkerState
 from ..access import Security
 from ..admin import WorkerAdmin
 from ..dashboard import Dashboard
@@ -190,22 +190,7 @@ class WorkerPool:
 
     async def wait_for_probes(self, at_most_s: float) -> None:
         """Wait until every worker was probed once, at most so long."""
-        probed = asyncio.Event()
-
-        def look() -> None:
-            states = [entry.state for entry in self.router.registry.entries()]
-            if WorkerState.CONNECTING not in states:
-                probed.set()
-
-        self.monitor.listeners.append(look)
-        look()
-        try:
-            async with asyncio.timeout(at_most_s):
-                await probed.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self.monitor.listeners.remove(look)
+        await wait_for_probes(self.monitor, self.router.registry, at_most_s)
 
     async def close_workers(self) -> None:
         """End what runs, and watch nobody any more. Idempotent."""
@@ -234,3 +219,25 @@ class WorkerPool:
     def _on_workers(self) -> None:
         if self.admission is not None:
             self.admission.poll()
+
+
+async def wait_for_probes(
+    monitor: HealthMonitor, registry: WorkerRegistry, at_most_s: float
+) -> None:
+    """Wait until every worker of a registry was probed once, at most so long."""
+    probed = asyncio.Event()
+
+    def look() -> None:
+        states = [entry.state for entry in registry.entries()]
+        if WorkerState.CONNECTING not in states:
+            probed.set()
+
+    monitor.listeners.append(look)
+    look()
+    try:
+        async with asyncio.timeout(at_most_s):
+            await probed.wait()
+    except TimeoutError:
+        pass
+    finally:
+        monitor.listeners.remove(look)

@@ -7,7 +7,7 @@ from .call_limits import CallLimits
 from .connections import HttpConnections, plan_connections
 from .grpc_server import GrpcServer
 from .http_server import HttpServer
-from .router_service import RouterService
+from .router_service import RouterService, router_service_paths
 from .trtllm_service import (
     MODE_KEY,
     PINNED_WORKER_KEY,
@@ -28,4 +28,5 @@ __all__ = [
     "TrtllmService",
     "plan_connections",
     "read_metadata",
+    "router_service_paths",
 ]

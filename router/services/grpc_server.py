@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from typing import Protocol
 
 import structlog
 from grpc_health.v1 import health
@@ -21,7 +22,6 @@ from .checked_calls import CheckedCalls
 from .connection_share import ConnectionShare, ConnectionWatch
 from .connections import plan_connections, share_of
 from .router_service import SERVICE as ROUTER_SERVICE
-from .router_service import RouterService
 from .standard_services import HealthService, reflection_methods
 from .trtllm_service import TrtllmService
 
@@ -35,13 +35,20 @@ MORE_METADATA = 2
 """So much more metadata than we take come as far as to be refused by us, and counted."""
 
 
+class Methodical(Protocol):
+    """A service: its methods by their paths."""
+
+    @property
+    def methods(self) -> Methods: ...
+
+
 class GrpcServer:
     """Listens from `bind`, answers from `start` until `stop`."""
 
     def __init__(
         self,
         generate: TrtllmService,
-        select: RouterService,
+        select: Methodical,
         *,
         access: Access | None = None,
         calls: CallLimits | None = None,
@@ -49,7 +56,9 @@ class GrpcServer:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         tls: ServerTls | None = None,
         data_path: str = GRPC_AIO,
+        shares_port: bool = False,
     ) -> None:
+        """`shares_port`: other processes of ours listen on it too."""
         calls = calls or CallLimits(PeerLimits(), LimitHits())
         limits = calls.limits
         plan = plan_connections(limits, workers)
@@ -74,6 +83,7 @@ class GrpcServer:
         self._wanted = False
         self._updates: set[asyncio.Task[None]] = set()
         self.port = 0
+        self._shares_port = shares_port
         checked = CheckedCalls(GrpcGuard(access or Access()), calls)
         names = (TRTLLM_SERVICE, ROUTER_SERVICE, health.SERVICE_NAME)
         methods: Methods = {
@@ -87,7 +97,7 @@ class GrpcServer:
     def bind(self, host: str, port: int) -> None:
         """Take the port; 0 takes a free one. ConfigError if it cannot be had."""
         try:
-            self.port = self._listener.bind(host, port)
+            self.port = self._listener.bind(host, port, shared=self._shares_port)
         except (OSError, UnicodeError):
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             key, reason = why_cannot_listen(host, port)

@@ -176,6 +176,12 @@ class RouterService(WorkerRpcs):
         return answer
 
 
+def router_service_paths() -> list[str]:
+    """The paths of its methods."""
+    service = pb.DESCRIPTOR.services_by_name["RouterService"]
+    return [f"/{SERVICE}/{each.name}" for each in service.methods]
+
+
 def _decoded(kind: Any, body: bytes) -> Any:
     try:
         return kind.FromString(body)

@@ -102,7 +102,9 @@ class AioServer:
         self._tls = tls
         self._server = aio.server(options=_options(limits))
 
-    def bind(self, host: str, port: int) -> int:
+    def bind(self, host: str, port: int, *, shared: bool = False) -> int:
+        if shared:
+            raise OSError("a port is not shared with gRPC's own server")
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if self._tls is None:

@@ -12,8 +12,9 @@ from .methods import Serve
 class GrpcListener(Protocol):
     """Listens from `bind`, answers from `start` until `stop`."""
 
-    def bind(self, host: str, port: int) -> int:
-        """Take the port, 0: a free one; which it is. OSError if it cannot be had."""
+    def bind(self, host: str, port: int, *, shared: bool = False) -> int:
+        """Take the port, 0: a free one; which it is. OSError if it cannot be had. `shared`: with
+        other processes of this user, which get a part of the connections each."""
         ...
 
     async def start(self, methods: Mapping[str, Serve]) -> None:

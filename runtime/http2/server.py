@@ -78,14 +78,19 @@ class Http2Server:
         """Ever."""
         return self._numbers
 
-    def bind(self, host: str, port: int) -> int:
-        """Take the port, of all addresses of a name; 0 takes a free one. OSError if it cannot."""
+    def bind(self, host: str, port: int, *, shared: bool = False) -> int:
+        """Take the port, of all addresses of a name; 0 takes a free one. OSError if it cannot.
+
+        `shared`: with other processes of this user, which get a part of the connections each.
+        """
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in dict.fromkeys(found):
             listener = socket.socket(family, kind, protocol)
             try:
                 listener.setblocking(False)
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if shared:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 if family == socket.AF_INET6:
                     every = address[0] == "::"  # of IPv4 too
                     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if every else 1)

@@ -1,0 +1,44 @@
+"""A process of `serve --fronts N`: the decider, or one of the fronts. Started by its Supervisor.
+
+    python -m dynamo_router.router.front_process decider FOLDER
+    python -m dynamo_router.router.front_process front FOLDER NUMBER
+
+FOLDER is private to the user, and has the configuration and the decider's socket.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from ..runtime.clock import SystemClock
+from ..runtime.logs import LogOutput
+from .fronts import SOCKET_FILE, Decider, Front, FrontPlace, read_config
+from .serve import Server
+from .serve_command import run_service
+
+
+def main(words: list[str]) -> int:
+    """Serve until a signal; the exit code."""
+    role, folder = words[0], Path(words[1])
+    config, path = read_config(folder), str(folder / SOCKET_FILE)
+    if role == "decider":
+        # Nobody comes to it but fronts: there is nothing to wait for.
+        config = replace(config, lame_duck_s=0.0, drain_timeout_s=0.0)
+
+        def decider(output: LogOutput) -> Server:
+            server = Server(config, output=output, listens=False)
+            server.attached = Decider(server, path, config.fronts.fronts, SystemClock())
+            return server
+
+        structlog.contextvars.bind_contextvars(process="decider")
+        return run_service(config, decider)
+    number = int(words[2])
+    structlog.contextvars.bind_contextvars(process=f"front {number}")
+    place = FrontPlace(number, config.port, path)
+    return run_service(config, lambda output: Front(config, place))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,246 @@
+"""Supervisor: starts the decider and the fronts, starts them again when they end, ends them."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from ...runtime.backoff import Backoff
+from ...runtime.child_process import ChildError, ChildProcess
+from ...runtime.clock import Clock, SystemClock
+from ...runtime.errors import ConfigError
+from ...runtime.process import why_cannot_listen
+from ...runtime.supervised import stopped, supervise
+from ..serve_config import ServeConfig
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
+"""Beyond what a process may take to drain."""
+STEADY_S = 10.0
+"""A process that ran for so long is started again at once."""
+CONFIG_FILE, SOCKET_FILE = "config.msgpack", "decider.sock"
+
+log = structlog.get_logger(__name__)
+
+
+class RestartSchedule:
+    """When a process that ended is started again. Pure."""
+
+    def __init__(self, backoff: Backoff | None = None) -> None:
+        self._backoff = backoff or Backoff(first=0.1, cap=10.0)
+        self._started_at = 0.0
+        self.restarts = 0
+
+    def started(self, now: float) -> None:
+        self._started_at = now
+
+    def delay_s(self, now: float) -> float:
+        """It ended, or could not be started, now: seconds to wait before the next start."""
+        self.restarts += 1
+        if now - self._started_at >= STEADY_S:
+            self._backoff.reset()
+        return self._backoff.next()
+
+
+class KeptChild:
+    """A child process that is started again whenever it ends, until `leave` or `stop`."""
+
+    def __init__(
+        self, name: str, words: Sequence[str], stop_timeout_s: float, clock: Clock
+    ) -> None:
+        self.name = name
+        self._now = clock.now
+        self._ended = asyncio.Event()
+        self._child = ChildProcess(
+            [sys.executable, "-m", "dynamo_router.router.front_process", *words],
+            stop_timeout_s=stop_timeout_s,
+            join_stderr=False,
+            own_session=True,
+            on_unexpected_end=self._on_end,
+        )
+        self._schedule = RestartSchedule()
+        self._leaving = False
+        self._task: asyncio.Task[None] | None = None
+        self.ready_line = ""
+
+    async def start(self) -> None:
+        """Return once it serves; ConfigError if it does not."""
+        try:
+            await self._start()
+        except ChildError as error:
+            text = f"the {self.name} did not start: it {error.reason}"
+            raise ConfigError(f"fronts: {text}", key="fronts") from None
+        self._task = supervise(self.name, self._keep)
+
+    def leave(self, number: signal.Signals) -> None:
+        """Have it end by this signal, and start it no more."""
+        self._leaving = True
+        if (pid := self._child.pid) is not None:
+            os.kill(pid, number)
+        else:
+            self._ended.set()
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    async def stop(self) -> None:
+        """End it, by force if it takes long. Idempotent."""
+        self._leaving = True
+        await stopped(self._task)
+        await self._child.stop()
+
+    async def _start(self) -> None:
+        self._ended.clear()
+        self._schedule.started(self._now())
+        await self._child.start(self._is_ready, START_TIMEOUT_S)
+
+    def _is_ready(self, line: str) -> bool:
+        if line.startswith("dynamo-router") and "ready" in line:
+            self.ready_line = line
+            return True
+        return False
+
+    async def _keep(self) -> None:
+        await self._ended.wait()
+        while not self._leaving:
+            await asyncio.sleep(self._schedule.delay_s(self._now()))
+            try:
+                await self._start()
+            except ChildError as error:
+                log.error("a process did not start", process=self.name, reason=error.reason)
+            else:
+                log.info("a process runs again", process=self.name, pid=self._child.pid)
+                await self._ended.wait()
+
+    def _on_end(self, code: int) -> None:
+        if not self._leaving:
+            log.error("a process ended", process=self.name, exit_code=code)
+        self._ended.set()
+
+
+class Supervisor:
+    """Runs `serve --fronts N`: one decider, N fronts, and nothing that outlives them.
+
+    Implements Service. The gRPC port is taken here and shared by the fronts.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._clock = SystemClock()
+        self._folder: Path | None = None
+        self._port: socket.socket | None = None
+        self._decider: KeptChild | None = None
+        self._fronts: list[KeptChild] = []
+        self._told = False
+
+    @property
+    def config(self) -> ServeConfig:
+        return self._config
+
+    @property
+    def ready_line(self) -> str:
+        """The decider's, with the port of the fronts."""
+        assert self._decider is not None and self._port is not None
+        name, _, rest = self._decider.ready_line.partition(" http ")
+        where = f"grpc {self._config.host}:{self._port.getsockname()[1]}"
+        return f"{name.partition(' grpc ')[0]} {where} http {rest}"
+
+    def reload(self) -> None:
+        log.warning("SIGHUP: with several fronts the configuration is not read again")
+
+    async def start(self) -> None:
+        config = self._config
+        self._port = take_port(config.host, config.port)
+        port = self._port.getsockname()[1]
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="dynamo-router-"))
+        # The fronts tell when they drain; then the decider has nothing more to wait for.
+        self._write_config(replace(plain_config(config), port=port, lame_duck_s=config.lame_duck_s))
+        self._decider = KeptChild("decider", ["decider", str(folder)], STOP_TIMEOUT_S, self._clock)
+        await self._decider.start()
+        http_port = config.http_port or port_told(self._decider.ready_line)
+        self._write_config(replace(plain_config(config), port=port, http_port=http_port))
+        grace_s = config.drain_timeout_s + STOP_TIMEOUT_S
+        for number in range(config.fronts.fronts):
+            words = ["front", str(folder), str(number)]
+            self._fronts.append(KeptChild(f"front {number}", words, grace_s, self._clock))
+        await asyncio.gather(*(front.start() for front in self._fronts))
+
+    def turn_away(self) -> None:
+        """The fronts say so, and drain afterwards."""
+        self._leave(signal.SIGTERM)
+
+    async def drain(self, grace_s: float) -> None:
+        """The fronts first: the decider serves them until they have ended."""
+        self._leave(signal.SIGINT)
+        await asyncio.gather(*(front.ended() for front in self._fronts))
+
+    async def close(self) -> None:
+        """End what is left, the fronts first. Idempotent."""
+        await asyncio.gather(*(front.stop() for front in self._fronts))
+        if self._decider is not None:
+            await self._decider.stop()
+        if self._port is not None:
+            self._port.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _leave(self, number: signal.Signals) -> None:
+        if not self._told:
+            self._told = True
+            for front in self._fronts:
+                front.leave(number)
+
+    def _write_config(self, config: ServeConfig) -> None:
+        """For the processes, in a folder that only our user may enter."""
+        assert self._folder is not None
+        new = self._folder / f"{CONFIG_FILE}.new"
+        new.write_bytes(msgspec.msgpack.encode(config))
+        new.replace(self._folder / CONFIG_FILE)
+
+
+def plain_config(config: ServeConfig) -> ServeConfig:
+    """The part of a configuration that the processes need."""
+    taken: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(ServeConfig)}
+    return ServeConfig(**taken)
+
+
+def read_config(folder: Path) -> ServeConfig:
+    """What a Supervisor wrote."""
+    return msgspec.msgpack.decode((folder / CONFIG_FILE).read_bytes(), type=ServeConfig)
+
+
+def take_port(host: str, port: int) -> socket.socket:
+    """A socket that has the port and does not listen, so that others of our user can share it.
+
+    ConfigError if somebody else listens there.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    taken = socket.socket(family, kind, protocol)
+    try:
+        with socket.socket(family, kind, protocol) as alone:  # it must not be shared yet
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind(address)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(address)
+    except OSError as error:
+        taken.close()
+        key, _ = why_cannot_listen(host, port)
+        text = f"{key}: cannot listen on {host}:{port}: {error.strerror}"
+        raise ConfigError(text, key=key) from None
+    return taken
+
+
+def port_told(ready_line: str) -> int:
+    """The HTTP port of a ready line."""
+    return int(ready_line.partition(" http ")[2].split()[0].rpartition(":")[2])

@@ -1,0 +1,90 @@
+"""`serve --fronts N` as processes, and clients that come over connections of their own."""
+
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from support.calls import messages_of
+from support.processes import Command, children_of, command, http_json, http_text
+
+from dynamo_router.workers.trtllm_proto import SERVICE, pb
+
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+
+
+class Fronts:
+    """A running router with several fronts."""
+
+    def __init__(self, router: Command, grpc_address: str, http_address: str) -> None:
+        self.router, self.grpc, self.http = router, grpc_address, http_address
+
+    async def health(self) -> Any:
+        return await http_json(self.http, "/health")
+
+    async def fronts(self) -> list[Any]:
+        """What /health says of each."""
+        return list((await self.health())["fronts"])
+
+    async def decider(self) -> int:
+        """The process that decides."""
+        fronts = {front["pid"] for front in await self.fronts()}
+        (pid,) = set(children_of(self.router.pid)) - fronts
+        return pid
+
+    async def workers(self) -> list[Any]:
+        return list((await http_json(self.http, "/workers"))["workers"])
+
+    async def booked(self) -> int:
+        """Requests on all workers, as the decider counts them."""
+        return sum(worker["active_requests"] for worker in await self.workers())
+
+    async def metrics(self) -> dict[str, float]:
+        text = await http_text(self.http, "/metrics")
+        lines = [line for line in text.splitlines() if line and line[0] != "#"]
+        return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines)}
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator["Client"]:
+        """Somebody with a connection of its own, which is some front's."""
+        async with grpc.aio.insecure_channel(self.grpc, options=OWN_CONNECTION) as channel:
+            yield Client(channel)
+
+    async def answers(self, request: Any) -> list[Any]:
+        """Every message of a Generate over a connection of its own."""
+        async with self.client() as client:
+            return await client.answers(request)
+
+
+class Client:
+    """One connection's calls."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.worker_ids: Counter[str] = Counter()
+
+    def call(self, request: Any) -> Any:
+        generate = self.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        return generate(request.SerializeToString())
+
+    async def answers(self, request: Any) -> list[Any]:
+        call = self.call(request)
+        found = [pb.GenerateResponse.FromString(each) for each in await messages_of(call)]
+        for key, value in await call.trailing_metadata():
+            if key == "x-dynamo-worker-id":
+                self.worker_ids[value] += 1
+        return found
+
+
+@asynccontextmanager
+async def serve_fronts(folder: Path, *words: str, fronts: int = 2) -> AsyncIterator[Fronts]:
+    """Serve with so many fronts on free ports until the block ends."""
+    flags = ("--fronts", str(fronts), "--port", "0", "--http-port", "0", *words)
+    async with command(folder, "serve", *flags) as router:
+        line = await router.says("dynamo-router ready")
+        found = re.search(r"grpc (\S+) http (\S+)", line)
+        assert found is not None, line
+        yield Fronts(router, found[1], found[2])
