@@ -27,6 +27,11 @@ class PeerLimits:
     max_request_bytes: int = option(
         1 << 30, "Most bytes of requests in flight, as they came; more are RESOURCE_EXHAUSTED."
     )
+    max_answer_bytes: int = option(
+        1 << 30,
+        "Most bytes of answers that wait for clients to read them; beyond, the request that has "
+        "most of them ends.",
+    )
     max_prompt_tokens: int = option(
         1 << 20, "Longest prompt, in tokens; a longer one is INVALID_ARGUMENT."
     )

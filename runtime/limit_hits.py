@@ -1,6 +1,13 @@
-"""How often a limit was hit: one counter for every bound that requests and peers can reach."""
+"""How often a limit was hit: one counter for every bound that requests and peers can reach, and a
+line in the log now and then."""
 
+import logging
 from collections import Counter
+from collections.abc import Callable
+
+from .clock import Clock, SystemClock
+
+log = logging.getLogger(__name__)
 
 
 class LimitHits:
@@ -18,3 +25,30 @@ class LimitHits:
 
     def __getitem__(self, limit: str) -> int:
         return self._counts[limit]
+
+
+class LimitLog:
+    """Counts a limit, and says in the log that it was hit, of each limit once in `every_s`."""
+
+    def __init__(
+        self, count: Callable[[str], None], every_s: float = 60.0, clock: Clock | None = None
+    ) -> None:
+        self._count, self._every_s = count, every_s
+        self._clock = clock or SystemClock()
+        self._last: dict[str, tuple[float, int]] = {}  # when it was said, and how often it was hit
+
+    def hit(self, limit: str, who: str) -> None:
+        """`who` has hit it."""
+        self._count(limit)
+        self.tell(limit, who)
+
+    def tell(self, limit: str, who: str) -> None:
+        """The same of one that somebody else counts."""
+        now = self._clock.now()
+        said, hits = self._last.get(limit, (float("-inf"), 0))
+        if now - said < self._every_s:
+            self._last[limit] = (said, hits + 1)
+            return
+        self._last[limit] = (now, 0)
+        text = f" ({hits} more since the last time)" if hits else ""
+        log.warning("limit %s was hit by %s%s", limit, who or "a client", text)

@@ -33,6 +33,7 @@ class CallLimits:
         self.questions = SharedBound("max_questions", limits.max_questions, share, hits)
         self.health = SharedBound("max_questions", limits.max_questions, share, hits)
         self.bytes = SharedBound("max_request_bytes", limits.max_request_bytes, share, hits)
+        self.answer_bytes = SharedBound("max_answer_bytes", limits.max_answer_bytes, share, hits)
         self.on_request_refused = on_request_refused
 
     def open_calls(self) -> dict[str, int]:

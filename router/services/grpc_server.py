@@ -27,10 +27,8 @@ from .trtllm_service import TrtllmService
 
 log = structlog.get_logger(__name__)
 
-PENDING_CALLS = 4
-"""As many times our limit on calls may wait for our loop to see them before grpc.aio drops some.
-They hold no message yet."""
-
+REFUSALS = 64
+"""Calls of one connection beyond what its caller may have, that may be refused at a time."""
 MORE_METADATA = 2
 """So much more metadata than we take come as far as to be refused by us, and counted."""
 
@@ -76,6 +74,7 @@ class GrpcServer:
             share=self._share,
             on_limit=calls.hits.hit,
             input_bound=calls.bytes,
+            output_bound=calls.answer_bytes,
         )
         self._watch: ConnectionWatch | None = None
         self._health = HealthService()
@@ -148,7 +147,9 @@ def _server_limits(calls: CallLimits, connections: int, max_message_bytes: int) 
         idle_s=limits.connection_idle_s,
         age_s=math.inf if limits.connection_age_s is None else limits.connection_age_s,
         age_grace_s=limits.connection_age_grace_s,
-        max_streams=2 * PENDING_CALLS * most,
+        max_calls=most,
+        max_streams=max(1, int(limits.max_share_per_caller * most)) + REFUSALS,
+        header_s=limits.message_timeout_s,
         window_bytes=WINDOW_BYTES,
         max_message_bytes=max_message_bytes,
         max_header_bytes=MORE_METADATA * calls.max_metadata_bytes,

@@ -13,6 +13,9 @@ from ..security import ServerTls
 from .methods import Metadata, PeerGoneError, Serve, ServerCall
 
 Context = aio.ServicerContext[Any, Any]
+PENDING_CALLS = 4
+"""As many times our limit on calls may wait for our loop to see them before grpc.aio drops some.
+They hold no message yet."""
 
 
 class AioCall:
@@ -151,10 +154,10 @@ def _options(limits: ServerLimits) -> tuple[tuple[str, Any], ...]:
         "grpc.absolute_max_metadata_size": limits.max_header_bytes,
         # So many may wait for our loop to see them before gRPC drops some, which it does with
         # CANCELLED and without a count. They hold no message yet.
-        "grpc.server.max_pending_requests": limits.max_streams // 2,
-        "grpc.server.max_pending_requests_hard_limit": limits.max_streams,
+        "grpc.server.max_pending_requests": PENDING_CALLS * limits.max_calls,
+        "grpc.server.max_pending_requests_hard_limit": 2 * PENDING_CALLS * limits.max_calls,
         # Where it is reached gRPC refuses streams as if we were gone.
-        "grpc.max_concurrent_streams": limits.max_streams,
+        "grpc.max_concurrent_streams": 2 * PENDING_CALLS * limits.max_calls,
     }
     for name, seconds in (
         ("idle", limits.idle_s),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from ..http2 import ConnectionShare, Http2Server, InputBound, OnLimit, ServerLimits
+from ..http2 import ByteBound, ConnectionShare, Http2Server, OnLimit, ServerLimits
 from ..security import ServerTls
 from .aio_server import AioServer
 from .methods import Serve
@@ -38,11 +38,13 @@ def make_listener(
     native: bool,
     share: ConnectionShare | None = None,
     on_limit: OnLimit | None = None,
-    input_bound: InputBound | None = None,
+    input_bound: ByteBound | None = None,
+    output_bound: ByteBound | None = None,
 ) -> GrpcListener:
     """One on nghttp2, if `native`, else on grpc.aio: that counts no connections, nor messages that
-    did not come whole, and tells of no limit that it keeps."""
+    did not come whole or were not read, and tells of no limit that it keeps."""
     if not native:
         return AioServer(limits, tls)
     context = None if tls is None else tls.http2_context()
-    return Http2Server(limits, context, share, on_limit or (lambda limit: None), input_bound)
+    hear = on_limit or (lambda limit: None)
+    return Http2Server(limits, context, share, hear, input_bound, output_bound)

@@ -6,7 +6,7 @@ from .library import Library, load_library
 from .outcome import Fault, Outcome
 from .server import Http2Server, Serve
 from .server_call import CallAborted, PeerGoneError, ServerCall
-from .server_limits import ConnectionShare, InputBound, OnLimit, ServerLimits
+from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
 
 __all__ = [
     "ALPN",
@@ -18,7 +18,7 @@ __all__ = [
     "ConnectionShare",
     "Fault",
     "Http2Server",
-    "InputBound",
+    "ByteBound",
     "Library",
     "OnLimit",
     "Outcome",

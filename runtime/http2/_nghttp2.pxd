@@ -33,6 +33,11 @@ cdef struct nghttp2_frame_hd:
     uint8_t reserved
 
 
+cdef struct nghttp2_rst_stream:
+    nghttp2_frame_hd hd
+    uint32_t error_code
+
+
 cdef struct nghttp2_goaway:
     nghttp2_frame_hd hd
     int32_t last_stream_id
@@ -46,6 +51,7 @@ cdef struct nghttp2_goaway:
 cdef union nghttp2_frame:
     nghttp2_frame_hd hd
     nghttp2_goaway goaway
+    nghttp2_rst_stream rst_stream
 
 
 cdef union nghttp2_data_source:
@@ -69,6 +75,7 @@ cdef struct nghttp2_settings_entry:
 
 
 ctypedef int (*on_frame_t)(nghttp2_session*, const nghttp2_frame*, void*) noexcept
+ctypedef int (*on_begin_frame_t)(nghttp2_session*, const nghttp2_frame_hd*, void*) noexcept
 ctypedef int (*on_header_t)(
     nghttp2_session*, const nghttp2_frame*, const uint8_t*, size_t, const uint8_t*, size_t,
     uint8_t, void*
@@ -89,6 +96,7 @@ cdef struct Functions:
     const nghttp2_info* (*version)(int) noexcept
     const char* (*strerror)(int) noexcept
     int (*session_callbacks_new)(nghttp2_session_callbacks**) noexcept
+    void (*set_on_begin_frame)(nghttp2_session_callbacks*, on_begin_frame_t) noexcept
     void (*set_on_begin_headers)(nghttp2_session_callbacks*, on_frame_t) noexcept
     void (*set_on_header)(nghttp2_session_callbacks*, on_header_t) noexcept
     void (*set_on_data_chunk_recv)(nghttp2_session_callbacks*, on_data_t) noexcept

@@ -1,6 +1,6 @@
 """An HTTP/2 session that carries gRPC's messages: bytes in, events out; calls in, bytes out.
 
-No socket, no clock, no callbacks. Events come in the order of the bytes (_streams.pyx has them).
+No socket, no clock, no callbacks. Events come in the order of the bytes (_streams.pyx names them).
 
 Invariants: a stream that was told of ends with exactly one END, unless it was dropped. A stream's
 window opens only by what was taken of it: what nobody reads is at most the window and one message.
@@ -12,6 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from ._callbacks cimport callbacks, reader
 from ._nghttp2 cimport (
     bound,
     nghttp2_data_provider2,
@@ -20,12 +21,13 @@ from ._nghttp2 cimport (
     nghttp2_settings_entry,
 )
 from ._streams cimport MESSAGE_OVERHEAD, MOST_HEADERS, NV_NO_INDEX
-from ._streams cimport Stream, Streams, callbacks, fill, reader, weigh
+from ._streams cimport Stream, Streams, count_queued, fill, weigh
 
 cdef enum:
     RST_CANCEL = 8
     CONNECTION_WINDOW = 16 << 20
     LARGEST_FRAME = 16384 + 9
+    PIECE = 16384  # after so many bytes it is asked whether these were too many frames
     UNANSWERED_ACKS = 256  # acknowledgements of pings and settings that wait to be sent
     # Streams that a client resets: a burst, and each second. Whoever serves them looks closer.
     RESETS = 20000
@@ -109,7 +111,7 @@ cdef class Session(Streams):
             self.ng.session_del(self.session)
             self.session = NULL
         self.streams = {}
-        self.held = 0
+        self.held = self.queued = 0
         return left
 
     # Bytes
@@ -117,9 +119,10 @@ cdef class Session(Streams):
     def receive(self, data, Py_ssize_t size) -> int:
         """Take in the first `size` bytes of a buffer; SessionError if they are no good HTTP/2.
 
-        How many were taken: less if `most_new` calls began. The others are to be given again.
+        How many were taken: less if `most_new` calls began, or `most_frames` frames were read. The
+        others are to be given again.
         """
-        cdef Py_ssize_t taken
+        cdef Py_ssize_t piece, read = 0, taken = 0
         cdef Py_buffer view
         if self.session == NULL:
             return size
@@ -127,15 +130,25 @@ cdef class Session(Streams):
         try:
             if not 0 <= size <= view.len:
                 raise ValueError("size is beyond the data")
-            taken = self.ng.session_mem_recv2(self.session, <const uint8_t*>view.buf, size)
+            self.frames_now = 0
+            while True:
+                piece = min(size - taken, <Py_ssize_t>PIECE) if self.most_frames else size
+                read = self.ng.session_mem_recv2(
+                    self.session, <const uint8_t*>view.buf + taken, piece
+                )
+                if read < 0:
+                    break
+                taken += read
+                if read < piece or taken == size or self.frames_now >= self.most_frames:
+                    break
         finally:
             PyBuffer_Release(&view)
         self._raise()
-        if taken < 0:
-            error = SessionError(self.complaint or self.ng.strerror(<int>taken).decode())
-            error.flooded = taken in (FLOODED, TOO_MANY_SETTINGS, TOO_MANY_CONTINUATIONS)
+        if read < 0:
+            error = SessionError(self.complaint or self.ng.strerror(<int>read).decode())
+            error.flooded = read in (FLOODED, TOO_MANY_SETTINGS, TOO_MANY_CONTINUATIONS)
             raise error
-        if taken == size:
+        if read == piece:
             self.new_now = 0
         return taken
 
@@ -216,6 +229,7 @@ cdef class Session(Streams):
             raise SessionError(self.ng.strerror(number).decode())
         stream.id = number
         self.streams[number] = stream
+        count_queued(self, stream, 0)
         return stream
 
     # Calls of a server
@@ -243,9 +257,11 @@ cdef class Session(Streams):
 
     def write(self, Stream stream, bytes message) -> None:
         """One more message of the answer; nothing, if nobody waits for it."""
+        cdef int64_t before = stream.queued
         if self._is_gone(stream) or stream.output_ends:
             return
         stream.put(message)
+        count_queued(self, stream, before)
         self.ng.session_resume_data(self.session, stream.id)
 
     def finish(self, Stream stream, tuple trailers) -> None:
@@ -274,10 +290,12 @@ cdef class Session(Streams):
 
     def drop(self, Stream stream, uint32_t code=RST_CANCEL) -> None:
         """End a stream, of which nothing is told any more."""
+        cdef int64_t before = stream.queued
         if self._is_gone(stream):
             return
         stream.dropped = True
         stream.forget_output()
+        count_queued(self, stream, before)
         stream.forget_input()
         weigh(self, stream)
         self.ng.submit_rst_stream(self.session, 0, stream.id, code)

@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from ._messages cimport MessageReader
-from ._nghttp2 cimport Functions, nghttp2_nv, nghttp2_session, nghttp2_session_callbacks, read_t
+from ._nghttp2 cimport Functions, nghttp2_nv, nghttp2_session
 
 cdef enum:
     MOST_HEADERS = 128
@@ -49,8 +49,14 @@ cdef class Streams:
     cdef dict streams             # by their numbers, until they end
     cdef list events
     cdef public Py_ssize_t most_new  # server: calls that may begin in one `receive`; 0: any number
+    cdef public Py_ssize_t most_frames  # that are taken in one `receive`, or some more; 0: any
     cdef readonly int64_t held    # bytes of messages that came and were not taken, whole or not
+    cdef readonly int64_t queued  # bytes that were written and wait to be sent
+    cdef readonly int32_t unfinished_headers  # the stream whose headers have begun and not ended
+    cdef int64_t idle             # frames that brought nothing, see `take_idle`
+    cdef int64_t credit           # such frames that are answers to frames of ours
     cdef Py_ssize_t new_now          # that began in this one
+    cdef Py_ssize_t frames_now
     cdef object error             # of a callback
     cdef readonly str complaint
 
@@ -64,6 +70,9 @@ cdef inline void weigh(Streams session, Stream stream) noexcept:
     stream.held = held
 
 
+cdef inline void count_queued(Streams session, Stream stream, int64_t before) noexcept:
+    """What waits to be sent of a stream is no longer what it was before."""
+    session.queued += stream.queued - before
+
+
 cdef size_t fill(nghttp2_nv* pairs, size_t n, tuple headers, uint8_t flags) except? 0
-cdef read_t reader() noexcept
-cdef nghttp2_session_callbacks* callbacks(Functions* ng) except NULL

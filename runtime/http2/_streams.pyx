@@ -1,16 +1,14 @@
-"""The streams of a session, and what nghttp2 tells of them: its callbacks, which make the events.
+"""The streams of a session, and the kinds of its events, which _callbacks.pyx makes.
 
-None of the callbacks runs Python code of anybody else. An event is (stream, kind, value).
+An event is (stream, kind, value).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from ._messages cimport COMPRESSED, NO_MEMORY, READABLE, TOO_LONG
-from ._messages cimport forget_part, is_between_messages, next_message
-from ._nghttp2 cimport Functions, nghttp2_data_source, nghttp2_frame, nghttp2_nv
-from ._nghttp2 cimport nghttp2_session, nghttp2_session_callbacks, read_t
+from ._messages cimport COMPRESSED, NO_MEMORY, TOO_LONG, forget_part
+from ._nghttp2 cimport nghttp2_nv
 
 # Kinds of events, and their values.
 HEADERS = 1  # a list of (name, value): of a request, or the initial ones of an answer
@@ -23,6 +21,8 @@ PONG = 7  # None; of no stream: a ping of ours was answered
 GOAWAY = 8  # (last stream that it looks at, code); of no stream
 PING = 9  # None; of no stream: the peer asks whether we are there, and is answered
 VIOLATION = 10  # why nothing more of this request is read; its server answers with a status
+REFUSED = 11  # None; of no stream: the peer began a stream that was one too many
+GAVE_UP = 12  # the code of a GOAWAY with which this side says that the peer breaks the rules
 
 # Violations: why this side ended a stream that was not dropped.
 SOUND = 0
@@ -33,17 +33,8 @@ HEADERS_TOO_LONG = 4
 MESSAGE_CUT = 5  # the stream ended within a message
 
 cdef enum:
-    IS_SOUND = 0, IS_CUT = 5, HAS_LONG_HEADERS = 4
-    FRAME_HEADERS = 1, FRAME_SETTINGS = 4, FRAME_PING = 6, FRAME_GOAWAY = 7
-    FLAG_END_STREAM = 1, FLAG_ACK = 1
-    DATA_EOF = 1, DATA_NO_END_STREAM = 2
-    DEFERRED = -508, PAUSE = -526, END_THIS_STREAM = -521, END_THIS_SESSION = -902
-    RST_NO_ERROR = 0, RST_CANCEL = 8
-    HEADER_OVERHEAD = 32  # of a header, beside its name and value: RFC 9113, 6.5.2
-    FAR_TOO_LONG = 4  # times the limit on headers: they are not even read to their end
+    IS_SOUND = 0
     SMALL = 4096
-
-cdef nghttp2_session_callbacks* _callbacks = NULL
 
 
 cdef class Stream:
@@ -101,6 +92,23 @@ cdef class Streams:
         """Streams that have not ended."""
         return len(self.streams)
 
+    def take_idle(self) -> int:
+        """Frames since the last time that brought nothing, and answer nothing of ours.
+
+        Data without a byte, priorities, windows, resets, frames of unknown kinds; to a client
+        also pings, settings and answers that are not final. A server judges the former itself.
+        """
+        idle, self.idle = self.idle, 0
+        return idle
+
+    def fullest(self) -> Stream | None:
+        """The stream that most waits to be sent of; None: nothing waits."""
+        cdef Stream stream, most = None
+        for stream in self.streams.values():
+            if stream.queued and (most is None or stream.queued > most.queued):
+                most = stream
+        return most
+
     def shed(self) -> None:
         """Read no more of the request that holds most: there is no room for it."""
         cdef Stream stream, most = None
@@ -126,273 +134,3 @@ cdef size_t fill(nghttp2_nv* pairs, size_t n, tuple headers, uint8_t flags) exce
         pairs[n].flags = flags
         n += 1
     return n
-
-
-cdef Py_ssize_t on_read(
-    nghttp2_session* session, int32_t number, uint8_t* target, size_t size, uint32_t* flags,
-    nghttp2_data_source* source, void* ours
-) noexcept:
-    cdef Streams self = <Streams>ours
-    cdef Stream stream = <Stream>source.ptr
-    cdef nghttp2_nv[MOST_HEADERS] pairs
-    cdef size_t n, have = 0
-    cdef bytes item
-    if stream.dropped:
-        return DEFERRED  # its RST_STREAM is on its way
-    try:
-        while have < size and stream.out_at < len(stream.out):
-            item = <bytes>stream.out[stream.out_at]
-            n = min(size - have, <size_t>(PyBytes_GET_SIZE(item) - stream.out_sent))
-            memcpy(target + have, PyBytes_AS_STRING(item) + stream.out_sent, n)
-            have += n
-            stream.out_sent += n
-            if stream.out_sent == PyBytes_GET_SIZE(item):
-                stream.out[stream.out_at] = None
-                stream.out_at += 1
-                stream.out_sent = 0
-        stream.queued -= have
-        if stream.out_at < len(stream.out):
-            return have
-        if stream.out_at:
-            stream.forget_output()
-            if stream.tell_drained and have:
-                self.events.append((stream, DRAINED, None))
-        if not stream.output_ends:
-            return have if have else DEFERRED
-        flags[0] |= DATA_EOF
-        if stream.trailers_out is not None:
-            flags[0] |= DATA_NO_END_STREAM
-            n = fill(pairs, 0, stream.trailers_out, 0)
-            self.ng.submit_trailer(session, number, pairs, n)
-        return have
-    except BaseException as error:
-        self.error = error
-        return END_THIS_SESSION
-
-
-cdef int on_begin_headers(
-    nghttp2_session* session, const nghttp2_frame* frame, void* ours
-) noexcept:
-    cdef Streams self = <Streams>ours
-    cdef Stream stream
-    cdef int32_t number = frame.hd.stream_id
-    if not self.server or frame.hd.type != FRAME_HEADERS:
-        return 0
-    if self.ng.session_get_stream_user_data(session, number) != NULL:
-        return 0
-    try:
-        stream = Stream()
-        stream.id = number
-        self.streams[number] = stream
-        self.ng.session_set_stream_user_data(session, number, <void*>stream)
-        self.new_now += 1
-        return 0
-    except BaseException as error:
-        self.error = error
-        return END_THIS_SESSION
-
-
-cdef int on_header(
-    nghttp2_session* session, const nghttp2_frame* frame, const uint8_t* name, size_t name_size,
-    const uint8_t* value, size_t value_size, uint8_t flags, void* ours
-) noexcept:
-    cdef Streams self = <Streams>ours
-    cdef void* found = self.ng.session_get_stream_user_data(session, frame.hd.stream_id)
-    cdef Stream stream
-    if found == NULL:
-        return 0
-    stream = <Stream>found
-    if stream.dropped:
-        return 0
-    stream.header_bytes += name_size + value_size + HEADER_OVERHEAD
-    if stream.header_bytes > self.max_header_bytes:
-        stream.violation = HAS_LONG_HEADERS
-        # A server answers with a status. But one byte can stand for 4 KiB, whose characters nghttp2
-        # checks each time, up to here.
-        if self.server and stream.header_bytes <= FAR_TOO_LONG * self.max_header_bytes:
-            return 0
-        return END_THIS_STREAM
-    try:
-        pair = (
-            PyBytes_FromStringAndSize(<const char*>name, name_size),
-            PyBytes_FromStringAndSize(<const char*>value, value_size),
-        )
-        if stream.told_headers:
-            stream.trailers.append(pair)
-        else:
-            stream.headers.append(pair)
-        if self.most_new and self.new_now > self.most_new:
-            self.new_now = 1  # this one: it goes on with what is taken next
-            return PAUSE
-        return 0
-    except BaseException as error:
-        self.error = error
-        return END_THIS_SESSION
-
-
-cdef int on_data(
-    nghttp2_session* session, uint8_t flags, int32_t number, const uint8_t* data, size_t size,
-    void* ours
-) noexcept:
-    cdef Streams self = <Streams>ours
-    cdef void* found = self.ng.session_get_stream_user_data(session, number)
-    cdef Stream stream
-    cdef int why
-    # The connection's window bounds what is under way; what waits is bound by the streams'.
-    self.ng.session_consume_connection(session, size)
-    if found == NULL:
-        return 0
-    stream = <Stream>found
-    if stream.dropped or stream.violation != IS_SOUND:
-        return 0
-    stream.received += size
-    try:
-        messages = []
-        why = READABLE
-        while size and why == READABLE:
-            why = next_message(&stream.reader, &data, &size, self.max_message_bytes, messages)
-        for message in messages:
-            self.events.append((stream, MESSAGE, message))
-            stream.unread_bytes += len(message) + MESSAGE_OVERHEAD
-        stream.unread += len(messages)
-        if why != READABLE:
-            stream.violation = why
-            forget_part(&stream.reader)
-            if self.server:
-                self.events.append((stream, VIOLATION, why))
-            else:
-                self.ng.submit_rst_stream(session, 0, number, RST_CANCEL)
-        elif stream.unread == 0:
-            self.ng.session_consume_stream(session, number, stream.received)
-            stream.received = 0
-        weigh(self, stream)
-        return 0
-    except BaseException as error:
-        self.error = error
-        return END_THIS_SESSION
-
-
-cdef int on_frame_recv(
-    nghttp2_session* session, const nghttp2_frame* frame, void* ours
-) noexcept:
-    cdef Streams self = <Streams>ours
-    cdef int kind = frame.hd.type
-    cdef void* found
-    cdef Stream stream
-    try:
-        if kind == FRAME_SETTINGS:
-            if not frame.hd.flags & FLAG_ACK:
-                self.events.append((None, SETTINGS, None))
-            return 0
-        if kind == FRAME_PING:
-            self.events.append((None, PONG if frame.hd.flags & FLAG_ACK else PING, None))
-            return 0
-        if kind == FRAME_GOAWAY:
-            told = (frame.goaway.last_stream_id, frame.goaway.error_code)
-            self.events.append((None, GOAWAY, told))
-            return 0
-        if kind > FRAME_HEADERS or frame.hd.stream_id == 0:
-            return 0
-        found = self.ng.session_get_stream_user_data(session, frame.hd.stream_id)
-        if found == NULL:
-            return 0
-        stream = <Stream>found
-        if kind == FRAME_HEADERS and not stream.told_headers:
-            stream.header_bytes = 0
-            if not self.server and is_informational(stream.headers):
-                stream.headers = []
-            else:
-                stream.told_headers = True
-                self.events.append((stream, HEADERS, stream.headers))
-                if stream.violation == HAS_LONG_HEADERS:
-                    self.events.append((stream, VIOLATION, HAS_LONG_HEADERS))
-        if frame.hd.flags & FLAG_END_STREAM and not stream.half_closed:
-            stream.half_closed = True
-            if stream.violation == IS_SOUND and not is_between_messages(&stream.reader):
-                stream.violation = IS_CUT
-            if self.server:
-                self.events.append((stream, HALF_CLOSED, None))
-        return 0
-    except BaseException as error:
-        self.error = error
-        return END_THIS_SESSION
-
-
-cdef bint is_informational(list headers):
-    """Whether headers are those of a 1xx answer, which others follow."""
-    cdef bytes name, value
-    for name, value in headers:
-        if name == b":status":
-            return value.startswith(b"1")
-    return False
-
-
-cdef int on_frame_send(
-    nghttp2_session* session, const nghttp2_frame* frame, void* ours
-) noexcept:
-    cdef Streams self = <Streams>ours
-    cdef void* found
-    if frame.hd.type > FRAME_HEADERS or (self.server and not frame.hd.flags & FLAG_END_STREAM):
-        return 0
-    found = self.ng.session_get_stream_user_data(session, frame.hd.stream_id)
-    if found == NULL:
-        return 0
-    if not self.server:
-        (<Stream>found).begun = True
-    elif not (<Stream>found).half_closed:
-        # The answer is complete: the client need not send the rest of what it asks.
-        self.ng.submit_rst_stream(session, 0, frame.hd.stream_id, RST_NO_ERROR)
-    return 0
-
-
-cdef int on_stream_close(
-    nghttp2_session* session, int32_t number, uint32_t code, void* ours
-) noexcept:
-    cdef Streams self = <Streams>ours
-    cdef Stream stream
-    try:
-        stream = self.streams.pop(number, None)
-        if stream is None:
-            return 0
-        self.ng.session_set_stream_user_data(session, number, NULL)
-        stream.ended = True
-        stream.forget_output()
-        forget_part(&stream.reader)
-        weigh(self, stream)
-        if not stream.dropped:
-            self.events.append((stream, END, code))
-        return 0
-    except BaseException as error:
-        self.error = error
-        return END_THIS_SESSION
-
-
-cdef int on_error(
-    nghttp2_session* session, int code, const char* text, size_t size, void* ours
-) noexcept:
-    cdef Streams self = <Streams>ours
-    try:
-        self.complaint = text[:min(size, <size_t>200)].decode("utf-8", "replace")
-    except BaseException as error:
-        self.error = error
-    return 0
-
-
-cdef read_t reader() noexcept:
-    return on_read
-
-
-cdef nghttp2_session_callbacks* callbacks(Functions* ng) except NULL:
-    """The one table of callbacks, made once and never freed."""
-    global _callbacks
-    if _callbacks == NULL:
-        if ng.session_callbacks_new(&_callbacks):
-            raise MemoryError
-        ng.set_on_begin_headers(_callbacks, on_begin_headers)
-        ng.set_on_header(_callbacks, on_header)
-        ng.set_on_data_chunk_recv(_callbacks, on_data)
-        ng.set_on_frame_recv(_callbacks, on_frame_recv)
-        ng.set_on_frame_send(_callbacks, on_frame_send)
-        ng.set_on_stream_close(_callbacks, on_stream_close)
-        ng.set_on_error(_callbacks, on_error)
-    return _callbacks

@@ -94,14 +94,14 @@ class ClientConnection(Connection):
             stream.owner = None
             call.on_end(value)
 
-    def _on_connection_event(self, kind: int) -> None:
+    def _on_connection_event(self, kind: int, value: Any) -> None:
         if kind == SETTINGS:
             if not self.ready.done():
                 self.ready.set_result(None)
         elif kind == GOAWAY:
             self._leaves()
         else:
-            super()._on_connection_event(kind)
+            super()._on_connection_event(kind, value)
 
     def _leaves(self) -> None:
         if not self.is_leaving:

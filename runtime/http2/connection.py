@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from ._session import Session, SessionError
 from ._streams import PONG, Stream
+from .flood_guard import IDLE_BURST, IDLE_EACH_S, Allowance
 from .keepalive import Keepalive
 
 SEND_BYTES = 64 << 10
@@ -38,6 +39,7 @@ class Connection(asyncio.BufferedProtocol):
         self._look_timer: asyncio.TimerHandle | None = None
         self._paused = False
         self._busy = False  # events are being told
+        self._idle_frames = Allowance(IDLE_BURST, IDLE_EACH_S)
         self._heard = 0.0  # when bytes came last
         self._why = ""
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -64,7 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         """Something happened to a call."""
         raise NotImplementedError
 
-    def _on_connection_event(self, kind: int) -> None:
+    def _on_connection_event(self, kind: int, value: Any) -> None:
         """Something happened that concerns no call, or all of them."""
         if kind == PONG:
             self._keepalive.answered()
@@ -72,6 +74,10 @@ class Connection(asyncio.BufferedProtocol):
     def _on_broken(self, error: SessionError) -> None:
         """The peer breaks the rules: the connection is given up once events were told."""
         self._why = f"it does not speak HTTP/2 as it should: {error}"
+
+    def _on_flood(self, why: str) -> None:
+        """The peer asks for work that calls do not explain: the connection is given up."""
+        self._why = self._why or why
 
     def _give_up(self) -> None:
         """End a connection that is of no use any more."""
@@ -123,6 +129,9 @@ class Connection(asyncio.BufferedProtocol):
             taken = self._session.receive(data, size)
         except SessionError as error:
             self._on_broken(error)
+        idle = self._session.take_idle()
+        if idle and not self._idle_frames.take(self._heard, idle):
+            self._on_flood("it sends too many frames that bring nothing")
         self._tell()
         self.flush()
         if self._why:
@@ -160,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             for stream, kind, value in events:
                 if stream is None:
-                    self._on_connection_event(kind)
+                    self._on_connection_event(kind, value)
                 else:
                     concerns_calls = True
                     self._on_event(stream, kind, value)

@@ -1,4 +1,5 @@
-"""Whether a client asks for more work than calls explain: pings, settings, calls given up. Pure.
+"""Whether a peer asks for more work than calls explain: pings, settings, calls given up, frames
+that bring nothing. Pure.
 
 Floods that show in one piece of bytes (acknowledgements that pile up, headers without an end)
 are seen by nghttp2 itself. Times are seconds of one monotonic clock.
@@ -11,6 +12,8 @@ SETTINGS_BURST, SETTINGS_EACH_S = 100, 10.0
 RESETS_BURST, RESETS_EACH_S = 1000, 200.0
 """Of calls given up as soon as they were made; others were paid for by their waiting."""
 HASTY_S = 1.0
+IDLE_BURST, IDLE_EACH_S = 2000, 500.0
+"""Of frames that bring nothing, beyond those that answer frames of ours (`Streams.take_idle`)."""
 
 
 class Allowance:
@@ -23,13 +26,13 @@ class Allowance:
         self._each_s = each_s
         self._at = 0.0
 
-    def take(self, now: float) -> bool:
-        """Whether there was one left."""
+    def take(self, now: float, amount: int = 1) -> bool:
+        """Whether there were so many left."""
         self._left = min(self._burst, self._left + (now - self._at) * self._each_s)
         self._at = now
-        if self._left < 1:
+        if self._left < amount:
             return False
-        self._left -= 1
+        self._left -= amount
         return True
 
 

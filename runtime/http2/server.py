@@ -9,11 +9,12 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
+from ..limit_hits import LimitLog
 from .library import load_library, make_session
 from .outcome import UNAVAILABLE, UNIMPLEMENTED, UNKNOWN
 from .server_call import CallAborted, PeerGoneError, ServerCall
 from .server_connection import NOTICE_S, ServerConnection
-from .server_limits import ConnectionShare, InputBound, OnLimit, ServerLimits
+from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 64
@@ -46,14 +47,15 @@ class Http2Server:
         tls: ssl.SSLContext | None = None,
         share: ConnectionShare | None = None,
         on_limit: OnLimit = _count_nothing,
-        input_bound: InputBound | None = None,
+        input_bound: ByteBound | None = None,
+        output_bound: ByteBound | None = None,
     ) -> None:
         """RuntimeError if there is no library for HTTP/2."""
         if reason := load_library().reason:
             raise RuntimeError(reason)
         self.limits = limits or ServerLimits()
-        self.on_limit = on_limit
-        self.input_bound = input_bound
+        self._limit_log = LimitLog(on_limit)
+        self.input_bound, self.output_bound = input_bound, output_bound
         self._methods: dict[bytes, Serve] = {}  # by path
         self._tls = tls
         self._share = share
@@ -67,6 +69,11 @@ class Http2Server:
     def __len__(self) -> int:
         """Connections, those whose TLS is under way too."""
         return len(self._connections)
+
+    @property
+    def connections(self) -> list[ServerConnection]:
+        """Those that are open."""
+        return list(self._connections.values())
 
     @property
     def calls_open(self) -> int:
@@ -147,6 +154,10 @@ class Http2Server:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    def on_limit(self, limit: str, who: str) -> None:
+        """Count a limit that a client has hit: for connections."""
+        self._limit_log.hit(limit, who)
+
     def begin(self, call: ServerCall, path: bytes) -> None:
         """Have a call served, or end it: for connections."""
         serve = self._methods.get(path)
@@ -191,16 +202,17 @@ class Http2Server:
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener)
                 self._again[listener] = loop.call_later(ACCEPT_AGAIN_S, self._accept_on, listener)
-                log.warning("no descriptor for a further connection: %s", error.strerror)
+                self.on_limit("descriptors", f"a further connection ({error.strerror})")
                 return
             self._open(accepted, str(address[0]))
 
     def _open(self, accepted: socket.socket, host: str) -> None:
         number = self._numbers = self._numbers + 1
         if len(self._connections) >= self.limits.max_connections:
-            self.on_limit("max_connections")
+            self.on_limit("max_connections", host)
             accepted.close()
         elif self._share is not None and not self._share.add(number, host):
+            self._limit_log.tell("max_connection_share", host)
             accepted.close()
         else:
             accepted.setblocking(False)
@@ -235,8 +247,10 @@ class Http2Server:
 
     async def _make(self, accepted: socket.socket, connection: ServerConnection) -> None:
         """A transport for an accepted connection, with TLS if that is asked for."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.limits.handshake_s
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
+            await loop.connect_accepted_socket(
                 lambda: connection,
                 accepted,
                 ssl=self._tls,
@@ -244,6 +258,9 @@ class Http2Server:
             )
         except (OSError, TimeoutError) as error:
             log.debug("a connection was not made: %s", error)
+            if self._tls is not None:
+                late = loop.time() >= until
+                self.on_limit("connection_handshake_s" if late else "client_violations", "TLS")
 
     def _close_sockets(self) -> None:
         for timer in self._again.values():

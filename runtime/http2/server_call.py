@@ -50,6 +50,7 @@ class Carrier(Protocol):
     def take(self, stream: Stream, size: int) -> None: ...
     def flush(self) -> None: ...
     def flush_soon(self) -> None: ...
+    def on_limit(self, limit: str) -> None: ...
 
 
 class ServerCall:
@@ -149,7 +150,8 @@ class ServerCall:
         stream, connection = self._stream, self._connection
         self._session.write(stream, message)
         connection.flush_soon()
-        if stream.queued > connection.limits.send_buffer_bytes:
+        limits, queued = connection.limits, self._session.queued
+        if stream.queued > limits.send_buffer_bytes or queued > limits.connection_send_bytes:
             connection.flush()
             if stream.queued and not self.over:
                 stream.tell_drained = True
@@ -243,6 +245,7 @@ class ServerCall:
     def _on_deadline(self) -> None:
         self._timer = None
         if self.ended:  # it takes too long to leave
+            self._connection.on_limit("message_timeout_s")
             self.give_up()
         elif self._answered:
             self.give_up()

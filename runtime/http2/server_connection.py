@@ -3,18 +3,20 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
-from urllib.parse import quote
 
 from ._session import Session, SessionError
 from ._streams import (
     DRAINED,
     END,
+    GAVE_UP,
     HALF_CLOSED,
     HEADERS,
     HEADERS_TOO_LONG,
     MESSAGE,
+    MESSAGE_TOO_LONG,
     PING,
     PONG,
+    REFUSED,
     SETTINGS,
     VIOLATION,
     Stream,
@@ -25,7 +27,8 @@ from .flood_guard import FloodGuard
 from .keepalive import Keepalive
 from .request_head import Refusal, http1_refusal, read_head
 from .server_call import ServerCall
-from .server_limits import InputBound, OnLimit, ServerLimits
+from .server_limits import ByteBound, CountedBytes, ServerLimits
+from .wire import names_in, peer_name
 
 PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11
 LAST_WORDS_S = 1.0
@@ -34,8 +37,8 @@ NOTICE_S = 1.0
 """Between the notice that a connection is left and its last call, if the client answers no ping."""
 NEW_CALLS_AT_ONCE = 16
 """Of one connection; then it is the turn of the others. Each may cost some 0.2 ms."""
-INPUT_STEP = 16 << 10
-"""What waits of requests is counted in steps of so many bytes."""
+INPUT_STEP, OUTPUT_STEP = 16 << 10, 64 << 10
+"""What waits of requests, and of answers, is counted in steps of so many bytes."""
 PREFACE = b"PRI * HTTP/2.0"
 
 
@@ -43,8 +46,12 @@ class Host(Protocol):
     """The server, as its connections see it."""
 
     limits: ServerLimits
-    on_limit: OnLimit
-    input_bound: InputBound | None
+    input_bound: ByteBound | None
+    output_bound: ByteBound | None
+
+    def on_limit(self, limit: str, who: str) -> None:
+        """A client has hit it."""
+        ...
 
     def begin(self, call: ServerCall, path: bytes) -> None:
         """Have a call served, or end it."""
@@ -68,8 +75,12 @@ class ServerConnection(Connection):
         self._begun = False  # bytes came
         self._leaving: asyncio.Future[None] | None = None  # until the last GOAWAY was sent
         self._rest = b""  # what came and is still to be taken in
-        self._counted = 0  # steps of what waits of its requests
+        self._input = CountedBytes(host.input_bound, INPUT_STEP)
+        self._output = CountedBytes(host.output_bound, OUTPUT_STEP)
+        self._unfinished = 0  # the stream whose headers have begun to come
+        self._header_timer: asyncio.TimerHandle | None = None
         session.most_new = NEW_CALLS_AT_ONCE
+        session.most_frames = limits.max_frames
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -82,31 +93,17 @@ class ServerConnection(Connection):
     def peer(self) -> str:
         """What gRPC calls the client's address."""
         if not self._peer:
-            self._peer = self._read_peer()
+            assert self._transport is not None
+            self._peer = peer_name(*self._transport.get_extra_info("peername")[:2])
         return self._peer
 
     @property
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         """The names in the client's certificate, if it showed one."""
         if self._auth_context is None:
-            self._auth_context = self._read_certificate()
+            assert self._transport is not None
+            self._auth_context = names_in(self._transport.get_extra_info("peercert") or {})
         return self._auth_context
-
-    def _read_peer(self) -> str:
-        assert self._transport is not None
-        host, port = self._transport.get_extra_info("peername")[:2]
-        return f"ipv6:%5B{quote(host)}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
-
-    def _read_certificate(self) -> Mapping[str, Sequence[bytes]]:
-        assert self._transport is not None
-        shown = self._transport.get_extra_info("peercert") or {}
-        parts = [pair for part in shown.get("subject", ()) for pair in part]
-        return {
-            "x509_common_name": [value.encode() for key, value in parts if key == "commonName"],
-            "x509_subject_alternative_name": [
-                value.encode() for _, value in shown.get("subjectAltName", ())
-            ],
-        }
 
     # The server's side
 
@@ -163,6 +160,7 @@ class ServerConnection(Connection):
             if not said.startswith(PREFACE[: len(said)]) and (answer := http1_refusal(said)):
                 assert self._transport is not None
                 self._transport.write(answer)
+                self.on_limit("client_violations")
                 self.close("it speaks HTTP/1")
                 return
         super().buffer_updated(nbytes)
@@ -175,7 +173,26 @@ class ServerConnection(Connection):
             self._rest = bytes(data[taken:size])
             self._transport.pause_reading()
             self._loop.call_soon(self._go_on)
+        if self.session.unfinished_headers != self._unfinished:
+            self._watch_headers()
         return taken
+
+    def _watch_headers(self) -> None:
+        """Close if a client takes too long to send the rest of a call's headers."""
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        self._unfinished = self.session.unfinished_headers
+        if self._unfinished:
+            late = self._loop.call_later(self.limits.header_s, self._on_late_headers)
+            self._header_timer = late
+
+    def _on_late_headers(self) -> None:
+        self._header_timer = None
+        if self._break("its headers do not end", "message_timeout_s"):
+            self.session.goaway(ENHANCE_YOUR_CALM)
+            self.flush()
+            self.close(self._why)
 
     def _go_on(self) -> None:
         """Take in what was put off."""
@@ -203,29 +220,45 @@ class ServerConnection(Connection):
 
     def flush(self) -> None:
         if self._begun:  # before that it may be no HTTP/2 at all
-            if self.session.held // INPUT_STEP != self._counted and not self._busy:
+            if self._input.is_due(self.session.held) and not self._busy:
                 self._count_input()
             super().flush()
+            if self._output.is_due(self.session.queued):
+                self._count_output()
 
     def take(self, stream: Stream, size: int) -> None:
         super().take(stream, size)
-        if self.session.held // INPUT_STEP != self._counted:
+        if self._input.is_due(self.session.held):
             self._count_input()
             self.flush_soon()
 
     def _count_input(self) -> None:
         """Have what waits of its requests counted; one for which there is no room is refused."""
-        bound, steps = self._host.input_bound, self.session.held // INPUT_STEP
-        if bound is None or steps == self._counted:
-            return
-        client, more = self.peer.rpartition(":")[0], (steps - self._counted) * INPUT_STEP
-        if more > 0 and bound.take(client, more) is not None:
+        if not self._input.count(self._client, self.session.held):
             self.session.shed()
             self._tell()
-            return
-        if more < 0:
-            bound.give_back(client, -more)
-        self._counted = steps
+
+    def _count_output(self) -> None:
+        """The same of its answers; where there is no room, the one that holds most is cut short."""
+        while not self._output.count(self._client, self.session.queued):
+            stream = self.session.fullest()
+            if stream is None:
+                return
+            call: ServerCall | None = stream.owner
+            self.session.drop(stream, ENHANCE_YOUR_CALM)
+            if call is not None:
+                call.give_up()
+        if not self._busy:
+            self.flush_soon()
+
+    @property
+    def _client(self) -> str:
+        """Its address, without the port."""
+        return self.peer.rpartition(":")[0]
+
+    def on_limit(self, limit: str) -> None:
+        """Have a limit counted that this client has hit."""
+        self._host.on_limit(limit, self._client if self._transport is not None else "")
 
     def _flush_now(self) -> None:
         self._flushing = False
@@ -238,8 +271,9 @@ class ServerConnection(Connection):
         call: ServerCall | None = stream.owner
         if kind == END:
             stream.owner = None
-            if call is None and stream.violation == HEADERS_TOO_LONG:  # it came to no call
-                self._host.on_limit("max_metadata_bytes")
+            told = call is not None and call.ended
+            if stream.violation == HEADERS_TOO_LONG and not told:  # they were not read to the end
+                self.on_limit("max_metadata_bytes")
             self._on_stream_end(call, value)
         elif call is None:
             return
@@ -251,7 +285,9 @@ class ServerConnection(Connection):
             call.on_drained()
         elif kind == VIOLATION:
             if value == HEADERS_TOO_LONG:
-                self._host.on_limit("max_metadata_bytes")
+                self.on_limit("max_metadata_bytes")
+            elif value == MESSAGE_TOO_LONG:
+                self.on_limit("max_message_bytes")
             call.on_violation(value)
 
     def _begin(self, stream: Stream) -> None:
@@ -269,32 +305,42 @@ class ServerConnection(Connection):
         if call is not None:
             call.on_end()
         if code and self._guard.on_reset(now, now if call is None else call.began):
-            self._calm("it gives up too many calls")
+            self._on_flood("it gives up too many calls")
 
-    def _on_connection_event(self, kind: int) -> None:
+    def _on_connection_event(self, kind: int, value: Any) -> None:
         if kind == SETTINGS:
             self._life.greeted()
             if self._guard.on_settings(self._loop.time()):
-                self._calm("it changes its settings too often")
+                self._on_flood("it changes its settings too often")
         elif kind == PING:
             if self._guard.on_ping(self._loop.time()):
-                self._calm("too_many_pings")
+                self._on_flood("too_many_pings")
+        elif kind == REFUSED:
+            self.on_limit("max_streams")
+        elif kind == GAVE_UP:
+            why = f"it breaks the rules of HTTP/2: {self.session.complaint}"
+            self._break(why, _limit_of(value))
         else:
-            super()._on_connection_event(kind)
+            super()._on_connection_event(kind, value)
             if kind == PONG and self._life.leaving:
                 self._leave_now()
 
-    def _calm(self, why: str) -> None:
-        if not self._why:
-            self._why = why
-            self._host.on_limit("client_floods")
+    def _on_flood(self, why: str) -> None:
+        if self._break(why, "client_floods"):
             self.session.goaway(ENHANCE_YOUR_CALM)
 
+    def _break(self, why: str, limit: str) -> bool:
+        """The connection ends for what its client does; counted once, False: it ends already."""
+        if self._why:
+            return False
+        self._why = why
+        self.on_limit(limit)
+        return True
+
     def _on_broken(self, error: SessionError) -> None:
-        super()._on_broken(error)
-        if error.flooded:
-            self._host.on_limit("client_floods")
-        self.session.goaway(ENHANCE_YOUR_CALM if error.flooded else PROTOCOL_ERROR)
+        code = ENHANCE_YOUR_CALM if error.flooded else PROTOCOL_ERROR
+        self._break(f"it does not speak HTTP/2 as it should: {error}", _limit_of(code))
+        self.session.goaway(code)
 
     def _give_up(self) -> None:
         self.close(self._why)
@@ -302,13 +348,17 @@ class ServerConnection(Connection):
     def _on_lost(self, why: str) -> None:
         self._rest = b""
         self._stop_timer()
+        if self._header_timer is not None:
+            self._header_timer.cancel()
         if self._leaving is not None and not self._leaving.done():
             self._leaving.set_result(None)
         for stream in self.session.close():
             call, stream.owner = stream.owner, None
             if call is not None:
                 call.on_end()
-        self._count_input()
+        for counted in (self._input, self._output):
+            if counted.is_due(0):
+                counted.count(self._client, 0)
 
     def _leave_now(self) -> None:
         if self._leaving is not None and not self._leaving.done():
@@ -325,17 +375,24 @@ class ServerConnection(Connection):
         now = self._loop.time()
         step, again_s = self._life.look(now, len(self.session), self._quiet_since)
         if step is not Step.STAY and self._life.due:
-            self._host.on_limit(self._life.due)
+            self.on_limit(self._life.due)
         if step is Step.CLOSE:
             self.close(self._life.due)
             return
         if step is Step.LEAVE:
             self.leave()
         alive_s = self._keep_alive()
-        if alive_s is not None:
+        if alive_s is None:
+            self.on_limit("connection_keepalive")
+        else:
             self._look_after(min(again_s, alive_s))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _limit_of(code: int) -> str:
+    """What is counted when a connection ends with this code."""
+    return "client_floods" if code == ENHANCE_YOUR_CALM else "client_violations"

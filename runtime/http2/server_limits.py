@@ -25,8 +25,14 @@ class ServerLimits:
     keepalive_timeout_s: float = 10.0
     ping_interval_s: float = 10.0
     """between a client's pings while nothing is sent to it"""
-    max_streams: int = 1 << 16
-    """calls at once of one connection"""
+    max_calls: int = 1 << 14
+    """at once of all connections; whoever serves them refuses what is more"""
+    max_streams: int = 1 << 13
+    """calls at once of one connection, which wait at its client beyond that"""
+    max_frames: int = 1000
+    """that are read of one connection before it is the turn of the others, or somewhat more"""
+    header_s: float = 60.0
+    """from the first to the last byte of a call's headers"""
     window_bytes: int = 256 << 10
     """of a request's stream that nobody has read"""
     max_message_bytes: int = 32 << 20
@@ -34,6 +40,8 @@ class ServerLimits:
     """of a request, as HTTP/2 counts them: 32 more for each header"""
     send_buffer_bytes: int = 64 << 10
     """of an answer that its client does not read; beyond, whoever writes waits"""
+    connection_send_bytes: int = 16 << 20
+    """of all answers of a connection; beyond, each has no more than one message that waits"""
     linger_s: float = 30.0
     """how long the rest of an answer may take to leave once it is complete"""
 
@@ -54,8 +62,8 @@ OnLimit = Callable[[str], None]
 """Hears the name of a limit each time a client has hit it."""
 
 
-class InputBound(Protocol):
-    """How many bytes of requests may be under way, of all clients and of each."""
+class ByteBound(Protocol):
+    """How many bytes may wait, of requests or of answers, of all clients and of each."""
 
     def take(self, caller: str, amount: int) -> str | None:
         """So many more: what stands in the way if there is no room, and nothing is taken."""
@@ -64,3 +72,28 @@ class InputBound(Protocol):
     def give_back(self, caller: str, amount: int) -> None:
         """So many less."""
         ...
+
+
+class CountedBytes:
+    """What waits on one connection, counted in steps towards a bound that clients share."""
+
+    __slots__ = ("_bound", "_step", "_steps")
+
+    def __init__(self, bound: ByteBound | None, step: int) -> None:
+        self._bound, self._step, self._steps = bound, step, 0
+
+    def is_due(self, amount: int) -> bool:
+        """Whether this is another number of steps than was counted."""
+        return amount // self._step != self._steps and self._bound is not None
+
+    def count(self, client: str, amount: int) -> bool:
+        """So much waits now; False: there is no room for it, and what was counted stays."""
+        assert self._bound is not None
+        steps = amount // self._step
+        more = (steps - self._steps) * self._step
+        if more > 0 and self._bound.take(client, more) is not None:
+            return False
+        if more < 0:
+            self._bound.give_back(client, -more)
+        self._steps = steps
+        return True

@@ -43,7 +43,6 @@ SHORT_NOUNS = {
     "runtime.clock": "monotonic time, real and of a test",
     "runtime.envelope": "the message around an event: a wire format is a file of its own",
     "runtime.kv_stores.file_names": "keys as file names: a format is a file of its own",
-    "runtime.limit_hits": "how often each limit was hit",
     "workers.trtllm_proto": "the engine's generated stubs, whose import warns",
 }
 

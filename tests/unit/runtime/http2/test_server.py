@@ -245,6 +245,8 @@ async def test_a_server_that_stops_lets_calls_end_and_takes_no_more() -> None:
         call = ask("wait")
         assert await call.read() == b"one"
         stopping = asyncio.create_task(server.stop(15.0))
+        await asyncio.sleep(0)
+        await until(lambda: all(each.leave().done() for each in server.connections))
         late = ask("wait")
         assert (await failure(late))[0] is Code.UNAVAILABLE
         go.set()

@@ -1,0 +1,12 @@
+DRAINED: int
+END: int
+GAVE_UP: int
+GOAWAY: int
+HALF_CLOSED: int
+HEADERS: int
+MESSAGE: int
+PING: int
+PONG: int
+REFUSED: int
+SETTINGS: int
+VIOLATION: int
