@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from oracles.engine import OracleMockEngine, OracleStep
 
 from dynamo_router.workers.mocker.config import EngineConfig
-from dynamo_router.workers.mocker.kv_events import KvEvent
-from dynamo_router.workers.mocker.sampling import EngineRequest
 from dynamo_router.workers.mocker.sequence import Sequence
+from dynamo_router.workers.serving.kv_events import KvEvent
+from dynamo_router.workers.serving.request import EngineRequest
 
 
 @dataclass

@@ -14,13 +14,13 @@ from typing import Protocol
 
 from oracles.lower_tiers import LowerTiers
 
-from dynamo_router.workers.mocker.kv_events import (
+from dynamo_router.workers.mocker.tiers import TierConfig
+from dynamo_router.workers.serving.kv_events import (
     BlocksRemoved,
     BlocksStored,
     CachedBlock,
     KvEvent,
 )
-from dynamo_router.workers.mocker.tiers import TierConfig
 
 USUAL_LEVEL = 1
 PROMISED_LEVEL = 2

@@ -1,13 +1,13 @@
 """Host memory and disk below a mock engine's device, in plain Python."""
 
 from dynamo_router.indexer.wire import StorageTier
-from dynamo_router.workers.mocker.kv_events import (
+from dynamo_router.workers.mocker.tiers import TierConfig
+from dynamo_router.workers.serving.kv_events import (
     BlocksRemoved,
     BlocksStored,
     CachedBlock,
     KvEvent,
 )
-from dynamo_router.workers.mocker.tiers import TierConfig
 
 NAMES: tuple[StorageTier, StorageTier] = ("host_pinned", "disk")
 

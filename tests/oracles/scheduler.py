@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from oracles.kv_manager import KvManager
 
 from dynamo_router.workers.mocker.config import EngineConfig
-from dynamo_router.workers.mocker.kv_events import CachedBlock
 from dynamo_router.workers.mocker.sequence import Sequence
+from dynamo_router.workers.serving.kv_events import CachedBlock
 
 
 @dataclass(eq=False)

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from dynamo_router.workers.mocker.kv_events import BlocksStored, KvEvent
-from dynamo_router.workers.mocker.sampling import EngineRequest
+from dynamo_router.workers.serving.kv_events import BlocksStored, KvEvent
+from dynamo_router.workers.serving.request import EngineRequest
 
 
 def request(request_id: str, tokens: Iterable[int], max_tokens: int = 1, **more: object):

@@ -13,6 +13,7 @@ from .handoff import (
     with_handoff,
 )
 from .openai_client import OpenAiClient
+from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
 __all__ = [
     "CONTEXT_ONLY",
@@ -21,6 +22,8 @@ __all__ = [
     "EngineCall",
     "EngineClient",
     "OpenAiClient",
+    "TokenLogprob",
+    "TrtllmAnswer",
     "for_decode",
     "for_prefill",
     "given_handoff",

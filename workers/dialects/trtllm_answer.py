@@ -54,7 +54,8 @@ def refuse(engine: str, asked: Mapping[str, bool]) -> None:
 class TrtllmAnswer:
     """The GenerateResponses of one answer, in order: chunks if it is streamed, then the whole."""
 
-    def __init__(self, request: Any, prompt_tokens: int) -> None:
+    def __init__(self, request: Any, prompt_tokens: int, index: int = 0) -> None:
+        """`index`: which of its request's answers it is."""
         self.cached_tokens = 0
         """of the prompt, found cached; 0 where it is not known (yet)"""
         self._streaming: bool = request.streaming
@@ -62,6 +63,11 @@ class TrtllmAnswer:
         self._logprobs: list[TokenLogprob] = []
         self.prompt_tokens = prompt_tokens
         self._messages = AnswerMessages(request.request_id, prompt_tokens)
+        # Serialized fields that a chunk and the whole have beside those of every answer.
+        self._chunk_more = self._whole_more = b""
+        if index:
+            self._chunk_more = pb.GenerateStreamChunk(sequence_index=index).SerializeToString()
+            self._whole_more = pb.GenerateComplete(sequence_index=index).SerializeToString()
 
     @property
     def completion_tokens(self) -> int:
@@ -78,11 +84,10 @@ class TrtllmAnswer:
         if not tokens or not self._streaming:
             self._messages.add(tokens)
             return None
-        if not self._wants_logprobs or not logprobs:
-            return self._messages.chunk(tokens, self.cached_tokens)
-        return self._messages.chunk(
-            tokens, self.cached_tokens, _serialized(pb.GenerateStreamChunk(), logprobs)
-        )
+        more = self._chunk_more
+        if self._wants_logprobs and logprobs:
+            more += _serialized(pb.GenerateStreamChunk(), logprobs)
+        return self._messages.chunk(tokens, self.cached_tokens, more)
 
     def complete(self, reason: str, matched: object = None) -> bytes:
         """The last message. `matched` is the stop string or token id that ended it, if one did.
@@ -92,7 +97,7 @@ class TrtllmAnswer:
         return self._messages.complete(
             reason,
             self.cached_tokens,
-            _serialized(pb.GenerateComplete(), found) if found else b"",
+            self._whole_more + (_serialized(pb.GenerateComplete(), found) if found else b""),
             matched if isinstance(matched, str) else "",
             matched if type(matched) is int and 0 <= matched < 2**32 else None,
         )

@@ -4,19 +4,14 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ...runtime.kv_stores import LEASE_TTL_S
-from ...runtime.security import NatsAuthConfig, ServerTlsConfig
 from ...runtime.settings import bad_setting, option
-from ...runtime.urls import DEFAULT_NATS_URL
-from ..channels import DATA_PATHS, data_path_option
-from ..discovery import DiscoveryConfig, EventPlaneConfig
+from ..serving import ServingConfig, require, require_choice, require_positive
 from .tiers import TierConfig
 from .timing import StepTiming, load_timing
 
 MAX_TOKEN_ID = 2**32
 EVEN_SPEEDS = (1.0,)
 ENGINE_TYPES = ("vllm", "classic")
-DIALECTS = ("trtllm", "dynamo")
 DISAGGREGATION_MODES = ("agg", "prefill", "decode")
 PREEMPTION_MODES = ("lifo", "fifo")
 _CLASSIC_WATERMARK = 0.01
@@ -83,25 +78,25 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for key in ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
-            _require(key, getattr(self, key) >= 1, "must be at least 1")
+            require(key, getattr(self, key) >= 1, "must be at least 1")
         for key in ("max_waiting", "dp_size"):
-            _require(key, getattr(self, key) >= 1, "must be at least 1")
-        _require("num_gpu_blocks", self.num_gpu_blocks < 2**31, "must be below 2**31")
-        _require("dp_size", self.dp_size <= _MOST_RANKS, f"must be at most {_MOST_RANKS}")
-        _require_choice("engine_type", self.engine_type, ENGINE_TYPES)
+            require(key, getattr(self, key) >= 1, "must be at least 1")
+        require("num_gpu_blocks", self.num_gpu_blocks < 2**31, "must be below 2**31")
+        require("dp_size", self.dp_size <= _MOST_RANKS, f"must be at most {_MOST_RANKS}")
+        require_choice("engine_type", self.engine_type, ENGINE_TYPES)
         if self.preemption_mode is not None:
-            _require_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
+            require_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
         if self.watermark is not None:
-            _require("watermark", 0 <= self.watermark < 1, "must be in [0, 1)")
-        _require("startup_time_s", 0 <= self.startup_time_s < math.inf, "must be 0 or more")
-        _require("vocab_size", 2 <= self.vocab_size <= MAX_TOKEN_ID, "must be in 2..2**32")
-        _require("eos_token_id", self.eos_token_id >= 0, "must not be negative")
-        _require_positive("decode_speedup_ratio", self.decode_speedup_ratio)
+            require("watermark", 0 <= self.watermark < 1, "must be in [0, 1)")
+        require("startup_time_s", 0 <= self.startup_time_s < math.inf, "must be 0 or more")
+        require("vocab_size", 2 <= self.vocab_size <= MAX_TOKEN_ID, "must be in 2..2**32")
+        require("eos_token_id", self.eos_token_id >= 0, "must not be negative")
+        require_positive("decode_speedup_ratio", self.decode_speedup_ratio)
         attention = self.attention_us_per_ktoken2
-        _require("attention_us_per_ktoken2", 0 <= attention < math.inf, "must be 0 or more")
+        require("attention_us_per_ktoken2", 0 <= attention < math.inf, "must be 0 or more")
         if self.max_model_len is not None:
-            _require("max_model_len", self.max_model_len >= 2, "must be at least 2")
-        _require("num_gpu_blocks", self.max_seq_len >= 2, "the cache must hold 2 tokens")
+            require("max_model_len", self.max_model_len >= 2, "must be at least 2")
+        require("num_gpu_blocks", self.max_seq_len >= 2, "the cache must hold 2 tokens")
         _ = self.timing  # which reads the profile
 
     @cached_property
@@ -158,11 +153,10 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MockerConfig:
+class MockerConfig(ServingConfig):
     """What `dynamo-router mocker` runs. ConfigError, naming the key, if out of range."""
 
     workers: int = option(1, "How many engines; engine i listens on PORT+i.")
-    host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(9001, "gRPC port of the first engine; 0 takes free ones.")
     advertise_host: str | None = option(
         None,
@@ -171,55 +165,17 @@ class MockerConfig:
     worker_id: int | None = option(
         None, "Worker id of the first engine, the next ones follow; not given: made of the address."
     )
-    nats: str | None = option(
-        None,
-        url=True,
-        help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
-        "else no events are published.",
-    )
-    nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
-    durable_kv_events: bool = option(
-        False,
-        "Have NATS keep the KV events in a stream (JetStream), for routers that restart.",
-    )
-    tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
-    data_path: str = data_path_option("calls to the engines")
-    namespace: str = option("dynamo", "Namespace of the event subject.")
-    component: str = option("backend", "Component of the event subject.")
-    endpoint: str = option("generate", "Endpoint of the event subject.")
-    heartbeat_s: float = option(
-        5.0, "How often, about, an engine says which of its KV events was the last; 0: never."
-    )
-    kv_stream: bool = option(
-        True, "Tell cache events to gRPC subscribers (SubscribeKvEvents); off: UNIMPLEMENTED."
-    )
     model_id: str = option("mock-model", "Model name to report.")
-    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
-    plane: EventPlaneConfig = field(default_factory=EventPlaneConfig, metadata={"inline": True})
-    dialect: str = option(
-        "trtllm",
-        "With --discovery: as what the engines register, to be called over gRPC (trtllm) or as"
-        " Dynamo's workers are (dynamo).",
-        choices=DIALECTS,
-    )
     model_path: str | None = option(
         None,
         "With --discovery: folder of the model's tokenizer, for frontends. Not given: one that"
         " comes along, if --vocab-size is at most 4096.",
-    )
-    aliases: str = option(
-        "", "With --discovery: more names of the model, for frontends, with commas."
     )
     disaggregation_mode: str = option(
         "agg",
         "What the engines compute: whole requests (agg), prompts for decode workers (prefill), or"
         " what follows them (decode).",
         choices=DISAGGREGATION_MODES,
-    )
-    lease_ttl_s: float = option(
-        LEASE_TTL_S,
-        "With --discovery: how long an engine stays registered that is gone without a word.",
-        env=("ETCD_LEASE_TTL",),
     )
     speedup_ratio: float = option(1.0, "How much faster than real time the engines run.")
     worker_speeds: str = option(
@@ -232,32 +188,24 @@ class MockerConfig:
         "HTTP port, on --host, through which engines are made to fail; 0 takes a free one. Not "
         "given: none.",
     )
-    drain_timeout_s: float = option(5.0, "How long running requests may finish at shutdown.")
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
-        _require("workers", self.workers >= 1, "must be at least 1")
+        require("workers", self.workers >= 1, "must be at least 1")
         last_port = self.port + (self.workers - 1 if self.port else 0)
         if self.discovery.backend(given_workers=True) == "kubernetes":
             text = "a pod is one instance: at most 1 with --discovery kubernetes"
-            _require("workers", self.workers == 1, text)
-        _require("port", self.port >= 0 and last_port <= 65535, "a port is outside 0..65535")
-        self.nats_auth.check_has_server(self.nats)
+            require("workers", self.workers == 1, text)
+        require("port", self.port >= 0 and last_port <= 65535, "a port is outside 0..65535")
+        super().__post_init__()
         if self.fault_port is not None:
-            _require("fault_port", 0 <= self.fault_port <= 65535, "must be in 0..65535")
+            require("fault_port", 0 <= self.fault_port <= 65535, "must be in 0..65535")
         if self.worker_id is not None:
             last_id = self.worker_id + self.workers - 1
-            _require("worker_id", self.worker_id >= 0 and last_id < 2**64, "must fit 64 bits")
-        _require_positive("speedup_ratio", self.speedup_ratio)
+            require("worker_id", last_id < 2**64, "must fit 64 bits")
+        require_choice("disaggregation_mode", self.disaggregation_mode, DISAGGREGATION_MODES)
+        require_positive("speedup_ratio", self.speedup_ratio)
         parse_speeds(self.worker_speeds)
-        _require("heartbeat_s", 0 <= self.heartbeat_s < math.inf, "must be finite, at least 0")
-        _require_choice("dialect", self.dialect, DIALECTS)
-        _require_choice("data_path", self.data_path, DATA_PATHS)
-        _require_choice("disaggregation_mode", self.disaggregation_mode, DISAGGREGATION_MODES)
-        _require_positive("lease_ttl_s", self.lease_ttl_s)
-        _require("drain_timeout_s", self.drain_timeout_s >= 0, "must not be negative")
-        for key in ("host", "namespace", "component", "endpoint"):
-            _require(key, bool(getattr(self, key)), "must not be empty")
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:
@@ -268,19 +216,6 @@ def parse_speeds(text: str) -> tuple[float, ...]:
             speed = float(word)
         except ValueError:
             raise bad_setting("worker_speeds", f"{word.strip()!r} is not a number") from None
-        _require_positive("worker_speeds", speed)
+        require_positive("worker_speeds", speed)
         speeds.append(speed)
     return tuple(speeds)
-
-
-def _require(key: str, holds: bool, text: str) -> None:
-    if not holds:
-        raise bad_setting(key, text)
-
-
-def _require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    _require(key, value in choices, f"{value!r} is not one of {', '.join(choices)}")
-
-
-def _require_positive(key: str, value: float) -> None:
-    _require(key, value > 0 and math.isfinite(value), "must be a number greater than 0")

@@ -5,19 +5,14 @@ the fewest requests.
 """
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 
 from ...runtime.clock import Clock
-from ...runtime.errors import InvalidRequestError, WorkerError
+from ...runtime.errors import InvalidRequestError
+from ..serving import EngineRequest, EngineUnavailableError, OnEvents
 from .config import EngineConfig
 from .engine import MockEngine, request_id_in_use
-from .kv_events import KvEvent
 from .live import LiveEngine, TokenStream
-from .sampling import EngineRequest
-
-OnEvents = Callable[[int, list[KvEvent]], None]
-"""Hears of a rank's cache events."""
 
 
 class DataParallelEngine:
@@ -86,7 +81,7 @@ class DataParallelEngine:
     def submit(self, request: EngineRequest, rank: int | None) -> TokenStream:
         """Take a request in; `release` it in any case. Raises as LiveEngine.submit does."""
         if self.starting:
-            raise WorkerError("the engine is starting")
+            raise EngineUnavailableError("the engine is starting")
         if rank is None:
             rank = self.least_loaded
         if not 0 <= rank < len(self.ranks):

@@ -8,16 +8,20 @@ those of the simulation (_engine.pyx); here are the tokens, and what a request m
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ...indexer.wire import TIERS, StorageTier
+from ...indexer.wire import StorageTier
 from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ..serving import (
+    ENGINE_TIERS,
+    BlocksRemoved,
+    BlocksStored,
+    CachedBlock,
+    EngineRequest,
+    KvEvent,
+)
 from .config import EngineConfig
 from .core import SingleEngine
-from .kv_events import BlocksRemoved, BlocksStored, CachedBlock, KvEvent
-from .sampling import EngineRequest
 from .sequence import Sequence
 
-ENGINE_TIERS: tuple[StorageTier, ...] = TIERS[:3]
-"""The tiers that a mock engine has blocks in, from the fastest down."""
 _NUMBERS = 2**32
 
 
@@ -202,7 +206,7 @@ class MockEngine:
         banned = sum(token < config.vocab_size for token in request.bad_token_ids)
         if banned >= config.vocab_size - 1:
             raise InvalidRequestError("no token is left to generate", field="bad_token_ids")
-        if not 0 <= request.seed < 2**64:
+        if not 0 <= (request.seed or 0) < 2**64:
             raise InvalidRequestError("seed must fit 64 bits", field="seed")
         if request.request_id in self._live:
             raise request_id_in_use(request.request_id)

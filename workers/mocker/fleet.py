@@ -8,16 +8,15 @@ import uvloop
 
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ConfigError
-from ...runtime.event_planes import EventPlane, NatsPlane, SharedPlane, probe
-from ...runtime.jetstream import EventStreamClient, JetStreamPlane, StreamNames, max_age_s
-from ...runtime.kv_stores import KeyValueStore, NatsAddress, NatsConnection
+from ...runtime.event_planes import EventPlane, SharedPlane
+from ...runtime.kv_stores import KeyValueStore
 from ...runtime.process import StopSignals, allow_open_files, run_until
 from ...runtime.request_planes import RequestServer
-from ...runtime.security import FileWatch, NatsAuth, ServerTls
-from ...runtime.urls import DEFAULT_NATS_URL, redact_url
+from ...runtime.security import FileWatch, ServerTls
+from ..serving import WorkerRegistration, open_event_plane, say
 from .config import MockerConfig
 from .fault_api import FaultApi
-from .registration import WorkerRegistration
+from .own_model import CARD_KINDS, card_files
 from .server import MockServer
 
 _OTHER_FILES = 64
@@ -99,7 +98,10 @@ class MockFleet:
 def _registration(
     store: KeyValueStore | None, config: MockerConfig, requests: RequestServer | None
 ) -> WorkerRegistration | None:
-    return None if store is None else WorkerRegistration(store, config, requests)
+    if store is None:
+        return None
+    kind = CARD_KINDS[config.disaggregation_mode]
+    return WorkerRegistration(store, config, card_files(config), requests, kind=kind)
 
 
 def run(config: MockerConfig) -> int:
@@ -123,7 +125,7 @@ async def run_mocker(config: MockerConfig) -> None:
     if store is not None and config.dialect == "dynamo":
         requests = RequestServer(capacity=config.engine.max_waiting)
         await requests.start(config.host)
-    plane = await _event_plane(config)
+    plane = await open_event_plane(config)
     fleet = MockFleet(config, plane=plane, tls=tls, store=store, requests=requests)
     fault_api = FaultApi(fleet.engines)
     with StopSignals() as signals:
@@ -131,13 +133,13 @@ async def run_mocker(config: MockerConfig) -> None:
             await fleet.start()
             watch.start()
             for index, engine in enumerate(fleet.engines):
-                _say(f"engine {index}: {engine.url} worker {engine.worker_id}")
+                say(f"engine {index}: {engine.url} worker {engine.worker_id}")
             if config.fault_port is not None:
                 await fault_api.start(config.host, config.fault_port)
-                _say(f"faults: http://{fault_api.address}")
-            _say("ready")
+                say(f"faults: http://{fault_api.address}")
+            say("ready")
             await signals.drain.wait()
-            _say(f"draining for at most {config.drain_timeout_s:g} s")
+            say(f"draining for at most {config.drain_timeout_s:g} s")
             draining = asyncio.create_task(fleet.stop(config.drain_timeout_s))
             await run_until(draining, signals.end)
         finally:
@@ -162,37 +164,3 @@ def _allow_connections(engines: int) -> None:
             " (ulimit -n)",
             key="workers",
         )
-
-
-async def _event_plane(config: MockerConfig) -> EventPlane | None:
-    """The plane to publish on; None if no server was named and none answers in the usual place.
-    ConfigError if it cannot be had."""
-    if config.plane.is_zmq:
-        backend = config.discovery.backend(given_workers=True)
-        _say(f"events: over ZMQ, found in {backend}")
-        return config.plane.open(config.discovery, backend, config.host, config.advertise_host)
-    url = config.nats
-    if url is None:
-        if not await probe(DEFAULT_NATS_URL):
-            _say(f"events: none published, no NATS server answers on {DEFAULT_NATS_URL}")
-            return None
-        url = DEFAULT_NATS_URL
-    _say(f"events: {redact_url(url)}")
-    auth = NatsAuth(config.nats_auth)
-    plane = NatsPlane(url, auth=auth)
-    if not config.durable_kv_events:
-        return plane
-    names = StreamNames.of_endpoint(config.namespace, config.component, config.endpoint)
-    connection = NatsConnection(NatsAddress(url, auth))
-    client = EventStreamClient(connection, names, max_age_s=max_age_s())
-    durable = JetStreamPlane(plane, client)
-    try:
-        await durable.start()
-    except BaseException:
-        await durable.close()
-        raise
-    return durable
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

@@ -9,10 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from ...runtime.clock import Clock, SystemClock
-from ...runtime.errors import WorkerError
+from ..serving import EngineRequest, EngineUnavailableError, KvEvent
 from .engine import MockEngine, StepResult, request_id_in_use
-from .kv_events import KvEvent
-from .sampling import EngineRequest
 from .sequence import Sequence
 
 # A wait shorter than the loop's timers resolve is not worth a timer: it is made up later.
@@ -40,14 +38,25 @@ class TokenStream:
     async def wait(self, seen: int) -> None:
         """Until more than `seen` tokens are ready or the request is done."""
         while self.ready <= seen and not self.done:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await first_news([self])
+
+    def listen(self, waiter: asyncio.Future[None]) -> None:
+        """Set `waiter` when there is news, once."""
+        self._waiter = waiter
 
     def advance(self, ready: int, *, done: bool, aborted: bool = False) -> None:
         self.ready, self.done, self.aborted = ready, done, aborted
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+async def first_news(streams: list[TokenStream]) -> None:
+    """Wait until one of some streams, none of which is done, has news."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    for stream in streams:
+        stream.listen(waiter)
+    await waiter
 
 
 class LiveEngine:
@@ -99,10 +108,10 @@ class LiveEngine:
     def submit(self, request: EngineRequest) -> TokenStream:
         """Take a request in; `release` it in any case.
 
-        Raises as MockEngine.submit does, and WorkerError if this engine does not run.
+        Raises as MockEngine.submit does, and EngineUnavailableError if this engine does not run.
         """
         if self.failure is not None or self._task is None:
-            raise WorkerError(self.failure or "the engine is stopped")
+            raise EngineUnavailableError(self.failure or "the engine is stopped")
         if request.request_id in self:  # finished in the step that is running
             raise request_id_in_use(request.request_id)
         stream = TokenStream(self.engine.submit(request))

@@ -1,15 +1,18 @@
-"""The model that mock engines serve: a small tokenizer of our own, as a model's folder has it."""
+"""The model that mock engines serve: what they say of it, and a small tokenizer of our own, as a
+model's folder has it."""
 
 from pathlib import Path
 from typing import Any
 
-from ..discovery import DECODE, PREFILL, ModelCard, model_files, tokenizer_files
-from .config import MockerConfig
+from ..discovery import DECODE, PREFILL, model_files, tokenizer_files
+from ..engine_facts import EngineFacts
+from .config import EngineConfig, MockerConfig
 
 OWN_MODEL = Path(__file__).parent / "data"
 """A byte-level BPE of 4096 tokens, its configuration and a chat template."""
 OWN_VOCABULARY = 4096
-_KINDS: dict[str, Any] = {
+VERSION = "mock-1"
+CARD_KINDS: dict[str, dict[str, Any]] = {
     "agg": {},
     "prefill": {"worker_type": PREFILL, "needs": ((DECODE,),), "model_type": ""},
     "decode": {"worker_type": DECODE, "needs": ((PREFILL,),)},
@@ -26,23 +29,25 @@ def card_files(config: MockerConfig) -> dict[str, Any]:
     return model_files(OWN_MODEL) if config.engine.vocab_size <= OWN_VOCABULARY else {}
 
 
-def card_of(config: MockerConfig) -> ModelCard:
-    """What a mock engine says of itself, without those files."""
-    engine = config.engine
-    return ModelCard(
-        name=config.model_id,
-        block_size=engine.block_size,
-        context_length=engine.max_seq_len,
-        total_kv_blocks=engine.num_gpu_blocks,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        dp_size=engine.dp_size,
-        aliases=_names(config.aliases),
-        **_KINDS[config.disaggregation_mode],
+def facts_of(config: EngineConfig) -> EngineFacts:
+    """What a mock engine says of itself."""
+    settings = {
+        "kv_block_size": config.block_size,
+        "total_kv_blocks": config.num_gpu_blocks,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+    }
+    return EngineFacts(
+        max_input_len=config.max_input_len,
+        max_seq_len=config.max_seq_len,
+        max_batch_size=config.max_num_seqs,
+        vocab_size=config.vocab_size,
+        supported_features=tuple(f"{name}={value}" for name, value in settings.items()),
+        settings=settings,
+        version=VERSION,
+        backend="tensorrt-llm",
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        context_parallel_size=1,
+        world_size=config.dp_size,
     )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Those in a list with commas."""
-    words = (word.strip() for word in text.split(","))
-    return tuple(word for word in words if word)

@@ -4,31 +4,16 @@ Each token is a function of all tokens before it, as a model's is at temperature
 the first tokens of its output behind it gets the rest of that output, from any engine.
 """
 
-from dataclasses import dataclass
+import math
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..serving import EngineRequest
+
 _U64 = np.uint64
 _GOLDEN = 0x9E3779B97F4A7C15
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EngineRequest:
-    """One generation. Equal prompts and seeds give equal output."""
-
-    request_id: str
-    token_ids: npt.NDArray[np.uint32]
-    max_tokens: int
-    min_tokens: int = 0  # stop tokens before that many are not heeded
-    seed: int = 0
-    stop_token_ids: frozenset[int] = frozenset()
-    bad_token_ids: frozenset[int] = frozenset()
-    keep_stop_token: bool = False  # the output ends with the stop token, if one ended it
-    lora_name: str | None = None
-    cache_namespace: str | None = None
-    returning_tokens: int | None = None  # how many of its tokens a later request begins with
 
 
 class OutputPlan(NamedTuple):
@@ -61,6 +46,12 @@ def plan_output(request: EngineRequest, *, vocab_size: int, eos: int) -> OutputP
     return OutputPlan(tokens, len(tokens), "length", None)
 
 
+def logprob_of(request: EngineRequest, vocab_size: int) -> float:
+    """Of each token: it is drawn evenly from those that are allowed."""
+    banned = len(request.bad_token_ids) + 1
+    return -math.log(max(1, vocab_size - banned))
+
+
 def _ranks(
     request: EngineRequest, banned: npt.NDArray[np.int64], allowed: int
 ) -> npt.NDArray[np.int64]:
@@ -73,7 +64,7 @@ def _ranks(
     prompt = request.token_ids
     passed = sum(int(np.count_nonzero(prompt > each)) for each in banned)
     before = -2 * (int(prompt.sum(dtype=np.int64)) - passed) % allowed
-    hashes = _hashes(len(prompt), request.max_tokens, request.seed) % _U64(allowed)
+    hashes = _hashes(len(prompt), request.max_tokens, request.seed or 0) % _U64(allowed)
     drawn = hashes.astype(np.int64)
     signs = 1 - 2 * (np.arange(request.max_tokens) & 1)
     steps = 2 * signs * drawn

@@ -3,8 +3,8 @@
 import numpy as np
 
 from ...indexer.hashing import block_hashes, sequence_hashes
-from .kv_events import CachedBlock
-from .sampling import EngineRequest, plan_output
+from ..serving import CachedBlock, EngineRequest
+from .sampling import plan_output
 
 
 class Sequence:

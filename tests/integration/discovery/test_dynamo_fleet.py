@@ -32,7 +32,8 @@ from dynamo_router.indexer.source import SourceState
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.workers.discovery import EventPlaneConfig
 from dynamo_router.workers.mocker.config import EngineConfig
-from dynamo_router.workers.mocker.sampling import EngineRequest, plan_output
+from dynamo_router.workers.mocker.sampling import plan_output
+from dynamo_router.workers.serving.request import EngineRequest
 
 pytestmark = pytest.mark.skipif(PEER is None, reason="DYNAMO_PEER names no Python with ai-dynamo")
 WORKERS = 3

@@ -17,7 +17,8 @@ from support.polling import until
 from support.processes import Command, command
 
 from dynamo_router.frontend.processor import ModelText
-from dynamo_router.workers.mocker.sampling import EngineRequest, plan_output
+from dynamo_router.workers.mocker.sampling import plan_output
+from dynamo_router.workers.serving.request import EngineRequest
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 VOCABULARY, EOS = 4096, 2

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support.fake_engine import chunk, complete, prompt
 
 from dynamo_router.router.migration import CarriedStream, EndedEarlyError
-from dynamo_router.workers.mocker.sampling import EngineRequest, plan_output
+from dynamo_router.workers.mocker.sampling import plan_output
+from dynamo_router.workers.serving.request import EngineRequest
 from dynamo_router.workers.trtllm_proto import pb
 
 VOCABULARY, EOS = 64, 2

@@ -4,7 +4,7 @@ from support.mock_requests import request
 
 from dynamo_router.workers.mocker.config import EngineConfig
 from dynamo_router.workers.mocker.engine import MockEngine
-from dynamo_router.workers.mocker.kv_events import BlocksRemoved, BlocksStored, KvEvent
+from dynamo_router.workers.serving.kv_events import BlocksRemoved, BlocksStored, KvEvent
 
 
 def engine(blocks: int) -> MockEngine:

@@ -21,9 +21,9 @@ from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.runtime.errors import InvalidRequestError, NoWorkersError
 from dynamo_router.workers.mocker.config import ENGINE_TYPES, PREEMPTION_MODES, EngineConfig
 from dynamo_router.workers.mocker.engine import ENGINE_TIERS, MockEngine
-from dynamo_router.workers.mocker.kv_events import BlocksStored
-from dynamo_router.workers.mocker.sampling import EngineRequest
 from dynamo_router.workers.mocker.tiers import EVICTIONS, TierConfig
+from dynamo_router.workers.serving.kv_events import BlocksStored
+from dynamo_router.workers.serving.request import EngineRequest
 
 SMALL = EngineConfig(block_size=4, num_gpu_blocks=12, max_num_seqs=3, max_num_batched_tokens=10)
 

@@ -17,10 +17,10 @@ from support.polling import until
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.identity import address_worker_id
-from dynamo_router.workers.mocker import kv_feed
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.mocker.server import MockServer
+from dynamo_router.workers.serving import kv_feed
 from dynamo_router.workers.trtllm_proto import common_pb, pb
 
 ENGINE = EngineConfig(block_size=4, num_gpu_blocks=32, max_waiting=2, max_num_seqs=2)

@@ -13,10 +13,10 @@ from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.mocker.config import EngineConfig
 from dynamo_router.workers.mocker.engine import MockEngine
-from dynamo_router.workers.mocker.kv_events import BlocksRemoved, BlocksStored
 from dynamo_router.workers.mocker.sequence import Sequence
 from dynamo_router.workers.mocker.tiers import TierConfig
 from dynamo_router.workers.mocker.virtual import VirtualFleet
+from dynamo_router.workers.serving.kv_events import BlocksRemoved, BlocksStored
 
 
 def config(blocks: int = 4, **tiers: object) -> EngineConfig:

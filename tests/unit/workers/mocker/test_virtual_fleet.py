@@ -13,10 +13,10 @@ from dynamo_router.indexer.wire.codec import decode_event_message
 from dynamo_router.indexer.wire.events import Cleared, Removed, StorageTier, Stored
 from dynamo_router.runtime.errors import InvalidRequestError, NoWorkersError
 from dynamo_router.workers.mocker.config import ENGINE_TYPES, PREEMPTION_MODES, EngineConfig
-from dynamo_router.workers.mocker.kv_events import BlocksStored, KvEvent
 from dynamo_router.workers.mocker.sequence import Sequence
 from dynamo_router.workers.mocker.tiers import EVICTIONS, TierConfig
 from dynamo_router.workers.mocker.virtual import VirtualFleet
+from dynamo_router.workers.serving.kv_events import BlocksStored, KvEvent
 
 LOWER_TIERS: tuple[StorageTier, ...] = ("host_pinned", "disk")
 SMALL = EngineConfig(block_size=4, num_gpu_blocks=12, max_num_seqs=3, max_num_batched_tokens=10)

@@ -7,16 +7,13 @@ nothing is kept and nothing is encoded.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
-from random import Random
 from typing import Any
 
 from ...indexer.wire import StorageTier
 from ..trtllm_proto import common_pb
-from .engine import ENGINE_TIERS, MockEngine
-from .faults import Fault, FaultyMessages
-from .kv_events import BlocksStored, CachedBlock, KvEvent
-from .messages import add_kv_event, add_stored
+from .engine import ServedEngine
+from .kv_events import ENGINE_TIERS, CachedBlock, KvEvent, chains
+from .kv_messages import add_kv_event, add_stored
 
 # Chunks of a snapshot are numbered up to the state's number, so there must be numbers below it.
 FIRST_SEQUENCE = 1024
@@ -32,13 +29,12 @@ class KvSubscription:
 
     def __init__(self) -> None:
         self.overrun = False  # it fell too far behind
-        self.closed = False  # the engine stops
-        self.cut = False  # a fault: it breaks here
+        self.reason = ""  # why it ends, if it was closed
         self._batches: deque[bytes] = deque()
         self._arrived = asyncio.Event()
 
     def push(self, batch: bytes) -> None:
-        if self.overrun or self.closed or self.cut:
+        if self.overrun or self.reason:
             return  # what came before is all that it will read
         if len(self._batches) >= MOST_BEHIND:
             self.overrun = True
@@ -46,18 +42,14 @@ class KvSubscription:
             self._batches.append(batch)
         self._arrived.set()
 
-    def break_off(self) -> None:
-        self.cut = True
-        self._arrived.set()
-
-    def close(self) -> None:
-        self.closed = True
+    def close(self, reason: str) -> None:
+        self.reason = self.reason or reason
         self._arrived.set()
 
     async def next(self) -> bytes | None:
-        """The next batch; None if there will be none: see `overrun`, `closed` and `cut`."""
+        """The next batch; None if there will be none: see `overrun` and `reason`."""
         while not self._batches:
-            if self.overrun or self.closed or self.cut:
+            if self.overrun or self.reason:
                 return None
             self._arrived.clear()
             await self._arrived.wait()
@@ -67,37 +59,22 @@ class KvSubscription:
 class KvEventFeed:
     """Numbers the batches of one engine and hands them to its subscribers."""
 
-    def __init__(self, engines: list[MockEngine]) -> None:
-        """`engines`: one for each rank."""
-        self._engines = engines
+    def __init__(self, engine: ServedEngine) -> None:
+        self._engine = engine
         self._sequence = FIRST_SEQUENCE  # of the last batch
-        self._event_ids = [0] * len(engines)  # of each rank's last event
+        self._event_ids = [0] * engine.dp_size  # of each rank's last event
         self._recording = False
         self._history: deque[tuple[int, bytes]] = deque(maxlen=HISTORY_BATCHES)
         self._subscriptions: set[KvSubscription] = set()
-        self._messages: FaultyMessages[bytes] = FaultyMessages()
-        self._cut = self._overrun = 0.0  # shares of messages
-        self._random = Random(0)
-
-    def set_fault(self, fault: Fault) -> None:
-        """Mishandle what changes from now on. A message that was kept back is let go, and what was
-        lost until now shows: an engine says now and then which batch was the last."""
-        self._send(self._messages.begin(fault))
-        self._cut, self._overrun, self._random = fault.cut, fault.overrun, Random(fault.seed)
-        self.beat()
 
     def beat(self) -> None:
         """A record of the load for all subscribers, under the number of the last batch."""
         for subscription in self._subscriptions:
-            for rank in range(len(self._engines)):
+            for rank in range(self._engine.dp_size):
                 subscription.push(self._load_record(self._sequence, rank))
 
     def on_events(self, rank: int, events: list[KvEvent]) -> None:
         """A rank's cache changed: one batch for all subscribers."""
-        if self._random.random() < self._overrun:
-            self._event_ids[rank] += len(events)
-            self._history.clear()
-            return
         self._sequence += 1
         if self._recording:
             batch = self._new_batch(self._sequence, rank)
@@ -105,11 +82,13 @@ class KvEventFeed:
                 add_kv_event(batch, event, self._event_ids[rank] + offset)
             data: bytes = batch.SerializeToString()
             self._history.append((self._sequence, data))
-            self._send(self._messages.take(data))
-            if self._random.random() < self._cut:
-                for subscription in self._subscriptions:
-                    subscription.break_off()
+            self._send(data)
         self._event_ids[rank] += len(events)
+
+    def lose(self, rank: int, events: int) -> None:
+        """So many events of a rank were lost before they could be told: their ids are missing."""
+        self._event_ids[rank] += events
+        self._history.clear()
 
     def subscribe(self, start: int, *, load_first: bool = False) -> KvSubscription:
         """Batches from number `start` on; from the state of the cache if 0 or not to be had.
@@ -117,9 +96,9 @@ class KvEventFeed:
         `load_first` puts a record of the engine's load, numbered 0, before everything.
         """
         self._recording = True
-        subscription = KvSubscription()
+        subscription = self._new_subscription()
         if load_first:
-            for rank in range(len(self._engines)):
+            for rank in range(self._engine.dp_size):
                 subscription.push(self._load_record(0, rank))
         oldest = self._history[0][0] if self._history else self._sequence + 1
         if start and oldest <= start <= self._sequence + 1:
@@ -137,13 +116,19 @@ class KvEventFeed:
 
     def close(self) -> None:
         """The engine stops: subscriptions end once they were read."""
-        for subscription in self._subscriptions:
-            subscription.close()
+        self.end("the engine stops")
 
-    def _send(self, batches: list[bytes]) -> None:
-        for batch in batches:
-            for subscription in self._subscriptions:
-                subscription.push(batch)
+    def end(self, reason: str) -> None:
+        """End the subscriptions that there are, once they were read."""
+        for subscription in self._subscriptions:
+            subscription.close(reason)
+
+    def _new_subscription(self) -> KvSubscription:
+        return KvSubscription()
+
+    def _send(self, batch: bytes) -> None:
+        for subscription in self._subscriptions:
+            subscription.push(batch)
 
     def _load_record(self, sequence: int, rank: int) -> bytes:
         record = self._new_batch(sequence, rank)
@@ -154,8 +139,8 @@ class KvEventFeed:
     def _snapshot(self) -> list[bytes]:
         """The caches as batches: for each rank cleared, then every block, parents first."""
         caches: list[tuple[int, StorageTier, list[CachedBlock]]] = [
-            (rank, tier, list(engine.cached_blocks(tier)))
-            for rank, engine in enumerate(self._engines)
+            (rank, tier, list(self._engine.cached_blocks(rank, tier)))
+            for rank in range(self._engine.dp_size)
             for tier in ENGINE_TIERS
         ]
         parts: list[tuple[int, StorageTier, int, list[CachedBlock]]] = [
@@ -177,26 +162,16 @@ class KvEventFeed:
         return chunks
 
     def _new_batch(self, sequence: int, rank: int) -> Any:
-        engine = self._engines[rank]
-        capacity = engine.config.num_gpu_blocks
+        load, facts = self._engine.load(rank), self._engine.facts
+        capacity = facts.settings.get("total_kv_blocks", 0)
         batch = common_pb.KvEventBatch(
             sequence_number=sequence, timestamp=time.time(), dp_rank=rank
         )
-        batch.load.running_requests = engine.running
-        batch.load.waiting_requests = engine.waiting
-        batch.load.max_running_requests = engine.config.max_num_seqs
-        batch.load.active_token_usage = engine.active_blocks / capacity
-        batch.load.token_usage = (engine.active_blocks + engine.inactive_blocks) / capacity
+        batch.load.running_requests = load.running
+        batch.load.waiting_requests = load.waiting
+        batch.load.max_running_requests = facts.max_batch_size
+        if capacity:
+            batch.load.active_token_usage = load.active_blocks / capacity
+            batch.load.token_usage = (load.active_blocks + load.inactive_blocks) / capacity
         batch.load.sample = sequence
         return batch
-
-
-def chains(blocks: Iterable[CachedBlock], tier: StorageTier) -> list[BlocksStored]:
-    """A tier's blocks, in their order, cut where one is not the parent of the next."""
-    events: list[BlocksStored] = []
-    for block in blocks:
-        if events and events[-1].blocks[-1].block_hash == block.parent_hash:
-            events[-1].blocks.append(block)
-        else:
-            events.append(BlocksStored([block], tier))
-    return events

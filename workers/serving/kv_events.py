@@ -1,14 +1,18 @@
-"""What a mock engine's cache says of itself: made by the KV manager, published by the fleet."""
+"""What an engine's cache says of itself: told by the engine, published by whoever serves it."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
 
-from ...indexer.wire import StorageTier
+from ...indexer.wire import TIERS, StorageTier
+
+ENGINE_TIERS: tuple[StorageTier, ...] = TIERS[:3]
+"""The tiers that an engine has blocks in, from the fastest down."""
 
 
 class CachedBlock(NamedTuple):
     """A full block, with all that its announcement needs."""
 
-    block_hash: int  # sequence hash, also the external hash
+    block_hash: int  # the engine's own id of it, u64: the external hash
     parent_hash: int | None
     local_hash: int
     token_ids: bytes  # u32, little-endian
@@ -42,4 +46,15 @@ class BlocksRemoved(NamedTuple):
     tier: StorageTier = "device"
 
 
-KvEvent = BlocksStored | BlocksRemoved
+KvEvent: TypeAlias = BlocksStored | BlocksRemoved
+
+
+def chains(blocks: Iterable[CachedBlock], tier: StorageTier) -> list[BlocksStored]:
+    """A tier's blocks, in their order, cut where one is not the parent of the next."""
+    events: list[BlocksStored] = []
+    for block in blocks:
+        if events and events[-1].blocks[-1].block_hash == block.parent_hash:
+            events[-1].blocks.append(block)
+        else:
+            events.append(BlocksStored([block], tier))
+    return events

@@ -1,6 +1,8 @@
-"""What a mock engine writes about itself into the store where routers look for workers."""
+"""What a served engine writes about itself into the store where routers look for workers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -13,17 +15,17 @@ from ...runtime.request_planes import RequestServer
 from ..discovery import (
     TRTLLM,
     EventSource,
+    ModelCard,
     encode_card,
     event_channel,
     event_source,
 )
 from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
-from .config import MockerConfig
-from .dp_engine import DataParallelEngine
-from .dynamo_endpoints import DynamoEndpoints, RankEvents
-from .messages import role_of
-from .own_model import card_files, card_of
+from .config import ServingConfig
+from .dynamo_endpoints import DynamoEndpoints
+from .dynamo_recovery import RankEvents
+from .engine import ServedEngine
 
 STARTUP_TIMEOUT_S = 120.0
 
@@ -40,15 +42,21 @@ class WorkerRegistration:
     def __init__(
         self,
         store: KeyValueStore,
-        config: MockerConfig,
+        config: ServingConfig,
+        files: Mapping[str, Any],
         requests: RequestServer | None = None,
+        *,
+        kind: Mapping[str, Any] | None = None,
     ) -> None:
-        """The store and the server are shared, and their owner's to close."""
+        """`files`: the part of the card that names the model's files; `kind`: fields of the card
+        that say what kind of worker it is, if it is no aggregated one. The store and the server are
+        shared, and their owner's to close."""
         self._store, self._config = store, config
         self._name = EndpointName(config.namespace, config.component, config.endpoint)
         self._registrations = Registrations(store, config.lease_ttl_s)
         self._requests = requests
-        self._files = card_files(config)
+        self._files = dict(files)
+        self._kind = kind or {}
         self._instance: Instance | None = None
         self._endpoints: DynamoEndpoints | None = None
 
@@ -66,7 +74,7 @@ class WorkerRegistration:
         self,
         worker_id: int,
         url: str,
-        ranks: DataParallelEngine,
+        engine: ServedEngine,
         publishers: Sequence[KvEventPublisher],
         snapshot: Callable[[int], list[StoredRun]],
     ) -> None:
@@ -80,9 +88,7 @@ class WorkerRegistration:
                 for rank, publisher in enumerate(publishers)
             ]
             host = config.advertise_host or config.host
-            self._endpoints = DynamoEndpoints(
-                self._requests, host, name, worker_id, ranks, events, role_of(config, worker_id)
-            )
+            self._endpoints = DynamoEndpoints(self._requests, host, name, worker_id, engine, events)
             instance = self._endpoints.instance
             recovery = list(self._endpoints.recovery)
         subject = endpoint_subject(name.namespace, name.component, name.endpoint, KV_EVENTS)
@@ -95,7 +101,8 @@ class WorkerRegistration:
             await self._register(*event_source(name, source))
             if target is not None:
                 await self._register(*target.key("today"), target.value())
-        await self._register(*encode_card(card_of(config), name, worker_id, self._files))
+        card = replace(card_of(engine, config), **self._kind)
+        await self._register(*encode_card(card, name, worker_id, self._files))
         self._instance = instance
         await self._register(*instance.key("today"), instance.value())
 
@@ -132,3 +139,24 @@ class WorkerRegistration:
             await self._registrations.register(bucket, key, value)
         except StoreError as error:
             log.warning("registered later: the store is away", key=key, error=str(error))
+
+
+def card_of(engine: ServedEngine, config: ServingConfig) -> ModelCard:
+    """What an engine says of itself, without the model's files."""
+    facts = engine.facts
+    return ModelCard(
+        name=config.model_id or facts.model_id,
+        block_size=facts.settings["kv_block_size"],
+        context_length=facts.max_seq_len,
+        total_kv_blocks=facts.settings.get("total_kv_blocks"),
+        max_num_seqs=facts.settings.get("max_num_seqs"),
+        max_num_batched_tokens=facts.settings.get("max_num_batched_tokens"),
+        dp_size=engine.dp_size,
+        aliases=_names(config.aliases),
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Those in a list with commas."""
+    words = (word.strip() for word in text.split(","))
+    return tuple(word for word in words if word)
