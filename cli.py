@@ -102,6 +102,18 @@ BENCHES: Mapping[str, Entry] = {
     ),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
 }
+ENGINES: Mapping[str, Entry] = {
+    "trtllm": Entry(
+        "TensorRT-LLM, in this process.",
+        "workers.engines.config:TrtllmConfig",
+        "workers.engines.trtllm:run",
+    ),
+    "vllm": Entry(
+        "vLLM, in this process.",
+        "workers.engines.config:VllmConfig",
+        "workers.engines.vllm:run",
+    ),
+}
 WORKERS: Mapping[str, Entry] = {
     name: Entry(
         summary,
@@ -117,6 +129,8 @@ WORKERS: Mapping[str, Entry] = {
         ("remove", "remove", "Forget one."),
     )
 }
+NAMES = (*COMMANDS, *BENCHES, *ENGINES, "workers")
+"""What the prefixes of environment names are made of."""
 
 
 class LazyGroup(click.Group):
@@ -183,7 +197,7 @@ def _strange_names(specs: list[OptionSpec], env_prefix: str) -> list[str]:
     known = {name for spec in specs for name in spec.env}
     others: set[str] = set()
     if env_prefix == ENV_PREFIX:  # all other prefixes begin with it
-        others = {f"{ENV_PREFIX}{name.upper()}_" for name in (*COMMANDS, *BENCHES, "workers")}
+        others = {f"{ENV_PREFIX}{name.upper()}_" for name in NAMES}
         known |= {f"{ENV_PREFIX}{name}" for name in ("DEBUG", "SANITIZE", "TRACE")}  # of builds
     return unknown_names(os.environ, known, prefix=env_prefix, others=others)
 
@@ -238,6 +252,7 @@ def _load(path: str) -> Any:
 def _build_root() -> click.Group:
     root = LazyGroup(COMMANDS, help="A KV-cache-aware router for LLM inference fleets.")
     root.add_command(LazyGroup(BENCHES, name="bench", help="Measure a part, beside its rivals."))
+    root.add_command(LazyGroup(ENGINES, name="worker", help="Run an engine as a worker."))
     root.add_command(LazyGroup(WORKERS, name="workers", help="Workers of a running router."))
     click.version_option(package_name="dynamo-router", prog_name="dynamo-router")(root)
     return root

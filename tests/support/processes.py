@@ -31,14 +31,14 @@ class Command:
     def text(self) -> str:
         return self._output.read_text()
 
-    async def says(self, word: str) -> str:
+    async def says(self, word: str, timeout_s: float = 60.0) -> str:
         """The first line with `word` in it, once it is there."""
 
         def lines() -> list[str]:
             return [line for line in self.text.splitlines() if word in line]
 
         # Starting a process takes long on a machine that is busy.
-        await until(lambda: lines() or self._process.returncode is not None, 60.0)
+        await until(lambda: lines() or self._process.returncode is not None, timeout_s)
         assert lines(), f"never said {word!r}, but:\n{self.text}"
         return lines()[0]
 
@@ -60,7 +60,10 @@ class Command:
 
 @asynccontextmanager
 async def command(
-    folder: Path, *words: str, environ: Mapping[str, str] | None = None
+    folder: Path,
+    *words: str,
+    environ: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> AsyncIterator[Command]:
     """Run `dynamo-router WORDS` in `folder`, with more variables in its environment; killed at the
     end if it still runs."""
@@ -69,7 +72,7 @@ async def command(
     with output.open("wb") as sink:
         # -P keeps the working directory off the path: what is installed is what runs.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "dynamo_router", *words,
+            python, "-P", "-m", "dynamo_router", *words,
             stdout=sink, stderr=sink, stdin=asyncio.subprocess.DEVNULL, cwd=folder,
             env={**NO_LAME_DUCK, **os.environ, **(environ or {})},
         )  # fmt: skip

@@ -22,12 +22,15 @@ class DataParallelEngine:
         self, config: EngineConfig, *, speedup_ratio: float, clock: Clock, on_events: OnEvents
     ) -> None:
         self.config = config
+        self.failed = asyncio.Event()
+        """a rank stopped on its own: see `failure`"""
         self.ranks = [
             LiveEngine(
                 MockEngine(config),
                 speedup_ratio=speedup_ratio,
                 clock=clock,
                 on_events=partial(on_events, rank),
+                on_failure=self.failed.set,
             )
             for rank in range(config.dp_size)
         ]

@@ -6,14 +6,14 @@ from typing import Self
 
 import uvloop
 
-from ...runtime.clock import Clock, SystemClock
+from ...runtime.clock import Clock
 from ...runtime.errors import ConfigError
 from ...runtime.event_planes import EventPlane, SharedPlane
 from ...runtime.kv_stores import KeyValueStore
 from ...runtime.process import StopSignals, allow_open_files, run_until
 from ...runtime.request_planes import RequestServer
-from ...runtime.security import FileWatch, ServerTls
-from ..serving import WorkerRegistration, open_event_plane, say
+from ...runtime.security import ServerTls
+from ..serving import ServingContext, WorkerRegistration, say
 from .config import MockerConfig
 from .fault_api import FaultApi
 from .own_model import CARD_KINDS, card_files
@@ -116,42 +116,31 @@ async def run_mocker(config: MockerConfig) -> None:
     Prints a line for each engine and then `ready`. ConfigError if a port is in use.
     """
     _allow_connections(config.workers)
-    tls = ServerTls(config.tls) if config.tls.on else None
-    watch = FileWatch(SystemClock())
-    if tls is not None:
-        watch.files.append(tls.files)
-    store = config.discovery.open(config.discovery.backend(given_workers=True))
-    requests = None
-    if store is not None and config.dialect == "dynamo":
-        requests = RequestServer(capacity=config.engine.max_waiting)
-        await requests.start(config.host)
-    plane = await open_event_plane(config)
-    fleet = MockFleet(config, plane=plane, tls=tls, store=store, requests=requests)
-    fault_api = FaultApi(fleet.engines)
-    with StopSignals() as signals:
-        try:
-            await fleet.start()
-            watch.start()
-            for index, engine in enumerate(fleet.engines):
-                say(f"engine {index}: {engine.url} worker {engine.worker_id}")
-            if config.fault_port is not None:
-                await fault_api.start(config.host, config.fault_port)
-                say(f"faults: http://{fault_api.address}")
-            say("ready")
-            await signals.drain.wait()
-            say(f"draining for at most {config.drain_timeout_s:g} s")
-            draining = asyncio.create_task(fleet.stop(config.drain_timeout_s))
-            await run_until(draining, signals.end)
-        finally:
-            await watch.close()
-            await fault_api.close()
-            await fleet.stop()
-            if requests is not None:
-                await requests.close()
-            if store is not None:
-                await store.close()
-            if plane is not None:
-                await plane.close()
+    async with ServingContext(config, capacity=config.engine.max_waiting) as context:
+        fleet = MockFleet(
+            config,
+            plane=context.plane,
+            tls=context.tls,
+            store=context.store,
+            requests=context.requests,
+        )
+        fault_api = FaultApi(fleet.engines)
+        with StopSignals() as signals:
+            try:
+                await fleet.start()
+                for index, engine in enumerate(fleet.engines):
+                    say(f"engine {index}: {engine.url} worker {engine.worker_id}")
+                if config.fault_port is not None:
+                    await fault_api.start(config.host, config.fault_port)
+                    say(f"faults: http://{fault_api.address}")
+                say("ready")
+                await signals.drain.wait()
+                say(f"draining for at most {config.drain_timeout_s:g} s")
+                draining = asyncio.create_task(fleet.stop(config.drain_timeout_s))
+                await run_until(draining, signals.end)
+            finally:
+                await fault_api.close()
+                await fleet.stop()
 
 
 def _allow_connections(engines: int) -> None:

@@ -70,6 +70,7 @@ class LiveEngine:
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         on_events: Callable[[list[KvEvent]], None] | None = None,
+        on_failure: Callable[[], object] = lambda: None,
     ) -> None:
         """`on_events` hears of each step's cache events before another step is begun."""
         self.engine = engine
@@ -81,6 +82,7 @@ class LiveEngine:
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._on_events = on_events
+        self._on_failure = on_failure
         self._streams: dict[str, TokenStream] = {}
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -142,6 +144,7 @@ class LiveEngine:
             _log.exception("a mock engine failed")
             for request_id in list(self._streams):
                 self.abort(request_id)
+            self._on_failure()
 
     async def _drive(self) -> None:
         engine, clock = self.engine, self._clock

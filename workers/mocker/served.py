@@ -8,13 +8,13 @@ import msgspec
 
 from ...indexer.wire import StorageTier
 from ...runtime.clock import Clock
-from ...runtime.errors import WorkerError
 from ..dialects import TokenLogprob
 from ..serving import (
     AnswerPart,
     CachedBlock,
     EngineLoad,
     EngineRequest,
+    EngineUnavailableError,
     KvEvent,
     OnEvents,
 )
@@ -92,7 +92,7 @@ class ServedMock:
         for stream in streams:
             self.ranks.release(stream)
 
-    def abort(self, request_id: str) -> bool:
+    async def abort(self, request_id: str) -> bool:
         named = (request_id, *self._several.get(request_id, ()))
         return any([self.ranks.abort(each) for each in named])
 
@@ -104,6 +104,10 @@ class ServedMock:
         return EngineLoad(
             engine.running, engine.waiting, engine.active_blocks, engine.inactive_blocks
         )
+
+    async def lost(self) -> str:
+        await self.ranks.failed.wait()
+        return self.ranks.failure or ""
 
     async def stop(self) -> None:
         await self.ranks.stop()
@@ -145,7 +149,7 @@ class MockAnswer:
                     continue
                 if part.finish_reason:
                     if self._engine.ranks.failure is not None:
-                        raise WorkerError(self._engine.ranks.failure)
+                        raise EngineUnavailableError(self._engine.ranks.failure)
                     self._open.remove(answer)
                     part = part._replace(handoff=self._handoff)
                 return part

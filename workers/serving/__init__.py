@@ -4,6 +4,7 @@ Entered by engines (mocker, engines) and by the commands that serve them.
 """
 
 from .config import ServingConfig, require, require_choice, require_positive
+from .context import ServingContext
 from .engine import (
     Answer,
     AnswerPart,
@@ -12,11 +13,12 @@ from .engine import (
     OnEvents,
     ServedEngine,
 )
-from .event_plane import open_event_plane, say
+from .event_plane import say
 from .kv_events import (
     ENGINE_TIERS,
     BlocksRemoved,
     BlocksStored,
+    CacheCleared,
     CachedBlock,
     KvEvent,
 )
@@ -24,6 +26,7 @@ from .kv_feed import KvEventFeed, KvSubscription
 from .registration import WorkerRegistration
 from .request import EngineRequest, unsupported
 from .server import EngineServer
+from .worker import run_worker
 
 __all__ = [
     "ENGINE_TIERS",
@@ -31,6 +34,7 @@ __all__ = [
     "AnswerPart",
     "BlocksRemoved",
     "BlocksStored",
+    "CacheCleared",
     "CachedBlock",
     "EngineLoad",
     "EngineUnavailableError",
@@ -42,11 +46,12 @@ __all__ = [
     "OnEvents",
     "ServedEngine",
     "ServingConfig",
+    "ServingContext",
     "WorkerRegistration",
-    "open_event_plane",
     "require",
     "require_choice",
     "require_positive",
+    "run_worker",
     "say",
     "unsupported",
 ]

@@ -23,7 +23,7 @@ from .request import EngineRequest
 DEFAULT_MAX_TOKENS = 16
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "length_penalty",
+    "frequency_penalty",
 )  # fmt: skip
 """Options that Dynamo calls as TensorRT-LLM's protocol does."""
 

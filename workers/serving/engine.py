@@ -84,7 +84,7 @@ class ServedEngine(Protocol):
 
     def generate(self, request: EngineRequest) -> Answer: ...
 
-    def abort(self, request_id: str) -> bool:
+    async def abort(self, request_id: str) -> bool:
         """End a request early, all its answers; False if there is none of that id."""
         ...
 
@@ -94,6 +94,12 @@ class ServedEngine(Protocol):
 
     def load(self, rank: int) -> EngineLoad: ...
 
+    async def lost(self) -> str:
+        """Return, saying why, once it stopped on its own. Its requests end with
+        EngineUnavailableError."""
+        ...
+
     async def stop(self) -> None:
-        """Stop at once; requests still here end as cancelled. Idempotent."""
+        """Stop at once; requests still here end as cancelled. Idempotent, and the end of a start
+        that failed too."""
         ...

@@ -46,7 +46,11 @@ class BlocksRemoved(NamedTuple):
     tier: StorageTier = "device"
 
 
-KvEvent: TypeAlias = BlocksStored | BlocksRemoved
+class CacheCleared(NamedTuple):
+    """All tiers were emptied, or nothing is known of them any more."""
+
+
+KvEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared
 
 
 def chains(blocks: Iterable[CachedBlock], tier: StorageTier) -> list[BlocksStored]:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..trtllm_proto import common_pb
-from .kv_events import BlocksStored, KvEvent
+from .kv_events import BlocksRemoved, BlocksStored, KvEvent
 
 _INT64 = 2**63
 _TIERS = {
@@ -19,10 +19,12 @@ def add_kv_event(batch: Any, event: KvEvent, event_id: int) -> None:
     """Append one cache event to a KvEventBatch."""
     if isinstance(event, BlocksStored):
         add_stored(batch, event, event_id)
-    else:
+    elif isinstance(event, BlocksRemoved):
         removed = batch.events.add(event_id=event_id).removed
         removed.block_hashes.extend(map(_signed, event.block_hashes))
         removed.tier = _TIERS[event.tier]
+    else:
+        batch.events.add(event_id=event_id).cleared.SetInParent()
 
 
 def add_stored(batch: Any, event: BlocksStored, event_id: int) -> None:

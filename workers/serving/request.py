@@ -11,8 +11,13 @@ from ...runtime.errors import InvalidRequestError
 from ..dialects import given_handoff
 from ..trtllm_proto import pb
 
-_APART = ("beam_width", "num_return_sequences", "seed", "min_tokens")
-"""Parts of a SamplingConfig that an EngineRequest has fields for, or that are refused."""
+_APART = (
+    "num_return_sequences", "seed", "min_tokens",
+    # Without beam search, which is refused, these say nothing.
+    "beam_width", "beam_width_array", "beam_search_diversity_rate", "length_penalty",
+    "early_stopping",
+)  # fmt: skip
+"""Parts of a SamplingConfig that an EngineRequest has fields for, or no use."""
 _OUTPUTS = (
     "return_context_logits", "return_generation_logits", "return_encoder_output",
     "return_perf_metrics",

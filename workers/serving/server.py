@@ -19,7 +19,7 @@ from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
 from .config import ServingConfig
 from .engine import ServedEngine
-from .kv_events import ENGINE_TIERS, BlocksStored, KvEvent, chains
+from .kv_events import ENGINE_TIERS, BlocksRemoved, BlocksStored, KvEvent, chains
 from .kv_feed import KvEventFeed
 from .registration import WorkerRegistration
 from .servicer import TrtllmServicer
@@ -199,8 +199,10 @@ class EngineServer:
                 publisher.stored(
                     event.parent_hash, event.block_hashes, event.local_hashes, event.tier
                 )
-            else:
+            elif isinstance(event, BlocksRemoved):
                 publisher.removed(event.block_hashes, event.tier)
+            else:
+                publisher.cleared()
 
     def _snapshot(self, rank: int) -> list[StoredRun]:
         """The whole cache of a rank as it is now, the device first, in each tier parents first."""

@@ -120,7 +120,7 @@ class TrtllmServicer:
             await context.abort(grpc.StatusCode.INTERNAL, str(error))
 
     async def abort(self, message: Any, context: ServerCall) -> Any:
-        if self._engine.abort(message.request_id):
+        if await self._engine.abort(message.request_id):
             return pb.AbortResponse(success=True, message="aborted")
         return pb.AbortResponse(success=False, message=f"{message.request_id!r} not found")
 

@@ -25,7 +25,7 @@ _CONFIG = {
     "tie_word_embeddings": True, "attention_bias": False, "use_cache": True, "torch_dtype":
     "float32", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
 }  # fmt: skip
@@ -39,7 +39,7 @@ class VllmServer(Child):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._model = _write_model(folder / "model")
+        self._model = write_model(folder / "model")
         self.port, self._events, self._replay = free_port(), free_port(), free_port()
 
     @property
@@ -67,7 +67,7 @@ class VllmServer(Child):
             "replay_endpoint": f"tcp://127.0.0.1:{self._replay}",
         }
         return [
-            "/usr/bin/env", *(f"{name}={value}" for name, value in _ENVIRONMENT.items()),
+            "/usr/bin/env", *(f"{name}={value}" for name, value in ENVIRONMENT.items()),
             PYTHON, "-m", "vllm.entrypoints.openai.api_server",
             "--model", str(self._model), "--served-model-name", "tiny",
             "--host", "127.0.0.1", "--port", str(self.port),
@@ -78,7 +78,7 @@ class VllmServer(Child):
         ]  # fmt: skip
 
 
-def _write_model(folder: Path) -> Path:
+def write_model(folder: Path) -> Path:
     """A folder as models are published, with our own tokenizer."""
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "chat_template.jinja"):

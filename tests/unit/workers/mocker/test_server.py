@@ -203,7 +203,7 @@ async def test_an_engine_that_failed_reports_it(monkeypatch):
         monkeypatch.setattr(engine.engine, "step", lambda idle_s=None: 1 / 0)
         with pytest.raises(grpc.RpcError) as caught:
             await messages_of(stub.Generate(generate("a", range(8))))
-        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "division by zero" in (await stub.HealthCheck(pb.HealthCheckRequest())).status
         with pytest.raises(grpc.RpcError) as caught:
             await messages_of(stub.Generate(generate("a", range(8))))

@@ -1,0 +1,64 @@
+"""VllmEvents: follows the KV events that vLLM publishes over ZMQ, from the first that there is."""
+
+import structlog
+
+from ...runtime.supervised import stopped, supervise
+from ..event_dialects import EventsRefused, PulledCall, ZmqEvents
+from ..serving import KvEvent, OnEvents
+from ..trtllm_proto import common_pb
+from .cache_mirror import CacheMirror
+
+log = structlog.get_logger(__name__)
+
+
+class VllmEvents:
+    """Keeps a mirror. A number that is missing is asked for again, at the replay socket; if it is
+    not to be had any more, what was known is forgotten, and told from the first that there is."""
+
+    def __init__(self, address: str, replay: str, mirror: CacheMirror, on_events: OnEvents) -> None:
+        self._subscriber = ZmqEvents(address, replay, mirror.block_size)
+        self._mirror = mirror
+        self._on_events = on_events
+        self._last = 0  # the number of the last batch that was applied
+        self.gaps = 0
+        """times that events were lost for good"""
+        self._task = supervise("engine events", self._follow)
+
+    async def close(self) -> None:
+        """Stop following. Idempotent."""
+        await stopped(self._task)
+        await self._subscriber.close()
+
+    async def _follow(self) -> None:
+        asked = False  # for the number that is missing
+        while True:
+            call: PulledCall = self._subscriber.subscribe_kv_events(self._last + 1)
+            try:
+                await call.initial_metadata()
+                while (batch := await call.read()) is not None:
+                    number = common_pb.KvEventBatch.FromString(batch).sequence_number
+                    if number <= self._last:
+                        continue
+                    if number > self._last + 1 and not asked:
+                        asked = True
+                        break  # once more, with a replay from the missing one on
+                    if number > self._last + 1:
+                        self._forget(number - self._last - 1)
+                    asked = False
+                    self._last = number
+                    self._tell(*self._mirror.apply(batch))
+            except EventsRefused as error:
+                log.error("the engine's KV events cannot be told", reason=str(error))
+                self._tell(0, self._mirror.clear(0))
+                return
+            finally:
+                call.cancel()
+
+    def _forget(self, missing: int) -> None:
+        self.gaps += 1
+        log.warning("KV events were lost", missing=missing)
+        self._tell(0, self._mirror.clear(0))
+
+    def _tell(self, rank: int, changes: list[KvEvent]) -> None:
+        if changes:
+            self._on_events(rank, changes)
