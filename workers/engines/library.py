@@ -1,9 +1,11 @@
-"""The libraries of engines, which come with extras of this package or are not there."""
+"""The libraries of engines: whether they are there, and how they all tell logprobs."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from ...runtime.errors import ConfigError
+from ..dialects import TokenLogprob
 
 
 def load_library(name: str, extra: str) -> Any:
@@ -18,3 +20,17 @@ def load_library(name: str, extra: str) -> Any:
         raise ConfigError(text) from None
     except ImportError as error:
         raise ConfigError(f"{name} cannot be loaded: {error}") from None
+
+
+def token_logprobs(tokens: Sequence[int], told: Sequence[Any], most: int) -> list[TokenLogprob]:
+    """Of each token. `told` has for each a map from token ids to what has a `logprob`, the token's
+    own among them, or the token's own number; `most`: how many of the likeliest to pass on."""
+    return [_one(token, each, most) for token, each in zip(tokens, told, strict=False)]
+
+
+def _one(token: int, told: Any, most: int) -> TokenLogprob:
+    if not isinstance(told, dict):
+        return TokenLogprob(token, float(told))
+    by_token = {int(each): float(entry.logprob) for each, entry in told.items()}
+    top = sorted(by_token.items(), key=lambda pair: -pair[1])[:most]
+    return TokenLogprob(token, by_token[token], top)

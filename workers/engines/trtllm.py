@@ -24,8 +24,7 @@ from ..serving import (
     unsupported,
 )
 from .config import TrtllmConfig
-from .library import load_library
-from .logprobs import token_logprobs
+from .library import load_library, token_logprobs
 from .model_facts import model_facts
 from .running import RunningAnswer, RunningRequests
 from .trtllm_cache import TrtllmCache

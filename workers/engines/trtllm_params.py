@@ -23,6 +23,8 @@ def sampling_params(request: EngineRequest, known: Container[str]) -> dict[str, 
         raise unsupported(what)
     if request.prompt_logprobs is not None:
         raise unsupported("logprobs of the prompt", "prompt_logprobs")
+    if request.phase or request.handoff is not None:
+        raise unsupported("disaggregated serving", "disaggregated_params")
     if request.lora_name is not None:
         raise unsupported("a LoRA adapter", "lora_config")
     asked: dict[str, Any] = {

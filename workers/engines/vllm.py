@@ -24,8 +24,7 @@ from ..serving import (
 )
 from .cache_mirror import CacheMirror
 from .config import VllmConfig
-from .library import load_library
-from .logprobs import token_logprobs
+from .library import load_library, token_logprobs
 from .model_facts import model_facts
 from .running import RunningAnswer, RunningRequests
 from .vllm_events import VllmEvents

@@ -76,7 +76,7 @@ def tokens_of(messages: list[Any]) -> list[int]:
 async def test_answers_and_the_cache(tmp_path: Path, backend: Backend) -> None:
     async with served(tmp_path, backend) as (running, doors):
         (entry,) = doors.server.router.registry.entries()
-        facts = doors.server.monitor.facts()
+        facts = doors.server.monitor.facts
         assert facts.settings["kv_block_size"] == BLOCK and facts.max_seq_len == CONTEXT
         assert facts.settings["total_kv_blocks"] == BLOCKS and facts.vocab_size == 4096
         first = await doors.answers(asked("a", 300))

@@ -85,6 +85,8 @@ def test_wishes_are_passed_on(
          [trtllm_params, vllm_params]),
         ({"output_config": {"return_context_logits": True}}, "return_context_logits",
          [trtllm_params, vllm_params]),
+        ({"disaggregated_params": {"request_type": 1}}, "disaggregated serving",
+         [trtllm_params, vllm_params]),
         ({"lookahead_config": {}}, "lookahead_config", [trtllm_params, vllm_params]),
         ({"guided_decoding": {"guide": "x"}}, "guided decoding by UNSPECIFIED",
          [trtllm_params, vllm_params]),
