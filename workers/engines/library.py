@@ -22,6 +22,12 @@ def load_library(name: str, extra: str) -> Any:
         raise ConfigError(f"{name} cannot be loaded: {error}") from None
 
 
+def cannot_run(library: str, model: str, error: Exception) -> ConfigError:
+    """The error where a library cannot make an engine of a model."""
+    text = f"{library} cannot run {model}: {type(error).__name__}: {error}"
+    return ConfigError(text, key="model")
+
+
 def token_logprobs(tokens: Sequence[int], told: Sequence[Any], most: int) -> list[TokenLogprob]:
     """Of each token. `told` has for each a map from token ids to what has a `logprob`, the token's
     own among them, or the token's own number; `most`: how many of the likeliest to pass on."""

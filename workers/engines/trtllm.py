@@ -10,7 +10,7 @@ import structlog
 import uvloop
 
 from ...indexer.wire import StorageTier
-from ...runtime.errors import ConfigError, InvalidRequestError, RouterError, WorkerError
+from ...runtime.errors import InvalidRequestError, RouterError, WorkerError
 from ...runtime.supervised import stopped, supervise
 from ..dialects import TokenLogprob
 from ..engine_facts import EngineFacts
@@ -24,7 +24,7 @@ from ..serving import (
     unsupported,
 )
 from .config import TrtllmConfig
-from .library import load_library, token_logprobs
+from .library import cannot_run, load_library, token_logprobs
 from .model_facts import model_facts
 from .running import RunningAnswer, RunningRequests
 from .trtllm_cache import TrtllmCache
@@ -79,8 +79,7 @@ class TrtllmEngine:
             # On this thread: it sets signal handlers. Nothing else is served until it is there.
             self._llm = library.LLM(**self._arguments(api))
         except Exception as error:
-            text = f"TensorRT-LLM cannot run {config.model}: {type(error).__name__}: {error}"
-            raise ConfigError(text, key="model") from error
+            raise cannot_run("TensorRT-LLM", config.model, error) from error
         self._accepts = set(inspect.signature(self._llm.generate_async).parameters)
         args = self._llm.args
         block_size = _setting(args.kv_cache_config, "tokens_per_block") or DEFAULT_BLOCK_SIZE

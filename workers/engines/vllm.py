@@ -9,7 +9,7 @@ import structlog
 import uvloop
 
 from ...indexer.wire import StorageTier
-from ...runtime.errors import ConfigError, InvalidRequestError, RouterError, WorkerError
+from ...runtime.errors import InvalidRequestError, RouterError, WorkerError
 from ...runtime.supervised import stopped, supervise
 from ..dialects import TokenLogprob
 from ..engine_facts import EngineFacts
@@ -24,7 +24,7 @@ from ..serving import (
 )
 from .cache_mirror import CacheMirror
 from .config import VllmConfig
-from .library import load_library, token_logprobs
+from .library import cannot_run, load_library, token_logprobs
 from .model_facts import model_facts
 from .running import RunningAnswer, RunningRequests
 from .vllm_events import VllmEvents
@@ -87,8 +87,7 @@ class VllmEngine:
             make = load_library("vllm.v1.engine.async_llm", "vllm").AsyncLLM
             self._llm = make.from_engine_args(engine_args)
         except Exception as error:
-            text = f"vLLM cannot run {config.model}: {type(error).__name__}: {error}"
-            raise ConfigError(text, key="model") from error
+            raise cannot_run("vLLM", config.model, error) from error
         made = self._llm.vllm_config
         self._mirror = CacheMirror(made.cache_config.block_size)
         self.facts = model_facts(
