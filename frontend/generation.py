@@ -256,6 +256,7 @@ async def _answer_one(
         pinned=origin.pinned,
         urgency=origin.urgency,
         objectives=origin.objectives,
+        call_metadata=origin.headers,
         session=origin.session,
         caller=origin.caller,
         stops_held=True,

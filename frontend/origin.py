@@ -35,6 +35,8 @@ class Origin(NamedTuple):
     pinned: WorkerWithDpRank | None
     urgency: Urgency
     objectives: Objectives
+    headers: Sequence[tuple[str, str | bytes]]
+    """all of them, and what `nvext` says in place of some"""
     session: Session | None
     salt: int | None
     """of its cache namespace: requests with another one share no cached block with it"""
@@ -73,6 +75,7 @@ def origin_of(
         pinned,
         urgency,
         objectives,
+        tuple(said.items()),
         session,
         _salt(request, headers),
         frozenset(extras),

@@ -53,7 +53,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         self.registry = registry if registry is not None else WorkerRegistry()
         self.block_size = self.config.block_size
         self.index = new_index(self.config)
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._rng = random.Random(self.config.seed if seed is None else seed)
         self.slots = new_slots(self.config)  # only to read
         self._source = CandidateSource(self.registry, self.index, self.slots, self.config)
@@ -61,7 +61,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         self._policy = self._choice.policy
         self._learner = self._policy if self._policy.learns else Policy()  # hears of requests
         self.limits = LoadLimits(self.config.admission, self.slots, self.registry, self._policy)
-        self.sessions = SessionAffinity(self.config.affinity, self.registry, self._clock)
+        self.sessions = SessionAffinity(self.config.affinity, self.registry, self.clock)
         self._dropped: list[str] | None = None  # bookings of a worker that is being removed
         self._lock = threading.RLock()
         self.registry.on_add.append(self._on_add)
@@ -113,10 +113,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     # Workers
 
     def add_worker(self, worker_id: int, **facts: Unpack[WorkerFacts]) -> WorkerEntry:
-        """Register a worker, ready for requests, or renew what is known of one.
-
-        The facts are those of WorkerEntry; `weight`, in (0, 1], is its share of the requests.
-        """
+        """Register a worker, ready for requests, or renew what is known of one: see WorkerEntry."""
         with self._lock:
             return self.registry.add(worker_id, **facts)
 
@@ -135,7 +132,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def count_peers(self) -> PeerLoad:
         """Count other routers' bookings too; ConfigError unless `router_replica_sync` is on."""
-        return self._source.count_peers(self._learner, self._lock, self._clock)
+        return self._source.count_peers(self._learner, self._lock, self.clock)
 
     def workers(self) -> list[WorkerView]:
         """Every registered rank, then those that only publish events."""
@@ -154,8 +151,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     def apply_event(self, event: bytes, worker_id: WorkerLike | None = None) -> None:
         """Take one event in: a message of the event plane, or a JSON cache event of `worker_id`.
 
-        The next decision sees it. Raises EventError if it cannot be decoded or, for a JSON event,
-        names unknown blocks; ConfigError if this router predicts caches instead of being told.
+        Raises EventError if it cannot be decoded or, for a JSON event, names unknown blocks;
+        ConfigError if this router predicts caches instead of being told.
         """
         self._source.apply_event(event, worker_id)
 
@@ -187,14 +184,15 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         expected_output_tokens: int | None = None,
         overrides: Mapping[str, Any] | None = None,
         owner: str | None = None,
+        tenant: str = "",
         **content: Unpack[ContentFields],
     ) -> Decision:
         """Choose a worker, and with a `request_id` book the request on it until `free`.
 
         `overrides` are KvRouterConfig fields for this request alone. An int in `allowed_workers` or
         `excluded_workers` stands for all ranks of a worker, elsewhere for rank 0. The preferred one
-        is let off a part of its cost. Raises InvalidRequestError for a prompt or an id that cannot
-        be served, NoWorkersError where no worker may take the request now.
+        is let off a part of its cost. `tenant`: see TenantConfig. Raises InvalidRequestError for
+        what cannot be served, NoWorkersError where no worker may take the request now.
         """
         config, policy, temperature = self._choice.of_request(overrides)
         prompt = prompt_of(token_ids, self.block_size, content)
@@ -207,6 +205,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 text = f"request id {request_id!r} is in use"
                 raise InvalidRequestError(text, field="request_id")
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
+            candidates.below_share = self.limits.tenants.below_share_of(tenant, now)
             pin = source.pin(pinned_worker, candidates)
             takers = candidates.eligible
             if excluded_workers:
@@ -236,7 +235,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                     track_prefill=config.router_track_prefill_tokens,
                     owner=owner,
                 )
-                self.limits.shares.on_given(number, takers)
+                self.limits.on_given(number, takers, tenant, candidates)
                 if booked:
                     self._learner.on_booked(request_id, number, candidates)
                 else:
@@ -320,7 +319,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """Prompt tokens that even the worker with the longest overlap would have to compute."""
         prompt = prompt_of(token_ids, self.block_size, content).hashed()
         with self._lock:
-            return self._source.uncached_tokens(prompt, self.config, self._clock.now())
+            return self._source.uncached_tokens(prompt, self.config, self.clock.now())
 
     def queue_terms(self, token_ids: Tokens, **content: Unpack[ContentFields]) -> tuple[int, float]:
         """What its turn in the admission queue goes by: (uncached tokens, order penalty in s)."""
@@ -338,7 +337,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         `cached_tokens`: prompt tokens that the engine says it found cached, where it does.
         """
         with self._lock:
-            now = self._clock.now()
+            now = self.clock.now()
             self._source.on_first_token(request_id, now)
             if cached_tokens is not None:
                 self._learner.on_cached(request_id, cached_tokens)
@@ -358,12 +357,12 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def touch_all(self, request_ids: Iterable[str]) -> None:
         with self._lock:
-            self.slots.touch_all(request_ids, self._clock.now())
+            self.slots.touch_all(request_ids, self.clock.now())
 
     def touch(self, request_id: str) -> bool:
         """The request is alive: it expires `active_request_expiry_secs` from now."""
         with self._lock:
-            return self.slots.touch(request_id, self._clock.now())
+            return self.slots.touch(request_id, self.clock.now())
 
     def free(self, request_id: str, *, output_tokens: int | None = None) -> bool:
         """The request ended, however it did. False if it is not booked, which is no error.
@@ -371,12 +370,12 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         `output_tokens`, where somebody has counted them, tells a policy how long a token takes.
         """
         with self._lock:
-            self._learner.on_end(request_id, self._clock.now(), output_tokens)
+            self._learner.on_end(request_id, self.clock.now(), output_tokens)
             return self.slots.free(request_id, output_tokens)
 
     def _expire(self) -> float:
         """Drop what is too old; the time at which that was done. Under the lock."""
-        now = self._clock.now()
+        now = self.clock.now()
         for request_id in self._source.expire(now):
             self._policy.on_end(request_id, now, None)
         return now

@@ -76,6 +76,11 @@ class Prompt:
         return -(-self.isl // self.block_size)
 
     @property
+    def cache_namespace(self) -> str | None:
+        """Prompts of another one share no cache with it."""
+        return self._content.cache_namespace
+
+    @property
     def local_hashes(self) -> Hashes:
         """Of every full block; InvalidRequestError if a token is no u32."""
         found = self._local_hashes

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...indexer.event_index import EventIndex
 from ...router.admission import Ticket
-from ...router.dispatch import queue_of
+from ...router.dispatch import queue_of, ticket_of
 from ...router.kv_router import KvRouter
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...workers.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
@@ -230,8 +230,8 @@ class Simulation:
             return
 
         def ticket() -> Ticket:
-            tokens, penalty_s = router.queue_terms(self._trace.prompt(place))
-            return Ticket(str(place), now, tokens, order_penalty_s=penalty_s)
+            prompt, tenant = self._trace.prompt(place), self._trace.requests[place].tenant
+            return ticket_of(router, prompt, str(place), now, tenant=tenant)
 
         try:
             queue.enter(ticket)
@@ -245,7 +245,10 @@ class Simulation:
         output_tokens = trace.output_tokens(place)
         try:
             decision = router.decide(
-                trace.prompt(place), request_id, expected_output_tokens=output_tokens
+                trace.prompt(place),
+                request_id,
+                expected_output_tokens=output_tokens,
+                tenant=request.tenant,
             )
             local, sequence = trace.hashes(place)
             self.fleet.submit(

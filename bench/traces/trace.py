@@ -41,7 +41,7 @@ class TraceError(ConfigError):
         self.line = line
 
 
-class TraceRequest(msgspec.Struct, frozen=True):
+class TraceRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request: when it came (ms), its lengths in tokens, and the ids of its prompt's blocks.
 
     The last block may be partial: there are ceil(input_length / block size) ids.
@@ -51,6 +51,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
     input_length: Count
     output_length: Count
     hash_ids: tuple[HashId, ...]
+    tenant: str = ""
 
 
 def read_trace(

@@ -38,6 +38,7 @@ class _Row(msgspec.Struct, frozen=True):
     timestamp: int | float | None = None
     session_id: str | int | None = None
     delay: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    tenant: str | None = None
 
 
 def read_turns(
@@ -89,7 +90,9 @@ def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[Turn]:
             if time < now:
                 reason = f"timestamp {time} is before the previous one, {now}"
             now = time
-        request = TraceRequest(time, row.input_length, row.output_length, row.hash_ids)
+        request = TraceRequest(
+            time, row.input_length, row.output_length, row.hash_ids, row.tenant or ""
+        )
         reason = reason or lengths_fault(request, block_size) or parent_fault(request, parents)
         if reason:
             raise TraceError(path, line_number, reason)

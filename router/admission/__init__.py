@@ -5,8 +5,10 @@ Entered by KvRouter (limits) and by the dispatcher (queue); the queue is pure, i
 
 from .limits import AdmissionConfig, LoadLimits
 from .objectives import NO_OBJECTIVES, Objectives, read_objectives
-from .queue import NORMAL, AdmissionQueue, Lane, Ticket, Urgency
+from .queue import AdmissionQueue
 from .shared_bound import SharedBound
+from .tenants import TenantConfig, TenantShares
+from .ticket import NORMAL, Lane, Ticket, Urgency
 
 __all__ = [
     "AdmissionConfig",
@@ -17,6 +19,8 @@ __all__ = [
     "NO_OBJECTIVES",
     "Objectives",
     "SharedBound",
+    "TenantConfig",
+    "TenantShares",
     "Ticket",
     "Urgency",
     "read_objectives",

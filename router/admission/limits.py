@@ -7,21 +7,21 @@ of the load as it is then: nothing is remembered, so nothing can stay latched on
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ...runtime.settings import bad_setting, is_finite, option
 from ...slots.table import SlotTable
 from ...workers.registry import WorkerRegistry
-from ..policy import Mask, Policy
+from ..policy import Candidates, Mask, Policy
 from .objectives import DefaultObjectives, Objectives
+from .tenants import TenantConfig, TenantShares
+from .ticket import QUEUE_POLICIES, QueuePolicy
 from .weights import WeightedShares
 
-QueuePolicy = Literal["fcfs", "lcfs", "wspt"]
-QUEUE_POLICIES: tuple[str, ...] = ("fcfs", "lcfs", "wspt")
 UNKNOWN_BATCH_TOKENS = 10_000_000
 """What stands for an engine's token budget where nobody told it (Dynamo's number)."""
 
@@ -58,8 +58,9 @@ class AdmissionConfig:
     )
     queue_policy: QueuePolicy | None = option(
         None,
-        "Who goes first: first come, last come, or the fewest tokens to compute. Not given: fcfs"
-        " with a queue threshold, else as the policy says.",
+        "Who goes first: first come, last come, the fewest tokens to compute, or who has to begin"
+        " first to meet its TTFT objective. Not given: fcfs with a queue threshold, else as the"
+        " policy says.",
         "--router-queue-policy",
         env=("DYN_ROUTER_QUEUE_POLICY",),
         choices=QUEUE_POLICIES,
@@ -101,6 +102,8 @@ class AdmissionConfig:
         "--active-prefill-tokens-threshold-frac",
         env=("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",),
     )
+
+    tenants: TenantConfig = field(default_factory=TenantConfig, metadata={"inline": True})
 
     def __post_init__(self) -> None:
         for key in (
@@ -156,6 +159,7 @@ class LoadLimits:
         self._slots = slots
         self._registry = registry
         self.shares = WeightedShares(registry)
+        self.tenants = TenantShares(config.tenants)
         self._foreseer = policy
         self._holder = policy if policy is not None and policy.holds else None
         self.config = config
@@ -196,6 +200,15 @@ class LoadLimits:
     def requests_shed(self) -> int:
         """How many requests the policy has refused for the load; see AdmissionConfig.shed."""
         return 0 if self._foreseer is None else self._foreseer.refused
+
+    def on_given(self, number: int, takers: Mask, tenant: str, candidates: Candidates) -> None:
+        """One of the takers, or another one, got a tenant's request."""
+        self.shares.on_given(number, takers)
+        if self.tenants.enabled:
+            tokens, overlaps = candidates.isl, candidates.overlaps
+            if overlaps is not None:
+                tokens -= min(tokens, int(overlaps[number]) * candidates.block_size)
+            self.tenants.on_given(tenant, tokens, candidates.now)
 
     def busy(self) -> Mask:
         """Which ranks take no more. The ranks of one engine are busy together or not at all."""
@@ -266,7 +279,7 @@ class LoadLimits:
     @property
     def orders_by_tokens(self) -> bool:
         """Whether it matters for a request's turn how many tokens it computes."""
-        return self.queue_policy == "wspt" or self._orders_as_policy
+        return self.queue_policy in ("wspt", "deadline") or self._orders_as_policy
 
     def order_penalty_s(self, uncached_tokens: int) -> float:
         """Seconds that a request counts as having come later, by the policy's own order."""
@@ -274,10 +287,20 @@ class LoadLimits:
             return 0.0
         return self._policy.order_penalty_s(uncached_tokens)
 
+    def most_wait_s(self, isl: int, uncached_tokens: int, asked: Objectives) -> float:
+        """Seconds that a request can wait and meet its TTFT objective; inf where it does not
+        matter, or nobody can say."""
+        if self.queue_policy != "deadline":
+            return math.inf
+        objective_ms = self.objectives(isl, asked).ttft_ms
+        if objective_ms is None:
+            return math.inf
+        return objective_ms / 1e3 - (self.cold_s(uncached_tokens) or 0.0)
+
     @property
     def _orders_as_policy(self) -> bool:
         """Whether those that wait go in the policy's own order: no other one was asked for."""
-        return self._policy is not None and self.config.queue_policy is None
+        return self._policy is not None and self.config.queue_policy in (None, "deadline")
 
     def seconds_until_free(self, eligible: Mask, now: float, *, hold: bool = True) -> float:
         """Seconds until a request that may go to these ranks should go: 0 now, inf when load falls.

@@ -6,55 +6,16 @@ request that may only go to one worker waits in a lane of its own, so that it do
 that can go elsewhere.
 """
 
-import heapq
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ...runtime.errors import NoWorkersError
-from ...runtime.identity import WorkerWithDpRank
-from .limits import QueuePolicy
-
-Lane = WorkerWithDpRank | None
-"""The only worker a request may go to; None: any."""
+from .tenants import TenantConfig, TenantShares
+from .ticket import Lane, QueuePolicy, Ticket
+from .turns import Entry, Head, Line
 
 SHORTEST_WAIT_S = 1e-3  # what remains of a wait is mostly rounding in the end
-_Entry = tuple[int, float, int, "Ticket"]
-
-
-@dataclass(frozen=True, slots=True)
-class Urgency:
-    """What a request asks for itself.
-
-    A higher `priority` always goes first. Within one, `jump` is by how many seconds earlier the
-    request counts as having come or, in wspt, how many times more it weighs; negative counts as 0.
-    """
-
-    priority: int = 0
-    jump: float = 0.0
-
-
-NORMAL = Urgency()
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A request that wants to go."""
-
-    request_id: str
-    arrived: float  # seconds of one clock
-    uncached_tokens: int = 1  # prompt tokens that even the best worker would have to compute
-    urgency: Urgency = NORMAL
-    lane: Lane = None
-    order_penalty_s: float = 0.0  # seconds that it counts as having come later, in fcfs
-
-    def score(self, policy: QueuePolicy) -> float:
-        """Higher goes first: jump - arrival, jump + arrival, (1 + jump) / tokens (Dynamo's)."""
-        jump = max(0.0, self.urgency.jump)
-        if policy == "wspt":
-            return (1 + jump) / max(1, self.uncached_tokens)
-        return jump + (self.arrived if policy == "lcfs" else -self.arrived - self.order_penalty_s)
 
 
 class AdmissionQueue:
@@ -62,7 +23,9 @@ class AdmissionQueue:
 
     `seconds_until_free(lane)` says in how many seconds a request of that lane should go: 0 is now,
     inf is not before load falls; `wait_times()` gives that for any lane, as of now, where many are
-    asked for. At most `limit` requests wait. Ids are unique among them.
+    asked for. `now()` is the clock of the tickets, which the policy `deadline` looks at; `shares`
+    say who has had least, where requests are of several tenants. At most `limit` requests wait.
+    Ids are unique among them.
     """
 
     def __init__(
@@ -72,13 +35,18 @@ class AdmissionQueue:
         policy: QueuePolicy = "fcfs",
         limit: int = 10_000,
         wait_times: Callable[[], Callable[[Lane], float]] | None = None,
+        now: Callable[[], float] | None = None,
+        shares: TenantShares | None = None,
     ) -> None:
         self._seconds_until_free = seconds_until_free
         self._wait_times = wait_times or (lambda: seconds_until_free)
+        self._now = now or (lambda: -math.inf)
+        self._shares = TenantShares(TenantConfig()) if shares is None else shares
         self.policy: QueuePolicy = policy
         self.limit = limit
         self._waiting: dict[str, Ticket] = {}
-        self._lanes: dict[Lane, list[_Entry]] = {}
+        self._lanes: dict[Lane, Line] = {}
+        self._entries = 0  # in all lanes, those of requests that gave up among them
         self._serial = itertools.count()
         self.queued = 0
         """requests that had to wait, ever"""
@@ -92,7 +60,7 @@ class AdmissionQueue:
 
     def is_open(self, lane: Lane) -> bool:
         """Whether a request of that lane goes at once; else it must `enter`."""
-        if self._head(lane):
+        if lane in self._lanes and self._head(lane, self._now()):
             return False
         wait = self._seconds_until_free(lane)
         self._await(wait)
@@ -110,13 +78,11 @@ class AdmissionQueue:
             )
         ticket = make_ticket()
         self._waiting[ticket.request_id] = ticket
-        entry = (
-            -ticket.urgency.priority,
-            -ticket.score(self.policy),
-            next(self._serial),
-            ticket,
-        )
-        heapq.heappush(self._lanes.setdefault(ticket.lane, []), entry)
+        line = self._lanes.get(ticket.lane)
+        if line is None:
+            line = self._lanes[ticket.lane] = Line(self.policy, self._is_waiting, self._shares)
+        line.add(next(self._serial), ticket)
+        self._entries += 1
         self.queued += 1
         return ticket
 
@@ -128,9 +94,10 @@ class AdmissionQueue:
         self.ask_again_s = math.inf
         if not self._waiting:
             return None
-        seconds, best = self._wait_times(), None
+        seconds, now = self._wait_times(), self._now()
+        best: Head | None = None
         for lane in list(self._lanes):
-            head = self._head(lane)
+            head = self._head(lane, now)
             if head is None or (best is not None and best < head):
                 continue
             wait = seconds(lane)
@@ -139,8 +106,10 @@ class AdmissionQueue:
                 best = head
         if best is None:
             return None
-        self.discard(best[3].request_id)
-        return best[3]
+        ticket = best[-1]
+        self._lanes[ticket.lane].on_gone(best)
+        self.discard(ticket.request_id)
+        return ticket
 
     def discard(self, request_id: str) -> bool:
         """It waits no more, whatever the reason; False if it did not."""
@@ -148,26 +117,21 @@ class AdmissionQueue:
         if ticket is None:
             return False
         # Its entry stays until it comes to the head, or until such entries are the most.
-        lane = self._lanes[ticket.lane]
-        if len(lane) > 2 * len(self._waiting) + 64:
-            lane[:] = [entry for entry in lane if self._is_waiting(entry)]
-            heapq.heapify(lane)
+        if self._entries > 2 * len(self._waiting) + 64:
+            left = {lane: line.compact() for lane, line in self._lanes.items()}
+            self._lanes = {lane: line for lane, line in self._lanes.items() if left[lane]}
+            self._entries = sum(left.values())
         return True
 
     def _await(self, seconds: float) -> None:
         if seconds > 0:
             self.ask_again_s = min(self.ask_again_s, max(seconds, SHORTEST_WAIT_S))
 
-    def _head(self, lane: Lane) -> _Entry | None:
-        entries = self._lanes.get(lane)
-        if entries is None:
-            return None
-        while entries and not self._is_waiting(entries[0]):
-            heapq.heappop(entries)
-        if not entries:
+    def _head(self, lane: Lane, now: float) -> Head | None:
+        head = self._lanes[lane].head(now)
+        if head is None:
             del self._lanes[lane]
-            return None
-        return entries[0]
+        return head
 
-    def _is_waiting(self, entry: _Entry) -> bool:
-        return self._waiting.get(entry[3].request_id) is entry[3]
+    def _is_waiting(self, entry: Entry) -> bool:
+        return self._waiting.get(entry[2].request_id) is entry[2]

@@ -5,7 +5,15 @@ Entered by the services.
 
 from .access_log import AccessLog
 from .attempts import Attempt
-from .decisions import Admission, Bookings, Decisions, RouterDecisions, admission_of, queue_of
+from .decisions import (
+    Admission,
+    Bookings,
+    Decisions,
+    RouterDecisions,
+    admission_of,
+    queue_of,
+    ticket_of,
+)
 from .dispatch import Dispatcher
 from .generate_answer import told_usage
 from .generate_request import GenerateFacts
@@ -38,5 +46,6 @@ __all__ = [
     "admission_of",
     "queue_of",
     "status_of",
+    "ticket_of",
     "told_usage",
 ]

@@ -12,9 +12,10 @@ from typing import Protocol
 
 from ...runtime.clock import Clock
 from ...runtime.identity import WorkerWithDpRank
-from ..admission import AdmissionQueue, Lane, Ticket
+from ..admission import NO_OBJECTIVES, NORMAL, AdmissionQueue, Lane, Objectives, Ticket, Urgency
 from ..kv_router import KvRouter
 from ..policy import Decision
+from ..prompt import Prompt
 from .request import Flight
 
 
@@ -105,6 +106,7 @@ class RouterDecisions:
             twin.booking_id,
             excluded_workers=twin.unfit,
             expected_output_tokens=twin.facts.max_tokens or None,
+            tenant=twin.tenant,
         )
 
     def is_open(self) -> bool:
@@ -121,8 +123,9 @@ class RouterDecisions:
         return flight.pinned if flight.session is None else self._wanted(flight)[0]
 
     def _ticket(self, flight: Flight, lane: Lane) -> Ticket:
-        tokens, penalty_s = self._router.queue_terms(flight.facts.prompt)
-        return Ticket(flight.request_id, flight.arrived, tokens, flight.urgency, lane, penalty_s)
+        about = flight.urgency, lane, flight.objectives, flight.tenant
+        prompt, arrived = flight.facts.prompt, flight.arrived
+        return ticket_of(self._router, prompt, flight.request_id, arrived, *about)
 
     def _decide(self, flight: Flight) -> Decision:
         """Choose a worker and book the request there."""
@@ -145,6 +148,7 @@ class RouterDecisions:
             pinned_worker=pinned,
             preferred_worker=preferred,
             expected_output_tokens=facts.max_tokens or None,
+            tenant=flight.tenant,
         )
         if session is not None:
             self._sessions.bind(session, decision.worker)
@@ -175,7 +179,25 @@ def queue_of(router: KvRouter) -> AdmissionQueue:
         policy=limits.queue_policy,
         limit=limits.config.queue_limit,
         wait_times=router.wait_times,
+        now=router.clock.now,
+        shares=limits.tenants,
     )
+
+
+def ticket_of(
+    router: KvRouter,
+    prompt: Prompt,
+    request_id: str,
+    arrived: float,
+    urgency: Urgency = NORMAL,
+    lane: Lane = None,
+    asked: Objectives = NO_OBJECTIVES,
+    tenant: str = "",
+) -> Ticket:
+    """The ticket of a request that came at `arrived`, by the router's clock."""
+    tokens, penalty_s = router.queue_terms(prompt)
+    latest = arrived + router.limits.most_wait_s(prompt.isl, tokens, asked)
+    return Ticket(request_id, arrived, tokens, urgency, lane, penalty_s, latest, tenant)
 
 
 class Admission:

@@ -141,6 +141,7 @@ class Dispatcher:
         pinned: WorkerWithDpRank | None = None,
         urgency: Urgency = NORMAL,
         objectives: Objectives = NO_OBJECTIVES,
+        call_metadata: Metadata = (),
         session: Session | None = None,
         caller: Caller = ANONYMOUS,
         stops_held: bool = False,
@@ -148,7 +149,8 @@ class Dispatcher:
         """Have a worker answer a serialized GenerateRequest; return what was decided on it.
 
         Every message of the worker goes to `respond` as it is; of a stream that migrated, as if one
-        worker had said all of it. `stops_held`: `respond` itself ends the answer at stop strings.
+        worker had said all of it. `call_metadata`: all that came with the call, of which
+        `metadata` goes on. `stops_held`: `respond` itself ends the answer at stop strings.
         Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; the worker is told.
@@ -166,6 +168,8 @@ class Dispatcher:
             if own != flight.request_id:
                 respond = restore_id(respond, flight.request_id, own)
             flight.urgency, flight.trace = urgency, trace
+            namespace, tenants = facts.prompt.cache_namespace, self._router.limits.tenants.config
+            flight.tenant = tenants.tenant_of(call_metadata, caller.name, namespace)
             if session is not None and self._sessions.enabled:
                 flight.session = session
                 self._sessions.begin(session)

@@ -168,6 +168,7 @@ class Hedging:
             flight.deadline,
             flight.attempts,
             unfit=flight.unfit | others,
+            tenant=flight.tenant,
             booking_id=f"{_BOOKING}{flight.request_id}",
             retrying=True,
         )

@@ -134,6 +134,8 @@ class Flight:
     session: Session | None = None
     urgency: Urgency = NORMAL
     objectives: Objectives = NO_OBJECTIVES
+    tenant: str = ""
+    """between which the router is fair: see TenantConfig"""
     unfit: Set[int] = frozenset()
     """the workers that cannot take the prompt"""
     task: "asyncio.Task[object] | None" = None

@@ -12,7 +12,7 @@ from ...runtime.errors import RouterError
 from ...runtime.grpc_servers import Methods
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.steps import by_steps
-from ..admission import Urgency
+from ..admission import Objectives, Urgency
 from ..dispatch import Flight, GenerateFacts
 from ..policy import Decision
 from ..pool import WorkerPool
@@ -222,6 +222,8 @@ class FrontSession:
             self._now() - max(0.0, ask.waited_s),
             pinned=None if ask.pinned is None else WorkerWithDpRank(*ask.pinned),
             urgency=Urgency(ask.priority, ask.jump),
+            objectives=Objectives(ttft_ms=ask.ttft_ms),
+            tenant=ask.tenant,
             unfit=frozenset(ask.excluded),
         )
 

@@ -46,7 +46,7 @@ class Hello(_Message, tag=0):
 class Ask(_Message, tag=1):
     """Where does this request go? Hashes are u64 of the machine's order, none where the policy does
     not look at caches. `waited_s`: since it arrived. `again`: after a failed attempt. `beside`: for
-    an attempt beside another one. Neither of those queues."""
+    an attempt beside another one. Neither of those queues. `ttft_ms`: its objective."""
 
     serial: int
     booking_id: str
@@ -61,6 +61,8 @@ class Ask(_Message, tag=1):
     waited_s: float
     again: bool = False
     beside: bool = False
+    tenant: str = ""
+    ttft_ms: float | None = None
 
 
 class Forget(_Message, tag=2):

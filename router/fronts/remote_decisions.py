@@ -164,6 +164,8 @@ class RemoteDecisions:
             facts.max_tokens,
             self._now() - flight.arrived,
             again,
+            tenant=flight.tenant,
+            ttft_ms=flight.objectives.ttft_ms,
         )
 
     async def _decided(self, ask: Ask) -> tuple[Decision, float]:

@@ -10,7 +10,6 @@ from ...indexer.event_index import EventIndex
 from ...runtime import supervised
 from ...runtime.event_planes import EventPlane, PlaneState
 from ...slots.table import SlotTable
-from ..admission import AdmissionQueue
 from ..dispatch import Dispatcher
 from ..events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
 from ..kv_router import KvRouter
@@ -174,21 +173,6 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iter
             router.limits.requests_shed,
         )
         return (limits, loops, retrying, hedges, migrations, refused, policies, shed)
-
-    return collect
-
-
-def queue_metrics(queue: AdmissionQueue) -> Callable[[], Iterable[Metric]]:
-    """Requests that wait because every worker is saturated."""
-
-    def collect() -> Iterable[Metric]:
-        return (
-            GaugeMetricFamily("dynamo_router_queue_pending_requests", "They wait.", len(queue)),
-            CounterMetricFamily("dynamo_router_queue_queued", "They had to wait.", queue.queued),
-            CounterMetricFamily(
-                "dynamo_router_queue_refused", "Turned away: too many waited.", queue.refused
-            ),
-        )
 
     return collect
 

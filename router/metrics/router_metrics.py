@@ -12,6 +12,7 @@ from ..dispatch import Dispatcher
 from ..events import EventIntake
 from ..kv_router import KvRouter
 from ..replicas import ReplicaSync
+from .admission import queue_metrics, tenant_metrics
 from .collectors import (
     booking_metrics,
     dispatch_metrics,
@@ -19,7 +20,6 @@ from .collectors import (
     fault_metrics,
     loan_metrics,
     plane_metrics,
-    queue_metrics,
     replica_metrics,
     snapshot_metrics,
     source_metrics,
@@ -66,6 +66,7 @@ class RouterMetrics:
         page.add(fault_metrics(self._router, dispatcher))
         page.add(forecast_metrics(self._router))
         page.add(session_metrics(self._router.sessions))
+        page.add(tenant_metrics(self._router))
         if queue is not None:
             page.add(queue_metrics(queue))
 

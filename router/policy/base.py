@@ -1,6 +1,6 @@
 """What a policy is: the modes by name, what a policy sees of a request, and what it answers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -54,6 +54,8 @@ class Candidates:
         self.disk_overlaps = disk_overlaps
         self.weights_given = weights_given
         self.unheard = unheard
+        self.below_share: Callable[[], float] = _not_below_share
+        """how many times less than its share its tenant has had of late, at least 1"""
         self.saved_prefill_blocks = (
             overlaps if saved_prefill_blocks is None else saved_prefill_blocks
         )
@@ -89,6 +91,10 @@ class Candidates:
         if self.overlaps is not None:
             tokens -= self.overlaps.astype(np.int64) * self.block_size
         return np.maximum(tokens, 1)
+
+
+def _not_below_share() -> float:
+    return 1.0
 
 
 class Policy:

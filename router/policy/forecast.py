@@ -127,9 +127,11 @@ class ForecastPolicy(Policy):
 
     def choose(self, candidates: Candidates, rng: Rng) -> int:
         """See Policy. Where it sheds: NoWorkersError for a request that would make about as many
-        answers miss their ITL objective as it adds, itself included, wherever it went."""
+        answers miss their ITL objective as it adds, itself included, wherever it went; for more
+        than that where its tenant has had less than its share."""
         costs = self.score(candidates)
-        if self.sheds and self._watch.trusted and self._forecast.least_missed > MOST_MISSED:
+        missed = self._forecast.least_missed
+        if self.sheds and self._watch.trusted and missed > MOST_MISSED * candidates.below_share():
             self.refused += 1
             raise NoWorkersError(
                 "wherever the request went, answers would miss their objective", overloaded=True

@@ -76,6 +76,7 @@ class TrtllmService:
                 pinned=pinned,
                 urgency=urgency,
                 objectives=read_objectives(metadata),
+                call_metadata=metadata or (),
                 session=read_session(metadata, current_caller().name, current_account()),
                 caller=current_caller(),
             )

@@ -13,7 +13,9 @@ from support.rig import Rig, first
 from support.serving import BLOCK, serving
 
 from dynamo_router.router.admission.limits import AdmissionConfig
-from dynamo_router.router.admission.queue import AdmissionQueue, Lane
+from dynamo_router.router.admission.queue import AdmissionQueue
+from dynamo_router.router.admission.tenants import TenantConfig
+from dynamo_router.router.admission.ticket import Lane
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.dispatch.decisions import Admission
 from dynamo_router.workers.trtllm_proto import pb
@@ -236,3 +238,25 @@ async def test_busy_thresholds_are_read_and_changed_over_http() -> None:
             assert status == 400 and key in answer["error"], answer
         status, answer = await doors.http("POST", "/busy_threshold", json={"queue_limit": 3})
         assert status == 400 and "bad body" in answer["error"]
+
+
+async def test_a_tenant_that_floods_does_not_stand_before_another_one() -> None:
+    engine = FakeEngine(late)
+    tenants = TenantConfig(tenant_key="x-team", tenant_weights="flood=0.5")
+    admission = AdmissionConfig(queue_threshold=0.0, tenants=tenants)
+    config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, admission=admission)
+    async with serving(engine, router=config) as doors:
+        assert doors.server.pool.admission is not None
+        queue, calls = doors.server.pool.admission.queue, []
+        for place, team in enumerate(["flood"] * 4 + ["small"]):
+            call = doors.answers(prompt(f"{team} {place}", 32), metadata=(("x-team", team),))
+            calls.append(asyncio.create_task(call))
+            await until(lambda: len(queue) + len(engine.requests) == len(calls))
+        engine.go.set()
+        await asyncio.gather(*calls)
+        went = [request.request_id for request in engine.requests]
+        assert went == ["flood 0", "small 4", "flood 1", "flood 2", "flood 3"]
+        page = await doors.metrics()
+        assert page["dynamo_router_tenants"] == page["dynamo_router_tenants_recent"] == 2
+        assert page["dynamo_router_tenants_over_share"] == 1
+        assert page["dynamo_router_tenant_largest_share"] == pytest.approx(0.8, abs=0.01)

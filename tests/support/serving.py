@@ -28,10 +28,13 @@ class Doors:
         self.select = router_pb2_grpc.RouterServiceStub(channel)
         self._session = session
 
-    async def answers(self, request: Any) -> list[Any]:
+    async def answers(self, request: Any, metadata: Any = None) -> list[Any]:
         call = self.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
         body = request.SerializeToString()
-        return [pb.GenerateResponse.FromString(m) for m in await messages_of(call(body))]
+        return [
+            pb.GenerateResponse.FromString(m)
+            for m in await messages_of(call(body, metadata=metadata))
+        ]
 
     async def trtllm(self, method: str, request: Any, response: Any) -> Any:
         call = self.channel.unary_unary(f"/{SERVICE}/{method}", None, None)

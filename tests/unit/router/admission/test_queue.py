@@ -8,7 +8,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo_router.router.admission.queue import AdmissionQueue, Lane, Ticket, Urgency
+from dynamo_router.router.admission.queue import AdmissionQueue
+from dynamo_router.router.admission.tenants import TenantConfig, TenantShares
+from dynamo_router.router.admission.ticket import Lane, Ticket, Urgency
+from dynamo_router.router.admission.turns import LATE_EVERY
 from dynamo_router.runtime.errors import NoWorkersError
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
@@ -142,6 +145,50 @@ def test_who_gave_up_is_skipped() -> None:
     assert ids(queue) == ["b", "c"]
 
 
+def test_deadlines_go_first_and_of_those_missed_one_in_so_many_turns() -> None:
+    now, workers = [0.0], Workers()
+    queue = AdmissionQueue(workers, policy="deadline", now=lambda: now[0])
+    for place in range(8):
+        offer(queue, Ticket(f"late {place}", 0.0, order_penalty_s=-place, latest_start=1.0))
+    offer(queue, Ticket("no objective", 3.0))
+    for place in range(6):
+        offer(queue, Ticket(f"{place}", 2.0, latest_start=10.0 - place))
+    workers.slots, now[0] = 1, 2.0
+    turns = ids(queue)
+    assert [each for each in turns if "late" not in each] == ["no objective", *"543210"]
+    assert [each for each in turns if "late" in each] == [f"late {n}" for n in range(7, -1, -1)]
+    assert ["late" in each for each in turns] == [False, False, False, True] * 2 + [
+        *(False,) * 1,
+        *(True,) * 6,
+    ]
+    assert LATE_EVERY == 4
+
+
+def test_a_request_without_an_objective_is_never_late() -> None:
+    workers = Workers()
+    queue = AdmissionQueue(workers, policy="deadline", now=lambda: 1e9)
+    for name in "ab":
+        offer(queue, Ticket(name, 0.0 if name == "a" else 1.0))
+    workers.slots = 1
+    assert ids(queue) == ["a", "b"]
+
+
+def test_tenants_have_turns_by_what_they_had_not_by_how_many_wait() -> None:
+    workers = Workers()
+    shares = TenantShares(TenantConfig(tenant_key="caller", tenant_weights="c=2"))
+    queue = AdmissionQueue(workers, shares=shares)
+    for place in range(50):
+        offer(queue, Ticket(f"a{place:02}", 0.0, tenant="a"))
+    for place in range(3):
+        offer(queue, Ticket(f"b{place}", 1.0, tenant="b"))
+        offer(queue, Ticket(f"c{place}", 1.0, tenant="c"))
+    workers.slots, went = 1, []
+    while len(went) < 8 and (ticket := queue.next()) is not None:
+        shares.on_given(ticket.tenant, 1000, 0.0)
+        went.append(ticket.request_id)
+    assert went == ["a00", "b0", "c0", "c1", "a01", "b1", "c2", "a02"]
+
+
 def test_those_who_give_up_leave_no_trace_behind_one_who_stays() -> None:
     queue = AdmissionQueue(Workers())
     offer(queue, Ticket("stays", 0.0))
@@ -149,7 +196,16 @@ def test_those_who_give_up_leave_no_trace_behind_one_who_stays() -> None:
         offer(queue, Ticket(str(i), 1.0))
         queue.discard(str(i))
     assert len(queue) == 1
-    assert sum(map(len, queue._lanes.values())) < 100
+    assert queue._entries < 200
+
+
+def test_those_who_give_up_are_forgotten_whatever_their_tenant_priority_and_lane() -> None:
+    queue = AdmissionQueue(Workers(), shares=TenantShares(TenantConfig(tenant_key="caller")))
+    for i in range(5000):
+        lane = WorkerWithDpRank(i, 0)
+        offer(queue, Ticket(str(i), 0.0, urgency=Urgency(i), lane=lane, tenant=str(i)))
+        queue.discard(str(i))
+    assert len(queue) == 0 and len(queue._lanes) < 200
 
 
 class Queueing(RuleBasedStateMachine):
@@ -212,3 +268,88 @@ class Queueing(RuleBasedStateMachine):
 
 
 TestQueueing = Queueing.TestCase
+
+
+class DeadlineQueueing(RuleBasedStateMachine):
+    """Laws of the order `deadline` between tenants, whoever comes, goes and gives up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers = Workers()
+        self.shares = TenantShares(TenantConfig(tenant_key="caller", tenant_weights="b=3"))
+        self.now = 0.0
+        self.queue = AdmissionQueue(
+            self.workers, policy="deadline", now=lambda: self.now, shares=self.shares
+        )
+        self.waiting: list[Ticket] = []
+        self.passed: dict[str, int] = {}  # turns of others while it was late, by request
+        self.turns_since_late: dict[tuple[int, str], int] = {}
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        priority=st.integers(0, 1),
+        slack=st.sampled_from([-1.0, 0.5, 3.0, 20.0, math.inf]),
+        tokens=st.integers(0, 3),
+    )
+    def arrive(self, tenant: str, priority: int, slack: float, tokens: int) -> None:
+        ticket = Ticket(
+            str(len(self.passed)),
+            self.now,
+            order_penalty_s=float(tokens),
+            urgency=Urgency(priority),
+            latest_start=self.now + slack,
+            tenant=tenant,
+        )
+        self.passed[ticket.request_id] = 0
+        self.queue.enter(lambda: ticket)
+        self.waiting.append(ticket)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(ticket)
+        assert self.queue.discard(ticket.request_id)
+
+    @rule(tokens=st.integers(0, 2000))
+    def go(self, tokens: int) -> None:
+        self.workers.slots = 1
+        gone = self.queue.next()
+        assert (gone is None) == (not self.waiting)
+        if gone is None:
+            return
+        first = max(each.urgency.priority for each in self.waiting)
+        equals = [each for each in self.waiting if each.urgency.priority == first]
+        least = min(self.shares.virtual(each.tenant) for each in equals)
+        assert gone.urgency.priority == first
+        assert self.shares.virtual(gone.tenant) == least
+        own = [each for each in equals if each.tenant == gone.tenant]
+        late = [each for each in own if each.latest_start < self.now]
+        ahead = [each for each in own if each not in late]
+        key = first, gone.tenant
+        since = self.turns_since_late.get(key, 0)
+        if gone in late:
+            assert not ahead or since >= LATE_EVERY - 1
+            assert gone.score("fcfs") == max(each.score("fcfs") for each in late)
+            self.turns_since_late[key] = 0
+            for each in late:
+                self.passed[each.request_id] = 0
+        else:
+            assert gone.score("deadline") == max(each.score("deadline") for each in ahead)
+            self.turns_since_late[key] = since + 1
+            for each in late:
+                self.passed[each.request_id] += 1
+                assert self.passed[each.request_id] < LATE_EVERY
+        self.waiting.remove(gone)
+        self.shares.on_given(gone.tenant, tokens, self.now)
+
+    @invariant()
+    def as_many_wait(self) -> None:
+        assert len(self.queue) == len(self.waiting)
+
+
+TestDeadlineQueueing = DeadlineQueueing.TestCase
