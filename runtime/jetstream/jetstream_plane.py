@@ -16,7 +16,7 @@ from structlog import get_logger
 
 from ..backoff import Backoff
 from ..event_planes import EventPlane, Handler, PlaneBase, PlaneState, PlaneStats, Subscription
-from ..kv_stores import StoreError
+from ..kv_stores import StoreError, read_delivery
 from ..settings import bad_setting
 from ..supervised import stopped, supervise
 from .stream_client import EventStreamClient, NameTakenError, StreamFacts
@@ -253,13 +253,13 @@ class JetStreamPlane(PlaneBase):
         if not self._handlers:
             return  # it counts as read once somebody was given it
         now = asyncio.get_running_loop().time()
-        if not message.reply.startswith("$JS.ACK."):
+        delivery = read_delivery(message.reply)
+        if delivery is None:
             headers = message.headers or {}
             if headers.get("Nats-Last-Consumer"):
                 self.reader.on_idle(int(headers["Nats-Last-Consumer"]), now)
             return
-        parts = message.reply.split(".")
-        if self.reader.on_message(int(parts[-4]), int(parts[-3]), int(parts[-1]), now):
+        if self.reader.on_message(*delivery, now):
             self._last_reply = message.reply
             self._tell(self.client.names.subject, message.data)
         if not self.reader.is_open:

@@ -1,5 +1,6 @@
 """How do processes find each other? Key-value stores with leases and watches."""
 
+from .delivery import Delivery, read_delivery
 from .etcd_config import EtcdConfig
 from .etcd_store import EtcdStore
 from .file_store import FileStore
@@ -26,6 +27,7 @@ __all__ = [
     "Bucket",
     "Change",
     "Deleted",
+    "Delivery",
     "Entry",
     "EtcdConfig",
     "EtcdStore",
@@ -40,4 +42,5 @@ __all__ = [
     "StoreError",
     "Watch",
     "open_store",
+    "read_delivery",
 ]

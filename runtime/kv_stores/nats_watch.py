@@ -11,6 +11,7 @@ from nats.js.errors import APIError
 from structlog import get_logger
 
 from ..backoff import Backoff
+from .delivery import read_delivery
 from .nats_connection import NatsConnection
 from .nats_messages import BucketSubjects
 from .nats_view import BucketView
@@ -140,18 +141,17 @@ class _Consumer:
 
     def on_message(self, message: Msg) -> None:
         self._heard = time.monotonic()
-        parts = message.reply.split(".")
-        if not message.reply.startswith("$JS.ACK."):
+        delivery = read_delivery(message.reply)
+        if delivery is None:
             return  # a heartbeat
-        stream_sequence, consumer_sequence, left = int(parts[-4]), int(parts[-3]), int(parts[-1])
         self._count += 1
-        if consumer_sequence != self._count:
+        if delivery.consumer_sequence != self._count:
             self.on_lost("NATS left messages out")
             return
-        said = self._subjects.said_live(message, stream_sequence)
+        said = self._subjects.said_live(message, delivery.stream_sequence)
         for change in self._view.take_in(said) if said is not None else ():
             self._pending.add(change)
-        if left == 0 and not self._listed:
+        if delivery.pending == 0 and not self._listed:
             self._listed = True
             self._pending.wake()
 
