@@ -26,6 +26,7 @@ from ._cursor cimport (
     SUSPECT_RESTORED,
     EventCursor,
     PastPublishers,
+    cursor_give_up,
     past_note,
 )
 from ._ingest cimport find_source, reset_source
@@ -130,7 +131,7 @@ cdef bint replace_source(
 ) noexcept nogil:
     """Give a worker a cursor, and as many of the blocks as the budget allows, in place of what was
     known of it; false if they do not fit together, or there is no memory: then nothing is known of
-    it. Under the write lock.
+    it but its number. Under the write lock.
     """
     cdef uint32_t worker = 0
     cdef Source* source = find_source(&state.ingest, key.worker_id, key.dp_rank, &worker)
@@ -141,8 +142,12 @@ cdef bint replace_source(
     if TREE_OK != tree_store_image(
         tree, worker, runs, n_runs, external_hashes, local_hashes, n, missing
     ):
-        tiers_drop_worker(&state.ingest.tiers, worker)
-        source_forget(&state.ingest.sources, worker)
+        if tree_worker_info(tree, worker).number != UINT32_MAX:  # it is registered
+            reset_source(&state.ingest, worker, source)
+            cursor_give_up(&source.cursor, source.cursor.last_event_id)
+        else:
+            tiers_drop_worker(&state.ingest.tiers, worker)
+            source_forget(&state.ingest.sources, worker)
         return False
     source_register(&state.ingest.sources, worker)
     source.cursor = cursor[0]

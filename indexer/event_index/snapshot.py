@@ -8,7 +8,7 @@ moments, which is all that matters.
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -30,6 +30,7 @@ PART_BYTES = 1 << 26
 """of a source's arrays in one frame"""
 SAVED = (SourceState.EXACT, SourceState.RECOVERING, SourceState.TRIMMED)
 _HASH_BYTES = 8
+_NOTHING: Mapping[WorkerWithDpRank, SourceStatus] = {}
 _LEAD = Struct("<IQ")
 T = TypeVar("T")
 
@@ -105,36 +106,40 @@ def merge_index(index: EventIndex, frames: Iterable[bytes], head: SnapshotHead) 
     """Take in what another index knew of sources that this one has not heard of; how many.
 
     Of a source that this one knows only from a snapshot, too, the later one by its cursor counts.
-    What it was told itself stays. ConfigError as for restore_index; then nothing is taken in.
+    What it was told itself stays. ConfigError as for restore_index; then all is as it was.
     """
-    return _take_in(index, _unheard(index, _images(frames, head)))
-
-
-def _unheard(index: EventIndex, images: Iterable[SourceImage]) -> Iterator[SourceImage]:
-    """Those that an index knows nothing of, or only something older, which it then forgets."""
     known = {status.worker: status for status in index.sources()}
-    for image in images:
-        status = known.get(image.worker)
-        if status is not None and not _is_older(status, image):
-            continue
-        if status is not None and status.state is not SourceState.SILENT:
-            index.unbind(image.worker)
-        yield image
+    news = (image for image in _images(frames, head) if _is_news(known, image))
+    return _take_in(index, news, known)
 
 
-def _take_in(index: EventIndex, images: Iterable[SourceImage]) -> int:
-    """Restore all of these, or none: ConfigError if one of them is no good. How many they were."""
-    taken: list[WorkerWithDpRank] = []
+def _take_in(
+    index: EventIndex,
+    images: Iterable[SourceImage],
+    known: Mapping[WorkerWithDpRank, SourceStatus] = _NOTHING,
+) -> int:
+    """Restore all of these, or none: ConfigError if one of them is no good. How many they were.
+
+    Of those that are `known` the index has something older, or nothing.
+    """
+    before: dict[WorkerWithDpRank, SourceImage | None] = {}
     try:
         for image in images:
+            worker = image.worker
+            if worker not in before:
+                before[worker] = index.dump_source(worker) if worker in known else None
             if not index.restore_source(image):
-                raise _unusable(f"the blocks of worker {tuple(image.worker)} do not fit together")
-            taken.append(image.worker)
+                raise _unusable(f"the blocks of worker {tuple(worker)} do not fit together")
     except ConfigError:
-        for worker in taken:
-            index.unbind(worker)
+        for worker, old in before.items():
+            if old is not None:
+                index.restore_source(old)
+            elif worker in known:
+                index.give_up(worker)  # it is registered, and tells all when it is asked
+            else:
+                index.unbind(worker)
         raise
-    return len(taken)
+    return len(before)
 
 
 def save_index(index: EventIndex, path: Path, head: SnapshotHead) -> int:
@@ -173,9 +178,10 @@ def read_frames(file: BinaryIO) -> Iterator[bytes]:
         yield lead + (file.read(size) if size <= MAX_FRAME_BYTES else b"")
 
 
-def _is_older(status: SourceStatus, image: SourceImage) -> bool:
-    """Whether what is known of a source was read from an earlier snapshot than an image."""
-    if status.state is SourceState.SILENT:
+def _is_news(known: Mapping[WorkerWithDpRank, SourceStatus], image: SourceImage) -> bool:
+    """Whether nothing is known of a source, or only what an earlier snapshot than the image had."""
+    status = known.get(image.worker)
+    if status is None or status.state is SourceState.SILENT:
         return True
     missing = status.missing
     return (

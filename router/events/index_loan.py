@@ -6,6 +6,7 @@ asked for again, and after that another offer is taken, or none.
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -72,6 +73,19 @@ Letter: TypeAlias = tuple[int | None, Message]
 """A message, and the router that it is for; None: all."""
 
 
+@dataclass(frozen=True, slots=True)
+class IndexCopy:
+    """A copy of an index with its checksum. To make one takes as long as to read all of it: not for
+    an event loop."""
+
+    data: bytes
+    checksum: int
+
+    @classmethod
+    def of(cls, data: bytes) -> "IndexCopy":
+        return cls(data, xxhash.xxh3_64_intdigest(data))
+
+
 class IndexBorrower:
     """The part of the router that starts. Times are seconds that never go back."""
 
@@ -82,10 +96,12 @@ class IndexBorrower:
         self._offers: dict[int, Offer] = {}  # by holder
         self._taken: Offer | None = None
         self._chunks: dict[int, bytes] = {}
+        self._checked = 0  # chunks, from the first on, that are in `_digest`
+        self._digest = xxhash.xxh3_64()
         self._asked: set[int] = set()
         self._retries = 0
-        self.index: bytes | None = None
-        """the copy, once it is whole"""
+        self.index: list[bytes] | None = None
+        """the copy's chunks in their order, once it is whole"""
         self.failed = False
         """nobody has one, or none could be fetched"""
 
@@ -122,6 +138,7 @@ class IndexBorrower:
             self._chunks[message.number] = message.data
             self._asked.discard(message.number)
             self._retries = 0
+            self._check()
             if len(self._chunks) == _chunks_of(self._size):
                 return self._finish(now)
             if not self._asked:
@@ -145,6 +162,7 @@ class IndexBorrower:
 
     def _take_next(self, now: float) -> list[Letter]:
         self._chunks, self._asked, self._retries = {}, set(), 0
+        self._digest, self._checked = xxhash.xxh3_64(), 0
         if not self._offers:
             self.failed = True
             return []
@@ -154,7 +172,7 @@ class IndexBorrower:
 
     def _fetch(self, now: float) -> list[Letter]:
         assert self._taken is not None
-        missing = (n for n in range(_chunks_of(self._size)) if n not in self._chunks)
+        missing = (n for n in range(self._checked, _chunks_of(self._size)) if n not in self._chunks)
         numbers = tuple(number for number, _ in zip(missing, range(WINDOW), strict=False))
         self._asked, self._asked_at = set(numbers), now
         return [(self._taken.holder, Fetch(self._id, self._taken.copy, numbers))]
@@ -166,13 +184,19 @@ class IndexBorrower:
             CHUNK_BYTES, self._size - chunk.number * CHUNK_BYTES
         )
 
+    def _check(self) -> None:
+        """Take into the checksum what is there from the beginning on: at most the chunks of one
+        window at a time."""
+        while (chunk := self._chunks.get(self._checked)) is not None:
+            self._digest.update(chunk)
+            self._checked += 1
+
     def _finish(self, now: float) -> list[Letter]:
         assert self._taken is not None
-        index = b"".join(self._chunks[number] for number in range(len(self._chunks)))
-        if xxhash.xxh3_64_intdigest(index) != self._taken.checksum:
+        if self._digest.intdigest() != self._taken.checksum:
             return self._take_next(now)
-        self._chunks = {}
-        self.index = index
+        chunks, self._chunks = self._chunks, {}
+        self.index = [chunks[number] for number in range(len(chunks))]
         return []
 
 
@@ -181,7 +205,7 @@ class IndexLender:
 
     def __init__(self, router_id: int, head: SnapshotHead) -> None:
         self._id, self._head = router_id, head
-        self._copy: bytes | None = None
+        self._copy: IndexCopy | None = None
         self._number = 0
         self._made_at = self._used_at = self._second_began = float("-inf")
         self._sent = 0  # chunks, in this second
@@ -197,14 +221,13 @@ class IndexLender:
             return self._on_fetch(message, now)
         return []
 
-    def lend(self, copy: bytes | None, now: float) -> list[Letter]:
+    def lend(self, copy: IndexCopy | None, now: float) -> list[Letter]:
         """A copy was made; None: there is nothing to offer."""
         askers, self._askers, self.wants_copy = self._askers, set(), False
-        if copy is None or not 0 < len(copy) <= MAX_INDEX_BYTES:
+        if copy is None or not 0 < len(copy.data) <= MAX_INDEX_BYTES:
             return []
         self._copy, self._made_at, self._used_at = copy, now, now
         self._number += 1
-        self._checksum = xxhash.xxh3_64_intdigest(copy)
         return self._offers(askers)
 
     def tick(self, now: float) -> None:
@@ -228,7 +251,7 @@ class IndexLender:
 
     def _offers(self, askers: Collection[int]) -> list[Letter]:
         assert self._copy is not None
-        offer = Offer(self._id, self._number, len(self._copy), self._checksum)
+        offer = Offer(self._id, self._number, len(self._copy.data), self._copy.checksum)
         return [(asker, offer) for asker in sorted(askers)]
 
     def _on_fetch(self, fetch: Fetch, now: float) -> list[Letter]:
@@ -238,10 +261,11 @@ class IndexLender:
             self._second_began, self._sent = now, 0
         self._used_at = now
         letters: list[Letter] = []
+        data = self._copy.data
         for number in fetch.numbers[:WINDOW]:
-            if 0 <= number < _chunks_of(len(self._copy)) and self._sent < MAX_CHUNKS_PER_S:
-                data = self._copy[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
-                letters.append((fetch.asker, Chunk(self._number, number, data)))
+            if 0 <= number < _chunks_of(len(data)) and self._sent < MAX_CHUNKS_PER_S:
+                part = data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+                letters.append((fetch.asker, Chunk(self._number, number, part)))
                 self._sent += 1
         return letters
 

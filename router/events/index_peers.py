@@ -20,7 +20,7 @@ from ...runtime.clock import Clock
 from ...runtime.errors import ConfigError
 from ...runtime.event_planes import EventPlane, PlaneState, Subscription, endpoint_subject
 from ...runtime.supervised import stopped, supervise
-from .index_loan import IndexBorrower, IndexLender, Letter, Message
+from .index_loan import IndexBorrower, IndexCopy, IndexLender, Letter, Message
 
 ROUTER_INDEX = "router-index"
 """The topic that all routers hear; with a router's number behind it, what only that one does."""
@@ -114,7 +114,9 @@ class IndexPeers:
             await asyncio.sleep(TICK_S)
         return True
 
-    def _merge(self, copy: bytes) -> int:
+    def _merge(self, chunks: list[bytes]) -> int:
+        copy = b"".join(chunks)
+        chunks.clear()
         return merge_index(self._index, read_frames(io.BytesIO(copy)), self._head)
 
     async def _lend(self) -> None:
@@ -131,9 +133,11 @@ class IndexPeers:
                 async with asyncio.timeout(1.0):
                     await self._wake.wait()
 
-    def _dump(self) -> bytes | None:
+    def _dump(self) -> IndexCopy | None:
         frames = list(dump_index(self._index, self._head))
-        return b"".join(frames) if len(frames) > 2 else None  # a head and an end alone
+        if len(frames) <= 2:  # a head and an end alone
+            return None
+        return IndexCopy.of(b"".join(frames))
 
     def _on_message(self, subject: str, payload: bytes) -> None:
         try:

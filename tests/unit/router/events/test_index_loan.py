@@ -1,9 +1,14 @@
 """An index lent from router to router: over a network that loses, doubles and reorders, too."""
 
 import random
+import struct
 from collections.abc import Iterator
+from typing import ClassVar
 
+import msgspec
+import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +24,7 @@ from dynamo_router.router.events.index_loan import (
     Chunk,
     Fetch,
     IndexBorrower,
+    IndexCopy,
     IndexLender,
     Letter,
     Offer,
@@ -43,6 +49,10 @@ class Network:
         self.lenders = {n: (IndexLender(n, HEAD), c) for n, c in enumerate(copies, start=2)}
         self.most_at_once = 0
 
+    @property
+    def index(self) -> bytes:
+        return b"".join(self.borrower.index or ())
+
     def run(self, at_most_s: float) -> None:
         under_way = [*self.borrower.begin(self.now)]
         while not self.borrower.done and self.now < at_most_s:
@@ -57,7 +67,8 @@ class Network:
             for lender, copy in self.lenders.values():
                 lender.tick(self.now)
                 if lender.wants_copy:
-                    under_way += lender.lend(copy, self.now)
+                    made = None if copy is None else IndexCopy.of(copy)
+                    under_way += lender.lend(made, self.now)
             self.now += 0.02
             under_way += self.borrower.tick(self.now)
 
@@ -82,7 +93,7 @@ def bytes_of(chunks: float) -> bytes:
 def test_a_copy_arrives_whole(chunks: float) -> None:
     network = Network(1, 0.0, bytes_of(chunks))
     network.run(5.0)
-    assert network.borrower.index == bytes_of(chunks)
+    assert network.index == bytes_of(chunks)
     assert network.most_at_once <= WINDOW
 
 
@@ -92,13 +103,13 @@ def test_what_got_lost_is_asked_for_again(seed: int, loss: float) -> None:
     network.run(60.0)
     assert network.borrower.done
     if not network.borrower.failed:
-        assert network.borrower.index == b"a" * CHUNK_BYTES * 3 + b"b"
+        assert network.index == b"a" * CHUNK_BYTES * 3 + b"b"
 
 
 def test_the_largest_of_several_is_taken() -> None:
     network = Network(1, 0.0, b"small", bytes_of(1), None)
     network.run(5.0)
-    assert network.borrower.index == bytes_of(1)
+    assert network.index == bytes_of(1)
 
 
 def test_nobody_there_is_noticed_within_a_second_or_so() -> None:
@@ -132,6 +143,47 @@ def test_a_copy_that_was_altered_is_not_believed() -> None:
     assert borrower.failed
 
 
+class Digest:
+    """Says how much is read at a time."""
+
+    parts: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self._digest = _new_digest()
+
+    def update(self, data: bytes) -> None:
+        self.parts.append(len(data))
+        self._digest.update(data)
+
+    def intdigest(self) -> int:
+        return self._digest.intdigest()
+
+
+_new_digest = xxhash.xxh3_64
+
+
+def test_a_checksum_is_never_made_of_more_than_a_chunk_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the loop's turns: whoever makes a copy does so elsewhere, with its checksum."""
+    copy = IndexCopy.of(bytes_of(2.5 * WINDOW))
+    monkeypatch.setattr(index_loan.xxhash, "xxh3_64", Digest)
+    monkeypatch.setattr(index_loan.xxhash, "xxh3_64_intdigest", lambda data: pytest.fail("whole"))
+    lender, borrower = IndexLender(2, HEAD), IndexBorrower(1, HEAD)
+    letters = borrower.begin(0.0)
+    now = 0.0
+    while not borrower.done and now < 5.0:
+        now += 0.02
+        answers = [answer for _, each in letters for answer in lender.on_message(each, now)]
+        if lender.wants_copy:
+            answers += lender.lend(copy, now)
+        letters = borrower.tick(now)
+        for _, each in answers:
+            letters += borrower.on_message(each, now)
+    assert b"".join(borrower.index or ()) == copy.data
+    assert sum(Digest.parts) == len(copy.data) and max(Digest.parts) == CHUNK_BYTES
+
+
 def test_an_index_of_another_kind_is_not_offered() -> None:
     lender = IndexLender(2, HEAD)
     other = SnapshotHead(block_size=32, subject="here")
@@ -144,7 +196,7 @@ def test_an_index_of_another_kind_is_not_offered() -> None:
 def test_a_copy_is_kept_for_those_who_ask_and_then_let_go() -> None:
     lender = IndexLender(2, HEAD)
     lender.on_message(Wanted(1, HEAD), 0.0)
-    ((asker, offer),) = lender.lend(b"abc", 0.0)
+    ((asker, offer),) = lender.lend(IndexCopy.of(b"abc"), 0.0)
     assert asker == 1 and isinstance(offer, Offer)
     fetch = Fetch(1, offer.copy, (0, 1, -1))
     assert lender.on_message(fetch, KEEP_S - 1) == [(1, Chunk(offer.copy, 0, b"abc"))]
@@ -157,7 +209,7 @@ def test_a_copy_is_kept_for_those_who_ask_and_then_let_go() -> None:
 def test_a_lender_sends_no_more_than_so_many_chunks_a_second() -> None:
     lender = IndexLender(2, HEAD)
     lender.on_message(Wanted(1, HEAD), 0.0)
-    lender.lend(b"abc", 0.0)
+    lender.lend(IndexCopy.of(b"abc"), 0.0)
     sent = sum(len(lender.on_message(Fetch(1, 1, (0,) * 99), 0.5)) for _ in range(1000))
     assert sent == index_loan.MAX_CHUNKS_PER_S
     assert lender.on_message(Fetch(1, 1, (0,)), 1.5)
@@ -213,6 +265,39 @@ def test_of_two_snapshots_the_later_one_counts(index: EventIndex) -> None:
     assert merge_index(index, later, HEAD) == 1
     assert blocks_of(index) == {A: 3, B: 2}
     assert merge_index(index, copy_of((A, (1, 2, 3, 4), 7)), HEAD) == 0  # of another numbering
+
+
+@pytest.mark.parametrize("registered", [False, True])
+@pytest.mark.parametrize("harm", ["cut short", "blocks that do not fit"])
+def test_a_broken_copy_leaves_what_was_known(
+    index: EventIndex, harm: str, registered: bool
+) -> None:
+    """Of a source that an earlier copy told of, too, and of one that is registered and silent."""
+    merge_index(index, copy_of((A, (1, 2), 9)), HEAD)
+    if registered:
+        index.bind(A, 0)
+        index.bind(B, 1)
+    frames = copy_of((A, (1, 2, 3), 9), (B, (3,), 8))
+    if harm == "cut short":
+        frames, text = frames[:-1], "ends too early"
+    else:
+        runs = msgspec.msgpack.decode(frames[-4][12:])["arrays"]
+        frames[-4], text = framed({"arrays": b"\xff" * len(runs)}), "do not fit"
+    with pytest.raises(ConfigError, match=text):
+        merge_index(index, frames, HEAD)
+    assert blocks_of(index) == {A: 2}
+    if registered:
+        told(index, B, 5, 6, publisher=4)
+        overlaps = np.zeros(2, np.uint32)
+        index.match(np.array([1], np.uint64), overlaps)
+        assert list(overlaps) == [1, 0]
+        index.match(np.array([5], np.uint64), overlaps)
+        assert list(overlaps) == [0, 1]
+
+
+def framed(content: object) -> bytes:
+    payload = msgspec.msgpack.encode(content)
+    return struct.pack("<IQ", len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
 
 
 def test_nothing_of_a_broken_copy_stays(index: EventIndex) -> None:
