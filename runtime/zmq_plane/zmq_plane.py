@@ -70,6 +70,8 @@ class ZmqPlane(PlaneBase):
         return not self._to_write and self._registrations.complete
 
     async def offer(self, subject: str, publisher_id: int | None = None) -> None:
+        if self._state is PlaneState.CLOSED:
+            raise RuntimeError("the event plane is closed")
         self._channel(subject, self._own_id if publisher_id is None else publisher_id)
 
     async def withdraw(self, publisher_id: int) -> None:

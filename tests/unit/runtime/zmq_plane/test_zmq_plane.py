@@ -244,6 +244,9 @@ async def test_a_closed_plane_takes_nothing(planes: Planes) -> None:
     assert plane.stats.publish_dropped == 1
     with pytest.raises(RuntimeError):
         await plane.subscribe(SUBJECT, Heard())
+    with pytest.raises(RuntimeError, match="closed"):
+        await plane.offer(SUBJECT, 7)
+    assert not plane._channels and not plane._outlets
 
 
 def test_without_pyzmq_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
