@@ -69,6 +69,8 @@ class SessionTable:
     _owned: dict[str, dict[str, None]] = field(default_factory=dict)  # the same by owner
     _on_worker: dict[WorkerWithDpRank, set[str]] = field(default_factory=dict)
     _untold: dict[str, None] = field(default_factory=dict)  # keys, in their order
+    _to_all: int = 0  # so many of them, the first ones, are told because somebody came
+    _came_since: bool = False  # somebody who has not heard those that are told already
     _unbound: dict[str, int] = field(default_factory=dict)  # requests in flight of other sessions
 
     def __len__(self) -> int:
@@ -145,15 +147,28 @@ class SessionTable:
         self.counts.heard += 1
 
     def tell_all(self) -> None:
-        """Somebody came who knows nothing: everything is to be told."""
+        """Somebody came who knows nothing: everything is to be told. While it is being told, all
+        who come meanwhile are told together, after that."""
+        if self._to_all:
+            self._came_since = True
+            return
         self._untold = dict.fromkeys(self._sessions)
+        self._to_all = len(self._untold)
 
     def take_untold(self, most: int, now: float) -> list[Binding]:
         """Bindings that the other routers are to be told of, at most so many at a time."""
         told: list[Binding] = []
-        while self._untold and len(told) < most:
+        while len(told) < most:
+            if not self._untold:
+                self._to_all = 0  # some of them were forgotten untold
+            if self._came_since and not self._to_all:
+                self._came_since = False
+                self.tell_all()
+            if not self._untold:
+                break
             key = next(iter(self._untold))
             del self._untold[key]
+            self._to_all = max(0, self._to_all - 1)
             bound = self._live(key, now)
             if bound is not None:
                 bound.told_at = now

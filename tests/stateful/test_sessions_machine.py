@@ -83,8 +83,9 @@ class Tables(RuleBasedStateMachine):
         for _ in range(2):
             for side, table in enumerate(self.tables):
                 table.tell_all()
-                for binding in table.take_untold(MOST, self.now):
-                    self.tables[1 - side].hear(binding, self.now)
+                while told := table.take_untold(MOST, self.now):
+                    for binding in told:
+                        self.tables[1 - side].hear(binding, self.now)
         one, other = self.tables
         for key in {f"s{number}" for number in range(9)}:
             workers = {one.worker_of(key, self.now), other.worker_of(key, self.now)} - {None}

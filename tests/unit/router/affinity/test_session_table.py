@@ -98,6 +98,38 @@ def test_a_newcomer_is_told_all_a_part_at_a_time() -> None:
     assert [len(sessions.take_untold(3, 1.0)) for _ in range(4)] == [3, 3, 1, 0]
 
 
+def test_all_who_come_while_all_is_told_are_told_together() -> None:
+    """A crowd of newcomers keeps nobody waiting, and everybody hears everything."""
+    sessions = table()
+    for number in range(6):
+        sessions.bind(Session(f"s{number}"), ONE, 0.0)
+    sessions.take_untold(99, 0.0)
+    heard: list[set[str]] = []
+    for _ in range(20):
+        sessions.tell_all()
+        heard.append(set())
+        some = {binding.key for binding in sessions.take_untold(1, 1.0)}
+        for each in heard:
+            each |= some
+    assert [len(each) for each in heard[::5]] == [6, 6, 6, 5]
+    while some := {binding.key for binding in sessions.take_untold(3, 1.0)}:
+        for each in heard:
+            each |= some
+    assert all(len(each) == 6 for each in heard)
+
+
+def test_what_is_forgotten_while_all_is_told_keeps_nobody_waiting() -> None:
+    sessions = table()
+    for name in "abc":
+        sessions.bind(Session(name), ONE, 0.0)
+    sessions.tell_all()
+    assert len(sessions.take_untold(1, 0.0)) == 1
+    sessions.tell_all()  # somebody who has missed that one
+    for name in "bc":
+        sessions.unbind(name)
+    assert [binding.key for binding in sessions.take_untold(9, 0.0)] == ["a"]
+
+
 @pytest.mark.parametrize("bad", [{"worker": ONE}, {"worker": None}])
 def test_a_session_is_unbound_from_the_worker_that_is_meant(bad: dict[str, object]) -> None:
     sessions = table()
