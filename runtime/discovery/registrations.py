@@ -14,7 +14,9 @@ from ..supervised import stopped, supervise
 from .lease_keep_alive import LeaseKeepAlive, LeaseStep
 
 AT_ONCE = 16
-"""Keys that are written again at the same time."""
+"""Keys that are written again, or looked at, at the same time."""
+TURNS = 4
+"""Renewals of the lease in which every key is looked at once, if they are not too many."""
 
 log = get_logger(__name__)
 
@@ -32,7 +34,8 @@ class Registrations:
     """Keys under one lease, which is renewed from `start` to `close`.
 
     When the lease was lost it is granted again and everything is written again: what serves goes
-    on serving all the while. `on_lost` are called each time that happens.
+    on serving all the while. `on_lost` are called each time that happens. Who writes a key of ours
+    is seen in our place; once its key is gone, ours is written again, within some TURNS renewals.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Registrations:
         self._wanted: dict[tuple[str, str], Registration] = {}
         self._missing: dict[tuple[str, str], Registration] = {}
         self._registering: set[tuple[str, str]] = set()  # whose first write is under way
-        self._lost_once = False
+        self._looked_at = 0  # place of the next key to look at
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.on_lost: list[Callable[[], None]] = []
@@ -157,11 +160,31 @@ class Registrations:
             else:
                 ttl_s = await self._store.renew(self.lease)
                 keep_alive.on_renewed(ttl_s, asked, self._clock.now())
+                await self._look_at_some()
         except LeaseLostError:
             self._on_lost()
         except StoreError:
             keep_alive.on_failed(self._clock.now())
             raise
+
+    async def _look_at_some(self) -> None:
+        """Notice keys that are gone while the lease is not: another process wrote them, and left.
+        The next ones in turn."""
+        places = list(self._wanted)
+        count = min(AT_ONCE, -(-len(places) // TURNS))
+        begin = self._looked_at if self._looked_at < len(places) else 0
+        self._looked_at = begin + count
+        some = [place for place in places[begin : begin + count] if place not in self._missing]
+        found = await asyncio.gather(
+            *(self._store.bucket(bucket).get(key) for bucket, key in some), return_exceptions=True
+        )
+        for place, entry in zip(some, found, strict=True):
+            if isinstance(entry, BaseException) and not isinstance(entry, StoreError):
+                raise entry
+            registration = self._wanted.get(place)
+            if entry is None and registration is not None:
+                log.info("a key is written again, who wrote it last is gone", key=place[1][:200])
+                self._missing[place] = registration
 
     def _to_write(self) -> list[Registration]:
         """What is missing and can be written now: nothing while there is no lease for it."""

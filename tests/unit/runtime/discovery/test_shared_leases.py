@@ -48,6 +48,24 @@ async def test_who_shares_a_lease_gets_its_key_back_when_the_other_goes(
     await second.close()
 
 
+async def test_who_is_left_of_two_with_one_key_is_seen_again(
+    store: KeyValueStore, other: KeyValueStore, name: str
+) -> None:
+    """Two workers with one id, each with a lease: the later one leaves, and takes the key along."""
+    first, second = Registrations(store, 1.0), Registrations(other, 1.0)
+    await first.start(5.0)
+    await second.start(5.0)
+    for number in range(3):
+        await first.register(name, f"own{number}", b"first")
+    await first.register(name, "k", b"first")
+    await second.register(name, "k", b"second")
+    await holds(store.bucket(name), "k", b"second")
+    await second.close()
+    await holds(store.bucket(name), "k", b"first")
+    assert first.keep_alive.grants == 1
+    await first.close()
+
+
 async def test_strangers_below_our_prefix_hide_nobody(
     store: KeyValueStore, other: KeyValueStore, name: str
 ) -> None:
