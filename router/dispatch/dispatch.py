@@ -317,6 +317,7 @@ class Dispatcher:
                     await respond(flight.stream.end())
                     return decision
             elif flight.pinned is not None or not self._may_retry(flight):
+                self.migrations.on_given_up(flight)
                 raise failure
 
     def _end_session(self, flight: Flight, code: grpc.StatusCode) -> None:

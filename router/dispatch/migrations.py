@@ -102,8 +102,17 @@ class Migrations:
 
     def on_no_worker(self, flight: Flight) -> None:
         """Nobody else is there for a further attempt."""
+        self._on_stuck(flight, RefusedMove.NO_WORKER)
+
+    def on_given_up(self, flight: Flight) -> None:
+        """There is no further attempt: of its last failure's kind, or for want of budget."""
+        may_go_on = flight.attempts.may_go_on
+        self._on_stuck(flight, RefusedMove.BUDGET if may_go_on else RefusedMove.FAILURE)
+
+    def _on_stuck(self, flight: Flight, why: RefusedMove) -> None:
+        """A stream that moved ends before its next worker has said anything of it."""
         if flight.moves and not flight.messages:
-            self.refused[RefusedMove.NO_WORKER] += 1
+            self.refused[why] += 1
 
     def settle(self, flight: Flight) -> None:
         """The request ended: let what is told of it be of the whole of it."""

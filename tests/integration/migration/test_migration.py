@@ -189,6 +189,24 @@ async def test_the_next_worker_may_be_gone_as_well() -> None:
         await rig.settled()
 
 
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(Code.INVALID_ARGUMENT, RefusedMove.FAILURE), (Code.UNAVAILABLE, RefusedMove.BUDGET)],
+)
+async def test_a_next_worker_that_fails_for_good_counts(
+    code: grpc.StatusCode, reason: RefusedMove
+) -> None:
+    """It has moved, and ends all the same, before its next worker has said anything of it."""
+    second = speaker(says(code), 0)
+    budget = {"retry_budget": 0.0, "retry_budget_least": 0}
+    async with migrating(speaker(dies), second, speaker(), limit=1, **budget) as rig:
+        said, _ = await rig.refusal(asked())
+        assert said is code and len(second.requests) == 1
+        assert rig.dispatcher.migrations.moved.total() == 1
+        assert rig.dispatcher.migrations.refused == {reason: 1}
+        await rig.settled()
+
+
 async def test_an_abort_reaches_the_worker_that_it_went_on_at() -> None:
     second = speaker(waits, 2)
     async with migrating(speaker(dies), second) as rig:
