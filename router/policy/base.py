@@ -85,6 +85,10 @@ class Candidates:
             self._active_requests = self.slots.active_requests()
         return self._active_requests
 
+    def blocks_with(self, number: int) -> float:
+        """Decode blocks that one worker has with this request."""
+        return float(self.potential_blocks[number])
+
     def uncached_tokens(self) -> Counts:
         """Prompt tokens that each worker would compute; the last one is computed in any case."""
         tokens = np.full(len(self.eligible), self.isl, np.int64)

@@ -218,10 +218,11 @@ class ForecastPolicy(Policy):
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         """A request was sent to a worker."""
-        isl, saved = candidates.isl, self._saved(candidates)
+        isl = candidates.isl
+        saved = self._saved(candidates)
         cached = 0 if saved is None else int(saved[number]) * candidates.block_size
         tokens = isl - min(cached, isl - 1)  # the last one is computed in any case
-        blocks = float(candidates.potential_blocks[number])
+        blocks = candidates.blocks_with(number)
         self._forecast.book(request_id, number, isl, tokens, candidates.now, blocks)
         load = self._load(number, candidates)
         if load is not None:

@@ -17,6 +17,14 @@ from .first_choice import FirstChoice
 _HASHES = np.dtype("<u8")
 
 
+class HeardRequest(Candidates):
+    """A request that another router has given to a worker, and that is counted there."""
+
+    def blocks_with(self, number: int) -> float:
+        """Only for that worker, which has them already."""
+        return float(self.slots.active_blocks()[number])
+
+
 class PeerLoad:
     """A PeerSink. Hold `lock` around every call of the PeerBook that it serves.
 
@@ -81,7 +89,7 @@ class PeerLoad:
             # token teaches nothing.
             overlaps = np.zeros(self.registry.capacity, np.uint32)
             overlaps[number] = (booking.isl - left) // slots.block_size
-            candidates = Candidates(
+            candidates = HeardRequest(
                 slots,
                 isl=booking.isl,
                 eligible=self.registry.eligible(now),

@@ -3,11 +3,17 @@
 A router is known by a random id, new with each of its processes. It numbers its batches from 0.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from ...runtime.errors import EventError
 
 HASH_BYTES = 8
+MAX_CHUNKS = 4096
+_MOST = 2**32 - 1
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+_Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Booked(msgspec.Struct, frozen=True, array_like=True, tag="booked"):
@@ -18,12 +24,12 @@ class Booked(msgspec.Struct, frozen=True, array_like=True, tag="booked"):
     """
 
     request_id: str
-    worker_id: int
-    dp_rank: int
+    worker_id: _Number
+    dp_rank: _Count
     hashes: bytes
-    isl: int
-    prefill_tokens: int
-    expected_output_tokens: int = 0
+    isl: Annotated[int, msgspec.Meta(gt=0, le=_MOST)]
+    prefill_tokens: _Count
+    expected_output_tokens: _Count = 0
     prefilled: bool = False
 
     def after_prefill(self) -> "Booked":
@@ -51,34 +57,34 @@ Event = Booked | Prefilled | Ended
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """Events in their order; the router's `sequence`-th batch."""
 
-    router_id: int
-    sequence: int
+    router_id: _Number
+    sequence: _Number
     events: list[Event]
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """A router is there; `following` is the number that its next batch will have."""
 
-    router_id: int
+    router_id: _Number
     name: str
-    following: int
+    following: _Number
     leaving: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """A router wants the picture of another one; `wanted` 0: of all."""
 
-    router_id: int
+    router_id: _Number
     wanted: int = 0
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True, tag="picture"):
     """All that a router has booked after the batches before `following`, in `chunks` parts."""
 
-    router_id: int
-    following: int
-    chunk: int
-    chunks: int
+    router_id: _Number
+    following: _Number
+    chunk: _Number
+    chunks: Annotated[int, msgspec.Meta(gt=0, le=MAX_CHUNKS)]
     bookings: list[Booked]
 
 
@@ -95,33 +101,19 @@ def decode_message(data: bytes) -> Message:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EventError(f"no message of a router: {error}") from error
     if isinstance(message, Batch):
-        numbers = [message.router_id, message.sequence]
-        bookings = [event for event in message.events if isinstance(event, Booked)]
+        for event in message.events:
+            if isinstance(event, Booked):
+                _check(event)
     elif isinstance(message, Picture):
-        if not 0 <= message.chunk < message.chunks <= MAX_CHUNKS:
+        if not message.chunk < message.chunks:
             raise EventError(f"chunk {message.chunk} of {message.chunks}")
-        numbers, bookings = [message.router_id, message.following], message.bookings
-    else:
-        numbers, bookings = [message.router_id], []
-        if isinstance(message, Beat):
-            numbers.append(message.following)
-    if min(numbers) < 0:
-        raise EventError("no message of a router: a number is negative")
-    for booking in bookings:
-        _check(booking)
+        for booking in message.bookings:
+            _check(booking)
     return message
-
-
-MAX_CHUNKS = 4096
-_MOST_TOKENS = 2**32 - 1
 
 
 def _check(booking: Booked) -> None:
     if len(booking.hashes) % HASH_BYTES:
         raise EventError("no message of a router: part of a hash")
-    if not (0 < booking.isl <= _MOST_TOKENS and 0 <= booking.prefill_tokens <= booking.isl):
+    if booking.prefill_tokens > booking.isl:
         raise EventError("no message of a router: no length of a prompt")
-    if not 0 <= booking.expected_output_tokens <= _MOST_TOKENS:
-        raise EventError("no message of a router: no length of an answer")
-    if not (0 <= booking.worker_id < 2**64 and 0 <= booking.dp_rank < 2**32):
-        raise EventError("no message of a router: no worker")

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Protocol
 
 from ...runtime.identity import WorkerWithDpRank
-from .messages import HASH_BYTES, Batch, Beat, Booked, Ended, Event, Picture, Prefilled
+from .messages import HASH_BYTES, Batch, Beat, Booked, Event, Picture, Prefilled
 
 GONE_S = 3.0
 """A router that was not heard of for so long is gone."""
@@ -64,6 +64,7 @@ class _Peer:
         self.following: int | None = None  # the next batch; None: its picture is awaited
         self.ahead: dict[int, list[Event]] = {}
         self.bookings: dict[str, Booked] = {}
+        self.prefilled: set[str] = set()  # of those, that were not when they were booked
         self.missing_since: float | None = now
         self.asked_at = float("-inf")
         self.drawn = -1  # `following` of the picture whose chunks are here
@@ -94,7 +95,10 @@ class PeerBook:
     def bookings_on(self, worker: WorkerWithDpRank) -> list[tuple[str, Booked]]:
         """(key, booking) of all that is booked on a worker."""
         return [
-            (peer.mark + request_id, booking)
+            (
+                peer.mark + request_id,
+                booking.after_prefill() if request_id in peer.prefilled else booking,
+            )
             for peer in self._peers.values()
             for request_id, booking in peer.bookings.items()
             if (booking.worker_id, booking.dp_rank) == worker
@@ -200,55 +204,57 @@ class PeerBook:
             if isinstance(event, Booked):
                 self._book(peer, event)
             elif isinstance(event, Prefilled):
-                self._complete(peer, event)
+                self._complete(peer, event.request_id, event.cached_tokens)
             else:
-                self._release(peer, event)
+                self._release(peer, event.request_id, event.output_tokens)
 
     def _redraw(self, peer: _Peer, chunks: list[list[Booked]]) -> None:
         """Make the peer's bookings those of its picture, whose chunks are all there."""
         self.counts.pictures += 1
         drawn = {booking.request_id: booking for some in chunks for booking in some}
         for request_id in [name for name in peer.bookings if name not in drawn]:
-            self._release(peer, Ended(request_id))
+            self._release(peer, request_id)
         for booking in drawn.values():
             known = peer.bookings.get(booking.request_id)
             if known is None or _differ(known, booking):
                 self._book(peer, booking)
             elif booking.prefilled:
-                self._complete(peer, Prefilled(booking.request_id))
+                self._complete(peer, booking.request_id)
         peer.following, peer.chunks, peer.drawn = peer.drawn, {}, -1
         for sequence in [number for number in peer.ahead if number < peer.following]:
             del peer.ahead[sequence]
         self._drain(peer)
 
     def _book(self, peer: _Peer, booking: Booked) -> None:
-        if booking.request_id in peer.bookings:  # another attempt of the same request
-            self._release(peer, Ended(booking.request_id))
+        request_id = booking.request_id
+        if request_id in peer.bookings:  # another attempt of the same request
+            self._release(peer, request_id)
         entries = _entries(booking)
         if self._entries + entries > self._max_entries:
             self.counts.refused += 1
             return
         self._entries += entries
-        peer.bookings[booking.request_id] = booking
-        self._sink.book(peer.mark + booking.request_id, booking)
+        peer.bookings[request_id] = booking
+        self._sink.book(peer.mark + request_id, booking)
 
-    def _complete(self, peer: _Peer, event: Prefilled) -> None:
-        booking = peer.bookings.get(event.request_id)
-        if booking is not None and not booking.prefilled:
-            peer.bookings[event.request_id] = booking.after_prefill()
-            self._sink.complete_prefill(peer.mark + event.request_id, event.cached_tokens)
+    def _complete(self, peer: _Peer, request_id: str, cached_tokens: int = -1) -> None:
+        booking = peer.bookings.get(request_id)
+        if booking is not None and not booking.prefilled and request_id not in peer.prefilled:
+            peer.prefilled.add(request_id)
+            self._sink.complete_prefill(peer.mark + request_id, cached_tokens)
 
-    def _release(self, peer: _Peer, event: Ended) -> None:
-        booking = peer.bookings.pop(event.request_id, None)
+    def _release(self, peer: _Peer, request_id: str, output_tokens: int = 0) -> None:
+        booking = peer.bookings.pop(request_id, None)
         if booking is not None:
+            peer.prefilled.discard(request_id)
             self._entries -= _entries(booking)
-            self._sink.release(peer.mark + event.request_id, event.output_tokens)
+            self._sink.release(peer.mark + request_id, output_tokens)
 
     def _forget(self, router_id: int) -> None:
         peer = self._peers.pop(router_id, None)
         if peer is not None:
             for request_id in list(peer.bookings):
-                self._release(peer, Ended(request_id))
+                self._release(peer, request_id)
 
 
 def _entries(booking: Booked) -> int:
