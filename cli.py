@@ -87,6 +87,9 @@ BENCHES: Mapping[str, Entry] = {
         "bench.dispatcher:DispatcherBenchConfig",
         "bench.dispatcher:run",
     ),
+    "bookings": Entry(
+        "Sharing load between routers.", "bench.bookings:BookingsBenchConfig", "bench.bookings:run"
+    ),
     "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
     "grid": Entry("A policy in many fleets.", "bench.grid:GridConfig", "bench.grid:run"),
     "live": Entry(

@@ -40,7 +40,7 @@ def read_head(data: bytes, block_size: int) -> BatchHead | None:
     A last block of fewer tokens is the end of a prompt, and not wrong.
     """
     head = _grpc_head.read_head(data, block_size)
-    return None if head is None else BatchHead(*head)
+    return None if head is None else BatchHead._make(head)
 
 
 def frame_batch(

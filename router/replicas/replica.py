@@ -142,7 +142,7 @@ class Replica:
         if beat.name and beat.name == self.own.name and beat.router_id not in self._namesakes:
             if len(self._namesakes) < MAX_NAMESAKES:
                 self._namesakes.add(beat.router_id)
-                log.warning("another router has the same name", router_id=beat.name)
+                log.warning("another router has the same name", name=beat.name, id=beat.router_id)
 
 
 MAX_NAMESAKES = 64

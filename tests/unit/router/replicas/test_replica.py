@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
+import structlog
 
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
@@ -233,6 +234,21 @@ def test_without_reuse_no_blocks_are_shared() -> None:
         site.router.decide(prompt(0), "a", pinned_worker=0)
     pass_on(sites)
     assert sites[0].loads()[0] == sites[1].loads()[0] == (8, 128, 2)
+
+
+def test_two_routers_with_one_name_are_told_apart_and_named_once(sites: list[Site]) -> None:
+    """Their ids differ; what the name is for are people, who are told."""
+    with structlog.testing.capture_logs() as logs:
+        made = [Site(4), Site(5)]
+        for _ in range(12):
+            pass_on(made)
+    (line, other) = logs
+    assert line["event"] == other["event"] == "another router has the same name"
+    assert {(each["name"], each["id"]) for each in logs} == {("router", 4), ("router", 5)}
+    made[0].router.decide(prompt(0), "a", pinned_worker=1)
+    made[1].router.decide(prompt(0), "a", pinned_worker=1)
+    pass_on(made)
+    assert made[0].requests() == made[1].requests() == [0, 2, 0]
 
 
 def test_a_router_that_shares_nothing_counts_nobody() -> None:

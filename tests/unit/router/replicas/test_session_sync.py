@@ -84,6 +84,37 @@ def test_two_routers_agree_and_a_third_is_told_all() -> None:
     assert three.worker_of("a") == (2, 0)
 
 
+@pytest.mark.parametrize("ahead_s", [-60, 60])
+def test_clocks_that_are_a_minute_apart_change_nothing(ahead_s: int) -> None:
+    """The later binding counts, whichever router's time of day is behind."""
+    one, two = Site(1, 2), Site(1, 2)
+    wall_ns = NOW_NS + ahead_s * 10**9
+    two.sync = SessionSync(two.sessions, 78, lambda: wall_ns)
+    one.sessions.table.sequence, two.sessions.table.sequence = NOW_NS - 1, wall_ns - 1
+    turns = [(one, two, 1), (two, one, 2), (one, two, 1), (two, one, 2)]
+    for here, there, worker_id in turns:
+        here.sessions.bind(Session("a"), WorkerWithDpRank(worker_id, 0))
+        for message in here.sync.messages():
+            there.sync.hear(message)
+        assert here.worker_of("a") == there.worker_of("a") == (worker_id, 0)
+    assert one.sessions.table.counts.outdated == two.sessions.table.counts.outdated == 0
+
+
+def test_a_binding_to_a_worker_that_left_is_wanted_nowhere() -> None:
+    one, two = Site(1, 2), Site(1, 2)
+    one.sessions.bind(Session("a"), WorkerWithDpRank(1, 0))
+    told = one.sync.messages()
+    two.router.remove_worker(1)
+    for message in told:
+        two.sync.hear(message)
+    assert two.worker_of("a") is None
+    two.sessions.bind(Session("a"), WorkerWithDpRank(2, 0))
+    assert two.worker_of("a") == (2, 0)
+    for message in two.sync.messages():
+        one.sync.hear(message)
+    assert one.worker_of("a") == (2, 0)
+
+
 def test_a_worker_that_is_not_known_yet_is_wanted_once_it_is() -> None:
     one, two = Site(1), Site()
     one.sessions.bind(Session("a"), WorkerWithDpRank(1, 0))
