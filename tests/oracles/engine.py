@@ -43,7 +43,7 @@ class OracleMockEngine:
             request,
             block_size=config.block_size,
             vocab_size=config.vocab_size,
-            eos=config.eos_token_id,
+            ends=config.end_tokens,
         )
         job = Job(sequence, config.block_size)
         if request.returning_tokens is not None:

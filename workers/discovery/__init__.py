@@ -4,6 +4,7 @@ from .card_files import CardFile, WrongFileError, checked_folder, model_files, t
 from .config import STATIC, DiscoveryConfig
 from .departures import Departures
 from .discovered import TRTLLM, DiscoveredWorker, Fleet
+from .end_tokens import end_tokens_of
 from .event_keys import (
     EVENT_SOURCES,
     RECOVERY,
@@ -51,6 +52,7 @@ __all__ = [
     "decode_card",
     "decode_source",
     "encode_card",
+    "end_tokens_of",
     "event_channel",
     "event_source",
     "model_files",

@@ -15,6 +15,7 @@ ENGINE_TYPES = ("vllm", "classic")
 DISAGGREGATION_MODES = ("agg", "prefill", "decode")
 PREEMPTION_MODES = ("lifo", "fifo")
 _CLASSIC_WATERMARK = 0.01
+_USUAL_END = 2  # the end token of most models
 _MOST_RANKS = 4096
 
 
@@ -72,7 +73,11 @@ class EngineConfig:
     )
     max_waiting: int = option(65536, "Most waiting requests; more are turned away.")
     vocab_size: int = option(32000, "Token ids are below this.")
-    eos_token_id: int = option(2, "A token id that is never generated.")
+    eos_token_id: tuple[int, ...] = option(
+        (),
+        "Token ids that end an answer, and are never generated. Not given: those of the model in"
+        " --model-path; else 2.",
+    )
     decode_speedup_ratio: float = option(1.0, "How much faster decoding is than the timing model.")
     tiers: TierConfig = field(default_factory=TierConfig, metadata={"inline": True})
 
@@ -90,7 +95,7 @@ class EngineConfig:
             require("watermark", 0 <= self.watermark < 1, "must be in [0, 1)")
         require("startup_time_s", 0 <= self.startup_time_s < math.inf, "must be 0 or more")
         require("vocab_size", 2 <= self.vocab_size <= MAX_TOKEN_ID, "must be in 2..2**32")
-        require("eos_token_id", self.eos_token_id >= 0, "must not be negative")
+        require("eos_token_id", min(self.eos_token_id, default=0) >= 0, "must not be negative")
         require_positive("decode_speedup_ratio", self.decode_speedup_ratio)
         attention = self.attention_us_per_ktoken2
         require("attention_us_per_ktoken2", 0 <= attention < math.inf, "must be 0 or more")
@@ -98,6 +103,11 @@ class EngineConfig:
             require("max_model_len", self.max_model_len >= 2, "must be at least 2")
         require("num_gpu_blocks", self.max_seq_len >= 2, "the cache must hold 2 tokens")
         _ = self.timing  # which reads the profile
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Token ids that are never generated."""
+        return frozenset(self.eos_token_id or (_USUAL_END,))
 
     @cached_property
     def timing(self) -> StepTiming:

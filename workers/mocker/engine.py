@@ -20,6 +20,7 @@ from ..serving import (
 )
 from .config import EngineConfig
 from .core import SingleEngine
+from .sampling import banned_tokens
 from .sequence import Sequence
 
 _NUMBERS = 2**32
@@ -100,7 +101,7 @@ class MockEngine:
             request,
             block_size=config.block_size,
             vocab_size=config.vocab_size,
-            eos=config.eos_token_id,
+            ends=config.end_tokens,
         )
         number, returning = self._new_number(), request.returning_tokens
         self._core.submit(
@@ -203,8 +204,8 @@ class MockEngine:
                 f"the limit of {config.max_seq_len} ({config.length_key})",
                 field="max_tokens",
             )
-        banned = sum(token < config.vocab_size for token in request.bad_token_ids)
-        if banned >= config.vocab_size - 1:
+        banned = banned_tokens(request, vocab_size=config.vocab_size, ends=config.end_tokens)
+        if len(banned) >= config.vocab_size:
             raise InvalidRequestError("no token is left to generate", field="bad_token_ids")
         if not 0 <= (request.seed or 0) < 2**64:
             raise InvalidRequestError("seed must fit 64 bits", field="seed")

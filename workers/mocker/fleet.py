@@ -16,7 +16,7 @@ from ...runtime.security import ServerTls
 from ..serving import ServingContext, WorkerRegistration, say
 from .config import MockerConfig
 from .fault_api import FaultApi
-from .own_model import CARD_KINDS, card_files
+from .own_model import CARD_KINDS, card_files, with_end_tokens
 from .server import MockServer
 
 _OTHER_FILES = 64
@@ -50,7 +50,7 @@ class MockFleet:
                 tls=tls,
                 registration=_registration(store, config, requests),
             )
-            for config in configs
+            for config in map(with_end_tokens, configs)
             for index in range(config.workers)
         ]
 

@@ -1,10 +1,11 @@
 """The model that mock engines serve: what they say of it, and a small tokenizer of our own, as a
 model's folder has it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..discovery import DECODE, PREFILL, model_files, tokenizer_files
+from ..discovery import DECODE, PREFILL, end_tokens_of, model_files, tokenizer_files
 from ..engine_facts import EngineFacts
 from .config import EngineConfig, MockerConfig
 
@@ -27,6 +28,15 @@ def card_files(config: MockerConfig) -> dict[str, Any]:
     if config.model_path is not None:
         return tokenizer_files(config.model_path)
     return model_files(OWN_MODEL) if config.engine.vocab_size <= OWN_VOCABULARY else {}
+
+
+def with_end_tokens(config: MockerConfig) -> MockerConfig:
+    """The same, never to generate what ends an answer of its model, unless it says what does.
+    ConfigError if a file of the model cannot be read."""
+    if config.model_path is None or config.engine.eos_token_id:
+        return config
+    ends = tuple(sorted(end_tokens_of(config.model_path)))
+    return replace(config, engine=replace(config.engine, eos_token_id=ends))
 
 
 def facts_of(config: EngineConfig) -> EngineFacts:

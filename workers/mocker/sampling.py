@@ -25,13 +25,13 @@ class OutputPlan(NamedTuple):
     matched_stop: int | None  # the stop token that ended it
 
 
-def plan_output(request: EngineRequest, *, vocab_size: int, eos: int) -> OutputPlan:
+def plan_output(request: EngineRequest, *, vocab_size: int, ends: frozenset[int]) -> OutputPlan:
     """The request's output: max_tokens long, or up to the first stop token that comes up.
 
-    Ids are below `vocab_size`; neither `eos` nor a bad token is among them. At least one id
+    Ids are below `vocab_size`; neither `ends` nor bad tokens are among them. At least one id
     must be left to choose from (the engine checks).
     """
-    banned = np.array(sorted(t for t in request.bad_token_ids | {eos} if t < vocab_size))
+    banned = np.array(banned_tokens(request, vocab_size=vocab_size, ends=ends), np.int64)
     ranks = _ranks(request, banned, vocab_size - len(banned))
     # The id of rank r among the allowed ones: r, plus the banned ids that come before it.
     passed = np.searchsorted(banned - np.arange(len(banned)), ranks, side="right")
@@ -46,10 +46,15 @@ def plan_output(request: EngineRequest, *, vocab_size: int, eos: int) -> OutputP
     return OutputPlan(tokens, len(tokens), "length", None)
 
 
-def logprob_of(request: EngineRequest, vocab_size: int) -> float:
+def banned_tokens(request: EngineRequest, *, vocab_size: int, ends: frozenset[int]) -> list[int]:
+    """The ids below `vocab_size` that a request does not get, sorted."""
+    return sorted(token for token in request.bad_token_ids | ends if token < vocab_size)
+
+
+def logprob_of(request: EngineRequest, *, vocab_size: int, ends: frozenset[int]) -> float:
     """Of each token: it is drawn evenly from those that are allowed."""
-    banned = len(request.bad_token_ids) + 1
-    return -math.log(max(1, vocab_size - banned))
+    banned = banned_tokens(request, vocab_size=vocab_size, ends=ends)
+    return -math.log(max(1, vocab_size - len(banned)))
 
 
 def _ranks(

@@ -32,9 +32,9 @@ class Sequence:
     )
 
     def __init__(
-        self, request: EngineRequest, *, block_size: int, vocab_size: int, eos: int
+        self, request: EngineRequest, *, block_size: int, vocab_size: int, ends: frozenset[int]
     ) -> None:
-        plan = plan_output(request, vocab_size=vocab_size, eos=eos)
+        plan = plan_output(request, vocab_size=vocab_size, ends=ends)
         tokens = np.concatenate([request.token_ids, plan.tokens])
         local = block_hashes(
             tokens,

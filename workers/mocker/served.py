@@ -138,9 +138,9 @@ class MockAnswer:
             if role.hands_over:
                 handoff = role.handoff(len(request.token_ids))
                 self._handoff = msgspec.json.encode(handoff)
-            vocab_size = self._engine.ranks.config.vocab_size
+            config = self._engine.ranks.config
             self._open = [
-                _OneAnswer(stream, index, vocab_size) for index, stream in enumerate(self._streams)
+                _OneAnswer(stream, index, config) for index, stream in enumerate(self._streams)
             ]
         while self._open:
             for answer in self._open:
@@ -164,13 +164,16 @@ class MockAnswer:
 class _OneAnswer:
     """One of the answers to a request, and how far it was told."""
 
-    def __init__(self, stream: TokenStream, index: int, vocab_size: int) -> None:
+    def __init__(self, stream: TokenStream, index: int, config: EngineConfig) -> None:
         self.stream = stream
         self._index = index
         self._told = 0
         request = stream.sequence.request
         self._whole = not request.streaming
-        self._logprob = None if request.logprobs is None else logprob_of(request, vocab_size)
+        self._logprob = None
+        if request.logprobs is not None:
+            size, ends = config.vocab_size, config.end_tokens
+            self._logprob = logprob_of(request, vocab_size=size, ends=ends)
 
     def next(self) -> AnswerPart | None:
         """What is ready: one token, if it is streamed, or all and why it ended; None: nothing."""

@@ -214,7 +214,7 @@ async def test_our_engines_behind_dynamos_frontend(
     model = tmp_path / "model"
     write_model(model)
     # The model's token that ends an answer is 1: an engine that makes it is cut short there.
-    engine = EngineConfig(block_size=16, num_gpu_blocks=2048, vocab_size=2000, eos_token_id=1)
+    engine = EngineConfig(block_size=16, num_gpu_blocks=2048, vocab_size=2000, eos_token_id=(1,))
     more = {"model_path": str(model), "model_id": "ours", "engine": engine}
     async with registered(etcd, 2, nats=nats.url, dialect="dynamo", **more):
         frontend = DynamoFrontend(tmp_path / "front", environ(etcd, nats), "etcd", "nats")
@@ -237,5 +237,5 @@ def words_for(tokens: list[int], count: int, engine: EngineConfig) -> list[str]:
     asked = EngineRequest(
         request_id="", token_ids=np.array(tokens, dtype=np.uint32), max_tokens=count
     )
-    planned = plan_output(asked, vocab_size=engine.vocab_size, eos=engine.eos_token_id).tokens
+    planned = plan_output(asked, vocab_size=engine.vocab_size, ends=engine.end_tokens).tokens
     return [f"w{token}" if token > 2 else "<unk>" for token in planned if token != 0]

@@ -323,5 +323,7 @@ class Answer:
             token_ids=np.array(self._request.tokenized.input_token_ids, dtype=np.uint32),
             max_tokens=self._request.max_tokens,
         )
-        tokens: list[int] = plan_output(asked, vocab_size=VOCABULARY, eos=EOS).tokens.tolist()
+        tokens: list[int] = plan_output(
+            asked, vocab_size=VOCABULARY, ends=frozenset({EOS})
+        ).tokens.tolist()
         return tokens

@@ -77,7 +77,9 @@ class Streams:
         asked = EngineRequest(
             request_id="", token_ids=np.array(prompt, np.uint32), max_tokens=self._tokens
         )
-        found: list[int] = plan_output(asked, vocab_size=VOCABULARY, eos=EOS).tokens.tolist()
+        found: list[int] = plan_output(
+            asked, vocab_size=VOCABULARY, ends=frozenset({EOS})
+        ).tokens.tolist()
         return found
 
     async def of_grpc(self, channel: aio.Channel, name: str) -> None:

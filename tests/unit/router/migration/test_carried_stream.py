@@ -32,7 +32,7 @@ def answered(body: bytes, at_once: int, cached: int = 0) -> Iterator[bytes]:
             keep_stop_token=request.include_stop_token_in_output,
         ),
         vocab_size=VOCABULARY,
-        eos=EOS,
+        ends=frozenset({EOS}),
     )
     tokens = plan.tokens[: plan.visible].tolist()
     for begin in range(0, len(tokens), at_once):

@@ -29,7 +29,7 @@ from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
         (EngineConfig, "planner_profile_data", "/no/such/file"),
         (EngineConfig, "vocab_size", 1),
         (EngineConfig, "vocab_size", 2**32 + 1),
-        (EngineConfig, "eos_token_id", -1),
+        (EngineConfig, "eos_token_id", (2, -1)),
         (EngineConfig, "decode_speedup_ratio", 0.0),
         (EngineConfig, "attention_us_per_ktoken2", -1.0),
         (MockerConfig, "workers", 0),

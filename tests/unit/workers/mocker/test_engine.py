@@ -325,7 +325,7 @@ def test_stop_tokens_end_the_output_and_are_shown_only_on_request():
 
 
 def test_output_depends_on_prompt_and_seed_and_avoids_what_it_must():
-    config = EngineConfig(vocab_size=8, eos_token_id=2)
+    config = EngineConfig(vocab_size=8)
 
     def output(prompt, n=200, **more):
         return MockEngine(config).submit(request("a", prompt, n, **more)).output
@@ -340,7 +340,7 @@ def test_output_depends_on_prompt_and_seed_and_avoids_what_it_must():
 
 @pytest.mark.parametrize("more", [{}, {"seed": 7}, {"bad_token_ids": frozenset({0, 7, 99})}])
 def test_a_prompt_with_a_part_of_its_output_gets_the_rest(more: dict[str, object]) -> None:
-    config = EngineConfig(vocab_size=64, eos_token_id=2)
+    config = EngineConfig(vocab_size=64)
     prompt = [9, 2, 63, 0, 41]
     whole = MockEngine(config).submit(request("a", prompt, 40, **more)).output
     for come in (1, 2, 17, 39):
