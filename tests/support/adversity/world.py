@@ -38,6 +38,9 @@ SERVE = (
     *("--worker-connect-timeout-s", "2", "--router-active-request-expiry-secs", "5"),
     # The index is held against the engines, so what decisions predict of them stays out of it.
     *("--router-predicted-ttl-secs", "0"),
+    # A step's clients come all at once: of those that one engine fails, more than the usual 16
+    # may wait for the one that is left. What the budget refuses is asked elsewhere.
+    *("--retry-budget-least", "64"),
 )
 CHANNEL = (
     ("grpc.use_local_subchannel_pool", 1),
