@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from fuzz.dynamo_part import part_seeds
 from fuzz.http2_peer import http2_seeds
+from fuzz.http2_server import http2_server_seeds
 from fuzz.http_answer import answer_seeds
 
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
@@ -144,6 +145,7 @@ SEEDS: Mapping[str, Sequence[bytes]] = {
     "index": _message_rows(),
     "tree": _calls(),
     "http2": http2_seeds(),
+    "http2_server": http2_server_seeds(),
     "http_answer": answer_seeds(),
     "dynamo_part": part_seeds(),
 }

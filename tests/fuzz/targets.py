@@ -13,6 +13,7 @@ from typing import Any
 from fuzz.dynamo_part import check_dynamo_part
 from fuzz.guarded import Guarded
 from fuzz.http2_peer import check_http2
+from fuzz.http2_server import check_http2_server
 from fuzz.http_answer import check_http_answer
 from google.protobuf.message import DecodeError
 from instruments.tree_check import check_integrity
@@ -211,6 +212,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "index": check_index,
     "tree": check_tree,
     "http2": check_http2,
+    "http2_server": check_http2_server,
     "http_answer": check_http_answer,
     "dynamo_part": check_dynamo_part,
 }
