@@ -91,6 +91,9 @@ BENCHES: Mapping[str, Entry] = {
         "Sharing load between routers.", "bench.bookings:BookingsBenchConfig", "bench.bookings:run"
     ),
     "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
+    "fronts": Entry(
+        "Several processes on one port.", "bench.fronts:FrontsBenchConfig", "bench.fronts:run"
+    ),
     "grid": Entry("A policy in many fleets.", "bench.grid:GridConfig", "bench.grid:run"),
     "live": Entry(
         "Real processes beside the simulation.", "bench.live:LiveConfig", "bench.live:run"

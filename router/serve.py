@@ -181,7 +181,8 @@ class Server:
             self._grpc.bind(config.host, config.port)
         await self._http.start(config.host, config.http_port)
         stack.push_async_callback(self._http.close)
-        for line in self.security.exposed(self._grpc.port, self._http.port, self._http.admin):
+        port = self._grpc.port if self._listens else config.port
+        for line in self.security.exposed(port, self._http.port, self._http.admin):
             log.warning(line)
         self.metrics.loop_lag.start()
         stack.callback(self.metrics.loop_lag.close)
@@ -263,4 +264,6 @@ class Server:
         }
         for tell in self.more_health:
             more |= tell()
-        return bool(more["workers"].get("ready")) and not self._draining, more
+        # Where fronts take the requests, none of them can be taken without one.
+        served = more["workers"].get("ready") and more.get("fronts") != []
+        return bool(served) and not self._draining, more

@@ -1,6 +1,6 @@
 """Live load: a client that replays a trace, what it counts, and the processes it needs.
 
-Entered by the commands `replay`, `demo`, `proxy`, `path` and `hostile`.
+Entered by the commands `replay`, `demo`, `proxy`, `path`, `fronts` and `hostile`.
 """
 
 from .client import LoadClient, encode_generate

@@ -14,6 +14,7 @@ from .messages import FrameError, MessageReader, encode
 
 AT_ONCE = 64
 """Messages handled before others have their turn on the event loop."""
+NOTES_S = 0.002
 MAX_UNSENT_BYTES = 8 << 20
 """With more that the other side has not read, the connection is given up."""
 _PEER = struct.Struct("3i")  # Linux: pid, uid, gid
@@ -44,6 +45,8 @@ class MessageConnection(asyncio.Protocol, Generic[T]):
         self._transport: asyncio.Transport | None = None
         self._unsent: list[Any] = []
         self._flush_at: asyncio.Handle | None = None
+        self._flush_late = False
+        self._is_working = False
         self._came: deque[T] = deque()
         self._working: asyncio.Handle | None = None
         self._why = "it was closed"
@@ -59,8 +62,23 @@ class MessageConnection(asyncio.Protocol, Generic[T]):
         if self._transport is None:
             return
         self._unsent.append(message)
-        if self._flush_at is None:
+        if self._is_working:
+            return  # it goes with the other answers
+        if self._flush_at is None or self._flush_late:
+            if self._flush_at is not None:
+                self._flush_at.cancel()
+            self._flush_late = False
             self._flush_at = asyncio.get_running_loop().call_soon(self.flush)
+
+    def note(self, message: Any) -> None:
+        """Send a message with the next one that is told, or within NOTES_S: to be woken for each
+        would cost the peer more than all of them."""
+        if self._transport is None:
+            return
+        self._unsent.append(message)
+        if self._flush_at is None:
+            self._flush_late = True
+            self._flush_at = asyncio.get_running_loop().call_later(NOTES_S, self.flush)
 
     def flush(self) -> None:
         """Send now what was told."""
@@ -126,6 +144,7 @@ class MessageConnection(asyncio.Protocol, Generic[T]):
     def _work(self) -> None:
         """Handle what came, some at a time; nothing more is read until that is done."""
         self._working = None
+        self._is_working = True
         try:
             for _ in range(min(AT_ONCE, len(self._came))):
                 if self._transport is None:
@@ -134,6 +153,9 @@ class MessageConnection(asyncio.Protocol, Generic[T]):
         except (ValueError, FrameError) as error:
             self.close(f"it makes no sense: {error}")
             return
+        finally:
+            self._is_working = False
+        self.flush()
         if self._transport is None:
             return
         if self._came:

@@ -96,7 +96,7 @@ class Front:
         )
         self._decisions.attach(self._link)
         assert isinstance(monitor.reports, ToldReports)
-        monitor.reports.tell = self._link.tell
+        monitor.reports.tell = self._link.note
         hits = LimitHits()
         reader = RequestReader(config.router.block_size, config.peers, hits)
         self._metrics = RouterMetrics(router, clock, lambda: self._dispatcher.in_flight)

@@ -117,6 +117,11 @@ class DeciderLink:
         if self._connection is not None:
             self._connection.tell(message)
 
+    def note(self, message: Any) -> None:
+        """The same of what can wait for some milliseconds."""
+        if self._connection is not None:
+            self._connection.note(message)
+
     def next_serial(self) -> int:
         return next(self._serials)
 

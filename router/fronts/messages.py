@@ -18,7 +18,7 @@ VERSION = 1
 MAX_FRAME_BYTES = 32 << 20
 """A prompt of a million tokens in blocks of 16 has 1 MB of hashes."""
 FRAME_BYTES = 1 << 20
-"""A batch of messages is cut into frames of about this."""
+"""A batch of messages is cut into frames of at most this, if it can be."""
 _LENGTH = struct.Struct(">I")
 T = TypeVar("T")
 
@@ -253,26 +253,13 @@ _encoder = msgspec.msgpack.Encoder()
 
 def encode(messages: Sequence[_Message]) -> bytes:
     """The frames that say this. FrameError if a message is larger than a frame may be."""
-    frames: list[bytes] = []
-    bodies: list[bytes] = []
-    size = 0
-    for body in map(_encoder.encode, messages):
-        if size and size + len(body) > FRAME_BYTES:
-            frames.append(_frame(bodies))
-            bodies, size = [], 0
-        bodies.append(body)
-        size += len(body)
-    if bodies:
-        frames.append(_frame(bodies))
-    return b"".join(frames)
-
-
-def _frame(bodies: list[bytes]) -> bytes:
-    head = b"\xdd" + _LENGTH.pack(len(bodies))  # msgpack: an array of so many
-    length = len(head) + sum(map(len, bodies))
-    if length > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {length} bytes is larger than any may be")
-    return b"".join((_LENGTH.pack(length), head, *bodies))
+    body = _encoder.encode(messages)
+    if len(body) > FRAME_BYTES and len(messages) > 1:
+        half = len(messages) // 2
+        return encode(messages[:half]) + encode(messages[half:])
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {len(body)} bytes is larger than any may be")
+    return _LENGTH.pack(len(body)) + body
 
 
 class MessageReader(Generic[T]):
@@ -285,18 +272,24 @@ class MessageReader(Generic[T]):
     def feed(self, data: bytes) -> list[T]:
         """The messages that are complete now. FrameError if the stream cannot go on."""
         kept, messages, at = self._kept, list[T](), 0
-        kept += data
-        while len(kept) - at >= _LENGTH.size:
-            length: int = _LENGTH.unpack_from(kept, at)[0]
+        source: bytes | bytearray = data
+        if kept:  # else what comes is mostly whole
+            kept += data
+            source = kept
+        while len(source) - at >= _LENGTH.size:
+            length: int = _LENGTH.unpack_from(source, at)[0]
             if length > MAX_FRAME_BYTES:
                 raise FrameError(f"a frame of {length} bytes is larger than any may be")
             start = at + _LENGTH.size
-            if len(kept) < start + length:
+            if len(source) < start + length:
                 break
             at = start + length
             try:
-                messages += self._decoder.decode(bytes(kept[start:at]))
+                messages += self._decoder.decode(bytes(source[start:at]))
             except msgspec.MsgspecError as error:
                 raise FrameError(f"a frame cannot be read: {error}") from None
-        del kept[:at]
+        if kept:
+            del kept[:at]
+        elif at < len(data):
+            kept += data[at:]
         return messages

@@ -120,7 +120,7 @@ class RemoteDecisions:
         booking = self._booked.get(request_id)
         if booking is not None:
             booking.output_tokens = generated
-            self._tell(Output(request_id, generated))
+            self._note(Output(request_id, generated))
 
     def touch_all(self, request_ids: Iterable[str]) -> None:
         """They are alive as long as our connection is."""
@@ -129,17 +129,22 @@ class RemoteDecisions:
         booking = self._booked.pop(request_id, None)
         if booking is not None:
             self._picture.on_ended(booking.worker)
-            self._tell(Freed(request_id, output_tokens))
+            self._note(Freed(request_id, output_tokens))
 
     def _prefilled(self, message: Prefilled) -> None:
         booking = self._booked.get(message.booking_id)
         if booking is not None:
             booking.prefilled = True
-            self._tell(message)
+            self._note(message)
 
     def _tell(self, message: object) -> None:
         if self._link is not None:
             self._link.tell(message)
+
+    def _note(self, message: object) -> None:
+        """A load changes: told within milliseconds, at once if somebody waits for it."""
+        if self._link is not None:
+            (self._link.tell if self._waiting else self._link.note)(message)
 
     # Asking
 
