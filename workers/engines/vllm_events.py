@@ -32,18 +32,23 @@ class VllmEvents:
     async def _follow(self) -> None:
         asked = False  # for the number that is missing
         while True:
-            call: PulledCall = self._subscriber.subscribe_kv_events(self._last + 1)
+            # 0: of a cache that nothing is known of, all that there is.
+            start = self._last + 1 if self._last else 0
+            call: PulledCall = self._subscriber.subscribe_kv_events(start)
             try:
                 await call.initial_metadata()
                 while (batch := await call.read()) is not None:
                     number = common_pb.KvEventBatch.FromString(batch).sequence_number
-                    if number <= self._last:
-                        continue
-                    if number > self._last + 1 and not asked:
+                    if number <= self._last:  # of another numbering
+                        self._forget(0)
+                        self._last = 0
+                        break
+                    missing = number - self._last - 1
+                    if missing and not asked:
                         asked = True
                         break  # once more, with a replay from the missing one on
-                    if number > self._last + 1:
-                        self._forget(number - self._last - 1)
+                    if missing:
+                        self._forget(missing)
                     asked = False
                     self._last = number
                     self._tell(*self._mirror.apply(batch))
