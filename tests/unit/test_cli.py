@@ -73,6 +73,32 @@ def test_a_policy_has_the_name_that_reports_use() -> None:
     assert KvRouterConfig(mode="random").policy_name == "random"
 
 
+@pytest.mark.parametrize("engine", ["trtllm", "vllm"])
+def test_workers_explain_themselves_and_refuse_what_they_cannot_run(
+    run, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = run("worker", engine, "--help")
+    assert code == 0 and f"DYNAMO_ROUTER_{engine.upper()}_BLOCK_SIZE" in out
+    assert "--discovery" in out and "--drain-timeout-s" in out
+    for words, text in (
+        ((), "model: name a model"),
+        (("--model", "/there/is/none"), "model: there is no folder /there/is/none"),
+        (("--model", "m", "--block-size", "0"), "block_size: must be at least 1"),
+        (("--model", "m", "--engine-args", "[1]"), "engine_args: not a JSON object"),
+        (("--model", "m", "--kv-cache-memory", "2"), "kv_cache_memory: must be in (0, 1]"),
+    ):
+        code, _, err = run("worker", engine, *words)
+        assert code == 2 and text in err
+    monkeypatch.setenv(f"DYNAMO_ROUTER_{engine.upper()}_PORT", "70000")
+    assert "port" in run("worker", engine, "--model", "m")[2]
+
+
+def test_a_worker_of_vllm_is_one_rank(run) -> None:
+    args = '{"data_parallel_size": 2}'
+    code, _, err = run("worker", "vllm", "--model", "m", "--engine-args", args)
+    assert code == 2 and "start a worker for each rank" in err
+
+
 @pytest.mark.parametrize("command", ["serve", "mocker", "simulate", "replay", "demo", "config"])
 def test_every_command_explains_itself(run, command: str) -> None:
     code, out, _ = run(command, "--help")

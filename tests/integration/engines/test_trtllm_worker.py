@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,16 @@ async def test_a_router_finds_it_and_knows_its_cache(
             await until(lambda: not doors.server.monitor.ready_clients())
 
 
+@pytest.mark.parametrize("dialect", ["trtllm", "dynamo"])
 async def test_streams_of_an_engine_that_dies_go_on_elsewhere(
-    tmp_path: Path, backend: Backend
+    tmp_path: Path, backend: Backend, dialect: str
 ) -> None:
     slow = {"FAKE_TRTLLM_STEP_S": "0.01"}
     async with (
-        worker(tmp_path / "a", backend, **slow) as steady,
-        worker(tmp_path / "b", backend, **slow, FAKE_TRTLLM_DIES_AFTER_S="4") as dying,
+        worker(tmp_path / "a", backend, "--dialect", dialect, **slow) as steady,
+        worker(
+            tmp_path / "b", backend, "--dialect", dialect, **slow, FAKE_TRTLLM_DIES_AFTER_S="4"
+        ) as dying,
     ):
         for each in (steady, dying):
             await each.says("ready")
@@ -132,7 +136,7 @@ async def test_a_drain_lets_streams_end_and_a_second_signal_does_not(tmp_path: P
                 _ = [message async for message in messages]
 
 
-async def test_a_port_in_use_and_a_missing_library_are_one_line(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -140,8 +144,12 @@ async def test_a_port_in_use_and_a_missing_library_are_one_line(tmp_path: Path) 
         async with worker(tmp_path / "a", None, "--port", port) as engine:
             assert await engine.ended() == 2
             assert f"cannot listen on 127.0.0.1:{port}: is it in use?" in engine.text
+
+
+@pytest.mark.skipif(find_spec("tensorrt_llm") is not None, reason="the real library is here")
+async def test_a_missing_library_is_one_line(tmp_path: Path) -> None:
     words = ("worker", "trtllm", "--model", "tiny")
-    async with command(tmp_path / "b", *words) as engine:
+    async with command(tmp_path, *words) as engine:
         assert await engine.ended() == 2
         wanted = "dynamo-router: tensorrt_llm is not installed: pip install 'dynamo-router[trtllm]'"
         assert engine.text.strip() == wanted

@@ -88,6 +88,7 @@ async def test_answers_and_the_cache(tmp_path: Path, backend: Backend) -> None:
         salted = await doors.answers(asked("salt", 300, cache_salt_id=7))
         assert salted[-1].complete.cached_tokens == 0
         several = asked("n", 300, sampling_config={"num_return_sequences": 2})
+        several.sampling_config.temperature = 1.0
         ends = [m.complete for m in await doors.answers(several) if m.HasField("complete")]
         assert {end.sequence_index for end in ends} == {0, 1}
         with pytest.raises(grpc.RpcError) as caught:

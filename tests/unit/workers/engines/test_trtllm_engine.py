@@ -253,6 +253,7 @@ async def test_a_model_that_cannot_be_run_is_one_clear_error(library: Any) -> No
     await server.stop()
 
 
-async def test_without_the_library_the_extra_is_named() -> None:
+async def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", None)  # as if it were not installed
     with pytest.raises(ConfigError, match=r"pip install 'dynamo-router\[trtllm\]'"):
         await TrtllmEngine(CONFIG).start(lambda rank, events: None)
