@@ -65,6 +65,11 @@ class ServeConfig:
     )
     tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
     worker_tls: WorkerTlsConfig = field(default_factory=WorkerTlsConfig)
+    worker_api_key_file: str | None = option(
+        None,
+        "File with the key that engines which speak OpenAI's HTTP ask for. Not given: that of the"
+        " variable DYNAMO_ROUTER_WORKER_API_KEY, if it is set.",
+    )
     router: KvRouterConfig = field(default_factory=KvRouterConfig)
     workers: tuple[str, ...] = option(
         (),

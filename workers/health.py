@@ -15,7 +15,7 @@ import structlog
 
 from ..runtime.clock import Clock
 from ..runtime.errors import ConfigError, WorkerError
-from ..runtime.security import ClientTls, WorkerTlsConfig
+from ..runtime.security import ClientTls, EngineKey, WorkerTlsConfig
 from ..runtime.supervised import supervise
 from .channels import ConnectionPolicy
 from .dialects import EngineClient, OpenAiClient
@@ -65,10 +65,11 @@ class HealthMonitor:
         connection: ConnectionPolicy | None = None,
         mixed_models: bool = False,
         tls: ClientTls | None = None,
+        key: EngineKey | None = None,
         reports: type[RequestReports] = RequestReports,
     ) -> None:
-        """`tls` is for engines at grpcs:// addresses; None: the system's authorities. `reports` is
-        the kind of `reports` that it has."""
+        """`tls` is for engines at grpcs:// addresses; None: the system's authorities. `key`: shown
+        to engines that speak OpenAI's HTTP. `reports` is the kind of `reports` that it has."""
         self._registry = registry
         self._clock = clock
         self._block_size = block_size
@@ -78,7 +79,7 @@ class HealthMonitor:
         self._facts: EngineFacts | None = None
         self._limits: PromptLimits | None = None
         self._first_probes = asyncio.Semaphore(FIRST_PROBES_AT_ONCE)
-        self._tls = tls
+        self._tls, self._key = tls, key
         self.reports = reports(clock, outliers, on_changed=self._on_reported, on_lost=self._on_lost)
         self._engines = EngineTable(registry, self.reports.forget)
         self.listeners: list[Callable[[], None]] = []
@@ -114,7 +115,9 @@ class HealthMonitor:
         tls = self._tls if url.tls else None
         if url.dialect == OPENAI:
             size = self._block_size
-            return OpenAiClient(url.address, self._connection, tls, url.tls_name, block_size=size)
+            return OpenAiClient(
+                url.address, self._connection, tls, url.tls_name, block_size=size, key=self._key
+            )
         return TrtllmClient(url.address, self._connection, tls, url.tls_name)
 
     def set_policy(self, policy: HealthPolicy) -> None:

@@ -1,7 +1,14 @@
 """Everything about secrecy and rights that a running service needs, made from its configuration."""
 
 from ...runtime.clock import Clock
-from ...runtime.security import ClientTls, FileWatch, NatsAuth, ServerTls, WorkerTlsConfig
+from ...runtime.security import (
+    ClientTls,
+    FileWatch,
+    NatsAuth,
+    ServerTls,
+    WorkerTlsConfig,
+    engine_key,
+)
 from ...runtime.urls import redact_url
 from ..serve_config import ServeConfig
 from .access import Access
@@ -24,11 +31,12 @@ class Security:
         self.worker_tls = None
         if config.worker_tls != WorkerTlsConfig():
             self.worker_tls = ClientTls(config.worker_tls)
+        self.engine_key = engine_key(config.worker_api_key_file)
         asks = self.server_tls is not None and self.server_tls.asks_clients
         self.access = Access(config.auth_tokens, certificates=asks)
         self.nats = NatsAuth(config.nats_auth)
         self.watch = FileWatch(clock)
-        for holder in (self.server_tls, self.worker_tls, self.access):
+        for holder in (self.server_tls, self.worker_tls, self.engine_key, self.access):
             if holder is not None and holder.files is not None:
                 self.watch.files.append(holder.files)
 

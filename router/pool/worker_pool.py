@@ -62,6 +62,7 @@ class WorkerPool:
             connection=config.connection,
             mixed_models=config.mixed_models,
             tls=security.worker_tls,
+            key=security.engine_key,
         )
         self.metrics = RouterMetrics(self.router, clock, lambda: self.dispatcher.in_flight)
         observer: DispatchObserver = self.metrics.requests

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import grpc
 
-from ...runtime.security import ClientTls
+from ...runtime.security import ClientTls, EngineKey
 from ..channels import WINDOW_BYTES, ConnectionPolicy
 from ..failures import EngineCallError, Origin
 from .openai_errors import error_of
@@ -40,9 +40,11 @@ class EngineHttp:
         policy: ConnectionPolicy,
         tls: ClientTls | None = None,
         tls_name: str | None = None,
+        key: EngineKey | None = None,
     ) -> None:
         self._base = f"{'http' if tls is None else 'https'}://{address}"
         self._policy, self._tls, self._tls_name = policy, tls, tls_name
+        self._key = key
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self.keeps_connections = True
@@ -72,6 +74,8 @@ class EngineHttp:
         if not self.keeps_connections:
             told["Connection"] = "close"
         more: dict[str, Any] = {}
+        if self._key is not None:
+            told["Authorization"] = f"Bearer {self._key.value}"
         if body is not None:
             told["Content-Type"] = "application/json"
             more["data"] = io.BytesIO(body)  # as a file, which is written in parts
@@ -143,7 +147,8 @@ class EngineHttp:
             said += part
             if len(said) >= ERROR_BYTES:
                 break
-        return said[:ERROR_BYTES]
+        said = said[:ERROR_BYTES]
+        return said if self._key is None else self._key.hidden_in(said)
 
     def _opened_session(self) -> aiohttp.ClientSession:
         if self._closed:

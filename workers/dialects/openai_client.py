@@ -10,7 +10,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from ...runtime.errors import InvalidRequestError, WorkerError
-from ...runtime.security import ClientTls
+from ...runtime.security import ClientTls, EngineKey
 from ..channels import ConnectionPolicy, Metadata
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
@@ -49,10 +49,11 @@ class OpenAiClient:
         tls_name: str | None = None,
         *,
         block_size: int = 1,
+        key: EngineKey | None = None,
     ) -> None:
         self.address = address
         self._policy = connection or ConnectionPolicy()
-        self._http = EngineHttp(address, self._policy, tls, tls_name)
+        self._http = EngineHttp(address, self._policy, tls, tls_name, key)
         self._block_size = block_size
         self._kind, self._model = EngineKind.COMPLETIONS, ""
         self._calls: set[PumpedCall] = set()

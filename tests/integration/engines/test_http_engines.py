@@ -1,5 +1,6 @@
 """Engines over HTTP that fail, behind the router: whose fault it is, and who gets the request."""
 
+import asyncio
 import json
 import ssl
 from pathlib import Path
@@ -9,7 +10,17 @@ import pytest
 from support.fake_engine import FakeEngine, prompt
 from support.polling import until
 from support.security.certificates import Authority
-from support.servers.http_engine import MODELS, WHOLE, HttpEngine, event, part, reply, stream_head
+from support.servers.http_engine import (
+    MODELS,
+    WHOLE,
+    Asked,
+    HttpEngine,
+    Script,
+    event,
+    part,
+    reply,
+    stream_head,
+)
 from support.serving import Doors, serving
 
 from dynamo_router.router.config import KvRouterConfig
@@ -96,6 +107,44 @@ async def test_an_engine_of_another_model_is_refused() -> None:
         entries = doors.server.router.registry.entries
         await until(lambda: any(entry.state is WorkerState.REFUSED for entry in entries()))
         assert "'other'" in next(e.reason for e in entries() if e.state is WorkerState.REFUSED)
+
+
+async def test_a_key_is_shown_to_engines_and_to_nobody_else(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is read again when its file changes; an engine that repeats it is not quoted."""
+    keys = ["key-of-yesterday", "key-of-today"]
+    file = tmp_path / "key"
+    file.write_text(f"{keys[0]}\n")
+    file.chmod(0o600)
+    asked_for = keys[0]
+
+    def with_key(answer: bytes) -> Script:
+        async def checked(asked: Asked, writer: asyncio.StreamWriter) -> None:
+            shown = asked.headers.get("authorization", "")
+            said = json.dumps({"error": {"message": f"there is no such key: {shown}"}}).encode()
+            right = shown == f"Bearer {asked_for}"
+            writer.write(answer if right else reply(said, status=401))
+
+        return checked
+
+    async with HttpEngine({PATH: WHOLE}) as engine:
+        for path, answer in list(engine.answers.items()):
+            assert isinstance(answer, bytes)
+            engine.answers[path] = with_key(answer)
+        async with serving(workers=[engine.url], worker_api_key_file=str(file)) as doors:
+            assert await tokens(doors, "r1") == [11, 12]
+            asked_for = keys[1]
+            with pytest.raises(grpc.RpcError, match="there is no such key: Bearer \\*\\*\\*"):
+                await tokens(doors, "r2")
+            told = [await doors.http("GET", path) for path in ("/workers", "/health")]
+            assert not any(key in str(told) for key in keys)
+            file.write_text(keys[1])
+            await until(lambda: engine.asked[-1].headers["authorization"] == f"Bearer {keys[1]}")
+            await until(lambda: doors.server.monitor.any_ready)
+            assert await tokens(doors, "r3") == [11, 12]
+    said = "".join(capfd.readouterr())
+    assert not any(key in said for key in keys)
 
 
 async def test_over_tls(tmp_path: Path) -> None:
