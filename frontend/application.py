@@ -10,8 +10,8 @@ import structlog
 
 from ..router.access import Access, Caller, PageCheck, rule_of, set_account
 from .asgi import (
+    Client,
     ClientLeftError,
-    Leaving,
     Receive,
     Scope,
     Send,
@@ -36,7 +36,7 @@ class HttpCall(NamedTuple):
     body: bytes
     request_id: str
     send: Send
-    leaving: Leaving
+    client: Client
     query: bytes = b""
     """what stands behind the path's question mark"""
 
@@ -77,7 +77,7 @@ class Application:
         receive: Receive,
         send: Send,
         *,
-        leaving: Leaving,
+        client: Client,
         names: tuple[str, ...] = (),
     ) -> None:
         """`names` are those of the certificate that the client showed."""
@@ -92,7 +92,7 @@ class Application:
             set_account(caller.name or (scope.get("client") or ("",))[0])
             body = await read_body(receive, self._max_body_bytes)
             query = scope.get("query_string", b"")
-            call = HttpCall(caller, scope["path"], headers, body, request_id, send, leaving, query)
+            call = HttpCall(caller, scope["path"], headers, body, request_id, send, client, query)
             await handler(call)
         except ClientLeftError:
             return

@@ -5,7 +5,7 @@ A web framework would stand between each token and its client; the interface its
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -65,12 +65,38 @@ async def send_json(
     await send_whole(send, status, msgspec.json.encode(value), headers)
 
 
-class Leaving:
-    """The client of one connection, who may leave while a request is worked on."""
+class Flow(Protocol):
+    """Whether a connection takes more now."""
+
+    @property
+    def write_paused(self) -> bool: ...
+
+    async def drain(self) -> None: ...
+
+
+class Client:
+    """The client of one connection: it may leave while a request is worked on, and what it is told
+    in many pieces need not go through the server's interface one by one."""
 
     def __init__(self) -> None:
         self._gone = False
+        self._transport: asyncio.Transport | None = None
+        self._flow: Flow | None = None
         self._task: asyncio.Task[Any] | None = None
+
+    def on_connected(self, transport: asyncio.Transport, flow: Flow) -> None:
+        self._transport, self._flow = transport, flow
+
+    def write_chunk(self, data: bytes) -> None:
+        """Send a part of a body whose headers said that it comes in chunks, as those of no length
+        do; nothing to a client that is gone."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def drained(self) -> None:
+        """Returns once the client has read enough of what it was sent."""
+        if self._flow is not None and self._flow.write_paused and not self._gone:
+            await self._flow.drain()
 
     def on_gone(self) -> None:
         """The connection is lost."""
@@ -100,9 +126,15 @@ class EventStream:
     before is told by its own status. A stream that is silent for `keep_alive_s` gets a comment."""
 
     def __init__(
-        self, send: Send, headers: Mapping[str, str], keep_alive: bytes, keep_alive_s: float
+        self,
+        send: Send,
+        client: Client,
+        headers: Mapping[str, str],
+        keep_alive: bytes,
+        keep_alive_s: float,
     ) -> None:
-        self._send = send
+        self._send, self._client = send, client
+        self._waiting: list[bytes] = []
         self._headers = headers
         self._keep_alive, self._keep_alive_s = keep_alive, keep_alive_s
         self._loop = asyncio.get_running_loop()
@@ -112,17 +144,29 @@ class EventStream:
         self.started = False
 
     async def write(self, data: bytes) -> None:
-        """Waits while the client does not read."""
+        """Waits while the client does not read. What is written in one turn of the loop goes out
+        together, but for the first of it."""
+        self._last = self._loop.time()
+        await self._client.drained()
         if not self.started:
             await self._start()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._last = self._loop.time()
+            self._client.write_chunk(data)
+            return
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(data)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._client.write_chunk(b"".join(waiting))
 
     async def end(self, data: bytes) -> None:
         """Write the last of it."""
         if not self.started:
             await self._start()
-        await self._send({"type": "http.response.body", "body": data})
+        waiting, self._waiting = self._waiting, []
+        await self._send({"type": "http.response.body", "body": b"".join((*waiting, data))})
 
     async def close(self) -> None:
         """Send no more comments. Idempotent."""

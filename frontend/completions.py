@@ -225,7 +225,7 @@ class Completions:
             with_logprobs=request.logprobs_wanted is not None,
         )
         run = self._stream if request.wants_stream else self._whole
-        await call.leaving.unless_gone(run(_Asked(call, request, choices, origin, form)))
+        await call.client.unless_gone(run(_Asked(call, request, choices, origin, form)))
 
     async def _whole(self, asked: _Asked) -> None:
         call, request, choices, origin, form = asked
@@ -241,7 +241,9 @@ class Completions:
 
     async def _stream(self, asked: _Asked) -> None:
         call, request, choices, origin, form = asked
-        stream = EventStream(call.send, call.told, KEEP_ALIVE, self._config.keep_alive_s)
+        stream = EventStream(
+            call.send, call.client, call.told, KEEP_ALIVE, self._config.keep_alive_s
+        )
         options = request.stream_options
         in_each = options is not None and options.continuous_usage_stats
 

@@ -44,7 +44,7 @@ class Embeddings:
         async def ask() -> None:
             found.extend(await self._embed(inputs, call.request_id))
 
-        await call.leaving.unless_gone(ask())
+        await call.client.unless_gone(ask())
         encode = _as_base64 if request.encoding_format == "base64" else _as_floats
         tokens = sum(
             each.prompt_tokens or len(ids) for each, ids in zip(found, inputs, strict=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..router.dispatch import Dispatcher
 from ..router.policy import Decision
-from ..workers.dialects import tokens_field
+from ..workers.dialects import plain_chunk, tokens_field
 from ..workers.trtllm_proto import pb
 from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
@@ -116,9 +116,15 @@ class AnswerReader:
         return delta
 
     def _read(self, message: bytes) -> Delta | None:
-        response = pb.GenerateResponse.FromString(message)
         if self.finished:
             return None
+        if (plain := plain_chunk(message)) is not None:
+            ids, self.usage.prompt_tokens, cached = plain
+            if cached > self.usage.cached_tokens:
+                self.usage.cached_tokens = cached
+            delta = self._take(ids, ())
+            return delta if delta.text or delta.finish_reason else None
+        response = pb.GenerateResponse.FromString(message)
         if response.HasField("chunk"):
             chunk = response.chunk
             self._count(chunk)
@@ -140,6 +146,9 @@ class AnswerReader:
 
     def _take(self, ids: Sequence[int], logprobs: Sequence[Any]) -> Delta:
         text, self._prefix = self._prefix, ""
+        if not self._stops.any and self._logprobs is None:
+            self.usage.completion_tokens += len(ids)
+            return Delta(text + self._detokenizer.feed(ids))
         for token_id in ids:
             self.usage.completion_tokens += 1
             said = self._detokenizer.feed((token_id,))

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 from ..router.access import certificate_names
 from ..runtime.settings import bad_setting
 from .application import Application
-from .asgi import Leaving
+from .asgi import Client
 
 BACKLOG = 512
 MAX_HEADER_BYTES = 64 << 10
@@ -88,16 +88,17 @@ class _Connection(HttpToolsProtocol):
     def __init__(self, app: Application, config: Config, state: ServerState) -> None:
         super().__init__(config=config, server_state=state, app_state={})
         self._application = app
-        self._leaving = Leaving()
+        self._client = Client()
 
     def connection_made(self, transport: Any) -> None:
         names = certificate_names(transport.get_extra_info("peercert"))
-        self.app = partial(self._application, leaving=self._leaving, names=names)
+        self.app = partial(self._application, client=self._client, names=names)
         super().connection_made(transport)
+        self._client.on_connected(transport, self.flow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._leaving.on_gone()
+        self._client.on_gone()
 
 
 async def _not_found(scope: Any, receive: Any, send: Any) -> None:

@@ -87,17 +87,20 @@ class Detokenizer:
     def feed(self, ids: Sequence[int]) -> str:
         """The text that these ids complete."""
         text = ""
+        pending = self._pending
         for token_id in ids:
-            self._pending.append(token_id)
             try:
                 piece = self._stream.step(self._tokenizer, token_id)
             except Exception:
                 # Some tokenizers decode a longer list to another beginning: begin anew from here.
                 self._stream = DecodeStream(skip_special_tokens=self._skip)
                 piece = self._stream.step(self._tokenizer, token_id)
-            if piece is not None:
+            if piece is None:
+                pending.append(token_id)
+            else:
                 text += piece
-                self._pending.clear()
+                if pending:
+                    pending.clear()
         return text
 
     def flush(self) -> str:

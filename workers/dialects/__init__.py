@@ -1,6 +1,7 @@
 """How is an engine called? What any client of one is, and those of other dialects than trtllm."""
 
 from ..channels import EngineCall
+from ._plain_chunk import plain_chunk
 from ._token_ids import tokens_field
 from .dynamo_client import DynamoClient, DynamoRoute
 from .engine_client import EngineClient
@@ -28,6 +29,7 @@ __all__ = [
     "for_prefill",
     "given_handoff",
     "handoff_of",
+    "plain_chunk",
     "tokens_field",
     "with_handoff",
 ]

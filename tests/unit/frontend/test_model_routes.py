@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamo_router.frontend.application import Handler, HttpCall
-from dynamo_router.frontend.asgi import Leaving
+from dynamo_router.frontend.asgi import Client
 from dynamo_router.frontend.models import ModelRoutes
 from dynamo_router.frontend.models.directory import Answering, ModelEntry, in_order
 from dynamo_router.frontend.openai import ApiError
@@ -66,7 +66,7 @@ async def ask(directory: FakeDirectory, body: object, **headers: str) -> list[An
         sent.append(message)
 
     said = json.dumps(body).encode()
-    call = HttpCall(Caller("x"), "/v1/completions", headers, said, "id", send, Leaving())
+    call = HttpCall(Caller("x"), "/v1/completions", headers, said, "id", send, Client())
     await ModelRoutes(directory, random.Random(1)).routes[ROUTE](call)
     return sent
 

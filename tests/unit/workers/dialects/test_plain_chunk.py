@@ -1,0 +1,47 @@
+"""The kernel that reads chunks of tokens alone says what protobuf says, or nothing."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_router.workers.dialects import plain_chunk
+from dynamo_router.workers.trtllm_proto import pb
+
+numbers = st.integers(0, 2**32 - 1)
+chunks = st.builds(
+    pb.GenerateStreamChunk,
+    token_ids=st.lists(numbers, max_size=70),
+    sequence_index=numbers,
+    prompt_tokens=numbers,
+    completion_tokens=numbers,
+    cached_tokens=numbers,
+)
+
+
+@given(st.text(max_size=5), chunks)
+def test_a_chunk_of_tokens(request_id: str, chunk: Any) -> None:
+    message = pb.GenerateResponse(request_id=request_id, chunk=chunk).SerializeToString()
+    told = list(chunk.token_ids), chunk.prompt_tokens, chunk.cached_tokens
+    assert plain_chunk(message) == (None if len(chunk.token_ids) > 64 else told)
+
+
+@given(chunks)
+def test_what_has_more_in_it_is_left_to_others(chunk: Any) -> None:
+    more = pb.GenerateStreamChunk()
+    more.CopyFrom(chunk)
+    more.logprobs.add(token_id=3, logprob=-1.0)
+    assert plain_chunk(pb.GenerateResponse(chunk=more).SerializeToString()) is None
+    whole = pb.GenerateResponse(complete=pb.GenerateComplete(output_token_ids=[1]))
+    assert plain_chunk(whole.SerializeToString()) is None
+    twice = pb.GenerateResponse(chunk=chunk).SerializeToString() * 2
+    assert plain_chunk(twice) is None
+    assert plain_chunk(pb.GenerateResponse(request_id="r").SerializeToString()) is None
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes(data: bytes) -> None:
+    found = plain_chunk(data)
+    if found is not None:
+        response = pb.GenerateResponse.FromString(data)
+        assert found[0] == list(response.chunk.token_ids)

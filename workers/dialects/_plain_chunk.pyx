@@ -1,0 +1,82 @@
+"""Kernel: what nearly every message of a stream brings, tokens alone, without a message object."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from ...runtime.native._protobuf cimport (
+    DELIMITED,
+    VARINT,
+    ByteReader,
+    Field,
+    copy_numbers,
+    count_numbers,
+    read_field,
+)
+
+cdef enum:  # field numbers
+    REQUEST_ID = 1  # of GenerateResponse
+    CHUNK = 2
+    TOKEN_IDS = 1   # of GenerateStreamChunk
+    SEQUENCE_INDEX = 2
+    PROMPT_TOKENS = 3
+    COMPLETION_TOKENS = 4
+    CACHED_TOKENS = 5
+    MOST_TOKENS = 64
+
+
+cdef bint read_chunk(
+    ByteReader reader, list tokens, uint32_t* prompt, uint32_t* cached
+):
+    """False if there is more in it than tokens and counts, or it is no chunk."""
+    cdef Field field
+    cdef ByteReader again = reader
+    cdef uint32_t[MOST_TOKENS] found
+    cdef uint32_t* end = found
+    cdef uint32_t* at = found
+    cdef uint32_t largest = 0
+    cdef uint64_t count = 0
+    cdef uint64_t ignored = 0
+    if not count_numbers(reader, TOKEN_IDS, &count, &ignored) or count > MOST_TOKENS:
+        return False
+    while reader.at < reader.end:
+        read_field(&reader, &field)
+        if field.number == TOKEN_IDS:
+            continue
+        if field.wire != VARINT or field.number > CACHED_TOKENS:
+            return False
+        if field.number == PROMPT_TOKENS:
+            prompt[0] = <uint32_t>field.value
+        elif field.number == CACHED_TOKENS:
+            cached[0] = <uint32_t>field.value
+    if not copy_numbers(again, TOKEN_IDS, &end, &largest, NULL):
+        return False
+    while at < end:
+        tokens.append(at[0])
+        at += 1
+    return True
+
+
+def plain_chunk(bytes message not None):
+    """(token ids, prompt_tokens, cached_tokens) of a serialized GenerateResponse that is a chunk
+    without logprobs; None of any other message, or of bytes that are none."""
+    cdef ByteReader reader
+    cdef ByteReader inside
+    cdef Field field
+    cdef uint32_t prompt = 0
+    cdef uint32_t cached = 0
+    cdef list tokens = None
+    reader.at = <const uint8_t*>PyBytes_AS_STRING(message)
+    reader.end = reader.at + PyBytes_GET_SIZE(message)
+    while reader.at < reader.end:
+        if not read_field(&reader, &field) or field.wire != DELIMITED:
+            return None
+        if field.number == REQUEST_ID:
+            continue
+        if field.number != CHUNK or tokens is not None:
+            return None
+        tokens = []
+        inside.at = field.start
+        inside.end = field.start + field.value
+        if not read_chunk(inside, tokens, &prompt, &cached):
+            return None
+    return None if tokens is None else (tokens, prompt, cached)
