@@ -7,7 +7,7 @@ from ...runtime.security import (
     NatsAuth,
     ServerTls,
     WorkerTlsConfig,
-    engine_key,
+    read_engine_key,
 )
 from ...runtime.urls import redact_url
 from ..serve_config import ServeConfig
@@ -31,7 +31,7 @@ class Security:
         self.worker_tls = None
         if config.worker_tls != WorkerTlsConfig():
             self.worker_tls = ClientTls(config.worker_tls)
-        self.engine_key = engine_key(config.worker_api_key_file)
+        self.engine_key = read_engine_key(config.worker_api_key_file)
         asks = self.server_tls is not None and self.server_tls.asks_clients
         self.access = Access(config.auth_tokens, certificates=asks)
         self.nats = NatsAuth(config.nats_auth)

@@ -2,7 +2,7 @@
 
 from .client_tls import ClientTls
 from .config import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
-from .engine_key import EngineKey, engine_key
+from .engine_key import EngineKey, read_engine_key
 from .nats_auth import NatsAuth
 from .secret_files import read_file, read_secret, shared_mode, warn_if_shared
 from .server_tls import ServerTls
@@ -18,7 +18,7 @@ __all__ = [
     "ServerTlsConfig",
     "WatchedFiles",
     "WorkerTlsConfig",
-    "engine_key",
+    "read_engine_key",
     "read_file",
     "read_secret",
     "shared_mode",

@@ -37,7 +37,7 @@ class EngineKey:
         return said.replace(self.value.encode(), b"***")
 
 
-def engine_key(path: str | None) -> EngineKey | None:
+def read_engine_key(path: str | None) -> EngineKey | None:
     """The key of a file, or of the environment; None if neither has one."""
     if path is None and not os.environ.get(VARIABLE, "").strip():
         return None
