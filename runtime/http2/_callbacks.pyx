@@ -287,6 +287,8 @@ cdef int on_frame_recv(
                 stream.violation = IS_CUT
             if self.server:
                 self.events.append((stream, HALF_CLOSED, None))
+            elif stream.queued and not stream.dropped:  # the answer did not wait for all of it
+                self.ng.submit_rst_stream(session, 0, stream.id, RST_NO_ERROR)
         return 0
     except BaseException as error:
         self.error = error
