@@ -115,6 +115,9 @@ class MemoryEngine:
     async def describe(self, *, timeout: float) -> tuple[EngineIdentity, EngineFacts]:
         return EngineIdentity(), EngineFacts()
 
+    async def prefetch(self, *_: Any, **__: Any) -> int | None:
+        return None
+
     async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]:
         return False, ""
 

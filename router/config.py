@@ -184,6 +184,11 @@ class KvRouterConfig:
         "--router-replica-sync",
         env=("DYN_ROUTER_REPLICA_SYNC",),
     )
+    router_prefetch: bool = option(
+        True,
+        "Ask engines to load what they have of a request in host memory and on disk while it waits;"
+        " those that do not know how are asked once.",
+    )
     router_max_booked_blocks: int = option(2**24, "Most blocks and requests booked as load.")
     router_max_booked_share: float = option(0.5, "Largest part of that for one caller.")
     seed: int | None = option(None, "Seed of random choices and ties.", "--seed")

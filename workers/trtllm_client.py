@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from ..runtime.errors import WorkerError
 from ..runtime.identity import MAX_WORKER_ID
 from ..runtime.security import ClientTls
+from .cache_control import ask_prefetch
 from .channels import (
     NGHTTP2,
     AioChannel,
@@ -99,6 +100,15 @@ class TrtllmClient:
         The caller ends it: to its last message, or by `call.cancel()`.
         """
         return self._channel.stream(_GENERATE, request, timeout=timeout, metadata=metadata)
+
+    async def prefetch(
+        self, request: bytes, *, timeout: float, metadata: Metadata | None = None
+    ) -> int | None:
+        """Have lower tiers' blocks of a request loaded before it comes: how many that are.
+
+        None: the engine does not know how.
+        """
+        return await ask_prefetch(self._channel, request, timeout=timeout, metadata=metadata)
 
     def origin_of(self, error: grpc.RpcError) -> Origin:
         """Where the failure of a call arose; ask right after it failed."""

@@ -7,7 +7,7 @@ sent again as over NATS. The same arguments give the same run.
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -17,7 +17,11 @@ from ...indexer.event_index import EventIndex
 from ...router.admission import Ticket
 from ...router.dispatch import queue_of, ticket_of
 from ...router.kv_router import KvRouter
+from ...router.policy import Decision
+from ...router.prefetch import PrefetchPlan, can_prefetch
 from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ...runtime.identity import WorkerWithDpRank
+from ...workers.cache_control import Span, returning_spans
 from ...workers.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
 from .prepared_trace import SimulatedTrace
 from .recovery import SimulatedRecovery
@@ -103,6 +107,7 @@ class Simulation:
                 delay_s=self._delay,
                 seed=seed,
             )
+        self.prefetches = PrefetchPlan()
         self._waiting = [queue_of(router) for router in self.routers]
         self._queues = self.router.limits.any_wait
         self._queue_max = 0
@@ -235,6 +240,7 @@ class Simulation:
 
         try:
             queue.enter(ticket)
+            self._prefetch_held(place, now)
         except NoWorkersError as error:
             self._turn_away(place, now, error)
         self._queue_max = max(self._queue_max, sum(map(len, self._waiting)))
@@ -250,6 +256,7 @@ class Simulation:
                 expected_output_tokens=output_tokens,
                 tenant=request.tenant,
             )
+            self._prefetch_sent(place, decision, now)
             local, sequence = trace.hashes(place)
             self.fleet.submit(
                 decision.worker.worker_id,
@@ -260,13 +267,48 @@ class Simulation:
                 local_hashes=local,
                 sequence_hashes=sequence,
                 now=now,
-                returning_tokens=trace.returning_tokens(place) if self._hints else None,
+                retention=self._retention(place),
                 followed_after_s=trace.followers[place][1] if place in trace.followers else None,
             )
             self._worker[place] = decision.worker.worker_id
         except (NoWorkersError, InvalidRequestError) as error:
             router.free(request_id)
+            self.prefetches.on_booked(request_id, None)
             self._turn_away(place, now, error)
+
+    def _prefetch_held(self, place: int, now: float) -> None:
+        """A request waits in its router: see router.prefetch."""
+        router = self._router_of(place)
+        if can_prefetch(router):
+            decision = router.decide(self._trace.prompt(place))
+            if self.prefetches.wants(str(place), decision):
+                self.prefetches.on_held(str(place), decision.worker)
+                self._prefetch(place, decision.worker, now)
+
+    def _prefetch_sent(self, place: int, decision: Decision, now: float) -> None:
+        """A request goes to a worker, where it may wait."""
+        router, plan, request_id = self._router_of(place), self.prefetches, str(place)
+        plan.on_booked(request_id, decision.worker)
+        if can_prefetch(router) and plan.wants(request_id, decision):
+            if router.requests_of(decision.worker.worker_id) > 1:
+                plan.on_sent(request_id, decision.worker)
+                self._prefetch(place, decision.worker, now)
+
+    def _prefetch(self, place: int, worker: WorkerWithDpRank, now: float) -> None:
+        local, sequence = self._trace.hashes(place)
+        full = self._trace.requests[place].input_length // self.fleet.config.block_size
+        blocks = None
+        if self.fleet.config.tiers.prefetch:
+            blocks = self.fleet.prefetch(
+                worker.worker_id, local[:full], sequence[:full], now, worker.dp_rank
+            )
+        self.prefetches.on_answer(str(place), worker, blocks)
+
+    def _retention(self, place: int) -> Sequence[Span] | None:
+        """What a request's client asks its engine to keep, where it says it."""
+        if not self._hints:
+            return None
+        return returning_spans(self._trace.returning_tokens(place), self.fleet.config.block_size)
 
     def _router_of(self, place: int) -> KvRouter:
         """Requests go to the routers in turn."""

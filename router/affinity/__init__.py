@@ -13,6 +13,7 @@ from .session import (
     SESSION_TIMEOUT_KEY,
     Session,
     read_session,
+    retention_of,
 )
 from .session_affinity import BoundWorker, SessionAffinity
 
@@ -28,4 +29,5 @@ __all__ = [
     "SessionAffinity",
     "SessionTable",
     "read_session",
+    "retention_of",
 ]

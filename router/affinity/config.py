@@ -37,6 +37,12 @@ class AffinityConfig:
         "With soft: the part of its cost that a session's worker is let off, 0 to 1.",
         "--router-session-affinity-discount",
     )
+    session_retention_secs: float | None = option(
+        None,
+        "Engines are asked to keep what a session's request leaves in their cache for so long, and"
+        " what its last one leaves not at all. Not given: they are not asked.",
+        "--router-session-retention-secs",
+    )
     max_sessions: int = option(
         65_536,
         "Most sessions remembered; beyond, those of use longest ago are forgotten. One caller has"
@@ -49,6 +55,10 @@ class AffinityConfig:
         if ttl is not None and not (is_finite(ttl) and 1 <= ttl <= LONGEST_TTL_S):
             text = f"{ttl!r} is not in 1..{LONGEST_TTL_S:.0f}"
             raise bad_setting("session_affinity_ttl_secs", text)
+        kept = self.session_retention_secs
+        if kept is not None and not (is_finite(kept) and 0 < kept <= LONGEST_TTL_S):
+            text = f"{kept!r} is not above 0 and at most {LONGEST_TTL_S:.0f}"
+            raise bad_setting("session_retention_secs", text)
         if self.session_affinity_mode not in AFFINITY_MODES:
             text = f"{self.session_affinity_mode!r} is not one of {', '.join(AFFINITY_MODES)}"
             raise bad_setting("session_affinity_mode", text)

@@ -75,7 +75,7 @@ class RouterDecisions:
     """Those of a KvRouter in this process, with the queue in front of it, if there is one.
 
     `before_decision` is called with each request that is about to be given to a worker, before it
-    is booked there: be quick.
+    is booked there: be quick. `on_held`: the same, with each one that begins to wait.
     """
 
     def __init__(self, router: KvRouter, clock: Clock, admission: "Admission | None") -> None:
@@ -84,6 +84,7 @@ class RouterDecisions:
         self._now = clock.now
         self._admission = admission
         self.before_decision: Callable[[Flight], None] | None = None
+        self.on_held: Callable[[Flight, Prompt], None] | None = None
 
     @property
     def bookings(self) -> Bookings:
@@ -123,6 +124,8 @@ class RouterDecisions:
         return flight.pinned if flight.session is None else self._wanted(flight)[0]
 
     def _ticket(self, flight: Flight, lane: Lane) -> Ticket:
+        if self.on_held is not None:
+            self.on_held(flight, flight.facts.prompt)
         about = flight.urgency, lane, flight.objectives, flight.tenant
         prompt, arrived = flight.facts.prompt, flight.arrived
         return ticket_of(self._router, prompt, flight.request_id, arrived, *about)

@@ -30,7 +30,7 @@ from ..policy import Decision
 from ..request_limits import RequestLimits
 from .attempts import Attempts, RetryBudget
 from .decisions import Admission, Decisions, RouterDecisions
-from .generate_request import GenerateFacts, Respond, restore_id, with_request_id
+from .generate_request import GenerateFacts, Respond, restore_id, with_request_id, with_retention
 from .hedging import Hedging
 from .ledger import AttemptLedger
 from .migrations import Migrations
@@ -92,6 +92,9 @@ class Dispatcher:
         self.plain = PlainCalls(monitor, clock, self._observer, max_attempts, tracing)
         self._ledger = AttemptLedger(bookings, monitor, clock, self.budget, estimate, load_fell)
         self._relay = Relay(router, monitor, clock, self._ledger, self._observer, self.aborts)
+        self.prefetcher = self._relay.prefetcher
+        if isinstance(decisions, RouterDecisions):
+            decisions.on_held = self.prefetcher.on_held
         self._hedging = Hedging(
             limits.hedge_after_s,
             router,
@@ -163,6 +166,7 @@ class Dispatcher:
         trace = self._tracing.begin(metadata)
         try:
             facts = await self.reader.generate(request)
+            request = with_retention(request, session, metadata, self._router.config.affinity)
             flight = self._admit(request, facts, pinned, timeout, caller)
             own = own_id(flight.request_id, caller)
             if own != flight.request_id:
@@ -198,6 +202,7 @@ class Dispatcher:
                 del self._flights[flight.request_id]
                 self._hedging.drop(flight)
                 self.migrations.settle(flight)
+                self.prefetcher.on_over(flight.request_id)
                 if flight.session is not None:
                     self._end_session(flight, code)
                 if code is not grpc.StatusCode.OK:
@@ -243,6 +248,7 @@ class Dispatcher:
         await self._watch.close()
         await self._hedging.close()
         await self.aborts.close()
+        await self.prefetcher.close()
         self.reader.close()
 
     def _admit(

@@ -7,12 +7,17 @@ from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_hexdigest
 
 from ...runtime.errors import InvalidRequestError
+from ...workers.cache_control import RETURNING_KEY
+from ...workers.channels import Metadata
 from ...workers.trtllm_proto import length_delimited, pb
+from ..affinity import AffinityConfig, Session, retention_of
 from ..prompt import Content, Prompt
 from ._generate_request import parse_generate
 
 # The field request_id of requests and of answers.
 _REQUEST_ID = 1
+_RETENTION_FIELD = 16  # kv_cache_retention
+_VARINT, _LENGTH_DELIMITED, _FOUR_BYTES = 0, 2, 5  # wire types
 Respond = Callable[[bytes], Awaitable[None]]
 NO_LIMIT = 2**32 - 1
 _NO_REQUEST = "the request is no trtllm.GenerateRequest"
@@ -71,6 +76,22 @@ def with_request_id(body: bytes, request_id: str) -> bytes:
     return body + _id_field(request_id)
 
 
+def with_retention(
+    body: bytes, session: Session | None, metadata: Metadata, config: AffinityConfig
+) -> bytes:
+    """The serialized request, with what its engine is to keep of it for the sake of its session.
+
+    As it came where that is not asked for, or its client has said itself what is to be kept.
+    """
+    retention = None if session is None else retention_of(session, config)
+    if retention is None or any(key == RETURNING_KEY for key, _ in metadata):
+        return body
+    if _has_field(body, _RETENTION_FIELD):
+        return body
+    asked = pb.KvCacheRetentionConfig(config_json=retention.json())
+    return body + bytes(pb.GenerateRequest(kv_cache_retention=asked).SerializeToString())
+
+
 def restore_id(respond: Respond, known_as: str, request_id: str) -> Respond:
     """`respond` for an engine that knows the request as something else than its caller does."""
     theirs, ours = _id_field(known_as), _id_field(request_id)
@@ -102,6 +123,32 @@ def _media_namespace(body: bytes, salt: str | None) -> str | None:
     # apart: overlap with prompts of other images is missed, never invented.
     content = xxh3_64_hexdigest(b"".join((_framed(table), *map(_framed, images))))
     return f"{salt or ''}/{content}"
+
+
+def _has_field(body: bytes, number: int) -> bool:
+    """Whether a serialized message, which was read before, has a field of that number."""
+    at = 0
+    while at < len(body):
+        tag, at = _read_varint(body, at)
+        if tag >> 3 == number:
+            return True
+        if tag & 7 == _LENGTH_DELIMITED:
+            size, at = _read_varint(body, at)
+            at += size
+        elif tag & 7 == _VARINT:
+            _, at = _read_varint(body, at)
+        else:
+            at += 4 if tag & 7 == _FOUR_BYTES else 8
+    return False
+
+
+def _read_varint(body: bytes, at: int) -> tuple[int, int]:
+    """A number at a place, and the place behind it."""
+    value = shift = 0
+    while at < len(body) and body[at] & 0x80:
+        value |= (body[at] & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+    return value | (body[at] << shift if at < len(body) else 0), at + 1
 
 
 def _framed(data: bytes) -> bytes:

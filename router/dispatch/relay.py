@@ -16,6 +16,7 @@ from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
 from ..migration import EndedEarlyError
 from ..policy import Decision
+from ..prefetch import Prefetcher
 from .generate_request import Respond
 from .ledger import AttemptLedger
 from .observers import DispatchObserver
@@ -55,6 +56,7 @@ class Relay:
         self._ledger = ledger
         self._observer = observer
         self._aborts = aborts
+        self.prefetcher = Prefetcher(router, monitor)
         self.on_begun: Callable[[Flight], None] | None = None
         """hears of a flight whose first message came, if it has or plans a hedge"""
 
@@ -69,6 +71,7 @@ class Relay:
             metadata = (*metadata, (DP_RANK_KEY, str(decision.worker.dp_rank)))
         self._ledger.on_sent(flight, decision)
         metadata = flight.trace.sent(flight, metadata)
+        self.prefetcher.on_sent(flight, decision)
         left = None if flight.deadline == math.inf else flight.deadline - flight.sent_at
         call = flight.call = client.generate(flight.body, timeout=left, metadata=metadata)
         return Sent(client, call, cast("AsyncGenerator[bytes, None]", aiter(call)))

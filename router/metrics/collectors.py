@@ -14,6 +14,7 @@ from ..dispatch import Dispatcher
 from ..events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
 from ..kv_router import KvRouter
 from ..migration import RefusedMove
+from ..prefetch import PrefetchCounts
 from ..replicas import ReplicaSync
 from .page import Source
 
@@ -172,9 +173,22 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iter
             "Requests refused because wherever they went answers would miss their objective.",
             router.limits.requests_shed,
         )
-        return (limits, loops, retrying, hedges, migrations, refused, policies, shed)
+        return (
+            *(limits, loops, retrying, hedges, migrations, refused, policies, shed),
+            *_prefetches(dispatcher.prefetcher.plan.counts),
+        )
 
     return collect
+
+
+def _prefetches(counts: PrefetchCounts) -> Iterable[Metric]:
+    """Blocks that engines load for requests that wait."""
+    for name, help, number in (
+        ("prefetches", "Requests for which an engine was asked to load blocks.", counts.asked),
+        ("prefetched_blocks", "Blocks that engines said they load.", counts.blocks),
+        ("prefetched_blocks_wasted", "Of those, of requests that went elsewhere.", counts.wasted),
+    ):
+        yield CounterMetricFamily(f"dynamo_router_{name}", help, number)
 
 
 def booking_metrics(slots: SlotTable) -> Callable[[], Iterable[Metric]]:

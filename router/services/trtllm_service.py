@@ -17,6 +17,7 @@ from grpc import aio
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.grpc_servers import Method, Methods, PeerGoneError, ServerCall
 from ...runtime.identity import WorkerWithDpRank, as_worker
+from ...workers.cache_control import RETURNING_KEY
 from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
@@ -38,7 +39,7 @@ MODE_KEY, POLICY_KEY = "x-dynamo-router-mode", "x-dynamo-router-policy"
 """Metadata of the answer to GetModelInfo: how requests find their worker."""
 
 # Trace context goes on to the worker; other metadata concerns this hop only.
-_FORWARDED = frozenset(("traceparent", "tracestate", "baggage", "x-dynamo-returning-tokens"))
+_FORWARDED = frozenset(("traceparent", "tracestate", "baggage", RETURNING_KEY))
 
 MAX_TRAILING_BYTES = 4096
 """An engine's trailing metadata are passed on up to here: clients refuse more than 8 to 16 kB."""

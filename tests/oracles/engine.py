@@ -46,11 +46,23 @@ class OracleMockEngine:
             ends=config.end_tokens,
         )
         job = Job(sequence, config.block_size)
-        if request.returning_tokens is not None:
-            job.returning = request.returning_tokens // config.block_size
+        job.retention = request.retention_spans(config.block_size)
         self._jobs[request.request_id] = job
         self.scheduler.waiting.append(job)
         return sequence
+
+    def prefetch(self, request: EngineRequest, now: float) -> tuple[int, list[KvEvent]]:
+        """Load what lower tiers have of a prompt that is expected: (blocks, what changed)."""
+        config = self.config
+        sequence = Sequence(
+            request,
+            block_size=config.block_size,
+            vocab_size=config.vocab_size,
+            ends=config.end_tokens,
+        )
+        job = Job(sequence, config.block_size)
+        loaded = self.kv.prefetch(job, sequence.prompt_len // config.block_size, now)
+        return loaded, self.kv.take_events()
 
     def abort(self, request_id: str) -> None:
         self.scheduler.remove(self._jobs.pop(request_id))
@@ -59,7 +71,7 @@ class OracleMockEngine:
         """The step that begins at `now`, on an engine of that speed."""
         if not self._jobs:
             return OracleStep(0.0, [], [], 0, 0)
-        self.kv.now = self.kv.ready = now
+        self.kv.pass_time(now)
         plan = self.scheduler.schedule()
         timing = self.config.timing
         milliseconds = timing.prefill_ms(plan.prefill_tokens)

@@ -9,11 +9,13 @@ and lets go of the last one first, so a cached block's parent is cached too. Rep
 into a set gives, after every call, exactly the full blocks that are here.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from oracles.lower_tiers import LowerTiers
+from oracles.lower_tiers import USUAL_LEVEL, Kept, LowerTiers
 
+from dynamo_router.workers.cache_control import Span
 from dynamo_router.workers.mocker.tiers import TierConfig
 from dynamo_router.workers.serving.kv_events import (
     BlocksRemoved,
@@ -21,9 +23,6 @@ from dynamo_router.workers.serving.kv_events import (
     CachedBlock,
     KvEvent,
 )
-
-USUAL_LEVEL = 1
-PROMISED_LEVEL = 2
 
 
 class Holder(Protocol):
@@ -41,8 +40,13 @@ class KvManager:
         """`capacity`: blocks, full and partial, active and inactive together."""
         block_s = [block_size * tiers.kv_bytes_per_token / speed for _, speed in tiers.lower]
         self.capacity = capacity
+        self._block_size = block_size
         self._holders: dict[int, int] = {}  # active block -> requests that hold it
-        self._inactive: dict[int, tuple[int, int]] = {}  # its level and order: the least leaves
+        self._inactive: dict[int, Kept] = {}  # the least leaves
+        self._last_kept: dict[int, Kept] = {}  # of every block that was ever let go of
+        # Of a block's followers that nobody holds: the highest level that one was given since there
+        # are any, and the last time at which one above the usual level falls.
+        self._behind: dict[int | None, tuple[int, float]] = {}
         self._order = 0
         self._lineage = tiers.eviction == "lineage"
         self.lower = LowerTiers(tiers, block_s)
@@ -120,6 +124,10 @@ class KvManager:
         for position in missing:
             block = hashes[position]
             self._ready[block] = 0.0
+            if below := self.lower.kept(block):
+                self._last_kept[block] = below
+            else:
+                self._last_kept.pop(block, None)
             tier = self.lower.take(block)
             if tier is not None:
                 if position < computed:
@@ -160,19 +168,76 @@ class KvManager:
         else:
             self._bring(sequence, [position], 0)
 
-    def deref(self, sequence: Holder, held: int, returning: int | None) -> None:
+    def deref(self, sequence: Holder, held: int, retention: Sequence[Span] | None) -> None:
         """Let go of the first `held` full blocks, the last one first; unheld ones turn inactive."""
-        holders, inactive = self._holders, self._inactive
         for position in reversed(range(held)):
-            block, level = sequence.hashes[position], USUAL_LEVEL
-            if returning is not None:
-                level = PROMISED_LEVEL if position < returning else 0
-            left = holders[block] - 1
-            if left:
-                holders[block] = left
+            level, until = USUAL_LEVEL, math.inf
+            for span in retention or ():
+                if span.first <= position < span.end:
+                    level, until = span.priority, self.now + span.seconds
+                    break
+            self._let_go(sequence.hashes[position], level, until)
+
+    def _let_go(self, block: int, level: int, until: float) -> None:
+        """One holder less."""
+        self._holders[block] -= 1
+        if self._holders[block]:
+            return
+        parent = self._cached[block].parent_hash
+        siblings = self._followers(parent)
+        del self._holders[block]
+        self._inactive[block] = self._last_kept[block] = kept = self._keep(block, level, until)
+        most, last = self._behind[parent] if siblings else (0, 0.0)
+        if kept.level > USUAL_LEVEL:
+            last = max(last, kept.until)
+        self._behind[parent] = max(most, kept.level), last
+
+    def _keep(self, block: int, level: int, until: float) -> Kept:
+        """How a block is kept that was to be at this level: at that of its followers at least."""
+        if level <= USUAL_LEVEL:
+            until = 0.0
+        if self._followers(block):
+            most, last = self._behind[block]
+            if most >= level:
+                level, until = most, max(until, last)
+        return Kept(level, self._next_order(), until if level > USUAL_LEVEL else math.inf)
+
+    def pass_time(self, now: float) -> None:
+        """Levels that end by `now` do, in the order of time; a follower's before its parent's."""
+        self.now = self.ready = now
+        self.lower.expire(now)
+        place = {block: position for position, block in enumerate(self._cached)}
+        while True:
+            due = [
+                (kept.until, -place[block], block)
+                for block, kept in self._inactive.items()
+                if kept.until <= self.now
+            ]
+            if not due:
+                return
+            at, _, block = min(due)
+            most, last = self._behind.get(block, (0, 0.0))
+            if self._followers(block) and last > at:
+                self._inactive[block] = Kept(most, self._next_order(), last)
             else:
-                del holders[block]
-                inactive[block] = max([level, *self._behind(block)]), self._next_order()
+                self._inactive[block] = Kept(USUAL_LEVEL, self._next_order(), math.inf)
+            self._last_kept[block] = self._inactive[block]
+
+    def prefetch(self, sequence: Holder, blocks: int, now: float) -> int:
+        """Bring what the device misses of the first `blocks`; how many those are."""
+        depth = self.match(sequence.hashes, blocks)
+        on_device = 0
+        while on_device < depth and sequence.hashes[on_device] in self._cached:
+            on_device += 1
+        if on_device == depth:
+            return 0
+        self.pass_time(now)
+        if not self.use(sequence, 0, depth, depth * self._block_size):
+            return 0
+        for block in reversed(sequence.hashes[:depth]):
+            kept = self._last_kept.get(block, Kept(USUAL_LEVEL, 0, math.inf))
+            self._let_go(block, kept.level, kept.until)
+        return depth - on_device
 
     def destroy(self, partial: int) -> None:
         """Give up a partial block; nothing of it stays."""
@@ -195,29 +260,27 @@ class KvManager:
     def _free_blocks(self, blocks: int) -> None:
         """Evict until `blocks` more fit; the caller knows that they can."""
         excess = len(self._holders) + len(self._inactive) + blocks - self.capacity
-        evicted: list[tuple[CachedBlock, int]] = []
+        evicted: list[tuple[CachedBlock, Kept]] = []
         while len(evicted) < excess:
             block = min(filter(self._may_leave, self._inactive), key=self._inactive.__getitem__)
-            level, _ = self._inactive.pop(block)
-            evicted.append((self._cached.pop(block), level))
+            evicted.append((self._cached.pop(block), self._inactive.pop(block)))
             parent = evicted[-1][0].parent_hash
             if self._lineage and parent in self._inactive and self._may_leave(parent):
-                self._inactive[parent] = self._inactive[parent][0], self._next_order()
+                order = self._next_order()
+                self._inactive[parent] = self._inactive[parent]._replace(order=order)
         if evicted:
             self._events += self.lower.push_down(evicted)
             self._events.append(BlocksRemoved([block.block_hash for block, _ in evicted]))
 
     def _may_leave(self, block: int) -> bool:
-        return not self._lineage or not self._behind(block)
+        return not self._lineage or not self._followers(block)
 
-    def _behind(self, block: int) -> list[int]:
-        """The levels of the blocks behind this one that nobody holds."""
+    def _followers(self, block: int | None) -> list[int]:
+        """The blocks behind this one that nobody holds."""
+        if block is None:
+            return []
         cached = self._cached
-        return [
-            level
-            for other, (level, _) in self._inactive.items()
-            if cached[other].parent_hash == block
-        ]
+        return [other for other in self._inactive if cached[other].parent_hash == block]
 
     def _next_order(self) -> int:
         self._order += 1

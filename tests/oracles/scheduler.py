@@ -4,10 +4,12 @@ The rules are told at the head of workers/mocker/_scheduler.pxd.
 """
 
 from collections import deque
+from collections.abc import Sequence as Row
 from dataclasses import dataclass, field
 
 from oracles.kv_manager import KvManager
 
+from dynamo_router.workers.cache_control import Span
 from dynamo_router.workers.mocker.config import EngineConfig
 from dynamo_router.workers.mocker.sequence import Sequence
 from dynamo_router.workers.serving.kv_events import CachedBlock
@@ -27,7 +29,7 @@ class Job:
     cached_tokens: int | None = None
     preemptions: int = 0
     finished: bool = False
-    returning: int | None = None  # blocks that a later request begins with
+    retention: Row[Span] | None = None  # what is to be kept of it
     hashes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -276,7 +278,7 @@ class Scheduler:
         if job.partial is not None:
             self._kv.destroy(job.partial)
             job.partial = None
-        self._kv.deref(job, job.held, job.returning)
+        self._kv.deref(job, job.held, job.retention)
         job.held = 0
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from dynamo_router.router.admission.limits import AdmissionConfig, LoadLimits
 from dynamo_router.router.affinity import AffinityConfig, SessionAffinity
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.policy.decision import Decision
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.runtime.clock import SystemClock
@@ -21,6 +22,8 @@ class LedgerRouter:
         self.registry = registry
         self.sessions = SessionAffinity(AffinityConfig(), registry, SystemClock())
         self.limits = LoadLimits(AdmissionConfig(), SlotTable(1), registry)
+        self.config = KvRouterConfig()
+        self.uses_caches = False
         self.block_size = 1
         self.booked: dict[str, int] = {}
         self.prefilled: list[str] = []

@@ -3,7 +3,9 @@
 from collections.abc import Collection, Iterable
 
 import numpy as np
+from hypothesis import strategies as st
 
+from dynamo_router.workers.cache_control import Retention, TokenRange
 from dynamo_router.workers.serving.kv_events import BlocksStored, KvEvent
 from dynamo_router.workers.serving.request import EngineRequest
 
@@ -36,3 +38,23 @@ def apply(cache: set[int], events: Iterable[KvEvent], elsewhere: Collection[int]
         else:
             for block_hash in event.block_hashes:
                 cache.remove(block_hash)
+
+
+def retentions():
+    """What a client may ask to be kept: priorities around the usual one, some that end."""
+    priority = st.sampled_from([0, 20, 35, 60, 100])
+    duration_ms = st.sampled_from([None, 1.0, 40.0, 1500.0])
+    tokens = st.integers(0, 30)
+    spans = st.builds(
+        TokenRange,
+        token_start=tokens,
+        token_end=st.none() | tokens,
+        priority=priority,
+        duration_ms=duration_ms,
+    )
+    return st.builds(
+        Retention,
+        token_range_retention_configs=st.lists(spans, max_size=2).map(tuple),
+        decode_retention_priority=priority,
+        decode_duration_ms=duration_ms,
+    )

@@ -117,6 +117,12 @@ class DynamoClient:
     async def describe(self, *, timeout: float) -> tuple[EngineIdentity, EngineFacts]:
         return self._identity(), self.route.facts
 
+    async def prefetch(
+        self, request: bytes, *, timeout: float, metadata: Metadata | None = None
+    ) -> int | None:
+        """Such engines have no call for it."""
+        return None
+
     async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]:
         """Nothing is left to do: a call that is cancelled tells its worker."""
         return False, "ended with its call"

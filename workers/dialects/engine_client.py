@@ -27,6 +27,9 @@ class EngineClient(Protocol):
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> EngineCall: ...
 
+    async def prefetch(
+        self, request: bytes, *, timeout: float, metadata: Metadata | None = None
+    ) -> int | None: ...
     def origin_of(self, error: grpc.RpcError) -> Origin: ...
     async def embed(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None

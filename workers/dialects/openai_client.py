@@ -124,6 +124,12 @@ class OpenAiClient:
             return EngineIdentity(), llama_facts(model, told)
         return EngineIdentity(), completion_facts(model, told, self._block_size)
 
+    async def prefetch(
+        self, request: bytes, *, timeout: float, metadata: Metadata | None = None
+    ) -> int | None:
+        """Such engines have no call for it."""
+        return None
+
     async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]:
         """End a call by closing its connection; its answer ends with what there is of it."""
         running = self._running.get(request_id)

@@ -83,18 +83,15 @@ class DataParallelEngine:
 
     def submit(self, request: EngineRequest, rank: int | None) -> TokenStream:
         """Take a request in; `release` it in any case. Raises as LiveEngine.submit does."""
-        if self.starting:
-            raise EngineUnavailableError("the engine is starting")
-        if rank is None:
-            rank = self.least_loaded
-        if not 0 <= rank < len(self.ranks):
-            raise InvalidRequestError(
-                f"there is no data-parallel rank {rank}, the engine has {len(self.ranks)}",
-                field="dp_rank",
-            )
-        if any(request.request_id in live for live in self.ranks):
+        live = self._rank(rank)
+        if any(request.request_id in each for each in self.ranks):
             raise request_id_in_use(request.request_id)
-        return self.ranks[rank].submit(request)
+        return live.submit(request)
+
+    def prefetch(self, request: EngineRequest, rank: int | None) -> int:
+        """Load what lower tiers have of a prompt that is expected: how many blocks. Raises as
+        LiveEngine.prefetch does."""
+        return self._rank(rank).prefetch(request)
 
     @property
     def least_loaded(self) -> int:
@@ -109,6 +106,19 @@ class DataParallelEngine:
         """The reader goes away: what is not finished is aborted. Idempotent."""
         for live in self.ranks:
             live.release(stream)
+
+    def _rank(self, rank: int | None) -> LiveEngine:
+        """The one that a call names, else the least loaded. WorkerError while the engine starts."""
+        if self.starting:
+            raise EngineUnavailableError("the engine is starting")
+        if rank is None:
+            rank = self.least_loaded
+        if not 0 <= rank < len(self.ranks):
+            raise InvalidRequestError(
+                f"there is no data-parallel rank {rank}, the engine has {len(self.ranks)}",
+                field="dp_rank",
+            )
+        return self.ranks[rank]
 
     def _requests(self, rank: int) -> int:
         engine = self.ranks[rank].engine

@@ -97,24 +97,38 @@ class MockEngine:
         config = self.config
         if self.waiting >= config.max_waiting:
             raise NoWorkersError(f"the engine has {config.max_waiting} requests waiting")
-        sequence = Sequence(
-            request,
-            block_size=config.block_size,
-            vocab_size=config.vocab_size,
-            ends=config.end_tokens,
-        )
-        number, returning = self._new_number(), request.returning_tokens
+        sequence = self._sequence_of(request)
+        number = self._new_number()
         self._core.submit(
             number,
             sequence.prompt_len,
             len(sequence.output),
             sequence.sequence_hashes,
             sequence.local_hashes,
-            -1 if returning is None else returning // config.block_size,
+            request.retention_spans(config.block_size),
         )
         self._live[request.request_id] = number
         self._sequences[number] = sequence
         return sequence
+
+    def prefetch(self, request: EngineRequest, since_s: float = 0.0) -> tuple[int, list[KvEvent]]:
+        """Load what lower tiers have of a prompt that is expected; (blocks, what changed).
+
+        It begins so many of the engine's seconds after its last step ended, below 0 while that
+        runs.
+        Raises InvalidRequestError if the prompt can never run here.
+        """
+        self._check(request)
+        sequence = self._sequence_of(request)
+        blocks = sequence.prompt_len // self.config.block_size
+        number = self._new_number()
+        self._sequences[number] = sequence
+        loaded, changes = self._core.prefetch(
+            sequence.sequence_hashes[:blocks], sequence.local_hashes[:blocks], number, since_s
+        )
+        events = [self._event(change) for change in changes]
+        del self._sequences[number]
+        return loaded, events
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its blocks; False if there is none of that id."""
@@ -173,6 +187,15 @@ class MockEngine:
     def _known(self, block_hash: int) -> CachedBlock:
         """A block that moves: it is in its old tier still."""
         return next(blocks[block_hash] for blocks in self._cached.values() if block_hash in blocks)
+
+    def _sequence_of(self, request: EngineRequest) -> Sequence:
+        config = self.config
+        return Sequence(
+            request,
+            block_size=config.block_size,
+            vocab_size=config.vocab_size,
+            ends=config.end_tokens,
+        )
 
     def _new_number(self) -> int:
         while True:

@@ -86,6 +86,7 @@ class LiveEngine:
         self._streams: dict[str, TokenStream] = {}
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._due = 0.0  # when the last step is over
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="mock engine")
@@ -121,6 +122,19 @@ class LiveEngine:
         self._work.set()
         return stream
 
+    def prefetch(self, request: EngineRequest) -> int:
+        """Load what lower tiers have of a prompt that is expected: how many blocks.
+
+        Raises as MockEngine.prefetch does, and EngineUnavailableError if this engine does not run.
+        """
+        if self.failure is not None or self._task is None:
+            raise EngineUnavailableError(self.failure or "the engine is stopped")
+        since_s = (self._clock.now() - self._due) * self._speedup
+        blocks, events = self.engine.prefetch(request, since_s)
+        if events and self._on_events is not None:
+            self._on_events(events)
+        return blocks
+
     def abort(self, request_id: str) -> bool:
         """End a request early; False if there is none of that id."""
         stream = self._streams.pop(request_id, None)
@@ -148,7 +162,7 @@ class LiveEngine:
 
     async def _drive(self) -> None:
         engine, clock = self.engine, self._clock
-        due = clock.now()
+        due = self._due = clock.now()
         steps = 0
         while True:
             over = due
@@ -163,6 +177,7 @@ class LiveEngine:
             if result.events and self._on_events is not None:
                 self._on_events(result.events)
             due = max(due, now - _MOST_LAG_S) + result.duration_s * self.slowdown / self._speedup
+            self._due = due
             steps += 1
             if due - now >= _SHORTEST_SLEEP_S:
                 await self._sleep(due - now)

@@ -39,6 +39,7 @@ class ServedMock:
     ) -> None:
         """`role`: known once it is served."""
         self.role = role
+        self._config = config
         self.ranks = DataParallelEngine(
             config, speedup_ratio=speedup_ratio, clock=clock, on_events=self._tell
         )
@@ -59,6 +60,14 @@ class ServedMock:
     async def start(self, on_events: OnEvents) -> None:
         self._on_events = on_events
         self.ranks.start()
+
+    @property
+    def prefetches(self) -> bool:
+        return self._config.tiers.prefetch
+
+    async def prefetch(self, request: EngineRequest) -> int:
+        await self.ranks.awake()
+        return self.ranks.prefetch(request, request.dp_rank)
 
     def generate(self, request: EngineRequest) -> "MockAnswer":
         return MockAnswer(self, request)

@@ -25,6 +25,12 @@ class TierConfig:
         131072, "Bytes of keys and values of a token; the default is a dense 8B model's."
     )
     hide_tiers: bool = option(False, "Use host memory and disk, but do not announce their blocks.")
+    prefetch: bool = option(
+        True,
+        "Load blocks from host memory and disk ahead of a request when a router asks for it; off:"
+        " UNIMPLEMENTED.",
+        "--engine-prefetch",
+    )
     eviction: str = option(
         "lru",
         "What leaves a full device first: what was used longest ago (lru), or of the blocks that"

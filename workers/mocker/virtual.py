@@ -5,6 +5,7 @@ hashes. What the event plane does to the engines' events is
 decided by a seed: a message is what one step says, and a lost one leaves a gap in the numbering.
 """
 
+from collections.abc import Sequence
 from enum import IntFlag
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from ...indexer.wire import TIERS, StorageTier, encode_heartbeat
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank
+from ..cache_control import Span
 from .config import EVEN_SPEEDS, EngineConfig
 from .core import Fleet
 
@@ -94,11 +96,11 @@ class VirtualFleet:
         sequence_hashes: Hashes,
         now: float,
         followed_after_s: float | None = None,
-        returning_tokens: int | None = None,
+        retention: Sequence[Span] | None = None,
     ) -> None:
         """Queue a request; the hashes are those of every full block of prompt and output.
 
-        `returning_tokens`: how many of its tokens a later request begins with, if somebody said.
+        `retention`: how its blocks are kept once it is over, if somebody said.
         `followed_after_s`: how long after its last token a request arrives that depends on it.
         Raises InvalidRequestError if it can never run here, NoWorkersError if the queue is full.
         """
@@ -124,8 +126,18 @@ class VirtualFleet:
             local_hashes,
             now,
             -1.0 if followed_after_s is None else followed_after_s,
-            -1 if returning_tokens is None else returning_tokens // config.block_size,
+            retention,
         )
+
+    def prefetch(
+        self, worker: int, local_hashes: Hashes, sequence_hashes: Hashes, now: float, rank: int = 0
+    ) -> int:
+        """Load from the tiers below the device what they have of these blocks, next to what the
+        device has; how many that are. They count as just used.
+        """
+        engine = self._engine(worker, rank)
+        loaded: int = self._fleet.prefetch(engine, sequence_hashes, local_hashes, now)
+        return loaded
 
     def advance(self, until: float, *, to_answer: bool = False) -> float:
         """Let time pass; `inf` until every request is done. Returns the time that was reached.

@@ -1,7 +1,7 @@
 """ServedEngine: what an engine must be able to do to be served as a worker."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ...indexer.wire import StorageTier
 from ...runtime.errors import WorkerError
@@ -54,6 +54,20 @@ class EngineLoad(NamedTuple):
     """that requests use"""
     inactive_blocks: int = 0
     """cached, and used by none"""
+
+
+@runtime_checkable
+class PrefetchingEngine(Protocol):
+    """A ServedEngine that can load blocks from its lower tiers ahead of a request."""
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether it does."""
+        ...
+
+    async def prefetch(self, request: EngineRequest) -> int:
+        """Load what lower tiers have of a request that is expected: how many blocks."""
+        ...
 
 
 class ServedEngine(Protocol):

@@ -1,6 +1,6 @@
 """EngineRequest: one generation, as every engine that is served here is asked for it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime.errors import InvalidRequestError
+from ..cache_control import FIELD, Retention, Span, returning_spans
 from ..dialects import given_handoff
 from ..trtllm_proto import pb
 
@@ -51,6 +52,7 @@ class EngineRequest:
     cache_namespace: str | None = None
     dp_rank: int | None = None
     returning_tokens: int | None = None  # how many of its tokens a later request begins with
+    retention: Retention | None = None  # or what is to be kept of it: this counts
     phase: int | None = None
     """of disaggregated serving, as in DisaggregatedParams, 0: of none; None: it does not say"""
     handoff: bytes | None = None
@@ -58,9 +60,17 @@ class EngineRequest:
     others: tuple[str, ...] = ()
     """what else was asked for that this has no words for"""
 
+    def retention_spans(self, block_size: int) -> Sequence[Span] | None:
+        """How its blocks are to be kept; None: nobody said."""
+        if self.retention is not None:
+            return self.retention.spans(len(self.token_ids), block_size)
+        if self.returning_tokens is not None:
+            return returning_spans(self.returning_tokens, block_size)
+        return None
+
 
 def trtllm_request(
-    message: Any, request_id: str, dp_rank: int | None, returning_tokens: int | None
+    message: Any, request_id: str, dp_rank: int | None, returning_tokens: int | None = None
 ) -> EngineRequest:
     """A GenerateRequest. InvalidRequestError on what no engine served here can do and must not
     ignore, because the answer or the cache would not be what was asked for."""
@@ -100,6 +110,7 @@ def trtllm_request(
         cache_namespace=str(message.cache_salt_id) if salted else None,
         dp_rank=dp_rank,
         returning_tokens=returning_tokens,
+        retention=_retention_of(message),
         phase=message.disaggregated_params.request_type,
         handoff=given_handoff(message),
         others=_others(message),
@@ -108,6 +119,13 @@ def trtllm_request(
 
 def unsupported(what: str, field: str | None = None) -> InvalidRequestError:
     return InvalidRequestError(f"{what} is not supported by this engine", field=field)
+
+
+def _retention_of(message: Any) -> Retention | None:
+    """A wish: engines that cannot keep blocks by it need not refuse the request."""
+    if not message.HasField(FIELD):
+        return None
+    return Retention.read(message.kv_cache_retention.config_json)
 
 
 def _guide_of(message: Any) -> tuple[str, str] | None:
@@ -120,9 +138,8 @@ def _guide_of(message: Any) -> tuple[str, str] | None:
 
 def _others(message: Any) -> tuple[str, ...]:
     found = [name for name in _OUTPUTS if getattr(message.output_config, name)]
-    for name in ("lookahead_config", "kv_cache_retention"):
-        if message.HasField(name):
-            found.append(name)
+    if message.HasField("lookahead_config"):
+        found.append("lookahead_config")
     if message.embedding_bias:
         found.append("embedding_bias")
     return tuple(found)

@@ -9,19 +9,17 @@ import grpc
 
 from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
 from ...runtime.grpc_servers import Method, Methods, ServerCall
+from ..cache_control import PREFETCH_METHOD, RETURNING_KEY, encode_loaded
 from ..dialects import TrtllmAnswer, with_handoff
 from ..engine_facts import EngineFacts
 from ..trtllm_client import DP_SIZE_KEY, PUBLISHER_ID_KEY, WORKER_ID_KEY
 from ..trtllm_proto import SERVICE, common_pb, pb
-from .engine import EngineUnavailableError, ServedEngine
+from .engine import EngineUnavailableError, PrefetchingEngine, ServedEngine
 from .kv_feed import KvEventFeed
 from .request import trtllm_request
 
 DP_RANK_KEY = "x-dynamo-dp-rank"
 """Metadata that names the rank of a request: the protocol has no field for it."""
-
-RETURNING_KEY = "x-dynamo-returning-tokens"
-"""Metadata of a request: how many of its tokens a later request begins with; 0: none returns."""
 
 MOST_ANSWERS = 256
 """To one request, of an engine that does not say how many requests it runs at a time."""
@@ -76,7 +74,11 @@ class TrtllmServicer:
             "Embed": _unary(self.embed, pb.EmbedRequest, pb.EmbedResponse),
             "GetTokenizer": Method(self.get_tokenizer),
         }
-        return {f"/{SERVICE}/{name}": method for name, method in found.items()}
+        methods = {f"/{SERVICE}/{name}": method for name, method in found.items()}
+        if isinstance(self._engine, PrefetchingEngine) and self._engine.prefetches:
+            decode = pb.GenerateRequest.FromString
+            methods[PREFETCH_METHOD] = Method(self.prefetch, decode, encode_loaded)
+        return methods
 
     async def generate(self, message: Any, context: ServerCall) -> None:
         """While streaming, tokens as they come; then each answer once as a whole."""
@@ -118,6 +120,17 @@ class TrtllmServicer:
             await context.abort(_UNAVAILABLE, str(error))
         except WorkerError as error:
             await context.abort(grpc.StatusCode.INTERNAL, str(error))
+
+    async def prefetch(self, message: Any, context: ServerCall) -> int:
+        """Load blocks of a request that is expected from lower tiers: how many."""
+        assert isinstance(self._engine, PrefetchingEngine)
+        try:
+            rank = _number_in(context, DP_RANK_KEY, "dp_rank")
+            return await self._engine.prefetch(trtllm_request(message, "", rank))
+        except InvalidRequestError as error:
+            await context.abort(_INVALID, str(error))
+        except WorkerError as error:
+            await context.abort(_UNAVAILABLE, str(error))
 
     async def abort(self, message: Any, context: ServerCall) -> Any:
         if await self._engine.abort(message.request_id):

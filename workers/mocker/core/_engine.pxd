@@ -2,7 +2,7 @@
 #
 # It knows no tokens, only hashes. Driven in virtual time by _virtual.pyx and in real time, a step
 # at a time, by _single_engine.pyx.
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from ._kv_manager cimport KvManager, Sequence
 from ._limits cimport Limits
@@ -49,6 +49,7 @@ cdef struct Engine:
     double took            # seconds of the step that was begun last
     double busy            # and of all steps
     double loaded_s        # and of those that they waited for lower tiers
+    uint64_t prefetched    # blocks that came onto the device for requests that were expected
     double waited          # seconds of all steps times the requests that waited meanwhile
     uint32_t most_waiting
 
@@ -59,8 +60,14 @@ cdef int engine_init(
 cdef void engine_free(Engine* engine) noexcept nogil
 # Whether a request is here, or a step runs.
 cdef bint engine_is_busy(const Engine* engine) noexcept nogil
-# Queue a request; the engine owns it from here on.
-cdef void engine_submit(Engine* engine, Sequence* sequence, double now) noexcept nogil
+# Queue a request; the engine owns it from here on. -1: no memory, and it does not.
+cdef int engine_submit(Engine* engine, Sequence* sequence, double now) noexcept nogil
+# Load what the tiers below the device have of these blocks, for a request that is expected; their
+# number, -1: no memory. `request` is whose blocks the journal says they are.
+cdef int64_t engine_prefetch(
+    Engine* engine, uint32_t request, const uint64_t* sequence_hashes,
+    const uint64_t* local_hashes, uint32_t blocks, double now
+) noexcept nogil
 # Begin the step at the engine's clock, which then tells its end; -1: no memory. `record`, which may
 # be NULL, is told the gaps.
 cdef int engine_begin_step(

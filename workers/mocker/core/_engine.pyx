@@ -1,10 +1,17 @@
 """An engine's steps in time, alone or in a fleet: see _engine.pxd."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
-from ._kv_manager cimport kv_free, kv_init, kv_release
-from ._scheduler cimport plan_step, queues_add, queues_free, sequence_free
+from ._kv_manager cimport (
+    kv_expect_deadlines,
+    kv_free,
+    kv_init,
+    kv_pass_time,
+    kv_prefetch,
+    kv_release,
+)
+from ._scheduler cimport plan_step, queues_add, queues_free, sequence_free, sequence_new
 from ._timing cimport timing_attention_ms, timing_decode_ms, timing_prefill_ms
 
 
@@ -28,10 +35,33 @@ cdef bint engine_is_busy(const Engine* engine) noexcept nogil:
     return engine.stepping or engine.queues.n_running or engine.queues.n_waiting
 
 
-cdef void engine_submit(Engine* engine, Sequence* sequence, double now) noexcept nogil:
+cdef int engine_submit(Engine* engine, Sequence* sequence, double now) noexcept nogil:
+    if sequence.retention.ends and kv_expect_deadlines(&engine.kv) < 0:
+        return -1
     if not engine.stepping and engine.clock < now:
         engine.clock = now
     queues_add(&engine.queues, sequence)
+    return 0
+
+
+cdef int64_t engine_prefetch(
+    Engine* engine, uint32_t request, const uint64_t* sequence_hashes,
+    const uint64_t* local_hashes, uint32_t blocks, double now
+) noexcept nogil:
+    cdef size_t entries = engine.kv.journal.length
+    cdef int64_t loaded
+    cdef Sequence* sequence = sequence_new(
+        request, 0, 0, sequence_hashes, local_hashes, blocks, -1.0
+    )
+    if sequence == NULL:
+        return -1
+    loaded = kv_prefetch(&engine.kv, sequence, blocks, now)
+    sequence_free(sequence)
+    if engine.kv.journal.length > entries:
+        engine.kv.journal.messages += 1
+    if loaded > 0:
+        engine.prefetched += loaded
+    return loaded
 
 
 cdef int engine_advance(
@@ -103,7 +133,7 @@ cdef int engine_begin_step(
     cdef double seconds, loading
     cdef uint32_t waiting
     engine.n_pending = 0
-    engine.kv.now = engine.kv.ready = engine.clock
+    kv_pass_time(&engine.kv, engine.clock)
     if plan_step(&engine.queues, &engine.kv, limits, step) < 0 or not reserve(engine):
         return -1
     seconds = (

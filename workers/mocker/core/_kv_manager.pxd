@@ -12,6 +12,7 @@ from ._journal cimport Journal
 from ._limits cimport CacheLimits
 from ._lower_tiers cimport LowerTiers
 from ._pool cimport Pool
+from ._retention cimport Retention
 
 cdef struct Sequence:      # what every step touches comes first: half a cache line
     double last_token      # when its last token came
@@ -31,7 +32,7 @@ cdef struct Sequence:      # what every step touches comes first: half a cache l
     double follow          # seconds after its end that another request follows; negative: none
     uint32_t request
     uint32_t began_with    # tokens it had generated when it was admitted
-    int64_t returning      # blocks that a later request begins with; -1: nobody said
+    Retention retention    # what is to be kept of it, once it is over
     int32_t cached         # prompt tokens found in the cache when it first ran; -1 before
     uint32_t preemptions
 
@@ -45,6 +46,10 @@ cdef struct KvManager:
 
 cdef int kv_init(KvManager* kv, const CacheLimits* limits, bint journal) noexcept nogil
 cdef void kv_free(KvManager* kv) noexcept nogil
+# Time has passed until `now`, in which levels may have ended. Nothing is asked for yet.
+cdef void kv_pass_time(KvManager* kv, double now) noexcept nogil
+# A request comes whose retention ends at some time: 0; -1: no memory.
+cdef int kv_expect_deadlines(KvManager* kv) noexcept nogil
 # Leading ones of the first `limit` blocks that are cached, in whatever tier; `shared`: of those, held
 # by somebody.
 cdef uint32_t kv_match(
@@ -56,6 +61,12 @@ cdef uint32_t kv_cached_tokens(const KvManager* kv, const Sequence* sequence) no
 # Get the blocks for `tokens` more: 1; 0, nothing done, if above `limit` active ones; -1: no memory.
 cdef int kv_grow(
     KvManager* kv, Sequence* sequence, uint32_t tokens, uint32_t limit
+) noexcept nogil
+# Load what the tiers below the device have of the first `blocks` blocks that is next to what the
+# device has, as if a request came for it and went, from `now` on: blocks loaded; -1: no memory.
+# 0 if they do not fit beside the blocks that are held.
+cdef int64_t kv_prefetch(
+    KvManager* kv, Sequence* sequence, uint32_t blocks, double now
 ) noexcept nogil
 # Give up all blocks, the last one first.
 cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil

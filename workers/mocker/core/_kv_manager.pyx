@@ -1,6 +1,6 @@
 """What requests hold of an engine's cache: see _kv_manager.pxd."""
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort
 
 from ....runtime.native._table cimport NONE
@@ -19,29 +19,33 @@ from ._lower_tiers cimport (
     tell_removed,
     tier_load,
     tier_of,
+    tiers_expire,
     tiers_free,
     tiers_init,
     tiers_push_down,
+    tiers_reserve_deadlines,
 )
 from ._pool cimport (
-    LEVELS,
     USUAL_LEVEL,
     Block,
     Pool,
     pool_acquire,
     pool_add,
     pool_drop,
+    pool_expire,
     pool_find,
     pool_free,
     pool_init,
     pool_next,
     pool_release,
+    pool_reserve_deadlines,
 )
+from ._retention cimport Span, span_of
 
 
 cdef int kv_init(KvManager* kv, const CacheLimits* limits, bint journal) noexcept nogil:
     """`kv` is zeroed."""
-    pool_init(&kv.pool, limits.device_blocks, limits.lineage)
+    pool_init(&kv.pool, limits.device_blocks, limits.lineage, False)
     tiers_init(&kv.tiers, limits)
     kv.journal.on = journal
     kv.block_size = limits.block_size
@@ -188,6 +192,8 @@ cdef int add_blocks(
         sequence.ids[index] = parent
         if at < n and found[at].sequence_hash == sequence.sequence_hashes[index]:
             kv.pool.blocks[parent].ready = found[at].ready
+            kv.pool.blocks[parent].level = found[at].level
+            kv.pool.blocks[parent].expires = found[at].expires
             if found[at].ready > kv.ready:
                 kv.ready = found[at].ready
             at += 1
@@ -244,23 +250,54 @@ cdef int free_blocks(KvManager* kv, uint32_t blocks) noexcept nogil:
     return status
 
 
-cdef inline uint8_t level_of(const Sequence* sequence, uint32_t index) noexcept nogil:
-    """The level at which a request lets go of one of its blocks: see _pool.pxd."""
-    if sequence.returning < 0:
-        return USUAL_LEVEL
-    return LEVELS - 1 if index < sequence.returning else 0
+cdef void kv_pass_time(KvManager* kv, double now) noexcept nogil:
+    kv.now = kv.ready = now
+    pool_expire(&kv.pool, now)
+    tiers_expire(&kv.tiers, now)
+
+
+cdef int kv_expect_deadlines(KvManager* kv) noexcept nogil:
+    return pool_reserve_deadlines(&kv.pool) | tiers_reserve_deadlines(&kv.tiers)
 
 
 cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:
     cdef uint32_t index = sequence.held
+    cdef const Span* span
     if sequence.partial:
         kv.pool.active -= 1
         kv.pool.version += 1
         sequence.partial = 0
     while index > 0:
         index -= 1
-        pool_release(&kv.pool, sequence.ids[index], level_of(sequence, index))
+        span = span_of(&sequence.retention, index)
+        if span == NULL:
+            pool_release(&kv.pool, sequence.ids[index], USUAL_LEVEL, 0.0)
+        else:
+            pool_release(&kv.pool, sequence.ids[index], span.level, kv.now + span.seconds)
     sequence.held = sequence.slack = 0
+
+
+cdef int64_t kv_prefetch(
+    KvManager* kv, Sequence* sequence, uint32_t blocks, double now
+) noexcept nogil:
+    cdef Pool* pool = &kv.pool
+    cdef uint32_t shared, id, index
+    cdef uint32_t depth = kv_match(kv, sequence, blocks, &shared), on_device = 0
+    cdef int status
+    while on_device < depth and pool_find(pool, sequence.sequence_hashes[on_device]) != NONE:
+        on_device += 1
+    if on_device == depth:
+        return 0
+    kv_pass_time(kv, now)
+    sequence.computed = depth * kv.block_size  # so they are loaded
+    status = kv_grow(kv, sequence, 0, pool.capacity)
+    if status <= 0:
+        return status
+    for index in range(depth, 0, -1):
+        id = sequence.ids[index - 1]
+        pool_release(pool, id, pool.blocks[id].level, pool.blocks[id].expires)
+    sequence.held = sequence.computed = 0
+    return depth - on_device
 
 
 cdef const Pool* pool_of(const KvManager* kv, int tier) noexcept nogil:

@@ -17,8 +17,19 @@ from ._journal cimport (
     journal_put,
 )
 from ._limits cimport LOWER, CacheLimits
-from ._pool cimport Block, Pool, pool_add, pool_drop, pool_find, pool_free, pool_init
-from ._pool cimport pool_next, pool_release
+from ._pool cimport (
+    Block,
+    Pool,
+    pool_add,
+    pool_drop,
+    pool_expire,
+    pool_find,
+    pool_free,
+    pool_init,
+    pool_next,
+    pool_release,
+    pool_reserve_deadlines,
+)
 
 cdef struct LowerTiers:
     Pool pools[2]          # host memory, disk
@@ -33,7 +44,7 @@ cdef inline void tiers_init(LowerTiers* tiers, const CacheLimits* limits) noexce
     """`tiers` is zeroed."""
     cdef int i
     for i in range(LOWER):
-        pool_init(&tiers.pools[i], limits.lower_blocks[i], False)
+        pool_init(&tiers.pools[i], limits.lower_blocks[i], False, True)
         tiers.block_s[i] = limits.block_s[i]
         tiers.any = tiers.any or limits.lower_blocks[i] > 0
     tiers.told = tiers.any and not limits.hidden
@@ -43,6 +54,21 @@ cdef inline void tiers_free(LowerTiers* tiers) noexcept nogil:
     cdef int i
     for i in range(LOWER):
         pool_free(&tiers.pools[i])
+
+
+cdef inline void tiers_expire(LowerTiers* tiers, double now) noexcept nogil:
+    """See pool_expire."""
+    cdef int i
+    for i in range(LOWER):
+        pool_expire(&tiers.pools[i], now)
+
+
+cdef inline int tiers_reserve_deadlines(LowerTiers* tiers) noexcept nogil:
+    """See pool_reserve_deadlines."""
+    cdef int i, status = 0
+    for i in range(LOWER):
+        status |= pool_reserve_deadlines(&tiers.pools[i])
+    return status
 
 
 cdef inline int tier_of(const LowerTiers* tiers, uint64_t sequence_hash, uint32_t* id) noexcept nogil:
@@ -147,7 +173,7 @@ cdef inline int tiers_push_down(
             return -1
         pool.blocks[id].has_parent = blocks[i].has_parent
         pool.blocks[id].parent_hash = blocks[i].parent_hash
-        pool_release(pool, id, blocks[i].level)
+        pool_release(pool, id, blocks[i].level, blocks[i].expires)
     if status == 0 and tell:
         status = tell_stored(journal, now, tier, blocks + over, n - over)
     return status

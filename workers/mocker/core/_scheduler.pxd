@@ -16,7 +16,7 @@
 # oldest, only one that has brought a token since it was admitted; while there is none, the youngest
 # beside the one that needs room, which gets its token then. So between two preemptions of the same
 # request somebody brought a token, and tokens are finite.
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from ._kv_manager cimport KvManager, Sequence
 from ._limits cimport Limits
@@ -41,7 +41,7 @@ cdef struct Queues:
 
 cdef Sequence* sequence_new(
     uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* sequence_hashes,
-    const uint64_t* local_hashes, uint32_t n_blocks, double follow, int64_t returning
+    const uint64_t* local_hashes, uint32_t n_blocks, double follow
 ) noexcept nogil
 cdef void sequence_free(Sequence* sequence) noexcept nogil
 cdef void queues_free(Queues* queues) noexcept nogil

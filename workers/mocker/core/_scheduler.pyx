@@ -1,15 +1,16 @@
 """Which requests take part in a step: see _scheduler.pxd."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
 from ._kv_manager cimport kv_cached_tokens, kv_grow, kv_match, kv_release
+from ._retention cimport retention_free
 
 
 cdef Sequence* sequence_new(
     uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* sequence_hashes,
-    const uint64_t* local_hashes, uint32_t n_blocks, double follow, int64_t returning
+    const uint64_t* local_hashes, uint32_t n_blocks, double follow
 ) noexcept nogil:
     cdef size_t column = n_blocks * sizeof(uint64_t)
     cdef Sequence* sequence = <Sequence*>calloc(1, sizeof(Sequence))
@@ -29,11 +30,11 @@ cdef Sequence* sequence_new(
     sequence.output = output
     sequence.cached = -1
     sequence.follow = follow
-    sequence.returning = returning
     return sequence
 
 
 cdef void sequence_free(Sequence* sequence) noexcept nogil:
+    retention_free(&sequence.retention)
     free(sequence.sequence_hashes)
     free(sequence)
 

@@ -1,9 +1,11 @@
+from collections.abc import Sequence
 from typing import Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....indexer.wire import StorageTier
+from ...cache_control import Span
 from ..config import EngineConfig
 from ._timing import StepTiming
 
@@ -29,11 +31,25 @@ class SingleEngine:
         output: int,
         sequence_hashes: NDArray[np.uint64],
         local_hashes: NDArray[np.uint64],
-        returning: int,
+        retention: Sequence[Span] | None,
     ) -> None:
         """Queue a request; ValueError if the columns are too short for it.
 
-        `returning`: how many of its blocks a later request begins with; -1 if nobody said.
+        `retention`: how its blocks are kept once it is over; None if nobody said.
+        """
+
+    def prefetch(
+        self,
+        sequence_hashes: NDArray[np.uint64],
+        local_hashes: NDArray[np.uint64],
+        request: int,
+        since_s: float,
+    ) -> tuple[int, list[_Change]]:
+        """Load what lower tiers have of these blocks; (how many, changes of the cache).
+
+        It begins so many of the engine's seconds after its last step ended, below 0 while that
+        runs.
+        `request` is who the blocks belong to in the changes.
         """
 
     def abort(self, request: int) -> bool: ...

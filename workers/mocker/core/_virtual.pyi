@@ -1,8 +1,10 @@
+from collections.abc import Sequence
 from typing import Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cache_control import Span
 from ..config import EngineConfig
 from ._timing import StepTiming
 
@@ -33,8 +35,15 @@ class Fleet:
         local_hashes: NDArray[np.uint64],
         now: float,
         follow: float,
-        returning: int,
+        retention: Sequence[Span] | None,
     ) -> None: ...
+    def prefetch(
+        self,
+        engine: int,
+        sequence_hashes: NDArray[np.uint64],
+        local_hashes: NDArray[np.uint64],
+        now: float,
+    ) -> int: ...
     def waiting(self, engine: int) -> int: ...
     def advance(self, until: float, to_answer: bool) -> float: ...
     def announce(self, engine: int, now: float) -> None: ...

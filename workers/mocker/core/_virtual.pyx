@@ -17,13 +17,22 @@ from ._engine cimport (
     engine_free,
     engine_init,
     engine_is_busy,
+    engine_prefetch,
     engine_submit,
     engines_advance,
 )
-from ._journal cimport ENTRY_CLEARED, ENTRY_STORED, Entry, Journal, journal_compact
+from ._journal cimport (
+    ENTRY_CLEARED,
+    ENTRY_STORED,
+    NO_REQUEST,
+    Entry,
+    Journal,
+    journal_compact,
+)
 from ._kv_manager cimport Sequence, check_tier, kv_announce, kv_listing
 from ._limits cimport LOWER, Limits, read_limits
-from ._scheduler cimport sequence_new
+from ._retention cimport read_retention
+from ._scheduler cimport sequence_free, sequence_new
 from ._timing cimport StepTiming
 
 cdef enum:
@@ -93,7 +102,7 @@ cdef class Fleet:
     def submit(
         self, uint32_t engine, uint32_t request, uint32_t prompt, uint32_t output,
         const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
-        double now, double follow, int64_t returning,
+        double now, double follow, retention,
     ):
         cdef uint32_t n = <uint32_t>sequence_hashes.shape[0]
         cdef Sequence* sequence
@@ -104,12 +113,35 @@ cdef class Fleet:
             raise ValueError("there are more full blocks than hashes")
         sequence = sequence_new(
             request, prompt, output, &sequence_hashes[0] if n else NULL,
-            &local_hashes[0] if n else NULL, n, follow, returning,
+            &local_hashes[0] if n else NULL, n, follow,
         )
         if sequence == NULL:
             raise MemoryError
+        try:
+            read_retention(&sequence.retention, retention)
+            if engine_submit(&self.engines[engine], sequence, now) < 0:
+                raise MemoryError
+        except BaseException:
+            sequence_free(sequence)
+            raise
         self.record.followed += follow >= 0
-        engine_submit(&self.engines[engine], sequence, now)
+
+    def prefetch(
+        self, uint32_t engine, const uint64_t[::1] sequence_hashes,
+        const uint64_t[::1] local_hashes, double now,
+    ):
+        cdef uint32_t n = <uint32_t>sequence_hashes.shape[0]
+        cdef int64_t loaded
+        self.engine(engine)
+        if local_hashes.shape[0] != sequence_hashes.shape[0]:
+            raise ValueError("sequence_hashes and local_hashes differ in length")
+        loaded = engine_prefetch(
+            &self.engines[engine], NO_REQUEST, &sequence_hashes[0] if n else NULL,
+            &local_hashes[0] if n else NULL, n, now,
+        )
+        if loaded < 0:
+            raise MemoryError
+        return loaded
 
     def waiting(self, uint32_t engine):
         return self.engine(engine).queues.n_waiting

@@ -4,11 +4,14 @@ import pytest
 from support.fake_engine import prompt
 
 from dynamo_router.indexer.hashing import block_hashes
+from dynamo_router.router.affinity import AffinityConfig, Session
 from dynamo_router.router.dispatch.generate_request import (
     read_generate,
     with_request_id,
+    with_retention,
 )
 from dynamo_router.runtime.errors import InvalidRequestError
+from dynamo_router.workers.cache_control import Retention
 from dynamo_router.workers.trtllm_proto import pb
 
 
@@ -82,3 +85,27 @@ def test_an_id_is_replaced_without_touching_the_rest(request_id: str) -> None:
     assert changed.request_id == request_id
     changed.request_id = "old"
     assert changed == request
+
+
+def asked_to_keep(body: bytes, session: Session | None, *metadata: tuple[str, str]) -> str:
+    config = AffinityConfig(session_retention_secs=60.0)
+    found = pb.GenerateRequest.FromString(with_retention(body, session, metadata, config))
+    found.ClearField("request_id")
+    return str(found.kv_cache_retention.config_json)
+
+
+def test_a_session_says_what_its_engine_is_to_keep() -> None:
+    body = prompt(tokens=3, cache_salt_id=1, arrival_time=2.0).SerializeToString()
+    kept = {
+        "goes on": (Session("s"), Retention.whole(80, 60.0)),
+        "is short": (Session("s", timeout_s=9.0), Retention.whole(80, 9.0)),
+        "ends": (Session("s", final=True), Retention.whole(0)),
+    }
+    for session, retention in kept.values():
+        assert asked_to_keep(body, session) == retention.json()
+    assert asked_to_keep(body, None) == ""
+    assert asked_to_keep(body, Session("s"), ("x-dynamo-returning-tokens", "4")) == ""
+    assert with_retention(body, Session("s"), (), AffinityConfig()) == body
+    own = pb.KvCacheRetentionConfig(config_json="{}")
+    said = prompt(arrival_time=2.0, kv_cache_retention=own).SerializeToString()
+    assert asked_to_keep(said, Session("s")) == "{}", "its client knows better"

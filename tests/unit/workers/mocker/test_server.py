@@ -20,7 +20,9 @@ from dynamo_router.runtime.identity import address_worker_id
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.mocker.server import MockServer
+from dynamo_router.workers.mocker.tiers import TierConfig
 from dynamo_router.workers.serving import kv_feed
+from dynamo_router.workers.trtllm_client import TrtllmClient
 from dynamo_router.workers.trtllm_proto import common_pb, pb
 
 ENGINE = EngineConfig(block_size=4, num_gpu_blocks=32, max_waiting=2, max_num_seqs=2)
@@ -372,3 +374,25 @@ async def test_stopping_lets_requests_finish_within_the_grace():
         assert len(whole.complete.output_token_ids) == 9
         assert whole.complete.finish_reason == "length"
     await until(lambda: len(asyncio.all_tasks()) == 1)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+async def test_blocks_in_host_memory_are_loaded_ahead_of_a_request(knows: bool) -> None:
+    tiers = TierConfig(host_blocks=64, prefetch=knows)
+    engine = EngineConfig(block_size=4, num_gpu_blocks=8, tiers=tiers)
+    config = MockerConfig(port=0, speedup_ratio=1e6, engine=engine)
+    async with serving(config) as (server, stub):
+        client = TrtllmClient(server.address)
+        for first in (0, 100, 200):
+            await messages_of(stub.Generate(generate("a", range(first, first + 17), 1)))
+        expected = generate("b", range(17)).SerializeToString()
+        assert len([*server.engine.cached_blocks("host_pinned")]) >= 4
+        assert await client.prefetch(expected, timeout=20.0) == (4 if knows else None)
+        if knows:
+            on_device = {block.token_ids[0] for block in server.engine.cached_blocks()}
+            assert on_device >= {0, 4, 8, 12}
+            assert await client.prefetch(expected, timeout=20.0) == 0
+            with pytest.raises(grpc.RpcError) as refused:
+                await client.prefetch(generate("b", ()).SerializeToString(), timeout=20.0)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await client.close()

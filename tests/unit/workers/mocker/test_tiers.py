@@ -161,3 +161,32 @@ def test_settings_out_of_range_are_refused_by_name() -> None:
             TierConfig(**{key: 0})
     with pytest.raises(ConfigError, match="eviction"):
         TierConfig(eviction="fifo")
+
+
+def test_what_is_loaded_while_a_step_runs_is_there_when_the_next_one_begins() -> None:
+    def first_token(prefetched: bool) -> float:
+        # 8 blocks of 4 tokens; a block takes 0.01 s from host memory.
+        link = {"kv_bytes_per_token": 250_000, "host_bandwidth_gbps": 0.1}
+        fleet = VirtualFleet(config(12, host_blocks=40, **link), 1)
+        rng = np.random.default_rng(3)
+        chains = [rng.integers(0, 2**63, (2, 8)).astype(np.uint64) for _ in range(3)]
+        for number, chain in enumerate([*chains, chains[0]]):
+            if number == 3:
+                assert fleet.cached_blocks(0, tier="host_pinned")
+                busy = rng.integers(0, 2**63, (2, 2)).astype(np.uint64)
+                hashes = {"local_hashes": busy[0], "sequence_hashes": busy[1]}
+                fleet.submit(0, 9, prompt_tokens=9, output_tokens=1, now=100.0, **hashes)
+                fleet.advance(100.001)
+                if prefetched:
+                    assert fleet.prefetch(0, chain[0], chain[1], 100.001) == 8
+                    assert fleet.prefetch(0, chain[0], chain[1], 100.001) == 0
+            hashes = {"local_hashes": chain[0], "sequence_hashes": chain[1]}
+            now = 100.001 if number == 3 else 10.0 * number
+            fleet.submit(0, number, prompt_tokens=33, output_tokens=1, now=now, **hashes)
+            if number < 3:
+                fleet.advance(now + 10)
+        fleet.advance(math.inf)
+        found = fleet.take_emissions()
+        return float(found.times[found.requests == 3][0])
+
+    assert first_token(True) < first_token(False) - 0.005

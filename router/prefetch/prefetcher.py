@@ -1,0 +1,114 @@
+"""Prefetcher: asks engines to load what they have of a request that waits. The plan is pure."""
+
+import asyncio
+from collections.abc import Callable, Set
+from typing import Protocol
+
+import grpc
+
+from ...runtime.errors import RouterError
+from ...runtime.identity import WorkerWithDpRank
+from ...workers.channels import Metadata
+from ...workers.health import HealthMonitor
+from ..kv_router import KvRouter
+from ..policy import Decision
+from ..prompt import Prompt
+from .plan import PrefetchPlan
+
+DP_RANK_KEY = "x-dynamo-dp-rank"
+TIMEOUT_S = 2.0
+"""A late answer is of no use: the request is there by then."""
+
+
+def can_prefetch(router: KvRouter) -> bool:
+    """Whether it is asked for, and any engine has told of blocks below its device."""
+    return router.config.router_prefetch and router.uses_caches and router.index.lower_tiers
+
+
+class Waiting(Protocol):
+    """What is asked of a request: its serialized GenerateRequest is sent as it is."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def unfit(self) -> Set[int]: ...
+    @property
+    def pinned(self) -> WorkerWithDpRank | None: ...
+
+
+class Prefetcher:
+    """Does nothing where the router's settings do not ask for it, or no engine has lower tiers."""
+
+    def __init__(self, router: KvRouter, monitor: HealthMonitor) -> None:
+        self.plan = PrefetchPlan()
+        self._router = router
+        self._monitor = monitor
+        self._tasks: set[asyncio.Task[None]] = set()
+        router.registry.on_remove.append(self._on_remove)
+
+    def on_held(self, request: Waiting, prompt: Prompt) -> None:
+        """A request begins to wait in the router; one that names its worker is not looked at."""
+        if not self._enabled or request.pinned is not None or self._router.config.admission.shed:
+            return  # to shed is for those whose turn it is
+        try:
+            decision = self._router.decide(prompt, excluded_workers=request.unfit)
+        except RouterError:
+            return  # nobody would take it now
+        if self.plan.wants(request.request_id, decision):
+            self._ask(request, decision, self.plan.on_held)
+
+    def on_sent(self, request: Waiting, decision: Decision) -> None:
+        """It goes to a worker; there it waits, if the worker is busy."""
+        self.plan.on_booked(request.request_id, decision.worker)
+        if not self._enabled or not self.plan.wants(request.request_id, decision):
+            return
+        if self._router.requests_of(decision.worker.worker_id) > 1:
+            self._ask(request, decision, self.plan.on_sent)
+
+    def on_over(self, request_id: str) -> None:
+        """It is over, wherever it was."""
+        self.plan.on_booked(request_id, None)
+
+    async def close(self) -> None:
+        """Let go of the registry, and of the answers that are still to come."""
+        if self._on_remove in self._router.registry.on_remove:
+            self._router.registry.on_remove.remove(self._on_remove)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def _enabled(self) -> bool:
+        return can_prefetch(self._router)
+
+    def _ask(
+        self,
+        request: Waiting,
+        decision: Decision,
+        told: Callable[[str, WorkerWithDpRank], None],
+    ) -> None:
+        told(request.request_id, decision.worker)
+        question = self._load(request.request_id, request.body, decision.worker)
+        task = asyncio.create_task(question, name=f"prefetch-{request.request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, request_id: str, body: bytes, worker: WorkerWithDpRank) -> None:
+        blocks: int | None = 0
+        entry = self._router.registry.entry(worker.worker_id)
+        metadata: Metadata = ()
+        if entry is not None and entry.dp_size > 1:
+            metadata = ((DP_RANK_KEY, str(worker.dp_rank)),)
+        try:
+            client = self._monitor.client(worker.worker_id)
+            if client is not None:
+                blocks = await client.prefetch(body, timeout=TIMEOUT_S, metadata=metadata)
+        except grpc.RpcError:
+            pass  # it was a favour: the request itself will show what is wrong
+        finally:
+            self.plan.on_answer(request_id, worker, blocks)
+
+    def _on_remove(self, worker: WorkerWithDpRank, number: int) -> None:
+        self.plan.on_worker_gone(worker.worker_id)
