@@ -24,7 +24,7 @@ class Turns:
     """
 
     def __init__(self, policy: QueuePolicy, is_waiting: Callable[[Entry], bool]) -> None:
-        self._policy = policy
+        self._policy: QueuePolicy = policy
         self._is_waiting = is_waiting
         self._ahead: list[Entry] = []
         self._late: list[Entry] = []
@@ -71,7 +71,7 @@ class Level:
     def __init__(
         self, policy: QueuePolicy, is_waiting: Callable[[Entry], bool], shares: TenantShares
     ) -> None:
-        self._policy = policy
+        self._policy: QueuePolicy = policy
         self._is_waiting = is_waiting
         self._shares = shares
         self._turns: dict[str, Turns] = {}

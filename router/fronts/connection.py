@@ -130,12 +130,12 @@ class MessageConnection(asyncio.Protocol, Generic[T]):
     def resume_writing(self) -> None:
         self.is_paused = False
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         if self._working is not None:
             self._working.cancel()
             self._working = None
         if self._transport is not None:  # not by us
-            self._why = str(error) if error is not None else "the other side closed it"
+            self._why = str(exc) if exc is not None else "the other side closed it"
         self._transport = None
         self._came.clear()
         self._unsent.clear()

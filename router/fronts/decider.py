@@ -174,9 +174,11 @@ class Decider:
         router = self._server.router
         counts = router.slots.active_requests()
         busy = np.flatnonzero(counts)
-        return Loads(
-            [(*router.registry.worker(number), int(counts[number])) for number in busy.tolist()]
-        )
+        loads: list[tuple[int, int, int]] = []
+        for number in busy.tolist():
+            worker = router.registry.worker(number)
+            loads.append((worker.worker_id, worker.dp_rank, int(counts[number])))
+        return Loads(loads)
 
     def _health(self) -> dict[str, Any]:
         fronts = self.fronts

@@ -17,7 +17,7 @@ from ._timeline cimport (
     empty_step_s,
     timeline_advance,
     timeline_backlog,
-    timeline_rest_s,
+    timeline_decode_s,
 )
 
 cdef enum:
@@ -143,7 +143,9 @@ cdef inline double unforeseen_wait_s(
     """Seconds until a prompt can begin where, by the forecast, no step with prompt tokens runs."""
     if timeline.head != NO_BOOKING and model.first_tokens > 0:  # but a first token is overdue
         return per_step / 4 + fmin(LATE_SHARE * (now - timeline.began), model.answer)
-    return timeline_rest_s(timeline, &model.speed, slowness)
+    if timeline.requests > 0:  # a step of decodes alone is under way
+        return slowness * timeline_decode_s(timeline, &model.speed) / 2
+    return 0.0
 
 
 cdef inline double delay_s(

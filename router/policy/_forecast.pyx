@@ -162,14 +162,14 @@ cdef class Forecast:
         first = timeline.head == record
         attended = stream_attended(self.bookings, record, timeline.anchor, position)
         timeline_unlink(timeline, self.bookings, record)
-        if timeline.anchor_at < now and first and position > timeline.anchor:
-            if can_compare(&self.model):
-                self.fade_speeds()
-            steps = max(steps, 1)
-            self.late_s = learn_prefill(
-                &self.model, timeline, booking, position, attended, steps, now, loaded
-            )
-        if timeline.anchor_at != now:
+        if timeline.anchor_at < now:
+            if first and position > timeline.anchor:
+                if can_compare(&self.model):
+                    self.fade_speeds()
+                steps = max(steps, 1)
+                self.late_s = learn_prefill(
+                    &self.model, timeline, booking, position, attended, steps, now, loaded
+                )
             timeline_correct(timeline, self.bookings, position, &self.model.speed, now)
         learn_first_token(&self.model, timeline, booking, now)
         return booking.worker, booking.foreseen_s, now - booking.booked_at, booking.crowded

@@ -52,12 +52,11 @@ cdef struct EngineTimeline:
     int64_t done                # tokens of the stream computed when the running step began
     int64_t running             # tokens that the running step computes; 0: no step runs
     int64_t end                 # end of the stream
-    double began                # when the running step began or will, or the last one ended
+    double began                # when the running step began, or the last one ended
     double ends                 # when the running step ends; INFINITY if none runs
     double attended             # context of each token that the running step computes, summed
     double waiting_attended     # the same of those tokens of the queue behind it
-    double anchor_at            # last time at which the position in the stream was known, or at
-                                # which the first step of a stream begins
+    double anchor_at            # last time at which the position in the stream was known
     int64_t anchor              # that position
     uint32_t steps              # steps since then
     double anchor_context_s     # the integrals then
@@ -127,28 +126,14 @@ cdef inline double timeline_mean_decode_s(
     )
 
 
-cdef inline double timeline_rest_s(
-    const EngineTimeline* timeline, const Speed* speed, double slowness
-) noexcept nogil:
-    """Seconds left, on average, of the step of decodes alone that is under way there."""
-    if timeline.requests <= timeline.waiting:
-        return 0.0
-    return slowness * timeline_decode_s(timeline, speed) / 2
-
-
 cdef inline void timeline_anchor(
-    EngineTimeline* timeline, int64_t position, double now, double wait
+    EngineTimeline* timeline, int64_t position, double now
 ) noexcept nogil:
-    """Note that the engine is at `position`, and goes on from there in `wait` seconds.
-
-    The timeline was advanced to `now`.
-    """
+    """Note that the engine is known to be at `position`; the timeline was advanced to `now`."""
     timeline.done = timeline.anchor = position
-    timeline.anchor_at = now + wait
-    timeline.anchor_context_s = (
-        timeline.context_s + (timeline.context - timeline.queued_context) * wait
-    )
-    timeline.anchor_requests_s = timeline.requests_s + (timeline.requests - timeline.queued) * wait
+    timeline.anchor_at = now
+    timeline.anchor_context_s = timeline.context_s
+    timeline.anchor_requests_s = timeline.requests_s
     timeline.steps = 0
 
 
@@ -189,7 +174,7 @@ cdef inline void timeline_integrate(EngineTimeline* timeline, double now) noexce
         timeline.context_s += (timeline.context - timeline.queued_context) * passed
         timeline.requests_s += (timeline.requests - timeline.queued) * passed
         if timeline.running > 0:
-            timeline.prefill_s += fmax(0.0, now - fmax(timeline.began, timeline.integrated_to))
+            timeline.prefill_s += passed
         timeline.integrated_to = now
 
 
@@ -251,12 +236,9 @@ cdef inline void timeline_append(
 ) noexcept nogil:
     """Put a new booking at the end of the queue; the timeline was advanced to `now`."""
     cdef Booking* booking = &bookings[record]
-    cdef double slowness = timeline_slowness(timeline, speed)
-    cdef double begins = now
     if timeline.head == NO_BOOKING:
         timeline.end = 0
-        begins += timeline_rest_s(timeline, speed, slowness)
-        timeline_anchor(timeline, 0, now, begins - now)
+        timeline_anchor(timeline, 0, now)
     timeline.end += tokens
     booking.end = timeline.end
     booking.tokens = tokens
@@ -280,10 +262,8 @@ cdef inline void timeline_append(
     timeline.waiting_attended += booking_attended(booking, timeline.end - tokens, timeline.end)
     timeline.queued_context += booking.context
     timeline.queued += 1.0
-    if timeline.running > 0:
-        begins = timeline.began
-    if begins >= now:  # a step that has not begun can take it along
-        timeline_begin_step(timeline, bookings, speed, slowness, begins)
+    if timeline.running == 0 or timeline.began >= now:  # a step that begins now can take it along
+        timeline_begin_step(timeline, bookings, speed, timeline_slowness(timeline, speed), now)
 
 
 cdef inline void timeline_unlink(
@@ -343,7 +323,7 @@ cdef inline void timeline_correct(
 ) noexcept nogil:
     """Go to where the engine is known to be in its stream: at the end of a step."""
     cdef uint32_t record = timeline.head
-    timeline_anchor(timeline, position, now, 0.0)
+    timeline_anchor(timeline, position, now)
     timeline.first_waiting = NO_BOOKING
     timeline.waiting_context = timeline.waiting = 0.0
     timeline.attended = timeline.waiting_attended = 0.0
@@ -370,8 +350,7 @@ cdef inline Backlog timeline_backlog(
 ) noexcept nogil:
     """What is to be computed first; the timeline was advanced to `now`.
 
-    A step that begins now can take another prompt along, so its tokens count as not yet running. One
-    that begins when the step of decodes under way ends may have begun, and counts as running.
+    A step that begins now can take another prompt along, so its tokens count as not yet running.
     """
     cdef Backlog found
     cdef double attended = 0.0
@@ -379,12 +358,12 @@ cdef inline Backlog timeline_backlog(
     if timeline.running > 0:
         found.tokens = timeline.end - timeline.done
         attended = timeline.waiting_attended
-        if timeline.began != now:
+        if timeline.began < now:
             found.tokens -= timeline.running
         else:
             attended += timeline.attended
     found.steps = (found.tokens + timeline.budget - 1) // timeline.budget
     found.seconds = found.steps * per_step + found.tokens * per_token + attended * per_attended
-    if timeline.running > 0 and timeline.began != now:
+    if timeline.running > 0 and timeline.began < now:
         found.seconds += timeline.ends - now
     return found

@@ -45,7 +45,7 @@ class ForecastParams:
     weight.
     """
 
-    prefill_weight: float = 1.25  # of a second that a worker computes, beside one of waiting
+    prefill_weight: float = 1.5  # of a second that a worker computes, beside one of waiting
     decode_weight: float = 0.1  # of a second that decoding takes longer
     miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
     itl_objective_s: float = 0.025  # mean ITL that an answer should have at most

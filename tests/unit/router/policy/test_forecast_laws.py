@@ -300,8 +300,7 @@ def test_prompts_beside_decodes_teach_what_those_add_to_a_step(samples):
         now += seconds
         kernel.first_token(str(turn), now)
         kernel.end(str(turn), now, 0)
-        x = [1.0, tokens / CHUNK_TOKENS, decode_s, tokens**2 / 2 / ATTENDED_TOKENS]
-        fit.add(x, seconds - decode_s / 2)  # of the step under way half was left, on average
+        fit.add([1.0, tokens / CHUNK_TOKENS, decode_s, tokens**2 / 2 / ATTENDED_TOKENS], seconds)
         now += 0.5
     np.testing.assert_allclose(kernel.learnt()[0], fit.theta, rtol=1e-5, atol=1e-8)
 
