@@ -4,7 +4,6 @@ A whole pool of workers as `serve` has it, in this process; its engines answer a
 CPU is that of this process.
 """
 
-import asyncio
 import gc
 import logging
 import time
@@ -61,23 +60,27 @@ class DispatcherBenchConfig:
 
 
 class MemoryCall:
-    """An answer that is there already, read as from a connection: a future for each message."""
+    """An answer that is there already, given as by a connection: without a task for a message."""
 
     def __init__(self, messages: list[bytes]) -> None:
         self._messages = iter(messages)
-        self._loop = asyncio.get_running_loop()
 
     def __aiter__(self) -> "MemoryCall":
         return self
 
-    def __anext__(self) -> "asyncio.Future[bytes]":
-        future: asyncio.Future[bytes] = self._loop.create_future()
-        message = next(self._messages, None)
-        if message is None:
-            future.set_exception(StopAsyncIteration())
-        else:
-            future.set_result(message)
-        return future
+    async def __anext__(self) -> bytes:
+        try:
+            return next(self._messages)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    async def deliver(
+        self, take: Callable[[bytes], bytes | None], write: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        for message in self._messages:
+            rest = take(message)
+            if rest is not None:
+                await write(rest)
 
     def cancel(self) -> bool:
         return False
@@ -162,12 +165,16 @@ class Parts:
 
     async def _dispatched(self, requests: int, answer: list[bytes]) -> None:
         self._answers[:] = answer
-        generate, respond = self.pool.dispatcher.generate, self._respond
+        generate = self.pool.dispatcher.generate
         for n in range(requests):
-            await generate(self._bodies[n % BODIES], respond)
+            await generate(self._bodies[n % BODIES], self._write, put=self._put)
 
-    async def _respond(self, message: bytes) -> None:
+    def _put(self, message: bytes) -> bool:
         self.messages += 1
+        return True
+
+    async def _write(self, message: bytes) -> None:
+        raise AssertionError("it was put")
 
 
 def run(config: DispatcherBenchConfig) -> int:

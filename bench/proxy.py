@@ -2,6 +2,7 @@
 
 Three ways to one engine, measured in turn within each round: straight, through a proxy that only
 copies bytes, through the router. CPU is that of the proxy's whole process, by the kernel's clock.
+With answers of several lengths it is that of a token, too.
 """
 
 import contextlib
@@ -44,6 +45,7 @@ class ProxyBenchConfig:
     requests: int = option(400, "Requests per way and round.")
     rounds: int = option(11, "Rounds, after one to warm up; medians of them are reported.")
     concurrency: int = option(1, "Requests at a time; above 1 latency is mostly queueing.")
+    output_tokens: tuple[int, ...] = option((1,), "Tokens of an answer; may be repeated.")
     workers: int = option(8, "Engines that the proxies have connections to.")
     tokens: int = option(1220, "Tokens of a prompt; 1220 make a request of 3 KB.")
     both_paths: bool = option(
@@ -56,6 +58,12 @@ class ProxyBenchConfig:
         for key in ("requests", "rounds", "concurrency", "workers", "tokens"):
             if getattr(self, key) < 1:
                 raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+        if min(self.output_tokens, default=0) < 1:
+            raise bad_setting("output_tokens", "must be at least 1")
+
+
+Cells = dict[str, dict[int, Measured]]
+"""What was measured of each way, by the tokens of an answer."""
 
 
 def run(config: ProxyBenchConfig) -> int:
@@ -98,23 +106,27 @@ async def _start(config: ProxyBenchConfig, stack: contextlib.AsyncExitStack) -> 
     return ways
 
 
-async def _measure(config: ProxyBenchConfig) -> dict[str, Measured]:
+async def _measure(config: ProxyBenchConfig) -> Cells:
     prompts = new_prompts(config.tokens, VOCABULARY)
     async with contextlib.AsyncExitStack() as stack:
         ways = await _start(config, stack)
+        calls = {name: open_call(way.address, stack) for name, way in ways.items()}
         asks = {
-            name: generate_call(open_call(way.address, stack), prompts, 1)
-            for name, way in ways.items()
+            (name, tokens): generate_call(call, prompts, tokens)
+            for name, call in calls.items()
+            for tokens in config.output_tokens
         }
-        measured = {name: Measured() for name in ways}
+        cells: Cells = {name: {n: Measured() for n in config.output_tokens} for name in ways}
         for round in range(config.rounds + 1):
-            for name, way in ways.items():
-                into = measured[name] if round else None  # the first round warms up
-                await way.measure(asks[name], config.requests, config.concurrency, into)
-    return measured
+            for (name, tokens), ask in asks.items():
+                into = cells[name][tokens] if round else None  # the first round warms up
+                await ways[name].measure(ask, config.requests, config.concurrency, into)
+    return cells
 
 
-def _result(config: ProxyBenchConfig, ways: dict[str, Measured]) -> dict[str, Any]:
+def _result(config: ProxyBenchConfig, cells: Cells) -> dict[str, Any]:
+    shortest, longest = min(config.output_tokens), max(config.output_tokens)
+    ways = {name: measured[shortest] for name, measured in cells.items()}
     direct = ways["direct"]
     rows: dict[str, Any] = {}
     for name, way in ways.items():
@@ -126,23 +138,37 @@ def _result(config: ProxyBenchConfig, ways: dict[str, Measured]) -> dict[str, An
             "added_p50_us": median(added),
             "added_p50_us_rounds": added,
         }
+        if longest > shortest:
+            pairs = zip(cells[name][longest].cpu_us, way.cpu_us, strict=True)
+            rounds = [(long - short) / (longest - shortest) for long, short in pairs]
+            rows[name] |= {"token_us": median(rounds), "token_us_rounds": rounds}
     bare, router = rows["bare"], rows["router"]
     return {
         "benchmark": "proxy",
         "config": {key: value for key, value in vars(config).items() if key != "json"},
         "request_bytes": len(next(generate_bodies(new_prompts(config.tokens, VOCABULARY), 1))),
         "ways": rows,
-        "rows": [way.row(name, config.concurrency, 1) for name, way in ways.items()],
+        "rows": [
+            cells[name][tokens].row(name, config.concurrency, tokens)
+            for tokens in config.output_tokens
+            for name in cells
+        ],
         "cpu_ratio": ratio(router["cpu_us_rounds"], bare["cpu_us_rounds"]),
         "added_p50_ratio": ratio(router["added_p50_us_rounds"], bare["added_p50_us_rounds"]),
     }
 
 
 def _table(result: dict[str, Any]) -> Table:
-    table = Table("way", "CPU us", "p50 us", "added p50 us", title="one request, two messages out")
+    tokens = [row["output_tokens"] for row in result["rows"]]
+    title = f"one request, {min(tokens)} tokens out"
+    columns = ["way", "CPU us", "p50 us", "added p50 us"]
+    keys = ["cpu_us", "p50_us", "added_p50_us"]
+    if max(tokens) > min(tokens):
+        columns.append("CPU us a further token")
+        keys.append("token_us")
+    table = Table(*columns, title=title)
     for name, row in result["ways"].items():
-        figures = (row["cpu_us"], row["p50_us"], row["added_p50_us"])
-        table.add_row(name, *(f"{figure:.0f}" for figure in figures))
+        table.add_row(name, *(f"{row[key]:.{int(key == 'token_us')}f}" for key in keys))
     table.caption = (
         f"router / bare: CPU {result['cpu_ratio']:.2f}, added p50 {result['added_p50_ratio']:.2f}"
     )

@@ -41,7 +41,7 @@ class Methods(grpc.GenericRpcHandler):
 
 
 def engine() -> dict[str, Any]:
-    """Two messages for every request, made beforehand."""
+    """A message for each token that is asked for, and one for the end; all made beforehand."""
     first = pb.GenerateResponse(request_id="r")
     first.chunk.token_ids.append(1)
     last = pb.GenerateResponse(request_id="r")
@@ -50,7 +50,8 @@ def engine() -> dict[str, Any]:
     healthy = pb.HealthCheckResponse(status="OK").SerializeToString()
 
     async def generate(request: bytes, context: Any) -> None:
-        await context.write(chunk)
+        for _ in range(pb.GenerateRequest.FromString(request).max_tokens):
+            await context.write(chunk)
         await context.write(complete)
 
     async def health_check(request: bytes, context: Any) -> bytes:

@@ -3,7 +3,6 @@
 Entered by the services.
 """
 
-from .access_log import AccessLog
 from .attempts import Attempt
 from .decisions import (
     Admission,
@@ -17,7 +16,7 @@ from .decisions import (
 from .dispatch import Dispatcher
 from .generate_answer import told_usage
 from .generate_request import GenerateFacts
-from .observers import DispatchObserver, OutputTracking
+from .observers import AccessLog, DispatchObserver, OutputTracking
 from .relay import DP_RANK_KEY
 from .request import CallTrace, Flight, NoTrace, RequestTrace, Tracing
 from .request_reader import MAX_DECODED_BYTES, RequestReader

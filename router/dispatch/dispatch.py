@@ -30,7 +30,7 @@ from ..policy import Decision
 from ..request_limits import RequestLimits
 from .attempts import Attempts, RetryBudget
 from .decisions import Admission, Decisions, RouterDecisions
-from .generate_request import GenerateFacts, Respond, restore_id, with_request_id, with_retention
+from .generate_request import GenerateFacts, restore_id, with_request_id, with_retention
 from .hedging import Hedging
 from .ledger import AttemptLedger
 from .migrations import Migrations
@@ -38,6 +38,7 @@ from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
 from .prefill_estimate import PrefillEstimate
 from .relay import Relay
+from .reply import Put, Reply, Write
 from .request import ABORT_TIMEOUT_S, NO_TRACE, Aborts, Flight, Tracing
 from .request_reader import RequestReader
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
@@ -137,8 +138,9 @@ class Dispatcher:
     async def generate(
         self,
         request: bytes,
-        respond: Respond,
+        respond: Write,
         *,
+        put: Put | None = None,
         timeout: float | None = None,
         metadata: Metadata = (),
         pinned: WorkerWithDpRank | None = None,
@@ -152,8 +154,9 @@ class Dispatcher:
         """Have a worker answer a serialized GenerateRequest; return what was decided on it.
 
         Every message of the worker goes to `respond` as it is; of a stream that migrated, as if one
-        worker had said all of it. `call_metadata`: all that came with the call, of which
-        `metadata` goes on. `stops_held`: `respond` itself ends the answer at stop strings.
+        worker had said all of it. `put` is tried before it, and is quicker where a message need not
+        wait. `call_metadata`: all that came with the call, of which `metadata` goes on.
+        `stops_held`: `respond` itself ends the answer at stop strings.
         Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; the worker is told.
@@ -169,8 +172,6 @@ class Dispatcher:
             request = with_retention(request, session, metadata, self._router.config.affinity)
             flight = self._admit(request, facts, pinned, timeout, caller)
             own = own_id(flight.request_id, caller)
-            if own != flight.request_id:
-                respond = restore_id(respond, flight.request_id, own)
             flight.urgency, flight.trace = urgency, trace
             namespace, tenants = facts.prompt.cache_namespace, self._router.limits.tenants.config
             flight.tenant = tenants.tenant_of(call_metadata, caller.name, namespace)
@@ -178,8 +179,12 @@ class Dispatcher:
                 flight.session = session
                 self._sessions.begin(session)
             flight.objectives = self._router.limits.objectives(facts.prompt.isl, objectives)
-            respond = self.migrations.follow(flight, respond)
-            return await self._serve(flight, respond, metadata, stops_held)
+            reply = Reply(respond, put)
+            if (noted := self.migrations.follow(flight)) is not None:
+                reply.changes.append(noted)
+            if own != flight.request_id:
+                reply.changes.append(restore_id(flight.request_id, own))
+            return await self._serve(flight, reply, metadata, stops_held)
         except asyncio.CancelledError as error:
             code = grpc.StatusCode.CANCELLED
             if flight is None or not self._relay.is_late(flight):
@@ -284,7 +289,7 @@ class Dispatcher:
         return flight
 
     async def _serve(
-        self, flight: Flight, respond: Respond, metadata: Metadata, stops_held: bool
+        self, flight: Flight, reply: Reply, metadata: Metadata, stops_held: bool
     ) -> Decision:
         """Try workers until one has answered."""
         decisions, sessions, session = self._decisions, self._sessions, flight.session
@@ -306,9 +311,9 @@ class Dispatcher:
             if failure is not None:
                 self._observer.on_retry(flight, failure)
             self._hedging.plan(flight, metadata)
-            failure = await self._relay.run(flight, decision, respond, metadata)
+            failure = await self._relay.run(flight, decision, reply, metadata)
             if flight.hedging:
-                failure = await self._hedging.settle(flight, failure, respond, metadata)
+                failure = await self._hedging.settle(flight, failure, reply, metadata)
             if failure is None:
                 served = flight.decision or decision
                 if session is not None and served is not decision:  # by a hedge
@@ -320,7 +325,7 @@ class Dispatcher:
                     raise failure
                 if not flight.body:  # nothing is left to be generated
                     self._ledger.on_finished(flight)
-                    await respond(flight.stream.end())
+                    await reply.send(flight.stream.end())
                     return decision
             elif flight.pinned is not None or not self._may_retry(flight):
                 self.migrations.on_given_up(flight)

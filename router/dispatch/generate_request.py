@@ -1,6 +1,5 @@
 """What routing needs to know of trtllm requests, which themselves travel as bytes."""
 
-from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -13,12 +12,12 @@ from ...workers.trtllm_proto import length_delimited, pb
 from ..affinity import AffinityConfig, Session, retention_of
 from ..prompt import Content, Prompt
 from ._generate_request import parse_generate
+from .reply import Change
 
 # The field request_id of requests and of answers.
 _REQUEST_ID = 1
 _RETENTION_FIELD = 16  # kv_cache_retention
 _VARINT, _LENGTH_DELIMITED, _FOUR_BYTES = 0, 2, 5  # wire types
-Respond = Callable[[bytes], Awaitable[None]]
 NO_LIMIT = 2**32 - 1
 _NO_REQUEST = "the request is no trtllm.GenerateRequest"
 
@@ -92,15 +91,15 @@ def with_retention(
     return body + bytes(pb.GenerateRequest(kv_cache_retention=asked).SerializeToString())
 
 
-def restore_id(respond: Respond, known_as: str, request_id: str) -> Respond:
-    """`respond` for an engine that knows the request as something else than its caller does."""
+def restore_id(known_as: str, request_id: str) -> Change:
+    """Answers of an engine that knows the request as something else than its caller does."""
     theirs, ours = _id_field(known_as), _id_field(request_id)
 
-    async def renamed(message: bytes) -> None:
+    def renamed(message: bytes) -> bytes:
         if message.startswith(theirs):
-            await respond(ours + message[len(theirs) :])
-        else:  # fields need not be in order; of one that comes twice the last one counts
-            await respond(message + ours)
+            return ours + message[len(theirs) :]
+        # Fields need not be in order; of one that comes twice the last one counts.
+        return message + ours
 
     return renamed
 

@@ -19,9 +19,9 @@ from ..kv_router import KvRouter
 from ..policy import Decision
 from .attempts import RetryBudget
 from .decisions import Decisions
-from .generate_request import Respond
 from .ledger import AttemptLedger
 from .relay import Relay, Sent
+from .reply import Reply
 from .request import Flight, TakenBack
 from .status import OvertakenError, RequestAbortedError
 
@@ -115,7 +115,7 @@ class Hedging:
             self._keep(asyncio.create_task(self._release(hedge), name="hedge"))
 
     async def settle(
-        self, flight: Flight, failure: Exception | None, respond: Respond, metadata: Metadata
+        self, flight: Flight, failure: Exception | None, reply: Reply, metadata: Metadata
     ) -> Exception | None:
         """The first attempt is over, and a second one is there: what came of both."""
         hedge = self._under_way.get(flight.request_id)
@@ -144,7 +144,7 @@ class Hedging:
         flight.retrying = True
         sent = hedge.take_over(flight)
         assert hedge.decision is not None
-        return await self._relay.run(flight, hedge.decision, respond, metadata, sent)
+        return await self._relay.run(flight, hedge.decision, reply, metadata, sent)
 
     async def close(self) -> None:
         """Wait for hedges on their way out."""

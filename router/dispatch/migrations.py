@@ -9,7 +9,8 @@ import structlog
 from ...runtime.errors import InvalidRequestError
 from ...workers.health import HealthMonitor
 from ..migration import CarriedStream, EndedEarlyError, RefusedMove, failure_moves, why_fixed
-from .generate_request import GenerateFacts, Respond
+from .generate_request import GenerateFacts
+from .reply import Change
 from .request import Flight
 from .request_reader import RequestReader
 
@@ -41,21 +42,20 @@ class Migrations:
         self.refused: Counter[RefusedMove] = Counter()
         """streams that ended with a worker while migration was on, and why"""
 
-    def follow(self, flight: Flight, respond: Respond) -> Respond:
-        """Note what the client gets of a stream that may move: the way to it, for its messages."""
+    def follow(self, flight: Flight) -> Change | None:
+        """Note what the client gets of a stream that may move, as each of its messages comes."""
         facts = flight.facts
         if not self.limit or not facts.streaming or facts.sequences > 1 or flight.pinned:
-            return respond
+            return None
         stream = flight.stream = CarriedStream(flight.body, flight.request_id)
 
-        async def noted(message: bytes) -> None:
+        def noted(message: bytes) -> bytes:
             try:
-                shown = stream.take(message)
+                return stream.take(message)
             except EndedEarlyError:
                 if not flight.aborted:
                     raise
-                shown = message
-            await respond(shown)
+                return message
 
         return noted
 

@@ -9,7 +9,7 @@ from typing import cast
 import grpc
 
 from ...runtime.clock import Clock
-from ...workers.channels import Metadata
+from ...workers.channels import Metadata, deliver
 from ...workers.dialects import EngineCall, EngineClient
 from ...workers.failures import Origin
 from ...workers.health import HealthMonitor
@@ -17,9 +17,9 @@ from ..kv_router import KvRouter
 from ..migration import EndedEarlyError
 from ..policy import Decision
 from ..prefetch import Prefetcher
-from .generate_request import Respond
 from .ledger import AttemptLedger
 from .observers import DispatchObserver
+from .reply import Reply
 from .request import Aborts, Flight, TakenBack
 from .status import OvertakenError
 
@@ -80,7 +80,7 @@ class Relay:
         self,
         flight: Flight,
         decision: Decision,
-        respond: Respond,
+        reply: Reply,
         metadata: Metadata,
         sent: Sent | None = None,
     ) -> Exception | None:
@@ -88,30 +88,24 @@ class Relay:
 
         The request is booked on entry, freed on return. It is sent, if it was not before.
         """
-        observer, now, ledger = self._observer, self._now, self._ledger
-        reports, worker_id = self._monitor.reports, decision.worker.worker_id
+        ledger, worker_id = self._ledger, decision.worker.worker_id
+
+        def take(message: bytes) -> bytes | None:
+            self._on_message(flight, message)
+            rest = reply.take(message)
+            flight.writing = rest is not None
+            return rest
+
+        async def write(message: bytes) -> None:
+            await reply.write(message)
+            flight.since, flight.writing = self._now(), False
+
         try:
             if sent is None:
                 sent = self.send(flight, decision, metadata)
             if sent is None:
                 return self.failed(flight, Origin.CONNECT, "it has no address")
-            async for message in sent.answers:
-                at = now()
-                if flight.taken_back is TakenBack.OVERTAKEN:
-                    break
-                observer.on_message(flight, message, at)
-                if not flight.messages:
-                    if not flight.moves:
-                        flight.first_message_at = at
-                    ledger.on_first_message(flight, message, at)
-                    if flight.hedging:
-                        assert self.on_begun is not None
-                        self.on_begun(flight)
-                flight.messages += 1
-                flight.last_message, flight.last_message_at = message, at
-                flight.since, flight.writing = at, True
-                await respond(message)
-                flight.since, flight.writing = now(), False
+            await deliver(sent.answers, take, write)
             if flight.taken_back is TakenBack.OVERTAKEN:
                 return self.taken_back(flight)
             sent.running = False
@@ -122,6 +116,8 @@ class Relay:
         except grpc.RpcError as error:
             assert sent is not None
             return self.failed_by(flight, sent, error)
+        except OvertakenError:
+            return self.taken_back(flight)
         except EndedEarlyError as error:
             return self.failed(flight, Origin.ENGINE, f"it ended the stream unfinished: {error}")
         except asyncio.CancelledError:
@@ -131,13 +127,30 @@ class Relay:
                 raise  # by our client, by its deadline, by our own shutdown or by a time-out
             return self.taken_back(flight)
         except BaseException:
-            reports.given_up(worker_id)
+            self._monitor.reports.given_up(worker_id)
             raise
         finally:
             ledger.on_ended(flight)
             flight.trace.attempt_ended(flight)
             if sent is not None and sent.running:
                 await self.stop(flight, sent)
+
+    def _on_message(self, flight: Flight, message: bytes) -> None:
+        """Note a message before its client gets it; OvertakenError if another worker's come."""
+        at = self._now()
+        if flight.taken_back is TakenBack.OVERTAKEN:
+            raise OvertakenError(flight.taken_back.text)
+        self._observer.on_message(flight, message, at)
+        if not flight.messages:
+            if not flight.moves:
+                flight.first_message_at = at
+            self._ledger.on_first_message(flight, message, at)
+            if flight.hedging:
+                assert self.on_begun is not None
+                self.on_begun(flight)
+        flight.messages += 1
+        flight.last_message, flight.last_message_at = message, at
+        flight.since = at
 
     # How an attempt ends, also that of a hedge
 

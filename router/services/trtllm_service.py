@@ -72,6 +72,7 @@ class TrtllmService:
             decision = await self._dispatcher.generate(
                 request,
                 partial(_write, context),
+                put=context.put,
                 timeout=context.time_remaining(),
                 metadata=forwarded,
                 pinned=pinned,

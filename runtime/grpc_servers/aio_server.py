@@ -49,6 +49,9 @@ class AioCall:
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         self._context.set_trailing_metadata(metadata)
 
+    def put(self, message: bytes) -> bool:
+        return False  # a write is always waited for
+
     async def write(self, message: bytes) -> None:
         try:
             await self._context.write(message)

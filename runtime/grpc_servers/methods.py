@@ -43,6 +43,10 @@ class ServerCall(Protocol):
         """With the status."""
         ...
 
+    def put(self, message: bytes) -> bool:
+        """One more message, if it need not wait. False: nothing was done, it is to be written."""
+        ...
+
     async def write(self, message: bytes) -> None:
         """One more message; it waits while the client does not read. PeerGoneError if it left."""
         ...

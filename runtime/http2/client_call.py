@@ -1,12 +1,13 @@
 """A call of a client: what it asks, and the messages of its answer as they come.
 
-No task and no generator: whoever reads waits for a future that the connection's bytes complete.
+No task and no generator: whoever reads waits for a future that the connection's bytes complete,
+or has messages given to a function as they come.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeAlias
 
 from ._streams import Stream
 from .outcome import (
@@ -25,6 +26,11 @@ MOST_REFUSALS = 10
 REFUSAL_PAUSE_S = 0.001
 """Before the second time; the first is at once, and each later pause twice as long."""
 CANCELLED_HERE = Outcome(Fault.STATUS, CANCELLED, "cancelled by this side")
+
+
+Take: TypeAlias = Callable[[bytes], bytes | None]
+"""Takes a message at once. What it returns is to be written before the next one is taken."""
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class Carrier(Protocol):
@@ -66,6 +72,7 @@ class ClientCall:
         "_ready",
         "_refusals",
         "_stream",
+        "_take",
         "_timer",
         "_waiter",
         "headers",
@@ -86,7 +93,8 @@ class ClientCall:
         self._loop = loop = asyncio.get_running_loop()
         self.headers, self.more, self.message = headers, more, message
         self._ready: deque[bytes] = deque()
-        self._waiter: asyncio.Future[bytes] | None = None
+        self._waiter: asyncio.Future[Any] | None = None
+        self._take: Take | None = None  # while its waiter waits for what ends that
         self._stream: Stream | None = None
         self._connection: Carrier | None = None
         self._refusals = 0
@@ -113,6 +121,38 @@ class ClientCall:
         else:
             self._waiter = future
         return future
+
+    async def deliver(self, take: Take, write: Write) -> None:
+        """Give every message to `take`, out of the connection's own callback where nobody waits.
+
+        Fails as an iteration does, or as they do.
+        """
+        while True:
+            while self._ready:
+                message = self._ready.popleft()
+                if self._connection is not None and self._stream is not None:
+                    self._connection.take(self._stream, len(message))
+                rest = take(message)
+                if rest is not None:
+                    await write(rest)
+            try:
+                rest = await self._wait(take)
+            finally:
+                self._waiter = self._take = None
+            if rest is None:
+                return
+            await write(rest)
+
+    def _wait(self, take: Take) -> "asyncio.Future[bytes | None]":
+        """What `take` leaves to be written; None when all messages have come."""
+        waiter = self._loop.create_future()  # no local of a coroutine that it fails: a cycle
+        if self.outcome is None:
+            self._waiter, self._take = waiter, take
+        elif self.outcome.fault is None:
+            waiter.set_result(None)
+        else:
+            self._settle(waiter, self.outcome)
+        return waiter
 
     async def aclose(self) -> None:
         """Stop reading; what is under way is cancelled."""
@@ -147,10 +187,20 @@ class ClientCall:
         if waiter is None or waiter.done():  # who waited was cancelled, and may come again
             self._ready.append(message)
             return
-        self._waiter = None
-        waiter.set_result(message)
-        assert self._connection is not None and self._stream is not None
-        self._connection.take(self._stream, len(message))
+        connection, stream = self._connection, self._stream
+        assert connection is not None and stream is not None
+        if self._take is None:
+            self._waiter = None
+            waiter.set_result(message)
+        else:
+            try:
+                rest = self._take(message)
+            except Exception as error:
+                waiter.set_exception(error)
+            else:
+                if rest is not None:
+                    waiter.set_result(rest)
+        connection.take(stream, len(message))
 
     def on_end(self, reset: int) -> None:
         """Its stream ended."""
@@ -199,7 +249,10 @@ class ClientCall:
             self._timer = None
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
-            self._settle(waiter, outcome)
+            if self._take is not None and outcome.fault is None:
+                waiter.set_result(None)
+            else:
+                self._settle(waiter, outcome)
 
     def _on_deadline(self) -> None:
         self._timer = None
@@ -211,7 +264,7 @@ class ClientCall:
         if connection is not None and stream is not None:
             connection.drop(stream)
 
-    def _settle(self, future: "asyncio.Future[bytes]", outcome: Outcome) -> None:
+    def _settle(self, future: "asyncio.Future[Any]", outcome: Outcome) -> None:
         if outcome.fault is None:
             future.set_exception(StopAsyncIteration())
         elif outcome is CANCELLED_HERE:

@@ -18,6 +18,8 @@ from .server_limits import ServerLimits
 from .wire import Header, Metadata, decode_metadata, encode_metadata
 
 CANCEL = 8
+MESSAGE_HEAD = 5
+"""Bytes that gRPC puts before each message."""
 LATE_S = 0.02
 """A call ends by its client's own clock, in its words; so much later it ends by ours."""
 
@@ -141,23 +143,32 @@ class ServerCall:
         """Say this with the status. ValueError if it cannot be sent."""
         self._trailing = encode_metadata(metadata)
 
+    def put(self, message: bytes) -> bool:
+        """One more message, if it need not wait. False: nothing was done, it is to be written."""
+        limits, size = self._connection.limits, MESSAGE_HEAD + len(message)
+        if (
+            self.ended
+            or self.over
+            or self._stream.queued + size > limits.send_buffer_bytes
+            or self._session.queued + size > limits.connection_send_bytes
+        ):
+            return False
+        self._add(message)
+        return True
+
     async def write(self, message: bytes) -> None:
         """One more message; it waits while the client does not read. PeerGoneError if it left."""
+        if self.put(message):
+            return
         if self.ended or self.over:
             raise PeerGoneError("the call has ended")
-        if not self._answered:
-            self._begin(())
-        stream, connection = self._stream, self._connection
-        self._session.write(stream, message)
-        connection.flush_soon()
-        limits, queued = connection.limits, self._session.queued
-        if stream.queued > limits.send_buffer_bytes or queued > limits.connection_send_bytes:
-            connection.flush()
-            if stream.queued and not self.over:
-                stream.tell_drained = True
-                await self._wait()
-            if self.over:
-                raise PeerGoneError("the call has ended")
+        self._add(message)
+        self._connection.flush()
+        if self._stream.queued and not self.over:
+            self._stream.tell_drained = True
+            await self._wait()
+        if self.over:
+            raise PeerGoneError("the call has ended")
 
     async def finish(self) -> None:
         """End it well, and wait until all of it has left."""
@@ -236,6 +247,12 @@ class ServerCall:
         self._wake(self._waiter)
         if not self.ended:
             self._cancel()
+
+    def _add(self, message: bytes) -> None:
+        if not self._answered:
+            self._begin(())
+        self._session.write(self._stream, message)
+        self._connection.flush_soon()
 
     def _begin(self, more: tuple[Header, ...]) -> None:
         if not self._answered and not self.ended:

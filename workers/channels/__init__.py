@@ -1,7 +1,7 @@
 """How does a call reach an engine? Channels of two kinds, and which of them is in use."""
 
 from .aio_channel import AioChannel
-from .engine_channel import EngineCall, EngineChannel, Metadata
+from .engine_channel import EngineCall, EngineChannel, Metadata, deliver
 from .event_call import EventCall
 from .http2_channel import Http2Channel
 from .policy import (
@@ -30,4 +30,5 @@ __all__ = [
     "Metadata",
     "data_path_of",
     "data_path_option",
+    "deliver",
 ]

@@ -4,7 +4,7 @@ Failures are grpc.RpcErrors; `timeout` is in seconds, and a call without an answ
 with DEADLINE_EXCEEDED.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import grpc
@@ -22,6 +22,25 @@ class EngineCall(Protocol):
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
     def cancel(self) -> bool: ...
+
+
+async def deliver(
+    messages: AsyncIterator[bytes],
+    take: Callable[[bytes], bytes | None],
+    write: Callable[[bytes], Awaitable[None]],
+) -> None:
+    """Give all messages of a call to `take`, and what it returns to `write` before the next one.
+
+    Over nghttp2 no task is woken for a message that is taken. Fails as the iteration does.
+    """
+    own = getattr(messages, "deliver", None)
+    if own is not None:
+        await own(take, write)
+        return
+    async for message in messages:
+        rest = take(message)
+        if rest is not None:
+            await write(rest)
 
 
 class EngineChannel(Protocol):

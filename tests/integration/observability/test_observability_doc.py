@@ -13,7 +13,7 @@ from support.observability.seen_fleet import seen_fleet
 from support.places import ROOT
 from support.rig import Rig
 
-from dynamo_router.router.dispatch.access_log import AccessLog
+from dynamo_router.router.dispatch import AccessLog
 from dynamo_router.router.dispatch.observers import NoObserver
 from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.runtime.logs import UNLIMITED

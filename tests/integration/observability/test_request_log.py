@@ -10,7 +10,7 @@ from support.fake_engine import FakeEngine, fail, hang, prompt
 from support.rig import Rig
 from support.serving import serving
 
-from dynamo_router.router.dispatch.access_log import AccessLog
+from dynamo_router.router.dispatch import AccessLog
 from dynamo_router.router.dispatch.observers import NoObserver
 from dynamo_router.router.observability import ObservabilityConfig
 from dynamo_router.runtime.clock import SystemClock

@@ -60,11 +60,6 @@ async def test_answers_carry_the_callers_id(theirs: str, ours: str, in_order: bo
     if not in_order:  # as another implementation may write it
         answer.request_id = ""
         message = with_request_id(answer.SerializeToString(), theirs)
-    got: list[bytes] = []
-
-    async def respond(message: bytes) -> None:
-        got.append(message)
-
-    await restore_id(respond, theirs, ours)(message)
+    got = restore_id(theirs, ours)(message)
     answer.request_id = ours
-    assert pb.GenerateResponse.FromString(got[0]) == answer
+    assert pb.GenerateResponse.FromString(got) == answer
