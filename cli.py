@@ -107,6 +107,11 @@ BENCHES: Mapping[str, Entry] = {
         "A request's whole way, beside Dynamo's.", "bench.path:PathBenchConfig", "bench.path:run"
     ),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
+    "selection": Entry(
+        "A worker chosen over the wire, beside Dynamo's service.",
+        "bench.selection:SelectionBenchConfig",
+        "bench.selection:run",
+    ),
 }
 ENGINES: Mapping[str, Entry] = {
     "trtllm": Entry(

@@ -8,7 +8,6 @@ through the gRPC door of another `serve`. CPU is that of whole processes, by the
 
 import contextlib
 import re
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from .load import (
     ServeProcess,
     Way,
     children_of,
+    free_port,
     generate_call,
     mock_fleet_arguments,
     new_prompts,
@@ -141,7 +141,7 @@ class Ways:
             dynamo = await stack.enter_async_context(
                 DynamoPeer(
                     config.dynamo,
-                    _free_port(),
+                    free_port(),
                     workers=config.workers,
                     start_timeout_s=config.start_timeout_s,
                 )
@@ -280,11 +280,3 @@ def _only(children: Mapping[int, str], word: str) -> int:
     if len(found) != 1:
         raise RouterError(f"serve has {len(found)} child processes that are a {word}")
     return found[0]
-
-
-def _free_port() -> int:
-    """One that nobody has now: Dynamo's frontend does not say which one it took."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

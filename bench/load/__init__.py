@@ -1,11 +1,13 @@
 """Live load: a client that replays a trace, what it counts, and the processes it needs.
 
-Entered by the commands `replay`, `demo`, `proxy`, `path`, `fronts` and `hostile`.
+Entered by the commands `replay`, `demo`, `proxy`, `path`, `fronts`, `selection` and `hostile`.
 """
 
 from .client import LoadClient, encode_generate
 from .completion_client import CompletionClient
-from .dynamo_peer import DynamoPeer
+from .dynamo_peer import DynamoPeer, free_port
+from .dynamo_selector import DynamoSelector
+from .http_client import HttpClient
 from .progress import OnStart, progress_bar
 from .proxy_peers import GENERATE, Methods, open_call, start_child, start_peer
 from .serve_process import READY, ServeProcess, mock_fleet_arguments
@@ -15,6 +17,7 @@ from .way import (
     Ask,
     Measured,
     Neighbours,
+    Timing,
     Way,
     children_of,
     generate_bodies,
@@ -28,6 +31,8 @@ __all__ = [
     "CompletionClient",
     "GENERATE",
     "DynamoPeer",
+    "DynamoSelector",
+    "HttpClient",
     "LoadClient",
     "LoadStats",
     "Measured",
@@ -37,9 +42,11 @@ __all__ = [
     "READY",
     "ServeProcess",
     "TargetAccess",
+    "Timing",
     "Way",
     "children_of",
     "encode_generate",
+    "free_port",
     "generate_bodies",
     "generate_call",
     "mock_fleet_arguments",

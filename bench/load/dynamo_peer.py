@@ -5,9 +5,10 @@ They need a Python that has ai-dynamo 1.6.1.
 
 import asyncio
 import json
+import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -76,6 +77,53 @@ def frontend_arguments(port: int) -> list[str]:
     ]  # fmt: skip
 
 
+async def start_module(
+    command: Sequence[str], environ: Mapping[str, str], timeout_s: float, stack: AsyncExitStack
+) -> ChildProcess:
+    """One of its processes, PYTHON -m MODULE ..., stopped with the stack. RouterError if it is not
+    started."""
+    # They say nothing when they have started, so that a shell says it for them.
+    child = ChildProcess(
+        ["/bin/sh", "-c", f'echo {_STARTED}; exec "$@"', sys.argv[0], *command],
+        stop_timeout_s=STOP_TIMEOUT_S,
+        own_session=True,
+        env={**environ, "PYTHONPATH": ""},
+    )
+    stack.push_async_callback(child.stop)
+    try:
+        await child.start(lambda line: line == _STARTED, timeout_s)
+    except ChildError as error:
+        raise RouterError(f"{command[2]} {error.reason}") from None
+    return child
+
+
+async def until_answered(
+    children: Sequence[ChildProcess], method: str, url: str, asked: Any = None
+) -> None:
+    """Wait until a question is answered well. RouterError if one of the processes ended."""
+    async with aiohttp.ClientSession(trust_env=False) as http:
+        while True:
+            for child in children:
+                if not child.running:
+                    said = "\n".join(child.output)
+                    raise RouterError(f"Dynamo ended while it started:\n{said}")
+            try:
+                async with http.request(method, url, json=asked) as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(POLL_S)
+
+
+def free_port() -> int:
+    """One that nobody has now: these servers do not say which one they took."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
 class DynamoPeer:
     """Workers and a frontend in front of them, from `async with` to its end and never longer.
 
@@ -120,36 +168,12 @@ class DynamoPeer:
     async def _start(
         self, arguments: Sequence[str], home: Path, stack: AsyncExitStack
     ) -> ChildProcess:
-        module = [self._python, "-m", *arguments]
-        module += ["--discovery-backend", DISCOVERY_BACKEND, "--event-plane", EVENT_PLANE]
-        # They say nothing when they have started, so that a shell says it for them.
-        child = ChildProcess(
-            ["/bin/sh", "-c", f'echo {_STARTED}; exec "$@"', sys.argv[0], *module],
-            stop_timeout_s=STOP_TIMEOUT_S,
-            own_session=True,
-            env={**dynamo_environ(home), **self.discovery_environ, "PYTHONPATH": ""},
-        )
-        stack.push_async_callback(child.stop)
-        try:
-            await child.start(lambda line: line == _STARTED, self._start_timeout_s)
-        except ChildError as error:
-            raise RouterError(f"{arguments[0]} {error.reason}") from None
-        return child
+        more = ("--discovery-backend", DISCOVERY_BACKEND, "--event-plane", EVENT_PLANE)
+        environ = {**dynamo_environ(home), **self.discovery_environ}
+        module = [self._python, "-m", *arguments, *more]
+        return await start_module(module, environ, self._start_timeout_s, stack)
 
     async def _has_model(self, children: Sequence[ChildProcess]) -> None:
         """Wait until a completion is answered: the model is listed before its workers are known."""
         asked = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 1}
-        async with aiohttp.ClientSession(trust_env=False) as http:
-            while True:
-                for child in children:
-                    if not child.running:
-                        said = "\n".join(child.output)
-                        raise RouterError(f"Dynamo ended while it started:\n{said}")
-                try:
-                    url = f"http://{self.address}/v1/completions"
-                    async with http.post(url, json=asked) as answer:
-                        if answer.status == 200:
-                            return
-                except aiohttp.ClientError:
-                    pass
-                await asyncio.sleep(POLL_S)
+        await until_answered(children, "POST", f"http://{self.address}/v1/completions", asked)

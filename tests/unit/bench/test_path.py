@@ -14,7 +14,7 @@ from dynamo_router.bench import path
 from dynamo_router.bench.load import (
     CompletionClient,
     children_of,
-    completion_client,
+    http_client,
     new_prompts,
 )
 from dynamo_router.bench.path import NOISY, PathBenchConfig, run
@@ -123,7 +123,7 @@ async def test_completions_share_a_connection() -> None:
 async def test_a_connection_that_was_long_unused_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(completion_client, "IDLE_S", 0.0)
+    monkeypatch.setattr(http_client, "IDLE_S", 0.0)
     connections, *timings = await completed([answer("200 OK", WHOLE)] * 2, 2)
     assert connections == 2 and all(timing.last_us > 0 for timing in timings)
 
