@@ -8,10 +8,15 @@ Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 Put: TypeAlias = Callable[[bytes], bool]
 """Writes a message if that need not wait. False: nothing was done."""
 Change: TypeAlias = Callable[[bytes], bytes]
+"""What an engine said as the client is to have it."""
 
 
 class Reply:
-    """Takes messages at once where `put` does; those that it does not are for `write`."""
+    """Takes messages at once where `put` does; those that it does not are for `write`.
+
+    Whoever gives it messages gives one after another: the next one when `write` has returned.
+    Both raise ClientGoneError, or what a change does, in which case nothing was written.
+    """
 
     __slots__ = ("_put", "changes", "write")
 
