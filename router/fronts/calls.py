@@ -84,12 +84,19 @@ class CarriedCall:
     def time_remaining(self) -> float | None:
         return None  # the front gives it up
 
+    @property
+    def has_message(self) -> bool:
+        return False
+
     async def read(self) -> bytes | None:
         return None
 
     async def send_initial_metadata(self, metadata: Metadata) -> None: ...
 
     def set_trailing_metadata(self, metadata: Metadata) -> None: ...
+
+    def put(self, message: bytes) -> bool:
+        return False
 
     async def write(self, message: bytes) -> None:
         raise NotImplementedError("methods with one answer return it")

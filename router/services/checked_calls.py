@@ -103,8 +103,11 @@ async def _refuse(calls: CallLimits, bound: SharedBound, call: ServerCall, why: 
 async def _read(calls: CallLimits, call: ServerCall) -> bytes:
     """The call's message as it came."""
     try:
-        async with asyncio.timeout(calls.message_timeout_s):
+        if call.has_message:  # it mostly has; a time-out would cost more than to read it
             message = await call.read()
+        else:
+            async with asyncio.timeout(calls.message_timeout_s):
+                message = await call.read()
     except TimeoutError:
         calls.hits.hit("message_timeout_s")
         text = "the call's message did not come"

@@ -39,6 +39,10 @@ class AioCall:
         left: float | None = self._context.time_remaining()
         return left
 
+    @property
+    def has_message(self) -> bool:
+        return False  # it does not tell
+
     async def read(self) -> bytes | None:
         message = await self._context.read()
         return None if message is aio.EOF else cast(bytes, message)

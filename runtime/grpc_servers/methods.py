@@ -31,6 +31,11 @@ class ServerCall(Protocol):
         """Seconds until the client gives it up; None: it does not say."""
         ...
 
+    @property
+    def has_message(self) -> bool:
+        """Whether `read` is known to return one at once."""
+        ...
+
     async def read(self) -> bytes | None:
         """The next message; None if there is none any more."""
         ...

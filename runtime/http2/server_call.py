@@ -121,6 +121,11 @@ class ServerCall:
         """Seconds until the client gives the call up; None: it does not say."""
         return None if self._deadline is None else max(0.0, self._deadline - monotonic())
 
+    @property
+    def has_message(self) -> bool:
+        """Whether `read` returns one at once."""
+        return bool(self._messages)
+
     async def read(self) -> bytes | None:
         """The next message; None if there is none any more."""
         while not self._messages:
