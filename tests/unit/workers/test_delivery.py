@@ -42,7 +42,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, bytes]] = []
-        self._gate = asyncio.Event()
+        self._released = asyncio.Event()
 
     def take(self, message: bytes) -> bytes | None:
         self.seen.append(("take", message))
@@ -53,12 +53,12 @@ class Reader:
     async def write(self, message: bytes) -> None:
         self.seen.append(("write", message))
         if message == b"WAITS":
-            self._gate.clear()
-            await self._gate.wait()
+            self._released.clear()
+            await self._released.wait()
         self.seen.append(("written", message))
 
     def go_on(self) -> None:
-        self._gate.set()
+        self._released.set()
 
 
 async def iterated(call: ClientCall) -> AsyncGenerator[bytes, None]:
