@@ -2,14 +2,14 @@
 
 import re
 import sys
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 
 import structlog
 
 from ..runtime.child_process import ChildError, ChildProcess
 from ..runtime.errors import ConfigError
 from ..runtime.security import NatsAuthConfig
-from ..runtime.settings import bad_setting, option
+from ..runtime.settings import bad_setting, option, options_of, values_of
 from ..workers.mocker import TierConfig
 
 START_TIMEOUT_S = 60.0
@@ -67,6 +67,7 @@ class MockProcess:
         vocab_size: int | None = None,
     ) -> None:
         """`vocab_size` counts where the configuration gives none."""
+        tiers = values_of(config.tiers)
         flags = {
             "--workers": config.mockers,
             "--host": "127.0.0.1",  # they are ours alone
@@ -81,16 +82,16 @@ class MockProcess:
             "--max-num-batched-tokens": config.max_num_batched_tokens,
             "--model-id": model_id,
             "--data-path": data_path,
-            **{f"--{key.replace('_', '-')}": each for key, each in asdict(config.tiers).items()},
+            **{spec.flags[0]: tiers[spec.key] for spec in options_of(TierConfig)},
             "--event-plane": "nats",
             "--discovery": "static",  # whatever the environment says: they are known already
             "--vocab-size": config.vocab_size or vocab_size,
         }
         command = [sys.executable, "-m", "dynamo_router", "mocker"]
         for flag, value in flags.items():
-            if value is True:
-                command.append(flag)
-            elif value is not None and value is not False:
+            if isinstance(value, bool):
+                command.append(flag if value else flag.replace("--", "--no-", 1))
+            elif value is not None:
                 command += [flag, str(value)]
         env = {}
         if nats_url is not None:

@@ -48,8 +48,7 @@ async def hearing(backend: Backend, **router: Any) -> AsyncIterator[Doors]:
 def held_by(fleet: MockFleet) -> dict[int, int]:
     """Blocks that each engine has cached."""
     return {
-        engine.worker_id: sum(len(run.block_hashes) for run in engine._snapshot(0))
-        for engine in fleet.engines
+        engine.worker_id: sum(1 for _ in engine.engine.cached_blocks()) for engine in fleet.engines
     }
 
 

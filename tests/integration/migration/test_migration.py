@@ -190,18 +190,21 @@ async def test_the_next_worker_may_be_gone_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
-    [(Code.INVALID_ARGUMENT, RefusedMove.FAILURE), (Code.UNAVAILABLE, RefusedMove.BUDGET)],
+    ("code", "least", "tried", "reason"),
+    [
+        (Code.INVALID_ARGUMENT, 8, 2, RefusedMove.FAILURE),  # two of one opinion
+        (Code.UNAVAILABLE, 0, 1, RefusedMove.BUDGET),
+    ],
 )
 async def test_a_next_worker_that_fails_for_good_counts(
-    code: grpc.StatusCode, reason: RefusedMove
+    code: grpc.StatusCode, least: int, tried: int, reason: RefusedMove
 ) -> None:
     """It has moved, and ends all the same, before its next worker has said anything of it."""
-    second = speaker(says(code), 0)
-    budget = {"retry_budget": 0.0, "retry_budget_least": 0}
-    async with migrating(speaker(dies), second, speaker(), limit=1, **budget) as rig:
+    others = speaker(says(code), 0), speaker(says(code), 0)
+    budget = {"retry_budget": 0.0, "retry_budget_least": least}
+    async with migrating(speaker(dies), *others, limit=1, **budget) as rig:
         said, _ = await rig.refusal(asked())
-        assert said is code and len(second.requests) == 1
+        assert said is code and sum(len(other.requests) for other in others) == tried
         assert rig.dispatcher.migrations.moved.total() == 1
         assert rig.dispatcher.migrations.refused == {reason: 1}
         await rig.settled()
