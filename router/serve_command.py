@@ -111,15 +111,6 @@ def run_service(config: ServeConfig, make: Callable[[LogOutput], Service]) -> in
     return 0
 
 
-async def run_server(
-    config: ServeConfig,
-    source: SettingsSource[ServeConfig] | None = None,
-    output: LogOutput | None = None,
-) -> None:
-    """`serve_until_signal` for a Server."""
-    await serve_until_signal(lambda: Server(config, source, output))
-
-
 async def serve_until_signal(make: Callable[[], Service]) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal ends that. After SIGTERM health
     says for `lame_duck_s` that nobody should come any more, before anybody is turned away. SIGHUP

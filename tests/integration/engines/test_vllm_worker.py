@@ -49,13 +49,15 @@ async def served(folder: Path, backend: Backend) -> AsyncIterator[tuple[Command,
         folder / "worker", *words, "--model", str(model), "--engine-args", args,
         environ=environ, python=PYTHON,
     ) as running:  # fmt: skip
-        await running.says("ready", START_S)
-        router = KvRouterConfig(block_size=BLOCK, seed=1)
-        async with finding(backend, router=router) as doors:
-            await until_ready(doors, 1)
-            await doors.answers(asked("warm", 3900))  # its first prompt must not be a short one
-            yield running, doors
-            await running.stop()
+        try:
+            await running.says("ready", START_S)
+            router = KvRouterConfig(block_size=BLOCK, seed=1)
+            async with finding(backend, router=router) as doors:
+                await until_ready(doors, 1)
+                await doors.answers(asked("warm", 3900))  # its first prompt must not be a short one
+                yield running, doors
+        finally:
+            await running.stop()  # by SIGTERM, so that it ends the processes that vLLM started
 
 
 def asked(request_id: str, first: int, count: int = 100, **more: Any) -> Any:

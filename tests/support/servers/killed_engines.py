@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,11 @@ VOCABULARY, EOS = 4096, 2
 class KilledEngines:
     """Engines on ports of their own, ready from `async with` on."""
 
-    def __init__(self, folder: Path, count: int, *words: str) -> None:
-        self._folder, self._words = folder, words
+    def __init__(
+        self, folder: Path, count: int, *words: str, until_killed: Sequence[str] = ()
+    ) -> None:
+        """All have the settings `words`, and those that were not killed yet `until_killed`."""
+        self._folder, self._words, self._until_killed = folder, words, until_killed
         self._ports = free_ports(count)
         self._running: list[Command | None] = [None] * count
         self._stack = AsyncExitStack()
@@ -39,7 +42,8 @@ class KilledEngines:
         return tuple(f"grpc://127.0.0.1:{port}" for port in self._ports)
 
     async def __aenter__(self) -> "KilledEngines":
-        await asyncio.gather(*(self._start(number) for number in range(len(self._ports))))
+        first = self._until_killed
+        await asyncio.gather(*(self._start(number, *first) for number in range(len(self._ports))))
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -53,9 +57,9 @@ class KilledEngines:
         await running.stop(signal.SIGKILL)
         await self._start(number)
 
-    async def _start(self, number: int) -> None:
+    async def _start(self, number: int, *more: str) -> None:
         words = f"mocker --port {self._ports[number]} --model-id tiny --vocab-size {VOCABULARY}"
-        engine = command(self._folder / f"engine{number}", *words.split(), *self._words)
+        engine = command(self._folder / f"engine{number}", *words.split(), *self._words, *more)
         running = self._running[number] = await self._stack.enter_async_context(engine)
         await running.says("ready")
 
@@ -148,16 +152,3 @@ class Streams:
     def _judge(self, name: str, found: object, expected: object) -> None:
         if found != expected:
             self.wrong.append(f"{name}: {found} is not {expected}")
-
-
-async def kill_under(
-    engines: KilledEngines, count: int, running: Callable[[], bool], pause_s: float, seed: int = 1
-) -> None:
-    """Kill engines one after the other, while there is something to kill; each comes back."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        if not running():
-            return
-        await engines.kill(rng.randrange(len(engines.urls)))
-        if pause_s:
-            await asyncio.sleep(pause_s)
