@@ -71,6 +71,7 @@ class Front:
             use_kv_events=False,
             block_size=config.router.block_size,
             admission=config.router.admission,
+            affinity=config.router.affinity,  # what engines are to keep of sessions
         )
         self._router = router = KvRouter(settings, clock=clock)
         self._monitor = monitor = HealthMonitor(
@@ -82,6 +83,7 @@ class Front:
             connection=config.connection,
             mixed_models=config.mixed_models,
             tls=self._security.worker_tls,
+            key=self._security.engine_key,
             reports=ToldReports,
         )
         self._decisions = RemoteDecisions(

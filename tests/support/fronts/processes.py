@@ -68,9 +68,9 @@ class Client:
         self.channel = channel
         self.worker_ids: Counter[str] = Counter()
 
-    def call(self, request: Any) -> Any:
+    def call(self, request: Any, metadata: tuple[tuple[str, str], ...] = ()) -> Any:
         generate = self.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
-        return generate(request.SerializeToString())
+        return generate(request.SerializeToString(), metadata=metadata)
 
     async def answers(self, request: Any) -> list[Any]:
         call = self.call(request)
