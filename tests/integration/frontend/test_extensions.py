@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 from support.fake_engine import FakeEngine
-from support.servers.openai_serving import Served, openai_serving
+from support.servers.openai_serving import BLOCK, Served, openai_serving
+
+from dynamo_router.router.admission import AdmissionConfig, TenantConfig
+from dynamo_router.router.config import KvRouterConfig
 
 MODEL = "tiny"
 FIRST, SECOND = 7, 8
@@ -97,6 +100,18 @@ async def test_tenants_share_no_cache(served: Served, engines: list[FakeEngine])
     assert alice == await salt(cache_salt="bob", nvext={"cache_salt": "alice"})
     assert alice == await salt({"x-tenant-id": "alice"}, nvext={"cache_salt": "bob"})
     assert await salt({"x-tenant-id": ""}) is None
+
+
+async def test_a_header_names_the_tenant_between_whom_the_queue_is_fair() -> None:
+    tenants = AdmissionConfig(tenants=TenantConfig(tenant_key="x-team"))
+    router = KvRouterConfig(block_size=BLOCK, use_kv_events=False, admission=tenants)
+    async with openai_serving(FakeEngine(), router=router) as served:
+        for team in ("red", "blue", "red"):
+            assert (await complete(served, {"X-Team": team}))[0] == 200
+        shares, now = served.server.router.limits.tenants, served.server.router.clock.now()
+        assert len(shares) == 2
+        use = shares.recent_use(now)
+        assert 0.5 < use.largest < 1.0  # two of three like requests, the last one among them
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Prompts as clients give them, and what they are told of those that are none."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dynamo_router.frontend.openai import ApiError, ChatRequest, api_error
+from dynamo_router.frontend.processor import ChatTemplate, ModelText
+from dynamo_router.frontend.prompts import MOST_PROMPTS, PromptReader
+from dynamo_router.router.dispatch import RequestReader
+from dynamo_router.runtime.errors import InvalidRequestError
+from dynamo_router.workers.mocker import OWN_MODEL
+
+
+@pytest.fixture
+def reader() -> Iterator[RequestReader]:
+    made = RequestReader(16)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def text(reader: RequestReader) -> ModelText:
+    return ModelText(OWN_MODEL, reader.off_loop)
+
+
+@pytest.fixture
+def prompts(text: ModelText, reader: RequestReader) -> PromptReader:
+    return PromptReader(text, reader)
+
+
+async def read(prompts: PromptReader, given: Any) -> list[list[int]]:
+    return [list(each) for each in await prompts.read(json.dumps(given).encode(), "prompt")]
+
+
+async def test_texts_and_token_ids_may_stand_in_one_list(
+    prompts: PromptReader, text: ModelText
+) -> None:
+    said = await text.encode("said", add_special_tokens=True)
+    assert await read(prompts, "said") == [said]
+    assert await read(prompts, [5, 6]) == [[5, 6]]
+    assert await read(prompts, [[5, 6], "said", [7]]) == [[5, 6], said, [7]]
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ([5, "said"], "prompt"),
+        (["said", 5], "a list of either"),
+        ([[5, "said"]], "a list of either"),
+        ([["said"]], "a list of either"),
+        (["said", [-1]], "no token id"),
+        (["said", None], "a list of either"),
+        ([], "1 to"),
+        (["said"] * (MOST_PROMPTS + 1), "1 to"),
+    ],
+)
+async def test_lists_that_are_no_prompts(prompts: PromptReader, given: Any, words: str) -> None:
+    with pytest.raises(ApiError, match=words) as found:
+        await read(prompts, given)
+    assert found.value.status == 400 and found.value.param == "prompt"
+
+
+async def test_a_client_is_told_what_its_template_refuses(
+    prompts: PromptReader, text: ModelText
+) -> None:
+    text.template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    request = ChatRequest(model="m", messages=[{"role": "user", "content": "Hi"}])
+    with pytest.raises(InvalidRequestError) as found:
+        await prompts.of_chat(request)
+    told = api_error(found.value)
+    error = told.body["error"]
+    assert told.status == 400 and error.pop("message").endswith("roles must alternate")
+    assert error == {"type": "invalid_request_error", "param": "messages", "code": 400}
