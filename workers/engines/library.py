@@ -1,4 +1,4 @@
-"""The libraries of engines: whether they are there, and how they all tell logprobs."""
+"""The libraries of engines: whether they are there, what none does, how all tell logprobs."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -6,6 +6,7 @@ from typing import Any
 
 from ...runtime.errors import ConfigError
 from ..dialects import TokenLogprob
+from ..serving import EngineRequest, unsupported
 
 
 def load_library(name: str, extra: str) -> Any:
@@ -26,6 +27,18 @@ def cannot_run(library: str, model: str, error: Exception) -> ConfigError:
     """The error where a library cannot make an engine of a model."""
     text = f"{library} cannot run {model}: {type(error).__name__}: {error}"
     return ConfigError(text, key="model")
+
+
+def refuse_what_none_does(request: EngineRequest) -> None:
+    """InvalidRequestError, naming it, for what no library is asked for."""
+    for what in request.others:
+        raise unsupported(what, what)
+    if request.prompt_logprobs is not None:
+        raise unsupported("logprobs of the prompt", "prompt_logprobs")
+    if request.phase or request.handoff is not None:
+        raise unsupported("disaggregated serving", "disaggregated_params")
+    if request.lora_name is not None:
+        raise unsupported("a LoRA adapter", "lora_config")
 
 
 def token_logprobs(tokens: Sequence[int], told: Sequence[Any], most: int) -> list[TokenLogprob]:

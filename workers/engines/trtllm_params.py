@@ -7,6 +7,7 @@ from collections.abc import Container
 from typing import Any
 
 from ..serving import EngineRequest, unsupported
+from .library import refuse_what_none_does
 
 _GUIDES = {
     "JSON_SCHEMA": "json",
@@ -19,14 +20,7 @@ _GUIDES = {
 def sampling_params(request: EngineRequest, known: Container[str]) -> dict[str, Any]:
     """Arguments of SamplingParams, where the installed one has those in `known`; `guided_decoding`
     as arguments of GuidedDecodingParams. InvalidRequestError, naming it, for what it cannot say."""
-    for what in request.others:
-        raise unsupported(what)
-    if request.prompt_logprobs is not None:
-        raise unsupported("logprobs of the prompt", "prompt_logprobs")
-    if request.phase or request.handoff is not None:
-        raise unsupported("disaggregated serving", "disaggregated_params")
-    if request.lora_name is not None:
-        raise unsupported("a LoRA adapter", "lora_config")
+    refuse_what_none_does(request)
     asked: dict[str, Any] = {
         "max_tokens": request.max_tokens,
         # Clients have the tokenizer: text would be made for nobody.

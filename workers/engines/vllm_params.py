@@ -9,6 +9,7 @@ import msgspec
 
 from ...runtime.errors import InvalidRequestError
 from ..serving import EngineRequest, unsupported
+from .library import refuse_what_none_does
 
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
@@ -20,15 +21,10 @@ _LARGEST_SEED = 2**63 - 1
 def sampling_params(request: EngineRequest) -> dict[str, Any]:
     """Arguments of SamplingParams; `structured_outputs` as arguments of StructuredOutputsParams.
     InvalidRequestError, naming it, for what vLLM has no word for."""
-    unknown = [name for name in request.sampling if name not in _SAMPLING]
-    for what in (*request.others, *unknown):
-        raise unsupported(what, what)
-    if request.prompt_logprobs is not None:
-        raise unsupported("logprobs of the prompt", "prompt_logprobs")
-    if request.phase or request.handoff is not None:
-        raise unsupported("disaggregated serving", "disaggregated_params")
-    if request.lora_name is not None:
-        raise unsupported("a LoRA adapter", "lora_config")
+    refuse_what_none_does(request)
+    for name in request.sampling:
+        if name not in _SAMPLING:
+            raise unsupported(name, name)
     if request.bad_token_ids:
         raise unsupported("bad_token_ids", "bad_token_ids")
     if (request.seed or 0) > _LARGEST_SEED:
