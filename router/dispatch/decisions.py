@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from ...runtime.clock import Clock
+from ...runtime.errors import InvalidRequestError
 from ...runtime.identity import WorkerWithDpRank
 from ..admission import NO_OBJECTIVES, NORMAL, AdmissionQueue, Lane, Objectives, Ticket, Urgency
 from ..kv_router import KvRouter
@@ -224,11 +225,11 @@ class Admission:
     @asynccontextmanager
     async def turn(self, ticket: Callable[[], Ticket]) -> AsyncIterator[None]:
         """Wait for a request's turn; book it inside. Raises NoWorkersError if too many wait, and
-        asks for no ticket.
+        asks for no ticket; InvalidRequestError if another one waits under its id.
 
         Cancel the task to give the turn up.
         """
-        request_id = self.queue.enter(ticket).request_id
+        request_id = self.queue.enter(partial(self._new, ticket)).request_id
         waiter = self._waiters[request_id] = asyncio.get_running_loop().create_future()
         try:
             self.poll()
@@ -240,6 +241,14 @@ class Admission:
             if self._going == request_id:
                 self._going = None
             self.poll()
+
+    def _new(self, ticket: Callable[[], Ticket]) -> Ticket:
+        """The ticket, if nobody waits under its id: requests of several fronts may have the same."""
+        made = ticket()
+        if made.request_id in self._waiters:
+            text = f"request id {made.request_id!r} is in use"
+            raise InvalidRequestError(text, field="request_id")
+        return made
 
     def give_up(self, request_id: str, error: Exception) -> bool:
         """End a request's waiting with an error; False if it does not wait."""

@@ -50,6 +50,8 @@ class Decider:
         self._engines = Engines([])
         self._changed = True
         self._pool.monitor.listeners.append(self._on_workers)
+        # It has no request that an engine could be asked to load, and nobody says when one is over.
+        self._pool.decisions.on_held = None
         self._listener: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 

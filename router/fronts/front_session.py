@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -157,7 +158,7 @@ class FrontSession:
         flight = self._flight(ask)
         self.leases.ask(ask.serial, ask.booking_id)
         if ask.beside:
-            self._later(ask, self._decisions.second(flight))
+            self._later(ask, partial(self._decisions.second, flight))
             return
         try:
             decision = self._decisions.at_once(flight, again=ask.again)
@@ -169,22 +170,22 @@ class FrontSession:
             return
         self.counts["queued"] += 1
         self.connection.tell(Queued(ask.serial))
-        self._later(ask, self._decisions.in_turn(flight, again=ask.again))
+        self._later(ask, partial(self._decisions.in_turn, flight, again=ask.again))
 
-    def _later(self, ask: Ask, coming: Coroutine[Any, Any, Decision]) -> None:
+    def _later(self, ask: Ask, decide: Callable[[], Awaitable[Decision]]) -> None:
         began = self._now()
 
         async def answer() -> None:
             try:
-                decision = await coming
+                decision = await decide()
             except RouterError as error:
                 self._refuse(ask, error)
             else:
                 self._decided(ask, decision, self._now() - began)
-            finally:
-                self._tasks.pop(ask.serial, None)
 
-        self._tasks[ask.serial] = asyncio.create_task(answer(), name="front-question")
+        task = self._tasks[ask.serial] = asyncio.create_task(answer(), name="front-question")
+        # Not in `answer`: a task that is cancelled before its first turn runs nothing of it.
+        task.add_done_callback(lambda _: self._tasks.pop(ask.serial, None))
 
     def _decided(self, ask: Ask, decision: Decision, waited_s: float) -> None:
         booked = decision.request_id is not None
