@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from ...runtime.errors import ConfigError
 from ...runtime.process import why_cannot_listen
 from ...runtime.supervised import stopped, supervise
 from ..serve_config import ServeConfig
+from .process_folder import ProcessFolder
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -90,6 +89,10 @@ class KeptChild:
         else:
             self._ended.set()
 
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
     async def ended(self) -> None:
         await self._ended.wait()
 
@@ -114,13 +117,16 @@ class KeptChild:
         await self._ended.wait()
         while not self._leaving:
             await asyncio.sleep(self._schedule.delay_s(self._now()))
+            if self._leaving:
+                break
             try:
                 await self._start()
-            except ChildError as error:
-                log.error("a process did not start", process=self.name, reason=error.reason)
+            except (ChildError, OSError) as error:  # the system may have no process for us
+                log.error("a process did not start", process=self.name, reason=str(error))
             else:
                 log.info("a process runs again", process=self.name, pid=self._child.pid)
                 await self._ended.wait()
+        self._ended.set()
 
     def _on_end(self, code: int) -> None:
         if not self._leaving:
@@ -137,7 +143,7 @@ class Supervisor:
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
         self._clock = SystemClock()
-        self._folder: Path | None = None
+        self._folder: ProcessFolder | None = None
         self._port: socket.socket | None = None
         self._decider: KeptChild | None = None
         self._fronts: list[KeptChild] = []
@@ -162,7 +168,8 @@ class Supervisor:
         config = self._config
         self._port = take_port(config.host, config.port)
         port = self._port.getsockname()[1]
-        folder = self._folder = Path(tempfile.mkdtemp(prefix="dynamo-router-"))
+        self._folder = ProcessFolder()
+        folder = self._folder.path
         # The fronts tell when they drain; then the decider has nothing more to wait for.
         self._write_config(replace(plain_config(config), port=port, lame_duck_s=config.lame_duck_s))
         self._decider = KeptChild("decider", ["decider", str(folder)], STOP_TIMEOUT_S, self._clock)
@@ -180,9 +187,17 @@ class Supervisor:
         self._leave(signal.SIGTERM)
 
     async def drain(self, grace_s: float) -> None:
-        """The fronts first: the decider serves them until they have ended."""
+        """The fronts first: the decider serves them until they have ended. One that hangs is
+        killed."""
         self._leave(signal.SIGINT)
-        await asyncio.gather(*(front.ended() for front in self._fronts))
+        try:
+            async with asyncio.timeout(grace_s + STOP_TIMEOUT_S):
+                await asyncio.gather(*(front.ended() for front in self._fronts))
+        except TimeoutError:
+            for front in self._fronts:
+                if not front.has_ended:
+                    log.error("a process does not end and is killed", process=front.name)
+                    front.leave(signal.SIGKILL)
 
     async def close(self) -> None:
         """End what is left, the fronts first. Idempotent."""
@@ -192,7 +207,7 @@ class Supervisor:
         if self._port is not None:
             self._port.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
     def _leave(self, number: signal.Signals) -> None:
         if not self._told:
@@ -203,9 +218,10 @@ class Supervisor:
     def _write_config(self, config: ServeConfig) -> None:
         """For the processes, in a folder that only our user may enter."""
         assert self._folder is not None
-        new = self._folder / f"{CONFIG_FILE}.new"
+        folder = self._folder.path
+        new = folder / f"{CONFIG_FILE}.new"
         new.write_bytes(msgspec.msgpack.encode(config))
-        new.replace(self._folder / CONFIG_FILE)
+        new.replace(folder / CONFIG_FILE)
 
 
 def plain_config(config: ServeConfig) -> ServeConfig:

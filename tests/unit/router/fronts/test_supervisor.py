@@ -1,0 +1,110 @@
+"""Processes that are kept running: they end with the router, also one that hangs or cannot start."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from support.polling import until
+
+from dynamo_router.router.fronts import supervisor
+from dynamo_router.router.fronts.process_folder import ProcessFolder
+from dynamo_router.router.fronts.supervisor import KeptChild, RestartSchedule, Supervisor
+from dynamo_router.router.serve_config import ServeConfig
+from dynamo_router.runtime.backoff import Backoff
+from dynamo_router.runtime.child_process import ChildProcess, die_with_parent
+from dynamo_router.runtime.clock import SystemClock
+
+READY = "print('dynamo-router front 0 ready', flush=True)\n"
+DEAF = "import signal\nfor n in (2, 15): signal.signal(n, signal.SIG_IGN)\n"
+WAIT = "import time\ntime.sleep(600)\n"
+
+
+def kept(program: str) -> KeptChild:
+    """A child that runs this instead of a front, and is started again at once."""
+    made = KeptChild("front 0", [], 20.0, SystemClock())
+    made._child = ChildProcess(
+        [sys.executable, "-c", program],
+        stop_timeout_s=20.0,
+        on_unexpected_end=made._on_end,
+    )
+    made._schedule = RestartSchedule(Backoff(first=0.001, cap=0.001))
+    return made
+
+
+async def test_a_front_that_hangs_is_killed_when_the_router_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "STOP_TIMEOUT_S", 0.05)
+    whole = Supervisor(ServeConfig())
+    whole._fronts.append(kept(DEAF + READY + WAIT))
+    await whole._fronts[0].start()
+    await asyncio.wait_for(whole.drain(0.0), 20)
+    await asyncio.wait_for(whole.close(), 20)
+    assert whole._fronts[0].has_ended
+
+
+async def test_one_that_the_system_cannot_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = kept(READY + WAIT)
+    await child.start()
+    begin, tried = child._child.start, 0
+
+    async def start(*words: object) -> None:
+        nonlocal tried
+        tried += 1
+        if tried < 3:
+            raise BlockingIOError("no process for now")
+        await begin(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(child._child, "start", start)
+    child._leaving = False
+    assert child._child.pid is not None
+    await child._child.stop()
+    child._on_end(1)
+    await until(lambda: tried == 3 and child._child.pid is not None)
+    await child.stop()
+
+
+async def test_one_that_is_not_running_is_not_started_to_be_ended() -> None:
+    child = kept(READY + "import sys\nsys.exit(1)\n")
+    child._schedule = RestartSchedule(Backoff(first=0.05, cap=0.05))
+    await child.start()
+    await child.ended()
+    started = child._child.output
+    child.leave(signal.SIGTERM)
+    await asyncio.wait_for(child.ended(), 20)
+    assert child._task is not None
+    await asyncio.wait_for(child._task, 20)
+    assert child.has_ended and child._child.pid is None and child._child.output == started
+    await child.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
+async def test_the_folder_of_a_router_that_was_killed_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mine = ProcessFolder()
+    program = (
+        "import tempfile\ntempfile.tempdir = {!r}\n"
+        "from dynamo_router.router.fronts.process_folder import ProcessFolder\n"
+        "print('made', ProcessFolder().path, flush=True)\n"
+    ).format(str(tmp_path)) + WAIT
+    other = await asyncio.create_subprocess_exec(
+        *die_with_parent([sys.executable, "-c", program]), stdout=asyncio.subprocess.PIPE
+    )
+    assert other.stdout is not None
+    theirs = Path((await other.stdout.readline()).decode().split()[1])
+    ProcessFolder().remove()
+    assert mine.path.is_dir() and theirs.is_dir()
+    (theirs / "decider.sock").touch()
+    other.kill()
+    await other.wait()
+    ProcessFolder().remove()
+    assert not theirs.exists()
+    mine.remove()
+    mine.remove()
+    assert list(tmp_path.iterdir()) == []
