@@ -14,7 +14,7 @@ from ...workers.failures import CODES
 from ..access import Caller, Role, current_account, current_caller, set_account, set_caller
 from ..dispatch import status_of
 from .link import DeciderAwayError, DeciderLink, refused
-from .messages import Answer, Call, Refused
+from .messages import Answer, Call, Refused, check_content
 
 Metadata = Sequence[tuple[str, str | bytes]]
 _KEPT_HERE = ("authorization",)
@@ -39,6 +39,7 @@ class RelayedService:
             current_account(),
         )
         try:
+            check_content(len(request))
             answer = await link.ask(call)
         except DeciderAwayError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"nobody decides now: {error}")
@@ -133,7 +134,9 @@ async def _answer(method: Method, call: Call) -> Answer | Refused:
                 return Answer(call.serial, b"", code.value[0], text)
         answering: Awaitable[Any] = method.answer(request, CarriedCall(call.metadata))
         answer = await answering
-        return Answer(call.serial, answer if method.encode is None else method.encode(answer))
+        message = answer if method.encode is None else method.encode(answer)
+        check_content(len(message))
+        return Answer(call.serial, message)
     except _Aborted as ended:
         return Answer(call.serial, b"", ended.code.value[0], ended.details)
     except RouterError as error:

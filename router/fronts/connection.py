@@ -15,8 +15,9 @@ from .messages import FrameError, MessageReader, encode
 AT_ONCE = 64
 """Messages handled before others have their turn on the event loop."""
 NOTES_S = 0.002
-MAX_UNSENT_BYTES = 8 << 20
-"""With more that the other side has not read, the connection is given up."""
+MAX_UNSENT_BYTES = 256 << 20
+"""With more that the other side has not read, the connection is given up. A front that comes back
+tells of all its requests at once: thousands of long prompts must fit."""
 _PEER = struct.Struct("3i")  # Linux: pid, uid, gid
 T = TypeVar("T")
 

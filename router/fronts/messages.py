@@ -10,13 +10,15 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ...runtime.errors import RouterError
+from ...runtime.errors import InvalidRequestError, RouterError
 from ...workers.failures import Verdict
 from ...workers.worker_url import WorkerUrl
 
 VERSION = 1
 MAX_FRAME_BYTES = 32 << 20
 """A prompt of a million tokens in blocks of 16 has 1 MB of hashes."""
+MAX_CONTENT_BYTES = MAX_FRAME_BYTES - (1 << 20)
+"""What clients decide about in one message: hashes, a call's request. The rest is for its head."""
 FRAME_BYTES = 1 << 20
 """A batch of messages is cut into frames of at most this, if it can be."""
 _LENGTH = struct.Struct(">I")
@@ -25,6 +27,14 @@ T = TypeVar("T")
 
 class FrameError(RouterError):
     """The peer sends what no frame, or no message, can be: the connection cannot go on."""
+
+
+def check_content(size: int) -> None:
+    """InvalidRequestError if so many bytes of a request are more than a message can carry: it would
+    cost its front the connection."""
+    if size > MAX_CONTENT_BYTES:
+        text = f"{size} bytes are more than the {MAX_CONTENT_BYTES} that several fronts can decide on"
+        raise InvalidRequestError(text)
 
 
 class _Message(msgspec.Struct, array_like=True, gc=False):

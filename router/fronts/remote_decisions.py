@@ -15,7 +15,17 @@ from ..policy import Decision
 from ..prompt import Prompt
 from .link import DeciderAwayError, DeciderLink
 from .load_picture import LoadPicture
-from .messages import Ask, Booked, Decided, Freed, Loads, Output, Prefilled, Welcome
+from .messages import (
+    Ask,
+    Booked,
+    Decided,
+    Freed,
+    Loads,
+    Output,
+    Prefilled,
+    Welcome,
+    check_content,
+)
 
 
 @dataclass(slots=True)
@@ -86,6 +96,9 @@ class RemoteDecisions:
         if not len(flight.attempts):
             flight.queue_s += waited_s
         flight.decision_s = max(0.0, self._now() - began - waited_s)
+        if flight.aborted:  # between the answer and our turn: nobody waited who could be told
+            self.free(flight.booking_id)
+        flight.check_aborted()
         return self._taken(flight, decision)
 
     async def second(self, twin: Flight) -> Decision:
@@ -153,6 +166,7 @@ class RemoteDecisions:
         local = sequence = b""
         if link is not None and link.hashes:
             local, sequence = hashes_of(facts.prompt)
+            check_content(len(local) + len(sequence))
         excluded = (
             flight.unfit | flight.attempts.worker_ids if len(flight.attempts) else flight.unfit
         )

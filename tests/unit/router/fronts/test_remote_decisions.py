@@ -10,6 +10,8 @@ import pytest
 from support.polling import until
 
 from dynamo_router.router.dispatch import Flight, GenerateFacts
+from dynamo_router.router.dispatch.status import RequestAbortedError
+from dynamo_router.router.fronts import messages
 from dynamo_router.router.fronts.connection import MessageConnection
 from dynamo_router.router.fronts.link import DeciderLink
 from dynamo_router.router.fronts.load_picture import LoadPicture
@@ -17,6 +19,7 @@ from dynamo_router.router.fronts.messages import (
     VERSION,
     Ask,
     Booked,
+    Call,
     Decided,
     Forget,
     Freed,
@@ -111,10 +114,12 @@ class Asked:
         await self.link.close()
         await self.decider.close()
 
-    def ask(self, name: str = "r1") -> "asyncio.Task[Any]":
+    def flight(self, name: str) -> Flight:
         prompt = Prompt(np.arange(40, dtype=np.uint32), BLOCK)
-        flight = Flight(name, b"", GenerateFacts(name, prompt, 39, 4, 1, True), 0.0)
-        return asyncio.ensure_future(self.decisions.in_turn(flight, again=False))
+        return Flight(name, b"", GenerateFacts(name, prompt, 39, 4, 1, True), 0.0)
+
+    def ask(self, name: str = "r1") -> "asyncio.Task[Any]":
+        return asyncio.ensure_future(self.decisions.in_turn(self.flight(name), again=False))
 
     async def question(self, number: int = 0) -> Ask:
         await until(lambda: len(self.decider.heard(Ask)) > number)
@@ -168,6 +173,40 @@ async def test_a_decision_that_comes_with_the_cancellation_is_freed(tmp_path: Pa
         await until(lambda: front.decider.heard(Freed))
         assert front.decider.heard(Freed) == [Freed("r1")]
         assert list(front.decisions.told_anew()) == []
+
+
+async def test_an_abort_that_comes_with_the_decision_ends_the_request(tmp_path: Path) -> None:
+    async with Asked(tmp_path) as front:
+        flight = front.flight("r1")
+        asking = asyncio.ensure_future(front.decisions.in_turn(flight, again=False))
+        ask = await front.question()
+        front.link._on_message(decided(ask))  # answered, and not awaited yet
+        flight.aborted = True
+        assert not front.decisions.give_up("r1", RequestAbortedError("aborted"))
+        with pytest.raises(RequestAbortedError):
+            await asking
+        await until(lambda: front.decider.heard(Freed))
+        assert front.decider.heard(Freed) == [Freed("r1")]
+
+
+async def test_a_prompt_too_long_for_a_message_costs_nobody_the_decider(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "MAX_CONTENT_BYTES", 31)
+    async with Asked(tmp_path) as front:
+        with pytest.raises(InvalidRequestError, match="32 bytes"):
+            await front.ask()
+        assert front.link.is_ready and not front.decider.heard(Ask)
+
+
+async def test_what_the_decider_reads_slowly_is_no_reason_to_leave_it(tmp_path: Path) -> None:
+    async with Asked(tmp_path) as front:
+        large = b"x" * (6 << 20)
+        for serial in range(3):
+            front.link.tell(Call(serial, "path", large, [], "", [], ""))
+            await asyncio.sleep(0)  # each is written by itself
+        await until(lambda: len(front.decider.heard(Call)) == 3)
+        assert front.link.losses == 0 and len(front.decider.connections) == 1
 
 
 async def test_a_worker_that_is_not_known_here_yet_is_not_taken(tmp_path: Path) -> None:
