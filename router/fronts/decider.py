@@ -116,7 +116,7 @@ class Decider:
         assert hello is not None
         for other in self.fronts:
             if other is not session and other.hello and other.hello.front == hello.front:
-                other.connection.close("another one has its place")
+                other.end("another one has its place")
         log.info("a front is here", front=hello.front, pid=hello.pid)
         session.connection.tell(self._loads())
         self._engines = Engines(list(self._engines_now()))

@@ -80,6 +80,7 @@ class FrontSession:
         )
         self.leases = Leases()
         self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._ended = False
         self.hello: Hello | None = None
         self.status = Status(0, 0, False)
         self.since = self.heard_at = clock.now()
@@ -300,7 +301,16 @@ class FrontSession:
         if task is not None:
             task.cancel()
 
+    def end(self, why: str) -> None:
+        """Have the connection closed, and what the front had booked free at once: whoever comes in
+        its place tells of it in the same moment."""
+        self.connection.close(why)
+        self._on_lost(why)
+
     def _on_lost(self, why: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
         waiting, booked = self.leases.end()
         for task in list(self._tasks.values()):
             task.cancel()

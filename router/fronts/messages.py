@@ -33,7 +33,9 @@ def check_content(size: int) -> None:
     """InvalidRequestError if so many bytes of a request are more than a message can carry: it would
     cost its front the connection."""
     if size > MAX_CONTENT_BYTES:
-        text = f"{size} bytes are more than the {MAX_CONTENT_BYTES} that several fronts can decide on"
+        text = (
+            f"{size} bytes are more than the {MAX_CONTENT_BYTES} that several fronts can decide on"
+        )
         raise InvalidRequestError(text)
 
 

@@ -1,4 +1,4 @@
-"""ProcessFolder: where the processes of a router find its configuration and the decider's socket."""
+"""ProcessFolder: where a router's processes find its configuration and the decider's socket."""
 
 import fcntl
 import os

@@ -11,7 +11,15 @@ from dynamo_router.router.admission.queue import AdmissionQueue
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.dispatch.decisions import Admission, RouterDecisions
 from dynamo_router.router.fronts.front_session import FrontSession
-from dynamo_router.router.fronts.messages import VERSION, Ask, Forget, Hello, Refused, Welcome
+from dynamo_router.router.fronts.messages import (
+    VERSION,
+    Ask,
+    Booked,
+    Forget,
+    Hello,
+    Refused,
+    Welcome,
+)
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.workers.registry import WorkerState
@@ -27,7 +35,7 @@ class Deciding:
         self.router.registry.add(1)
         self.router.registry.set_state(1, WorkerState.READY)
         self.busy = True
-        self.queue = AdmissionQueue(lambda lane: math.inf if self.busy else 0.0)
+        self.queue = AdmissionQueue(lambda _: math.inf if self.busy else 0.0)
         self.admission = Admission(self.queue)
         self._clock = clock
         self._pool: Any = SimpleNamespace(
@@ -95,6 +103,20 @@ async def test_fronts_that_wait_with_the_same_id_do_not_take_each_others_turn() 
         assert (other.leases.waiting, len(other.leases)) == (0, 0)
         one._on_lost("it ends")
         assert deciding.router.slots.worker_of("same") is None
+
+
+async def test_a_front_that_comes_anew_keeps_what_it_tells_of() -> None:
+    with Deciding() as deciding:
+        old, new = deciding.front(0), deciding.front(0)
+        booked = Booked(ask(1, "r1"), (1, 0), False, 0)
+        old.hears(booked)
+        old.end("another one has its place")
+        new.hears(booked)
+        old._on_lost("it was closed")  # the event loop tells of it later
+        assert new.leases.booked == ["r1"]
+        assert deciding.router.slots.worker_of("r1") is not None
+        new.end("it ends")
+        assert deciding.router.slots.worker_of("r1") is None
 
 
 async def test_a_session_ends_with_all_that_waits() -> None:

@@ -1,4 +1,4 @@
-"""Processes that are kept running: they end with the router, also one that hangs or cannot start."""
+"""Processes that are kept running end with the router, also one that hangs or cannot start."""
 
 import asyncio
 import signal
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.polling import until
+from support.processes import alive
 
 from dynamo_router.router.fronts import supervisor
 from dynamo_router.router.fronts.process_folder import ProcessFolder
@@ -40,9 +41,11 @@ async def test_a_front_that_hangs_is_killed_when_the_router_ends(
     whole = Supervisor(ServeConfig())
     whole._fronts.append(kept(DEAF + READY + WAIT))
     await whole._fronts[0].start()
+    pid = whole._fronts[0]._child.pid
+    assert pid is not None
     await asyncio.wait_for(whole.drain(0.0), 20)
+    await until(lambda: not alive(pid))  # by the drain alone
     await asyncio.wait_for(whole.close(), 20)
-    assert whole._fronts[0].has_ended
 
 
 async def test_one_that_the_system_cannot_start_is_tried_again(
@@ -89,10 +92,10 @@ async def test_the_folder_of_a_router_that_was_killed_is_removed(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     mine = ProcessFolder()
     program = (
-        "import tempfile\ntempfile.tempdir = {!r}\n"
+        f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}\n"
         "from dynamo_router.router.fronts.process_folder import ProcessFolder\n"
         "print('made', ProcessFolder().path, flush=True)\n"
-    ).format(str(tmp_path)) + WAIT
+    ) + WAIT
     other = await asyncio.create_subprocess_exec(
         *die_with_parent([sys.executable, "-c", program]), stdout=asyncio.subprocess.PIPE
     )
