@@ -21,9 +21,6 @@ from .serve_config import ServeConfig
 from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
 from .tracing import span_export_of
 
-FIRST_PROBES_S = 2.0
-"""How long the ready line waits for the first answers of all workers."""
-
 log = structlog.get_logger(__name__)
 
 
@@ -64,8 +61,8 @@ class Server:
         """`listens`: on the gRPC port. Else requests come by what is attached."""
         self._config = config
         self._listens = listens
-        self.more_health: list[Callable[[], dict[str, Any]]] = []
-        """what /health is to say besides"""
+        self.more_health: list[Callable[[], tuple[bool, dict[str, Any]]]] = []
+        """whether requests can be taken as far as it knows, and what /health is to say besides"""
         self._started = False
         self.attached: Attachment | None = None
         self._clock = SystemClock()
@@ -226,7 +223,7 @@ class Server:
             await self._grpc.start()
         if self.attached is not None:
             await self.attached.start()
-        await self.pool.wait_for_probes(FIRST_PROBES_S)
+        await self.pool.wait_for_probes()
         self._on_workers()
         self._started = True
 
@@ -262,8 +259,8 @@ class Server:
             "data_path": data_path_of(self._config.connection),
             "draining": self._draining,
         }
+        ready = bool(more["workers"].get("ready")) and not self._draining
         for tell in self.more_health:
-            more |= tell()
-        # Where fronts take the requests, none of them can be taken without one.
-        served = more["workers"].get("ready") and more.get("fronts") != []
-        return bool(served) and not self._draining, more
+            able, told = tell()
+            ready, more = ready and able, more | told
+        return ready, more

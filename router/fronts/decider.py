@@ -23,7 +23,6 @@ LOADS_EVERY_S = 0.1
 LEASE_S = 10.0
 """A front that says nothing for so long is taken to be gone: what it has booked is free."""
 TOUCH_EVERY_S = 1.0
-FIRST_PROBES_S = 2.0
 BACKLOG = 64
 
 log = structlog.get_logger(__name__)
@@ -67,7 +66,7 @@ class Decider:
 
     async def start(self) -> None:
         """Listen. Workers have been probed then: a front that comes back finds them."""
-        await self._pool.wait_for_probes(FIRST_PROBES_S)
+        await self._pool.wait_for_probes()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with suppress(FileNotFoundError):
@@ -182,7 +181,8 @@ class Decider:
             loads.append((worker.worker_id, worker.dp_rank, int(counts[number])))
         return Loads(loads)
 
-    def _health(self) -> dict[str, Any]:
-        fronts = self.fronts
+    def _health(self) -> tuple[bool, dict[str, Any]]:
+        fronts = self.fronts  # without one nobody takes requests
         in_flight = sum(session.status.in_flight for session in fronts)
-        return {"fronts": [session.health for session in fronts], "in_flight": in_flight}
+        told = {"fronts": [session.health for session in fronts], "in_flight": in_flight}
+        return bool(fronts), told

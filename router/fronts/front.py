@@ -1,7 +1,6 @@
 """Front: one process of several that take requests on the same port, and let the decider decide."""
 
 import asyncio
-from collections import Counter
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
@@ -11,20 +10,12 @@ from ...runtime.clock import SystemClock
 from ...runtime.limit_hits import LimitHits
 from ...runtime.supervised import stopped, supervise
 from ...workers.channels import data_path_of
-from ...workers.health import HealthMonitor
 from ..access import Security
 from ..config import KvRouterConfig
-from ..dispatch import (
-    AccessLog,
-    Dispatcher,
-    DispatchObserver,
-    NoTrace,
-    OutputTracking,
-    RequestReader,
-)
+from ..dispatch import NoTrace, RequestReader
 from ..kv_router import KvRouter
 from ..metrics import RouterMetrics, dispatch_metrics, fault_metrics
-from ..pool import wait_for_probes
+from ..pool import new_dispatcher, new_monitor, request_observer, wait_for_probes
 from ..serve_config import ServeConfig
 from ..services import CallLimits, GrpcServer, TrtllmService, router_service_paths
 from ..tracing import span_export_of
@@ -37,7 +28,6 @@ from .messages import Status, Welcome
 from .remote_decisions import RemoteDecisions
 from .told_reports import ToldReports
 
-FIRST_PROBES_S = 2.0
 TOTALS_EVERY_S = 0.5
 
 log = structlog.get_logger(__name__)
@@ -74,17 +64,8 @@ class Front:
             affinity=config.router.affinity,  # what engines are to keep of sessions
         )
         self._router = router = KvRouter(settings, clock=clock)
-        self._monitor = monitor = HealthMonitor(
-            router.registry,
-            clock,
-            block_size=config.router.block_size,
-            policy=config.health,
-            outliers=config.outliers,
-            connection=config.connection,
-            mixed_models=config.mixed_models,
-            tls=self._security.worker_tls,
-            key=self._security.engine_key,
-            reports=ToldReports,
+        self._monitor = monitor = new_monitor(
+            config, self._security, router.registry, clock, ToldReports
         )
         self._decisions = RemoteDecisions(
             router.registry, monitor, clock, LoadPicture(), config.router.block_size
@@ -102,19 +83,13 @@ class Front:
         hits = LimitHits()
         reader = RequestReader(config.router.block_size, config.peers, hits)
         self._metrics = RouterMetrics(router, clock, lambda: self._dispatcher.in_flight)
-        observer: DispatchObserver = self._metrics.requests
-        if config.router.router_track_output_blocks:
-            observer = OutputTracking(self._decisions, observer)
-        if config.observability.access_log:
-            observer = AccessLog(clock, observer)
+        observer = request_observer(config, self._metrics.requests, self._decisions, clock)
         tracing = NoTrace() if self._spans is None else self._spans.tracing
-        self._dispatcher = Dispatcher(
+        self._dispatcher = new_dispatcher(
+            config,
             router,
             monitor,
             clock,
-            max_attempts=config.max_attempts,
-            silence_s=config.request_timeout_s,
-            limits=config.limits,
             observer=observer,
             decisions=self._decisions,
             hits=hits,
@@ -177,7 +152,7 @@ class Front:
         beat = supervise("beat", self._beat)
         stack.push_async_callback(stopped, beat)
         await self._follower.followed.wait()
-        await wait_for_probes(self._monitor, self._router.registry, FIRST_PROBES_S)
+        await wait_for_probes(self._monitor, self._router.registry)
         self._grpc.bind(self._config.host, self._place.port)
         await self._grpc.start()
         self._on_workers()
@@ -223,12 +198,12 @@ class Front:
         self._link.tell(totals_of(self._totals, workers))
 
     def _in_flight_on(self, worker_id: int) -> int:
-        on = Counter(
-            flight.decision.worker.worker_id
+        on = sum(
+            flight.decision.worker.worker_id == worker_id
             for flight in self._dispatcher.flights
             if flight.decision is not None and flight.call is not None
         )
-        return on[worker_id] + self._dispatcher.plain.requests_of(worker_id)
+        return on + self._dispatcher.plain.requests_of(worker_id)
 
     def _on_welcome(self, welcome: Welcome) -> None:
         self._follower.on_welcome()

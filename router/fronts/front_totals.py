@@ -101,8 +101,8 @@ class FrontTotals:
             known = counts(each.worker_id)
             if known is None:
                 continue
-            last = before.get(each.worker_id, WorkerTotals(each.worker_id, 0, 0, 0.0, 0, 0.0))
-            if last.requests > each.requests:  # it left, and came back
+            last = before.get(each.worker_id)
+            if last is None or last.requests > each.requests:  # or it left, and came back
                 last = WorkerTotals(each.worker_id, 0, 0, 0.0, 0, 0.0)
             known.requests += each.requests - last.requests
             known.answers += each.answers - last.answers

@@ -96,7 +96,6 @@ class DeciderLink:
         self.losses = 0
         """connections that were lost, ever"""
         self.on_ready: list[Callable[[Welcome], None]] = []
-        self.on_lost: list[Callable[[], None]] = []
         self.on_engines: Callable[[Engines], None] = lambda engines: None
         self.on_loads: Callable[[Loads], None] = lambda loads: None
 
@@ -243,8 +242,6 @@ class DeciderLink:
         for future in asked.values():
             if not future.done():
                 future.set_exception(DeciderAwayError(why))
-        for listener in self.on_lost if was_ready else ():
-            listener()
 
 
 def _itself(connection: MessageConnection[FromDecider]) -> MessageConnection[FromDecider]:

@@ -54,19 +54,12 @@ class LoadPicture:
 
         NoWorkersError if there is none that the request may go to.
         """
-        allowed = [
-            (1 + self.load(worker)) / weight
+        loads = {
+            worker: (1 + self.load(worker)) / weight
             for worker, weight in ready.items()
             if worker.worker_id not in excluded and pinned in (None, worker)
-        ]
-        if not allowed:
+        }
+        if not loads:
             raise NoWorkersError("no worker is eligible")
-        least = min(allowed)
-        best = [
-            worker
-            for worker, weight in ready.items()
-            if worker.worker_id not in excluded
-            and pinned in (None, worker)
-            and (1 + self.load(worker)) / weight <= least
-        ]
-        return self._rng.choice(best)
+        least = min(loads.values())
+        return self._rng.choice([worker for worker, load in loads.items() if load <= least])

@@ -3,27 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
-from ...runtime.clock import Clock
 from ...workers.failures import Verdict
-from ...workers.outliers import OutlierPolicy
 from ...workers.request_reports import RequestReports
 from .messages import Report
+
+
+def _nobody(report: Report) -> None:
+    """Nobody is told."""
 
 
 class ToldReports(RequestReports):
     """Those of a front: each is also told to the decider, as a Report. Set `tell` to have it so."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        policy: OutlierPolicy | None,
-        *,
-        on_changed: Callable[[int], None],
-        on_lost: Callable[[int], None],
-    ) -> None:
-        super().__init__(clock, policy, on_changed=on_changed, on_lost=on_lost)
-        self._now = clock.now
-        self.tell: Callable[[Any], None] = lambda report: None
+    tell: Callable[[Any], None] = staticmethod(_nobody)
 
     def sent(self, worker_id: int) -> None:
         super().sent(worker_id)
@@ -49,7 +41,7 @@ class ToldReports(RequestReports):
     ) -> None:
         # Told first: it tells of itself what it notices on the way.
         self.tell(Report("failed", worker_id, seconds, pinned, verdict))
-        tell, self.tell = self.tell, lambda report: None
+        tell, self.tell = self.tell, _nobody
         try:
             super().failed(worker_id, verdict, seconds, pinned=pinned)
         finally:

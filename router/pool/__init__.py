@@ -4,6 +4,7 @@ Entered by whoever serves a set of workers.
 """
 
 from .discovery import MOST_WORKERS, Discovery, WorkerPlane, is_discovering
+from .parts import new_dispatcher, new_monitor, request_observer
 from .worker_pool import WorkerPool, wait_for_probes
 
 __all__ = [
@@ -12,5 +13,8 @@ __all__ = [
     "WorkerPlane",
     "WorkerPool",
     "is_discovering",
+    "new_dispatcher",
+    "new_monitor",
+    "request_observer",
     "wait_for_probes",
 ]

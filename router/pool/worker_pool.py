@@ -18,21 +18,16 @@ from ...workers.registry import WorkerRegistry, WorkerState
 from ..access import Security
 from ..admin import WorkerAdmin
 from ..dashboard import Dashboard
-from ..dispatch import (
-    AccessLog,
-    Dispatcher,
-    DispatchObserver,
-    OutputTracking,
-    RequestReader,
-    RouterDecisions,
-    Tracing,
-    admission_of,
-)
+from ..dispatch import RequestReader, RouterDecisions, Tracing, admission_of
 from ..events import SYNC_RETRY_S, EventIntake, WorkerQueries
 from ..kv_router import KvRouter
 from ..metrics import RouterMetrics
 from ..replicas import ReplicaSync
 from ..serve_config import ServeConfig
+from .parts import new_dispatcher, new_monitor, request_observer
+
+FIRST_PROBES_S = 2.0
+"""How long whoever begins to serve waits for the first answers of all workers."""
 
 log = structlog.get_logger(__name__)
 
@@ -53,23 +48,9 @@ class WorkerPool:
         self._own_plane: EventPlane | None = None
         self._queries: WorkerQueries | None = None
         self.router = KvRouter(config.router, clock=clock)
-        self.monitor = HealthMonitor(
-            self.router.registry,
-            clock,
-            block_size=config.router.block_size,
-            policy=config.health,
-            outliers=config.outliers,
-            connection=config.connection,
-            mixed_models=config.mixed_models,
-            tls=security.worker_tls,
-            key=security.engine_key,
-        )
+        self.monitor = new_monitor(config, security, self.router.registry, clock)
         self.metrics = RouterMetrics(self.router, clock, lambda: self.dispatcher.in_flight)
-        observer: DispatchObserver = self.metrics.requests
-        if config.router.router_track_output_blocks:
-            observer = OutputTracking(self.router, observer)
-        if config.observability.access_log:
-            observer = AccessLog(clock, observer)
+        observer = request_observer(config, self.metrics.requests, self.router, clock)
         self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.flights)
         observer = self.dashboard.observe(observer)
         self.admission = admission_of(self.router)
@@ -79,13 +60,11 @@ class WorkerPool:
         self.reader = RequestReader(
             config.router.block_size, config.peers, self.hits, hashes=self.router.uses_caches
         )
-        self.dispatcher = Dispatcher(
+        self.dispatcher = new_dispatcher(
+            config,
             self.router,
             self.monitor,
             clock,
-            max_attempts=config.max_attempts,
-            silence_s=config.request_timeout_s,
-            limits=config.limits,
             observer=observer,
             decisions=self.decisions,
             hits=self.hits,
@@ -189,7 +168,7 @@ class WorkerPool:
         url, backoff = config.nats or DEFAULT_NATS_URL, Backoff(cap=SYNC_RETRY_S)
         return NatsPlane(url, auth=self._security.nats, backoff=backoff)
 
-    async def wait_for_probes(self, at_most_s: float) -> None:
+    async def wait_for_probes(self, at_most_s: float = FIRST_PROBES_S) -> None:
         """Wait until every worker was probed once, at most so long."""
         await wait_for_probes(self.monitor, self.router.registry, at_most_s)
 
@@ -223,7 +202,7 @@ class WorkerPool:
 
 
 async def wait_for_probes(
-    monitor: HealthMonitor, registry: WorkerRegistry, at_most_s: float
+    monitor: HealthMonitor, registry: WorkerRegistry, at_most_s: float = FIRST_PROBES_S
 ) -> None:
     """Wait until every worker of a registry was probed once, at most so long."""
     probed = asyncio.Event()
