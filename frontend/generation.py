@@ -258,18 +258,7 @@ async def _answer_one(
                 await respond(message)
             return
         body = prefilled.request
-    choice.decision = await dispatcher.generate(
-        body,
-        respond,
-        metadata=origin.metadata,
-        pinned=origin.pinned,
-        urgency=origin.urgency,
-        objectives=origin.objectives,
-        call_metadata=origin.headers,
-        session=origin.session,
-        caller=origin.caller,
-        stops_held=True,
-    )
+    choice.decision = await origin.generate(dispatcher, body, respond, pinned=origin.pinned)
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.
         await emit(choice.index, Delta("", _ABORTED))

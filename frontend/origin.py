@@ -1,7 +1,7 @@
 """Whose request it is, and what its headers and extensions say of its way."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -9,6 +9,8 @@ from xxhash import xxh3_64_intdigest
 from ..router.access import Caller, current_account
 from ..router.admission import Objectives, Urgency, read_objectives
 from ..router.affinity import Session, read_session
+from ..router.dispatch import Dispatcher
+from ..router.policy import Decision
 from ..router.services import read_metadata
 from ..runtime.errors import InvalidRequestError
 from ..runtime.identity import WorkerWithDpRank
@@ -43,6 +45,31 @@ class Origin(NamedTuple):
     extras: frozenset[str]
     """what its client wants to hear of it: see EXTRA_FIELDS"""
     received: float
+
+    async def generate(
+        self,
+        dispatcher: Dispatcher,
+        request: bytes,
+        respond: Callable[[bytes], Awaitable[None]],
+        *,
+        pinned: WorkerWithDpRank | None = None,
+    ) -> Decision:
+        """Have a serialized GenerateRequest answered in its name; see `Dispatcher.generate`.
+
+        Stop strings are the caller's to find: `respond` gets text behind them, too.
+        """
+        return await dispatcher.generate(
+            request,
+            respond,
+            metadata=self.metadata,
+            pinned=pinned,
+            urgency=self.urgency,
+            objectives=self.objectives,
+            call_metadata=self.headers,
+            session=self.session,
+            caller=self.caller,
+            stops_held=True,
+        )
 
 
 def origin_of(

@@ -43,16 +43,7 @@ async def prefill(workers: Dispatcher, request: bytes, origin: Origin) -> Prefil
     async def keep(message: bytes) -> None:
         messages.append(message)
 
-    decision = await workers.generate(
-        for_prefill(request),
-        keep,
-        metadata=origin.metadata,
-        urgency=origin.urgency,
-        objectives=origin.objectives,
-        session=origin.session,
-        caller=origin.caller,
-        stops_held=True,
-    )
+    decision = await origin.generate(workers, for_prefill(request), keep)
     said = [pb.GenerateResponse.FromString(message) for message in messages]
     cached = max(max(each.chunk.cached_tokens, each.complete.cached_tokens) for each in said)
     if said[-1].complete.finish_reason != "length":

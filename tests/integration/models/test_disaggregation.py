@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import Metric
 from support.polling import until
 from support.servers.discovered_fleet import Backend, on_stores, registered
 from support.servers.model_serving import TINY, ModelClient, model_serving
 
+from dynamo_router.router.admission.limits import AdmissionConfig
+from dynamo_router.router.admission.tenants import TenantConfig
 from dynamo_router.router.config import KvRouterConfig
 
 KINDS = ("prefill", "decode")
@@ -176,3 +179,27 @@ async def test_a_prefill_that_fails_fails_its_request(backend: Backend) -> None:
         assert status in (500, 503), body
         pools = client.server.models.pools
         await until(lambda: not any(pool.in_flight for pool in pools))
+
+
+async def test_a_prompt_that_a_prefill_worker_computes_counts_for_its_tenant(
+    backend: Backend,
+) -> None:
+    tenants = AdmissionConfig(tenants=TenantConfig(tenant_key="x-team"))
+    router = KvRouterConfig(use_kv_events=False, seed=1, admission=tenants)
+    async with (
+        serving(backend, "prefill", "a", 1),
+        serving(backend, "decode", "a", 1),
+        model_serving(backend, router=router) as client,
+    ):
+        await ready(client, a=1)
+        body = {"model": "a", "prompt": list(range(64)), "max_tokens": 4}
+        url = f"{client.url}/v1/completions"
+        for team in ("red", "blue"):
+            async with client.session.post(url, json=body, headers={"x-team": team}) as answer:
+                assert answer.status == 200, await answer.text()
+        known = []
+        for pool in client.server.models.pools:
+            assert pool.metrics is not None
+            families = [each for each in pool.metrics.families() if isinstance(each, Metric)]
+            known += [f.samples[0].value for f in families if f.name == "dynamo_router_tenants"]
+        assert known == [2, 2]
