@@ -6,6 +6,7 @@
 FOLDER is private to the user, and has the configuration and the decider's socket.
 """
 
+import faulthandler
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import structlog
 
 from ..runtime.clock import SystemClock
 from ..runtime.logs import LogOutput
-from .fronts import SOCKET_FILE, Decider, Front, FrontPlace, read_config
+from .fronts import SHOW_STACK, Decider, Front, FrontPlace, read_config
 from .serve import Server
 from .serve_command import run_service
 
@@ -22,21 +23,22 @@ from .serve_command import run_service
 def main(words: list[str]) -> int:
     """Serve until a signal; the exit code."""
     role, folder = words[0], Path(words[1])
-    config, path = read_config(folder), str(folder / SOCKET_FILE)
+    faulthandler.register(SHOW_STACK)
+    config = read_config(folder)
     if role == "decider":
         # Nobody comes to it but fronts: there is nothing to wait for.
         config = replace(config, lame_duck_s=0.0, drain_timeout_s=0.0)
 
         def decider(output: LogOutput) -> Server:
             server = Server(config, output=output, listens=False)
-            server.attached = Decider(server, path, config.fronts.fronts, SystemClock())
+            server.attached = Decider(server, folder, config.fronts.fronts, SystemClock())
             return server
 
         structlog.contextvars.bind_contextvars(process="decider")
         return run_service(config, decider)
     number = int(words[2])
     structlog.contextvars.bind_contextvars(process=f"front {number}")
-    place = FrontPlace(number, config.port, path)
+    place = FrontPlace(number, config.port, folder)
     return run_service(config, lambda output: Front(config, place))
 
 

@@ -15,6 +15,8 @@ from .observability import ObservabilityConfig
 from .peer_limits import PeerLimits
 from .request_limits import RequestLimits
 
+SHORTEST_HANG_S = 1.0
+"""Many times what a loop may stand still by itself."""
 SHORTEST_EXPIRY_S = 5.0
 """A service that is held up for a moment must not lose its bookings."""
 
@@ -33,11 +35,18 @@ class FrontsConfig:
         "With several fronts: how long the deciding process may be silent before requests go by"
         " the loads known last.",
     )
+    front_hang_timeout_s: float = option(
+        30.0,
+        "With several fronts: a process whose event loop has stood still for so long is killed and"
+        " started again; 0: never.",
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.fronts <= MOST_FRONTS:
             raise bad_setting("fronts", f"{self.fronts} must be in 1..{MOST_FRONTS}")
         require_at_least("decider_timeout_s", self.decider_timeout_s, SHORTEST_S)
+        if self.front_hang_timeout_s:
+            require_at_least("front_hang_timeout_s", self.front_hang_timeout_s, SHORTEST_HANG_S)
 
 
 MOST_FRONTS = 64

@@ -5,6 +5,14 @@ Entered by the command `serve`, and by the processes that it starts.
 
 from .decider import Decider
 from .front import Front, FrontPlace
-from .supervisor import SOCKET_FILE, Supervisor, read_config
+from .kept_child import SHOW_STACK
+from .supervisor import Supervisor, read_config
 
-__all__ = ["SOCKET_FILE", "Decider", "Front", "FrontPlace", "Supervisor", "read_config"]
+__all__ = [
+    "SHOW_STACK",
+    "Decider",
+    "Front",
+    "FrontPlace",
+    "Supervisor",
+    "read_config",
+]

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from ..services import RouterService
 from .front_session import FrontSession
 from .front_totals import FrontTotals
 from .messages import VERSION, Engine, Engines, Loads, Totals, Welcome
+from .process_folder import SOCKET_FILE
+from .pulse import Pulse
 
 LOADS_EVERY_S = 0.1
 LEASE_S = 10.0
@@ -37,9 +40,10 @@ class Decider:
 
     vocab_size = 0  # it starts no mock engines
 
-    def __init__(self, server: Server, path: str, fronts: int, clock: Clock) -> None:
+    def __init__(self, server: Server, folder: Path, fronts: int, clock: Clock) -> None:
         self._server, self._pool = server, server.pool
-        self._path, self._fronts = path, fronts
+        self._folder, self._fronts = folder, fronts
+        self._path = str(folder / SOCKET_FILE)
         self._clock = clock
         self._methods = RouterService(server.router, self._pool.reader, server.admin).methods
         self._totals = FrontTotals()
@@ -53,6 +57,7 @@ class Decider:
         self._pool.decisions.on_held = None
         self._listener: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._pulse: Pulse | None = None
 
     @property
     def description(self) -> str:
@@ -79,6 +84,7 @@ class Decider:
         except OSError as error:
             listener.close()
             raise ConfigError(f"fronts: cannot listen on {self._path}: {error.strerror}") from None
+        self._pulse = Pulse(self._folder, 0)
         self._tasks = [supervise("loads", self._tell), supervise("leases", self._look)]
 
     async def drain(self, grace_s: float) -> None:
@@ -89,6 +95,8 @@ class Decider:
             self._listener.close()
         for task in self._tasks:
             await stopped(task)
+        if self._pulse is not None:
+            await self._pulse.close()
         for session in list(self._sessions):
             session.connection.close("the decider ends")
         await asyncio.sleep(0)

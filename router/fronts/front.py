@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
@@ -25,6 +26,8 @@ from .front_totals import totals_of
 from .link import DeciderLink
 from .load_picture import LoadPicture
 from .messages import Status, Welcome
+from .process_folder import SOCKET_FILE
+from .pulse import Pulse
 from .remote_decisions import RemoteDecisions
 from .told_reports import ToldReports
 
@@ -34,11 +37,11 @@ log = structlog.get_logger(__name__)
 
 
 class FrontPlace(NamedTuple):
-    """Which front it is, the gRPC port that all have, and the decider's socket."""
+    """Which front it is, the gRPC port that all have, and the folder of the router's processes."""
 
     number: int
     port: int
-    path: str
+    folder: Path
 
 
 class Front:
@@ -71,7 +74,7 @@ class Front:
             router.registry, monitor, clock, LoadPicture(), config.router.block_size
         )
         self._link = DeciderLink(
-            place.path,
+            str(place.folder / SOCKET_FILE),
             place.number,
             clock,
             timeout_s=config.fronts.decider_timeout_s,
@@ -138,6 +141,8 @@ class Front:
         """Know the engines, then take a share of the port's connections."""
         stack = self._stack
         stack.callback(self._router.close)
+        pulse = Pulse(self._place.folder, 1 + self._place.number)
+        stack.push_async_callback(pulse.close)
         if self._spans is not None:
             stack.push_async_callback(self._spans.close)
         self._security.watch.start()

@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 PREFIX, LOCK_FILE = "dynamo-router-fronts-", "lock"
+SOCKET_FILE = "decider.sock"
+"""Where the decider listens for fronts."""
 
 
 class ProcessFolder:

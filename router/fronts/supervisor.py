@@ -1,11 +1,8 @@
 """Supervisor: starts the decider and the fronts, starts them again when they end, ends them."""
 
 import asyncio
-import os
 import signal
 import socket
-import sys
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,125 +10,20 @@ from typing import Any
 import msgspec
 import structlog
 
-from ...runtime.backoff import Backoff
-from ...runtime.child_process import ChildError, ChildProcess
-from ...runtime.clock import Clock, SystemClock
+from ...runtime.clock import SystemClock
 from ...runtime.errors import ConfigError
 from ...runtime.process import why_cannot_listen
 from ...runtime.supervised import stopped, supervise
 from ..serve_config import ServeConfig
+from .kept_child import HANG_LOOKS, KeptChild
 from .process_folder import ProcessFolder
+from .pulse import Pulses
 
-START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 """Beyond what a process may take to drain."""
-STEADY_S = 10.0
-"""A process that ran for so long is started again at once."""
-CONFIG_FILE, SOCKET_FILE = "config.msgpack", "decider.sock"
+CONFIG_FILE = "config.msgpack"
 
 log = structlog.get_logger(__name__)
-
-
-class RestartSchedule:
-    """When a process that ended is started again. Pure."""
-
-    def __init__(self, backoff: Backoff | None = None) -> None:
-        self._backoff = backoff or Backoff(first=0.1, cap=10.0)
-        self._started_at = 0.0
-        self.restarts = 0
-
-    def started(self, now: float) -> None:
-        self._started_at = now
-
-    def delay_s(self, now: float) -> float:
-        """It ended, or could not be started, now: seconds to wait before the next start."""
-        self.restarts += 1
-        if now - self._started_at >= STEADY_S:
-            self._backoff.reset()
-        return self._backoff.next()
-
-
-class KeptChild:
-    """A child process that is started again whenever it ends, until `leave` or `stop`."""
-
-    def __init__(
-        self, name: str, words: Sequence[str], stop_timeout_s: float, clock: Clock
-    ) -> None:
-        self.name = name
-        self._now = clock.now
-        self._ended = asyncio.Event()
-        self._child = ChildProcess(
-            [sys.executable, "-m", "dynamo_router.router.front_process", *words],
-            stop_timeout_s=stop_timeout_s,
-            join_stderr=False,
-            own_session=True,
-            on_unexpected_end=self._on_end,
-        )
-        self._schedule = RestartSchedule()
-        self._leaving = False
-        self._task: asyncio.Task[None] | None = None
-        self.ready_line = ""
-
-    async def start(self) -> None:
-        """Return once it serves; ConfigError if it does not."""
-        try:
-            await self._start()
-        except ChildError as error:
-            text = f"the {self.name} did not start: it {error.reason}"
-            raise ConfigError(f"fronts: {text}", key="fronts") from None
-        self._task = supervise(self.name, self._keep)
-
-    def leave(self, number: signal.Signals) -> None:
-        """Have it end by this signal, and start it no more."""
-        self._leaving = True
-        if (pid := self._child.pid) is not None:
-            os.kill(pid, number)
-        else:
-            self._ended.set()
-
-    @property
-    def has_ended(self) -> bool:
-        return self._ended.is_set()
-
-    async def ended(self) -> None:
-        await self._ended.wait()
-
-    async def stop(self) -> None:
-        """End it, by force if it takes long. Idempotent."""
-        self._leaving = True
-        await stopped(self._task)
-        await self._child.stop()
-
-    async def _start(self) -> None:
-        self._ended.clear()
-        self._schedule.started(self._now())
-        await self._child.start(self._is_ready, START_TIMEOUT_S)
-
-    def _is_ready(self, line: str) -> bool:
-        if line.startswith("dynamo-router") and "ready" in line:
-            self.ready_line = line
-            return True
-        return False
-
-    async def _keep(self) -> None:
-        await self._ended.wait()
-        while not self._leaving:
-            await asyncio.sleep(self._schedule.delay_s(self._now()))
-            if self._leaving:
-                break
-            try:
-                await self._start()
-            except (ChildError, OSError) as error:  # the system may have no process for us
-                log.error("a process did not start", process=self.name, reason=str(error))
-            else:
-                log.info("a process runs again", process=self.name, pid=self._child.pid)
-                await self._ended.wait()
-        self._ended.set()
-
-    def _on_end(self, code: int) -> None:
-        if not self._leaving:
-            log.error("a process ended", process=self.name, exit_code=code)
-        self._ended.set()
 
 
 class Supervisor:
@@ -147,6 +39,8 @@ class Supervisor:
         self._port: socket.socket | None = None
         self._decider: KeptChild | None = None
         self._fronts: list[KeptChild] = []
+        self._pulses: Pulses | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._told = False
 
     @property
@@ -170,6 +64,7 @@ class Supervisor:
         port = self._port.getsockname()[1]
         self._folder = ProcessFolder()
         folder = self._folder.path
+        self._pulses = Pulses(folder, 1 + config.fronts.fronts)
         # The fronts tell when they drain; then the decider has nothing more to wait for.
         self._write_config(replace(plain_config(config), port=port, lame_duck_s=config.lame_duck_s))
         self._decider = KeptChild("decider", ["decider", str(folder)], STOP_TIMEOUT_S, self._clock)
@@ -181,6 +76,8 @@ class Supervisor:
             words = ["front", str(folder), str(number)]
             self._fronts.append(KeptChild(f"front {number}", words, grace_s, self._clock))
         await asyncio.gather(*(front.start() for front in self._fronts))
+        if config.fronts.front_hang_timeout_s:
+            self._watching = supervise("hangs", self._watch)
 
     def turn_away(self) -> None:
         """The fronts say so, and drain afterwards."""
@@ -201,6 +98,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """End what is left, the fronts first. Idempotent."""
+        await stopped(self._watching)
         await asyncio.gather(*(front.stop() for front in self._fronts))
         if self._decider is not None:
             await self._decider.stop()
@@ -208,6 +106,17 @@ class Supervisor:
             self._port.close()
         if self._folder is not None:
             self._folder.remove()
+        if self._pulses is not None:
+            self._pulses.close()
+
+    async def _watch(self) -> None:
+        """Look whether the event loop of each process runs."""
+        assert self._pulses is not None and self._decider is not None
+        children = (self._decider, *self._fronts)
+        while True:
+            await asyncio.sleep(self._config.fronts.front_hang_timeout_s / HANG_LOOKS)
+            for place, child in enumerate(children):
+                child.look(self._pulses.of(place))
 
     def _leave(self, number: signal.Signals) -> None:
         if not self._told:

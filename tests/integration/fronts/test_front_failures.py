@@ -12,7 +12,7 @@ from support.fake_engine import prompt, stall
 from support.fronts.clients import clients_of_all, engine, eventually, urls
 from support.fronts.processes import Fronts, serve_fronts
 from support.polling import until
-from support.processes import command
+from support.processes import alive, command
 
 SERVE = ("--no-kv-events", "--block-size", "16", "--policy", "dynamo")
 
@@ -118,6 +118,30 @@ async def test_a_decider_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
         assert await fallbacks(served) == before
         assert await served.decider() == pid
         assert await served.booked() == 0
+
+
+async def test_a_process_that_stays_hung_is_killed_and_started_again(tmp_path: Path) -> None:
+    async with engine() as one, AsyncExitStack() as stack:
+        flags = (*SERVE, "--front-hang-timeout-s", "1.5", "--decider-timeout-s", "0.5")
+        served = await stack.enter_async_context(serve_fronts(tmp_path, *flags, *urls(one)))
+        fronts = {front["front"]: front["pid"] for front in await served.fronts()}
+        decider = await served.decider()
+        for hung in (fronts[0], decider):
+            os.kill(hung, signal.SIGSTOP)
+            await until(lambda hung=hung: not alive(hung), 30)  # type: ignore[misc]
+
+        async def back() -> bool:
+            try:
+                now = {front["front"]: front["pid"] for front in await served.fronts()}
+            except OSError:
+                return False
+            return now.keys() == {0, 1} and now[0] != fronts[0] and now[1] == fronts[1]
+
+        await eventually(back)
+        assert await served.decider() != decider
+        assert served.router.text.count("a process hangs and is killed") == 2
+        assert len(await served.answers(prompt("after"))) == 3
+        assert await served.router.stop() == 0
 
 
 async def test_the_index_comes_back_with_the_decider(tmp_path: Path) -> None:

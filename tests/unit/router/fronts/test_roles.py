@@ -14,7 +14,7 @@ async def test_a_front_shows_engines_the_key_that_they_ask_for(tmp_path: Path) -
     secret.write_text("of-the-engines")
     secret.chmod(0o600)
     config = ServeConfig(worker_api_key_file=str(secret))
-    front = Front(config, FrontPlace(0, 0, str(tmp_path / "decider.sock")))
+    front = Front(config, FrontPlace(0, 0, tmp_path))
     key = front._monitor._key
     assert key is not None and key.value == "of-the-engines"
     await front.close()
@@ -24,6 +24,6 @@ async def test_a_front_shows_engines_the_key_that_they_ask_for(tmp_path: Path) -
 async def test_the_decider_asks_no_engine_to_load_for_requests_of_fronts(tmp_path: Path) -> None:
     server = Server(ServeConfig(), listens=False)
     assert server.pool.decisions.on_held is not None
-    Decider(server, str(tmp_path / "decider.sock"), 2, SystemClock())
+    Decider(server, tmp_path, 2, SystemClock())
     assert server.pool.decisions.on_held is None
     await server.close()

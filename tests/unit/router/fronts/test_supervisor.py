@@ -10,8 +10,9 @@ from support.polling import until
 from support.processes import alive
 
 from dynamo_router.router.fronts import supervisor
+from dynamo_router.router.fronts.kept_child import HANG_LOOKS, KeptChild, RestartSchedule
 from dynamo_router.router.fronts.process_folder import ProcessFolder
-from dynamo_router.router.fronts.supervisor import KeptChild, RestartSchedule, Supervisor
+from dynamo_router.router.fronts.supervisor import Supervisor
 from dynamo_router.router.serve_config import ServeConfig
 from dynamo_router.runtime.backoff import Backoff
 from dynamo_router.runtime.child_process import ChildProcess, die_with_parent
@@ -83,6 +84,26 @@ async def test_one_that_is_not_running_is_not_started_to_be_ended() -> None:
     await asyncio.wait_for(child._task, 20)
     assert child.has_ended and child._child.pid is None and child._child.output == started
     await child.stop()
+
+
+async def test_one_that_hangs_is_asked_where_and_then_killed_and_started_again() -> None:
+    says = "signal.signal(signal.SIGUSR2, lambda *_: print('asked', flush=True))\n"
+    child = kept(DEAF + says + READY + WAIT)
+    await child.start()
+    pid = child._child.pid
+    for count in range(20):  # it lives
+        child.look(count)
+    for _ in range(HANG_LOOKS - 1):
+        child.look(19)
+    await until(lambda: child._child.output[-1] == "asked")
+    assert child._child.pid == pid
+    child.look(20)  # it was only slow
+    for _ in range(HANG_LOOKS):
+        assert child._child.pid == pid
+        child.look(20)
+    await until(lambda: child._child.pid not in (None, pid))
+    await child.stop()
+    child.look(20)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")

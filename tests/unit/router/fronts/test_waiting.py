@@ -2,8 +2,8 @@
 
 import random
 
+from dynamo_router.router.fronts.kept_child import STEADY_S, RestartSchedule
 from dynamo_router.router.fronts.link import AnswerWatch
-from dynamo_router.router.fronts.supervisor import STEADY_S, RestartSchedule
 from dynamo_router.runtime.backoff import Backoff
 
 
