@@ -19,13 +19,13 @@ from ...router.services import MODE_KEY, POLICY_KEY
 from ...runtime.errors import ConfigError
 from ...runtime.settings import bad_setting
 from ...workers.channels import MAX_MESSAGE_BYTES
+from ...workers.dialects import DP_RANK_KEY
 from ...workers.trtllm_client import WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ...workers.worker_url import parse_worker_url
 from .target import TargetAccess
 
 # What a router sends with its answers, beside the worker's id.
-DP_RANK_KEY = "x-dynamo-dp-rank"
 LIST_WORKERS = "/dynamo_router.v1.RouterService/ListWorkers"
 aio: Any = grpc.aio  # its stubs know neither EOF nor that serialisers are optional
 CHANNEL_OPTIONS = [

@@ -17,14 +17,12 @@ from .dispatch import Dispatcher
 from .generate_answer import told_usage
 from .generate_request import GenerateFacts
 from .observers import AccessLog, DispatchObserver, OutputTracking
-from .relay import DP_RANK_KEY
 from .request import CallTrace, Flight, NoTrace, RequestTrace, Tracing
 from .request_reader import MAX_DECODED_BYTES, RequestReader
 from .status import ClientGoneError, status_of
 
 __all__ = [
     "AccessLog",
-    "DP_RANK_KEY",
     "Decisions",
     "Admission",
     "Attempt",

@@ -10,7 +10,7 @@ import grpc
 
 from ...runtime.clock import Clock
 from ...workers.channels import Metadata, deliver
-from ...workers.dialects import EngineCall, EngineClient
+from ...workers.dialects import EngineCall, EngineClient, rank_metadata
 from ...workers.failures import Origin
 from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
@@ -23,7 +23,6 @@ from .reply import Reply
 from .request import Aborts, Flight, TakenBack
 from .status import OvertakenError
 
-DP_RANK_KEY = "x-dynamo-dp-rank"
 CLOCK_SLACK_S = 0.05
 """A call that ends by its deadline may do so that much before we think it should."""
 
@@ -67,8 +66,7 @@ class Relay:
         if client is None:
             return None
         entry = self._router.registry.entry(worker_id)
-        if entry is not None and entry.dp_size > 1:
-            metadata = (*metadata, (DP_RANK_KEY, str(decision.worker.dp_rank)))
+        metadata = (*metadata, *rank_metadata(entry, decision.worker.dp_rank))
         self._ledger.on_sent(flight, decision)
         metadata = flight.trace.sent(flight, metadata)
         self.prefetcher.on_sent(flight, decision)

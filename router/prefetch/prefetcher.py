@@ -8,14 +8,13 @@ import grpc
 
 from ...runtime.errors import RouterError
 from ...runtime.identity import WorkerWithDpRank
-from ...workers.channels import Metadata
+from ...workers.dialects import rank_metadata
 from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
 from ..policy import Decision
 from ..prompt import Prompt
 from .plan import PrefetchPlan
 
-DP_RANK_KEY = "x-dynamo-dp-rank"
 TIMEOUT_S = 2.0
 """A late answer is of no use: the request is there by then."""
 
@@ -98,9 +97,7 @@ class Prefetcher:
     async def _load(self, request_id: str, body: bytes, worker: WorkerWithDpRank) -> None:
         blocks: int | None = 0
         entry = self._router.registry.entry(worker.worker_id)
-        metadata: Metadata = ()
-        if entry is not None and entry.dp_size > 1:
-            metadata = ((DP_RANK_KEY, str(worker.dp_rank)),)
+        metadata = rank_metadata(entry, worker.dp_rank)
         try:
             client = self._monitor.client(worker.worker_id)
             if client is not None:

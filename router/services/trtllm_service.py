@@ -19,6 +19,7 @@ from ...runtime.grpc_servers import Method, Methods, PeerGoneError, ServerCall
 from ...runtime.identity import WorkerWithDpRank, as_worker
 from ...workers.cache_control import RETURNING_KEY
 from ...workers.channels import Metadata
+from ...workers.dialects import DP_RANK_KEY
 from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import WORKER_ID_KEY
@@ -26,7 +27,7 @@ from ...workers.trtllm_proto import SERVICE, pb
 from ..access import current_account, current_caller
 from ..admission import NORMAL, Urgency, read_objectives
 from ..affinity import read_session
-from ..dispatch import DP_RANK_KEY, ClientGoneError, Dispatcher, status_of
+from ..dispatch import ClientGoneError, Dispatcher, status_of
 
 PINNED_WORKER_KEY = "x-dynamo-worker-instance-id"
 """Request metadata: the worker that must take it. With x-dynamo-dp-rank, that rank of it."""

@@ -4,7 +4,7 @@ from ..channels import EngineCall
 from ._plain_chunk import plain_chunk
 from ._token_ids import tokens_field
 from .dynamo_client import DynamoClient, DynamoRoute
-from .engine_client import EngineClient
+from .engine_client import DP_RANK_KEY, EngineClient, rank_metadata
 from .handoff import (
     CONTEXT_ONLY,
     for_decode,
@@ -18,6 +18,7 @@ from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
 __all__ = [
     "CONTEXT_ONLY",
+    "DP_RANK_KEY",
     "DynamoClient",
     "DynamoRoute",
     "EngineCall",
@@ -30,6 +31,7 @@ __all__ = [
     "given_handoff",
     "handoff_of",
     "plain_chunk",
+    "rank_metadata",
     "tokens_field",
     "with_handoff",
 ]

@@ -24,11 +24,11 @@ from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
 from ..trtllm_client import EngineIdentity
 from .dynamo_messages import PART_DECODERS, AnswerWriter, PlainPart, canary_body, read_request
+from .engine_client import DP_RANK_KEY
 from .failed_call import FailedCall, failure_of, unimplemented
 
 CANARY_AFTER_S = 10.0
 """A worker that was silent for so long is sent a small request, when its health is asked for."""
-DP_RANK_KEY = "x-dynamo-dp-rank"
 _Code = grpc.StatusCode
 
 # What a fault of the request plane is to failures.py; Origin.ENGINE where it is the worker's word.

@@ -10,7 +10,18 @@ import grpc
 from ..channels import EngineCall, Metadata
 from ..engine_facts import EngineFacts
 from ..failures import Origin
+from ..registry import WorkerEntry
 from ..trtllm_client import EngineIdentity
+
+DP_RANK_KEY = "x-dynamo-dp-rank"
+"""Metadata that says which rank of a worker a call is for, or was answered by."""
+
+
+def rank_metadata(worker: WorkerEntry | None, dp_rank: int) -> Metadata:
+    """What tells a worker of several ranks which one is meant; nothing for one of one rank."""
+    if worker is None or worker.dp_size == 1:
+        return ()
+    return ((DP_RANK_KEY, str(dp_rank)),)
 
 
 class EngineClient(Protocol):

@@ -16,7 +16,7 @@ from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
 from ..trtllm_client import EngineIdentity
 from ..trtllm_proto import pb
-from .dynamo_client import DP_RANK_KEY
+from .engine_client import DP_RANK_KEY
 from .engine_http import EngineHttp
 from .failed_call import FailedCall, unimplemented
 from .openai_answers import AnswerReader, MissingTokens, TokenId, reader_of

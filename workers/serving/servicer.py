@@ -10,7 +10,7 @@ import grpc
 from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
 from ...runtime.grpc_servers import Method, Methods, ServerCall
 from ..cache_control import PREFETCH_METHOD, RETURNING_KEY, encode_loaded
-from ..dialects import TrtllmAnswer, with_handoff
+from ..dialects import DP_RANK_KEY, TrtllmAnswer, with_handoff
 from ..engine_facts import EngineFacts
 from ..trtllm_client import DP_SIZE_KEY, PUBLISHER_ID_KEY, WORKER_ID_KEY
 from ..trtllm_proto import SERVICE, common_pb, pb
@@ -18,7 +18,6 @@ from .engine import EngineUnavailableError, PrefetchingEngine, ServedEngine
 from .kv_feed import KvEventFeed
 from .request import trtllm_request
 
-DP_RANK_KEY = "x-dynamo-dp-rank"
 """Metadata that names the rank of a request: the protocol has no field for it."""
 
 MOST_ANSWERS = 256
