@@ -21,15 +21,11 @@ from ..serving import (
     CacheCleared,
     CachedBlock,
     KvEvent,
+    tier_of,
 )
 from ..trtllm_proto import common_pb
 
 _U64 = 2**64 - 1
-_TIERS: dict[int, StorageTier] = {
-    common_pb.KV_CACHE_TIER_DEVICE: "device",
-    common_pb.KV_CACHE_TIER_HOST: "host_pinned",
-    common_pb.KV_CACHE_TIER_DISK: "disk",
-}
 
 
 @dataclass(slots=True)
@@ -173,8 +169,7 @@ class CacheMirror:
         return [BlocksRemoved(gone, tier)] if gone else []
 
     def _tier_of(self, change: Any) -> StorageTier | None:
-        remote = change.locality == common_pb.KV_CACHE_LOCALITY_REMOTE
-        tier = None if remote else _TIERS.get(change.tier or common_pb.KV_CACHE_TIER_DEVICE)
+        tier = tier_of(change)
         if tier is None:
             self.stats.elsewhere += 1
         return tier

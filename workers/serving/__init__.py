@@ -23,6 +23,7 @@ from .kv_events import (
     KvEvent,
 )
 from .kv_feed import KvEventFeed, KvSubscription
+from .kv_messages import tier_of
 from .registration import WorkerRegistration
 from .request import EngineRequest, unsupported
 from .server import EngineServer
@@ -53,5 +54,6 @@ __all__ = [
     "require_positive",
     "run_worker",
     "say",
+    "tier_of",
     "unsupported",
 ]

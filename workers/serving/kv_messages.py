@@ -4,15 +4,24 @@ from typing import Any
 
 import numpy as np
 
+from ...indexer.wire import StorageTier
 from ..trtllm_proto import common_pb
 from .kv_events import BlocksRemoved, BlocksStored, KvEvent
 
 _INT64 = 2**63
-_TIERS = {
+_NUMBERS: dict[StorageTier, int] = {
     "device": common_pb.KV_CACHE_TIER_DEVICE,
     "host_pinned": common_pb.KV_CACHE_TIER_HOST,
     "disk": common_pb.KV_CACHE_TIER_DISK,
 }
+_TIERS = {number: tier for tier, number in _NUMBERS.items()}
+
+
+def tier_of(change: Any) -> StorageTier | None:
+    """The tier of an engine's own that a stored or removed event is about; None: another one's."""
+    if change.locality == common_pb.KV_CACHE_LOCALITY_REMOTE:
+        return None
+    return _TIERS.get(change.tier or common_pb.KV_CACHE_TIER_DEVICE)
 
 
 def add_kv_event(batch: Any, event: KvEvent, event_id: int) -> None:
@@ -22,7 +31,7 @@ def add_kv_event(batch: Any, event: KvEvent, event_id: int) -> None:
     elif isinstance(event, BlocksRemoved):
         removed = batch.events.add(event_id=event_id).removed
         removed.block_hashes.extend(map(_signed, event.block_hashes))
-        removed.tier = _TIERS[event.tier]
+        removed.tier = _NUMBERS[event.tier]
     else:
         batch.events.add(event_id=event_id).cleared.SetInParent()
 
@@ -33,7 +42,7 @@ def add_stored(batch: Any, event: BlocksStored, event_id: int) -> None:
     first = event.blocks[0]
     if first.parent_hash is not None:
         stored.parent_block_hash = _signed(first.parent_hash)
-    stored.tier = _TIERS[event.tier]
+    stored.tier = _NUMBERS[event.tier]
     if first.lora_name is not None:
         stored.lora_name = first.lora_name
     if first.cache_namespace is not None:
