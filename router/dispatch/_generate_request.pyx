@@ -26,6 +26,7 @@ cdef enum:  # field numbers
     LORA_CONFIG = 13
     PROMPT_TUNING_CONFIG = 14
     MULTIMODAL_INPUT = 15
+    KV_CACHE_RETENTION = 16
     CACHE_SALT_ID = 19
     INPUT_TOKEN_IDS = 2       # of TokenizedInput
     NUM_RETURN_SEQUENCES = 2  # of SamplingConfig
@@ -43,6 +44,7 @@ cdef struct Facts:
     bint has_lora
     bint has_salt
     bint has_media              # images or a prompt table: more than tokens make its content
+    bint has_retention          # what the engine is to keep of it
 
 
 cdef bint find_varint(ByteReader reader, uint32_t number, uint64_t* value) noexcept nogil:
@@ -92,6 +94,8 @@ cdef bint read_facts(ByteReader reader, Facts* facts) noexcept nogil:
                 facts.has_lora, facts.task_id = True, <int64_t>value
             elif field.number in (PROMPT_TUNING_CONFIG, MULTIMODAL_INPUT):
                 facts.has_media = True
+            elif field.number == KV_CACHE_RETENTION:
+                facts.has_retention = True
     return True
 
 
@@ -113,7 +117,7 @@ def parse_generate(
     const uint8_t[::1] body not None, uint64_t max_tokens=0xFFFFFFFF, uint64_t max_id=0xFFFFFFFF
 ):
     """(request_id, token_ids, largest token, max_tokens, sequences, task_id | None,
-    cache_salt_id | None, has media, streaming) of a serialized request; ValueError if it is none.
+    cache_salt_id | None, has media, streaming, has retention) of a serialized request; ValueError if it is none.
 
     OverflowError, with what is too long and by what it is measured, before any of it is decoded: an
     id of more than `max_id` bytes, more than `max_tokens` tokens. Works outside the GIL.
@@ -130,6 +134,7 @@ def parse_generate(
     facts.task_id = facts.cache_salt_id = 0
     facts.max_tokens = facts.sequences = 0
     facts.has_lora = facts.has_salt = facts.has_media = facts.streaming = False
+    facts.has_retention = False
     with nogil:
         good = read_facts(reader, &facts)
     if not good:
@@ -157,6 +162,7 @@ def parse_generate(
         facts.cache_salt_id if facts.has_salt else None,
         facts.has_media,
         bool(facts.streaming),
+        bool(facts.has_retention),
     )
 
 

@@ -169,7 +169,9 @@ class Dispatcher:
         trace = self._tracing.begin(metadata)
         try:
             facts = await self.reader.generate(request)
-            request = with_retention(request, session, metadata, self._router.config.affinity)
+            if session is not None:
+                affinity = self._router.config.affinity
+                request = with_retention(request, facts, session, metadata, affinity)
             flight = self._admit(request, facts, pinned, timeout, caller)
             own = own_id(flight.request_id, caller)
             flight.urgency, flight.trace = urgency, trace

@@ -16,8 +16,6 @@ from .reply import Change
 
 # The field request_id of requests and of answers.
 _REQUEST_ID = 1
-_RETENTION_FIELD = 16  # kv_cache_retention
-_VARINT, _LENGTH_DELIMITED, _FOUR_BYTES = 0, 2, 5  # wire types
 NO_LIMIT = 2**32 - 1
 _NO_REQUEST = "the request is no trtllm.GenerateRequest"
 
@@ -26,7 +24,8 @@ class GenerateFacts(NamedTuple):
     """The parts of a request that decide where it goes.
 
     `prompt` has what selects the hash space of its blocks: adapter, salt, images. `sequences` is
-    how many answers it asks for, `streaming` whether it wants them token by token.
+    how many answers it asks for, `streaming` whether it wants them token by token, `retains`
+    whether it says what of it the engine is to keep.
     """
 
     request_id: str
@@ -35,6 +34,7 @@ class GenerateFacts(NamedTuple):
     max_tokens: int
     sequences: int
     streaming: bool
+    retains: bool = False
 
 
 def read_generate(
@@ -49,7 +49,8 @@ def read_generate(
         facts = parse_generate(body, max_tokens, max_id_bytes)
     except ValueError:
         raise InvalidRequestError(_NO_REQUEST) from None
-    request_id, tokens, largest, max_tokens, sequences, task, salt, media, streaming = facts
+    request_id, tokens, largest, max_tokens, sequences, task, salt = facts[:7]
+    media, streaming, retains = facts[7:]
     if not len(tokens):
         raise InvalidRequestError("empty prompt: tokenized.input_token_ids has no token id")
     namespace = None if salt is None else str(salt)
@@ -64,6 +65,7 @@ def read_generate(
         max_tokens,
         sequences or 1,
         streaming,
+        retains,
     )
 
 
@@ -76,16 +78,18 @@ def with_request_id(body: bytes, request_id: str) -> bytes:
 
 
 def with_retention(
-    body: bytes, session: Session | None, metadata: Metadata, config: AffinityConfig
+    body: bytes,
+    facts: GenerateFacts,
+    session: Session,
+    metadata: Metadata,
+    config: AffinityConfig,
 ) -> bytes:
-    """The serialized request, with what its engine is to keep of it for the sake of its session.
+    """The serialized request, which says these facts, with what its engine is to keep of it for the sake of its session.
 
     As it came where that is not asked for, or its client has said itself what is to be kept.
     """
-    retention = None if session is None else retention_of(session, config)
-    if retention is None or any(key == RETURNING_KEY for key, _ in metadata):
-        return body
-    if _has_field(body, _RETENTION_FIELD):
+    retention = retention_of(session, config)
+    if retention is None or facts.retains or any(key == RETURNING_KEY for key, _ in metadata):
         return body
     asked = pb.KvCacheRetentionConfig(config_json=retention.json())
     return body + bytes(pb.GenerateRequest(kv_cache_retention=asked).SerializeToString())
@@ -122,32 +126,6 @@ def _media_namespace(body: bytes, salt: str | None) -> str | None:
     # apart: overlap with prompts of other images is missed, never invented.
     content = xxh3_64_hexdigest(b"".join((_framed(table), *map(_framed, images))))
     return f"{salt or ''}/{content}"
-
-
-def _has_field(body: bytes, number: int) -> bool:
-    """Whether a serialized message, which was read before, has a field of that number."""
-    at = 0
-    while at < len(body):
-        tag, at = _read_varint(body, at)
-        if tag >> 3 == number:
-            return True
-        if tag & 7 == _LENGTH_DELIMITED:
-            size, at = _read_varint(body, at)
-            at += size
-        elif tag & 7 == _VARINT:
-            _, at = _read_varint(body, at)
-        else:
-            at += 4 if tag & 7 == _FOUR_BYTES else 8
-    return False
-
-
-def _read_varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number at a place, and the place behind it."""
-    value = shift = 0
-    while at < len(body) and body[at] & 0x80:
-        value |= (body[at] & 0x7F) << shift
-        shift, at = shift + 7, at + 1
-    return value | (body[at] << shift if at < len(body) else 0), at + 1
 
 
 def _framed(data: bytes) -> bytes:

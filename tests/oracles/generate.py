@@ -20,6 +20,7 @@ def expected(message: Any) -> tuple[Any, ...]:
         message.cache_salt_id if message.HasField("cache_salt_id") else None,
         message.HasField("multimodal_input") or message.HasField("prompt_tuning_config"),
         message.streaming,
+        message.HasField("kv_cache_retention"),
     )
 
 

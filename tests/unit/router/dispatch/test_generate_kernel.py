@@ -42,6 +42,8 @@ def requests(draw: st.DrawFn) -> Any:
     if draw(st.booleans()):
         request.multimodal_input.image_data.extend(draw(st.lists(st.binary(max_size=9))))
     if draw(st.booleans()):
+        request.kv_cache_retention.config_json = draw(st.text(max_size=5))
+    if draw(st.booleans()):
         request.prompt_tuning_config.embedding_table = draw(st.binary(max_size=9))
     return request
 

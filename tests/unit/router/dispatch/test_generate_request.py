@@ -87,9 +87,17 @@ def test_an_id_is_replaced_without_touching_the_rest(request_id: str) -> None:
     assert changed == request
 
 
-def asked_to_keep(body: bytes, session: Session | None, *metadata: tuple[str, str]) -> str:
-    config = AffinityConfig(session_retention_secs=60.0)
-    found = pb.GenerateRequest.FromString(with_retention(body, session, metadata, config))
+KEEPS = AffinityConfig(session_retention_secs=60.0)
+
+
+def retained(
+    body: bytes, session: Session, config: AffinityConfig, *metadata: tuple[str, str]
+) -> bytes:
+    return with_retention(body, read_generate(body, 1), session, metadata, config)
+
+
+def asked_to_keep(body: bytes, session: Session, *metadata: tuple[str, str]) -> str:
+    found = pb.GenerateRequest.FromString(retained(body, session, KEEPS, *metadata))
     found.ClearField("request_id")
     return str(found.kv_cache_retention.config_json)
 
@@ -103,9 +111,8 @@ def test_a_session_says_what_its_engine_is_to_keep() -> None:
     }
     for session, retention in kept.values():
         assert asked_to_keep(body, session) == retention.json()
-    assert asked_to_keep(body, None) == ""
     assert asked_to_keep(body, Session("s"), ("x-dynamo-returning-tokens", "4")) == ""
-    assert with_retention(body, Session("s"), (), AffinityConfig()) == body
+    assert retained(body, Session("s"), AffinityConfig()) == body
     own = pb.KvCacheRetentionConfig(config_json="{}")
     said = prompt(arrival_time=2.0, kv_cache_retention=own).SerializeToString()
     assert asked_to_keep(said, Session("s")) == "{}", "its client knows better"
