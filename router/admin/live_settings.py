@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from ...runtime.logs import LogOutput
 from ...workers.health import HealthMonitor
-from ..dispatch import Admission, Dispatcher
+from ..admission import Admission
+from ..dispatch import Dispatcher
 from ..kv_router import KvRouter
 from ..serve_config import ServeConfig
 from .reload import ADMISSION, HEALTH, KNOBS, LOG, OUTLIERS, REQUESTS, Change, check_changes

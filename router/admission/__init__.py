@@ -1,8 +1,10 @@
 """Whether a request goes now, waits, or is refused: limits on load, and the queue.
 
-Entered by KvRouter (limits) and by the dispatcher (queue); the queue is pure, its clock is given.
+Entered by KvRouter (limits) and by the dispatcher (queue); all but `Admission`, in which tasks wait,
+is pure: clocks are given.
 """
 
+from .admission import Admission
 from .limits import AdmissionConfig, LoadLimits
 from .objectives import NO_OBJECTIVES, Objectives, read_objectives
 from .queue import AdmissionQueue
@@ -11,6 +13,7 @@ from .tenants import TenantConfig, TenantShares
 from .ticket import NORMAL, Lane, Ticket, Urgency
 
 __all__ = [
+    "Admission",
     "AdmissionConfig",
     "AdmissionQueue",
     "Lane",

@@ -5,7 +5,6 @@ Entered by the services.
 
 from .attempts import Attempt
 from .decisions import (
-    Admission,
     Bookings,
     Decisions,
     RouterDecisions,
@@ -24,7 +23,6 @@ from .status import ClientGoneError, status_of
 __all__ = [
     "AccessLog",
     "Decisions",
-    "Admission",
     "Attempt",
     "Bookings",
     "CallTrace",

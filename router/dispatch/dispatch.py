@@ -23,13 +23,13 @@ from ...runtime.limit_hits import LimitHits
 from ...workers.channels import Metadata
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
-from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
+from ..admission import NO_OBJECTIVES, NORMAL, Admission, Objectives, Urgency
 from ..affinity import Session
 from ..kv_router import KvRouter
 from ..policy import Decision
 from ..request_limits import RequestLimits
 from .attempts import Attempts, RetryBudget
-from .decisions import Admission, Decisions, RouterDecisions
+from .decisions import Decisions, RouterDecisions
 from .generate_request import GenerateFacts, restore_id, with_request_id, with_retention
 from .hedging import Hedging
 from .ledger import AttemptLedger

@@ -7,9 +7,10 @@ from typing import Any
 
 from support.polling import until
 
+from dynamo_router.router.admission.admission import Admission
 from dynamo_router.router.admission.queue import AdmissionQueue
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.dispatch.decisions import Admission, RouterDecisions
+from dynamo_router.router.dispatch.decisions import RouterDecisions
 from dynamo_router.router.fronts.front_session import FrontSession
 from dynamo_router.router.fronts.messages import (
     VERSION,
