@@ -1,7 +1,7 @@
 """Whether a request goes now, waits, or is refused: limits on load, and the queue.
 
-Entered by KvRouter (limits) and by the dispatcher (queue); all but `Admission`, in which tasks wait,
-is pure: clocks are given.
+Entered by KvRouter (limits) and by the dispatcher (queue); all is pure, its clock given,
+but `Admission`, in which tasks wait.
 """
 
 from .admission import Admission

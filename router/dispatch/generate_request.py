@@ -84,7 +84,8 @@ def with_retention(
     metadata: Metadata,
     config: AffinityConfig,
 ) -> bytes:
-    """The serialized request, which says these facts, with what its engine is to keep of it for the sake of its session.
+    """The serialized request, whose facts these are, with what its engine is to keep of it for the
+    sake of its session.
 
     As it came where that is not asked for, or its client has said itself what is to be kept.
     """
