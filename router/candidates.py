@@ -1,7 +1,7 @@
 """CandidateSource: the workers a prompt may go to, with what each has of it and its load."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -180,6 +180,16 @@ class CandidateSource:
             candidates.eligible = candidates.eligible.copy()
             candidates.eligible[number] = True
         return number
+
+    def exclude(
+        self, workers: Collection[WorkerLike], candidates: Candidates, *, even_spared: bool
+    ) -> None:
+        """Leave workers out. With `even_spared` those that are well count, however spared, where
+        nobody else is left: see `pin`."""
+        others = ~self.mask(workers)
+        candidates.eligible = candidates.eligible & others
+        if even_spared and 1 not in candidates.eligible.tobytes():
+            candidates.eligible = self.registry.spared() & others
 
     def preferred(self, worker: WorkerLike | None, config: KvRouterConfig) -> Preferred | None:
         """The worker that a request had better go to, if it is registered."""

@@ -179,6 +179,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         *,
         allowed_workers: Iterable[WorkerLike] | None = None,
         excluded_workers: Collection[WorkerLike] = (),
+        even_spared: bool = False,
         pinned_worker: WorkerLike | None = None,
         preferred_worker: WorkerLike | None = None,
         expected_output_tokens: int | None = None,
@@ -191,8 +192,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
         `overrides` are KvRouterConfig fields for this request alone. An int in `allowed_workers` or
         `excluded_workers` stands for all ranks of a worker, elsewhere for rank 0. The preferred one
-        is let off a part of its cost. `tenant`: see TenantConfig. Raises InvalidRequestError for
-        what cannot be served, NoWorkersError where no worker may take the request now.
+        is let off a part of its cost. `even_spared`: see CandidateSource.exclude; `tenant`: see
+        TenantConfig. InvalidRequestError for what cannot be served, NoWorkersError if nobody can.
         """
         config, policy, temperature = self._choice.of_request(overrides)
         prompt = prompt_of(token_ids, self.block_size, content)
@@ -209,7 +210,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             pin = source.pin(pinned_worker, candidates)
             takers = candidates.eligible
             if excluded_workers:
-                candidates.eligible = candidates.eligible & ~source.mask(excluded_workers)
+                source.exclude(excluded_workers, candidates, even_spared=even_spared)
             number = choose(
                 policy,
                 candidates,

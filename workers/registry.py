@@ -271,6 +271,15 @@ class WorkerRegistry:
                 self._store(self._entries[worker_id])
         return self._ready
 
+    def spared(self) -> npt.NDArray[np.bool_]:
+        """Which numbers' workers are well, and inhibited for a while."""
+        mask = np.zeros(self.capacity, dtype=np.bool_)
+        for worker_id in self._inhibited:
+            entry = self._entries[worker_id]
+            if entry.state is WorkerState.READY:
+                mask[list(entry.numbers)] = True
+        return mask
+
     def is_ready(self, number: int) -> bool:
         """Whether the rank of a number in use is well, though it may be inhibited for a while."""
         return self._entries[self.worker(number).worker_id].state is WorkerState.READY

@@ -1,0 +1,60 @@
+"""A worker that is left alone for a while, after failures, and requests that have nobody else."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc import aio
+from support.fake_engine import FakeEngine, prompt
+from support.serving import Doors, serving
+
+from dynamo_router.workers.failures import Origin, judge
+from dynamo_router.workers.registry import WorkerState
+
+FULL = judge(Origin.ENGINE, grpc.StatusCode.RESOURCE_EXHAUSTED, started=False)
+FAILURES = 10
+"""Enough of them for the longest time that a worker is left alone after one, some seconds."""
+
+
+async def empty(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
+    """End with OK and say nothing."""
+    return
+    yield
+
+
+def spare(doors: Doors, worker_id: int) -> None:
+    """Have the router believe that a worker was full just now, again and again."""
+    for _ in range(FAILURES):
+        doors.server.monitor.reports.failed(worker_id, FULL, 0.0)
+    entry = doors.server.router.registry.entry(worker_id)
+    assert entry is not None and entry.state is WorkerState.READY
+    assert entry.inhibited_until > doors.server.router.clock.now()
+
+
+async def test_a_request_that_fails_elsewhere_goes_to_the_worker_that_was_spared() -> None:
+    spared, failing = FakeEngine(worker_id=1), FakeEngine(empty, worker_id=2)
+    async with serving(spared, failing) as doors:
+        spare(doors, 1)
+        assert len(await doors.answers(prompt("r"))) == 3
+        assert [len(engine.requests) for engine in (failing, spared)] == [1, 1]
+
+
+async def test_a_request_that_another_worker_can_take_leaves_it_alone() -> None:
+    spared, failing = FakeEngine(worker_id=1), FakeEngine(empty, worker_id=2)
+    well = FakeEngine(worker_id=3)
+    async with serving(spared, failing, well) as doors:
+        spare(doors, 1)
+        for number in range(4):
+            assert len(await doors.answers(prompt(f"r{number}"))) == 3
+        assert failing.requests and not spared.requests
+
+
+async def test_nobody_is_asked_twice_for_want_of_others() -> None:
+    engines = [FakeEngine(empty, worker_id=1), FakeEngine(empty, worker_id=2)]
+    async with serving(*engines) as doors:
+        spare(doors, 1)
+        try:
+            raise AssertionError(f"it was answered: {await doors.answers(prompt('r'))}")
+        except aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert [len(engine.requests) for engine in engines] == [1, 1]
