@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from support.adversity.fault_proxy import FaultProxy
-from support.adversity.ledger import NOT_COUNTED, contradictions
+from support.adversity.ledger import NOT_COUNTED, Ledger, contradictions
 from support.adversity.nats_messages import MessageFaults
 from support.adversity.schedule import (
     BOTHERSOME,
@@ -61,6 +61,15 @@ def test_counts_that_cannot_be_are_seen(
     claims: list[frozenset[str]], counted: dict[str, int], fits: bool
 ) -> None:
     assert (contradictions(claims, Counter(counted)) == []) is fits
+
+
+def test_errors_of_the_routers_own_are_told_from_those_of_engines() -> None:
+    ledger = Ledger()
+    ledger.open("pinned", "p").code = ledger.open("stream", "s").code = "internal"
+    assert ledger.own_errors(Counter(internal=1)) == {"internal": 1}
+    ledger.entries[0].excused = True
+    assert not ledger.own_errors(Counter(internal=1, ok=5))
+    assert ledger.own_errors(Counter(internal=2, unknown=1)) == {"internal": 1, "unknown": 1}
 
 
 def stream(*numbers: int) -> bytes:

@@ -69,6 +69,7 @@ class Clients:
     ) -> None:
         """Asks, reads everything, and fails only for a reason."""
         entry, request = self._request(kind, streaming=streaming)
+        entry.excused = excused
         answer = Answer(request, entry)
         await self._read(self._call(request, metadata=metadata), answer)
         entry.counted_as = frozenset((entry.code,))

@@ -80,8 +80,8 @@ class Invariants:
 
     async def _counted(self) -> str:
         counted = statuses_of(await self._world.metrics())
-        if counted["internal"] or counted["unknown"]:
-            return f"errors of the router's own: {counted}"
+        if own := self._ledger.own_errors(counted):
+            return f"errors of the router's own: {own}"
         return "; ".join(self._ledger.contradictions(counted)[:3])
 
     async def _index_is_true(self, prompts: list[list[int]]) -> str:

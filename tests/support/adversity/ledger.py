@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 NOT_COUNTED = ""
 """In place of a status: the request may never have reached the router's dispatcher."""
 
+OWN_ERRORS = ("internal", "unknown")
 METRIC = "dynamo_component_router_requests_total"
 
 
@@ -22,6 +23,8 @@ class Entry:
     messages: int = 0
     counted_as: frozenset[str] = frozenset()
     """the statuses under which the router may have counted it"""
+    excused: bool = False
+    """it went to a faulty engine alone, by its own wish: whatever that said was passed on"""
     wrong: list[str] = field(default_factory=list)
     """what must not be: tokens out of order, a failure without a reason"""
 
@@ -43,6 +46,11 @@ class Ledger:
 
     def wrong(self) -> list[str]:
         return [entry.describe() for entry in self.entries if entry.wrong]
+
+    def own_errors(self, counted: Counter[str]) -> Counter[str]:
+        """What the router counted as its own errors, and no engine said."""
+        said = Counter(entry.code for entry in self.entries if entry.excused)
+        return Counter({code: counted[code] for code in OWN_ERRORS}) - said
 
     def contradictions(self, counted: Counter[str]) -> list[str]:
         """Where the router's counts by status cannot be those of these requests."""
