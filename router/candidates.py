@@ -182,14 +182,14 @@ class CandidateSource:
         return number
 
     def exclude(
-        self, workers: Collection[WorkerLike], candidates: Candidates, *, even_spared: bool
+        self, workers: Collection[WorkerLike], candidates: Candidates, *, even_inhibited: bool
     ) -> None:
-        """Leave workers out. With `even_spared` those that are well count, however spared, where
+        """Leave workers out. With `even_inhibited` those that are well count, however spared, where
         nobody else is left: see `pin`."""
         others = ~self.mask(workers)
         candidates.eligible = candidates.eligible & others
-        if even_spared and 1 not in candidates.eligible.tobytes():
-            candidates.eligible = self.registry.spared() & others
+        if even_inhibited and 1 not in candidates.eligible.tobytes():
+            candidates.eligible = self.registry.inhibited() & others
 
     def preferred(self, worker: WorkerLike | None, config: KvRouterConfig) -> Preferred | None:
         """The worker that a request had better go to, if it is registered."""

@@ -179,7 +179,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         *,
         allowed_workers: Iterable[WorkerLike] | None = None,
         excluded_workers: Collection[WorkerLike] = (),
-        even_spared: bool = False,
+        even_inhibited: bool = False,
         pinned_worker: WorkerLike | None = None,
         preferred_worker: WorkerLike | None = None,
         expected_output_tokens: int | None = None,
@@ -192,7 +192,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
         `overrides` are KvRouterConfig fields for this request alone. An int in `allowed_workers` or
         `excluded_workers` stands for all ranks of a worker, elsewhere for rank 0. The preferred one
-        is let off a part of its cost. `even_spared`: see CandidateSource.exclude; `tenant`: see
+        is let off a part of its cost. `even_inhibited`: see CandidateSource.exclude; `tenant`: see
         TenantConfig. InvalidRequestError for what cannot be served, NoWorkersError if nobody can.
         """
         config, policy, temperature = self._choice.of_request(overrides)
@@ -210,7 +210,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             pin = source.pin(pinned_worker, candidates)
             takers = candidates.eligible
             if excluded_workers:
-                source.exclude(excluded_workers, candidates, even_spared=even_spared)
+                source.exclude(excluded_workers, candidates, even_inhibited=even_inhibited)
             number = choose(
                 policy,
                 candidates,

@@ -271,7 +271,7 @@ class WorkerRegistry:
                 self._store(self._entries[worker_id])
         return self._ready
 
-    def spared(self) -> npt.NDArray[np.bool_]:
+    def inhibited(self) -> npt.NDArray[np.bool_]:
         """Which numbers' workers are well, and inhibited for a while."""
         mask = np.zeros(self.capacity, dtype=np.bool_)
         for worker_id in self._inhibited:

@@ -154,7 +154,7 @@ class RouterDecisions:
             facts.prompt,
             flight.booking_id,
             excluded_workers=excluded,
-            even_spared=True,
+            even_inhibited=True,
             pinned_worker=pinned,
             preferred_worker=preferred,
             expected_output_tokens=facts.max_tokens or None,

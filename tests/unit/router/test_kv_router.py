@@ -137,18 +137,18 @@ def test_a_pinned_request_goes_to_a_worker_that_is_spared_and_to_none_that_is_no
         router.best_worker(PROMPT, pinned_worker=(10, 0))
 
 
-def test_one_that_is_spared_is_taken_where_nobody_else_is_left_and_that_is_asked_for(
+def test_one_that_is_inhibited_is_taken_where_nobody_else_is_left_and_that_is_asked_for(
     router: KvRouter, clock: ManualClock
 ) -> None:
     router.registry.inhibit(11, clock.now() + 10.0)
-    assert router.best_worker(PROMPT, excluded_workers=[10], even_spared=True)[0] == 12
-    assert router.best_worker(PROMPT, excluded_workers=[10, 12], even_spared=True)[0] == 11
+    assert router.best_worker(PROMPT, excluded_workers=[10], even_inhibited=True)[0] == 12
+    assert router.best_worker(PROMPT, excluded_workers=[10, 12], even_inhibited=True)[0] == 11
     for how in ({"excluded_workers": [10, 12]}, {"excluded_workers": [10, 11, 12]}):
         with pytest.raises(NoWorkersError):
-            router.best_worker(PROMPT, even_spared=len(how["excluded_workers"]) == 3, **how)
+            router.best_worker(PROMPT, even_inhibited=len(how["excluded_workers"]) == 3, **how)
     router.registry.set_state(11, WorkerState.UNHEALTHY)
     with pytest.raises(NoWorkersError):
-        router.best_worker(PROMPT, excluded_workers=[10, 12], even_spared=True)
+        router.best_worker(PROMPT, excluded_workers=[10, 12], even_inhibited=True)
 
 
 def test_salts_and_adapters_do_not_share_a_cache(router: KvRouter) -> None:

@@ -22,7 +22,7 @@ async def empty(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator
     yield
 
 
-def spare(doors: Doors, worker_id: int) -> None:
+def inhibit(doors: Doors, worker_id: int) -> None:
     """Have the router believe that a worker was full just now, again and again."""
     for _ in range(FAILURES):
         doors.server.monitor.reports.failed(worker_id, FULL, 0.0)
@@ -31,28 +31,28 @@ def spare(doors: Doors, worker_id: int) -> None:
     assert entry.inhibited_until > doors.server.router.clock.now()
 
 
-async def test_a_request_that_fails_elsewhere_goes_to_the_worker_that_was_spared() -> None:
-    spared, failing = FakeEngine(worker_id=1), FakeEngine(empty, worker_id=2)
-    async with serving(spared, failing) as doors:
-        spare(doors, 1)
+async def test_a_request_that_fails_elsewhere_goes_to_the_worker_that_was_left_alone() -> None:
+    inhibited, failing = FakeEngine(worker_id=1), FakeEngine(empty, worker_id=2)
+    async with serving(inhibited, failing) as doors:
+        inhibit(doors, 1)
         assert len(await doors.answers(prompt("r"))) == 3
-        assert [len(engine.requests) for engine in (failing, spared)] == [1, 1]
+        assert [len(engine.requests) for engine in (failing, inhibited)] == [1, 1]
 
 
 async def test_a_request_that_another_worker_can_take_leaves_it_alone() -> None:
-    spared, failing = FakeEngine(worker_id=1), FakeEngine(empty, worker_id=2)
+    inhibited, failing = FakeEngine(worker_id=1), FakeEngine(empty, worker_id=2)
     well = FakeEngine(worker_id=3)
-    async with serving(spared, failing, well) as doors:
-        spare(doors, 1)
+    async with serving(inhibited, failing, well) as doors:
+        inhibit(doors, 1)
         for number in range(4):
             assert len(await doors.answers(prompt(f"r{number}"))) == 3
-        assert failing.requests and not spared.requests
+        assert failing.requests and not inhibited.requests
 
 
 async def test_nobody_is_asked_twice_for_want_of_others() -> None:
     engines = [FakeEngine(empty, worker_id=1), FakeEngine(empty, worker_id=2)]
     async with serving(*engines) as doors:
-        spare(doors, 1)
+        inhibit(doors, 1)
         try:
             raise AssertionError(f"it was answered: {await doors.answers(prompt('r'))}")
         except aio.AioRpcError as error:
