@@ -49,7 +49,7 @@ class CandidateSource:
         self.slots = slots
         self._overlaps = Overlaps(0)
         self._config = config
-        self._expire_at = -math.inf
+        self.expire_at = -math.inf
         self._peers: PeerLoad | None = None
         self._watch: EventWatch | None = None
         if isinstance(index, EventIndex):
@@ -96,6 +96,9 @@ class CandidateSource:
         if not with_caches:
             return Candidates(self.slots, isl=prompt.isl, eligible=eligible, now=now)
         overlaps = self.match(prompt)
+        hashes: npt.NDArray[np.uint64] | None = prompt.sequence_hashes
+        if not (config.router_track_active_blocks and config.router_assume_kv_reuse):
+            hashes = self._load_hashes(prompt, config)
         saved, weights_given = overlaps.device, False
         if overlaps.host is not None:
             params = config.cost_params()
@@ -105,7 +108,7 @@ class CandidateSource:
             isl=prompt.isl,
             eligible=eligible,
             overlaps=overlaps.device,
-            sequence_hashes=self._load_hashes(prompt, config),
+            sequence_hashes=hashes,
             host_overlaps=overlaps.host,
             disk_overlaps=overlaps.disk,
             saved_prefill_blocks=saved,
@@ -193,15 +196,16 @@ class CandidateSource:
 
     def preferred(self, worker: WorkerLike | None, config: KvRouterConfig) -> Preferred | None:
         """The worker that a request had better go to, if it is registered."""
-        number = None if worker is None else self.registry.find(as_worker(worker))
+        if worker is None:
+            return None
+        number = self.registry.find(as_worker(worker))
         discount = config.affinity.session_affinity_discount
         return None if number is None else Preferred(number, discount)
 
     def expire(self, now: float) -> list[str]:
-        """Drop bookings and predictions that are too old, now and then; the ids of the bookings."""
-        if now < self._expire_at:
-            return []
-        self._expire_at = now + EXPIRE_EVERY_S
+        """Drop bookings and predictions that are too old; the ids of the bookings. To be called
+        from `expire_at` on."""
+        self.expire_at = now + EXPIRE_EVERY_S
         expired = self.slots.expire(now)
         self.index.expire(now)
         if self._watch is not None:
@@ -212,13 +216,12 @@ class CandidateSource:
         self, request_id: str, worker: WorkerWithDpRank, prompt: Prompt, now: float
     ) -> None:
         """A request whose prompt was matched goes to a worker: it will hold its blocks."""
-        local, sequence = prompt.local_hashes, prompt.sequence_hashes
         if self._watch is not None:
-            self._watch.on_booked(request_id, worker, local, now)
+            self._watch.on_booked(request_id, worker, prompt, now)
         if self._peers is not None:
             self._peers.on_own_booked(now)
         if self.index.predicts:
-            self.index.record(worker, local, sequence, now)
+            self.index.record(worker, prompt.local_hashes, prompt.sequence_hashes, now)
 
     def on_first_token(self, request_id: str, now: float) -> None:
         """Its prompt is computed."""
@@ -226,34 +229,34 @@ class CandidateSource:
             self._watch.on_first_token(request_id, now)
 
     def _load_hashes(self, prompt: Prompt, config: KvRouterConfig) -> npt.NDArray[np.uint64] | None:
-        """Under which hashes the prompt's blocks are counted as load; None: not at all."""
+        """Under which hashes the prompt's blocks are counted as load, where these are not its own;
+        None: not at all."""
         if not config.router_track_active_blocks:
             return None
-        if not config.router_assume_kv_reuse:
-            return self.slots.private_hashes(len(prompt.local_hashes))
-        return prompt.sequence_hashes
+        return self.slots.private_hashes(len(prompt.local_hashes))
 
 
 def decision_of(
     candidates: Candidates, number: int, worker: WorkerWithDpRank, request_id: str | None
 ) -> Decision:
     """The decision for one of the candidates: what it has of the prompt."""
-    overlap = host = disk = 0
+    overlap = cached = host = disk = 0
+    isl, block_size = candidates.isl, candidates.block_size
     if candidates.overlaps is not None:
         overlap = int(candidates.overlaps[number])
+        cached = overlap * block_size
     if candidates.host_overlaps is not None and candidates.disk_overlaps is not None:
         host = int(candidates.host_overlaps[number])
         disk = int(candidates.disk_overlaps[number])
-    isl, block_size = candidates.isl, candidates.block_size
-    return Decision(
-        worker=worker,
-        number=number,
-        overlap_blocks=overlap,
-        request_blocks=-(-isl // block_size),
-        cached_tokens=min(overlap * block_size, isl),
-        request_id=request_id,
-        host_overlap_blocks=host,
-        disk_overlap_blocks=disk,
+    return Decision(  # by position: it takes a third of the time
+        worker,
+        number,
+        overlap,
+        -(-isl // block_size),
+        cached if cached < isl else isl,
+        request_id,
+        host,
+        disk,
     )
 
 

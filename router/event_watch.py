@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..indexer.event_index import EventIndex
 from ..runtime.identity import WorkerWithDpRank
 from ..workers.registry import WorkerRegistry, WorkerState
+from .prompt import Prompt
 
 LATE_S = 0.25  # events that come sooner after the first token are not late
 MIN_TTL_S = 5.0  # where they are late, a decision is believed for at least so long
@@ -75,15 +76,16 @@ class EventWatch:
         self,
         request_id: str,
         worker: WorkerWithDpRank,
-        local_hashes: npt.NDArray[np.uint64],
+        prompt: Prompt,
         now: float,
     ) -> None:
-        """A request with these full blocks goes to a worker; now and then one is looked after."""
+        """A request with this prompt goes to a worker; now and then one is looked after."""
         self._booked += 1
         if not self._adapts or self._booked % SAMPLE_EVERY or len(self._samples) >= SAMPLES:
             return
         if self._index.is_predicted(worker):
             return  # it tells nothing
+        local_hashes = prompt.local_hashes
         if len(local_hashes) and self._index.reported(worker, local_hashes) < len(local_hashes):
             self._samples[request_id] = _Sample(worker, local_hashes, now)
 

@@ -161,8 +161,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     def prompt(self, token_ids: Integers, **content: Unpack[ContentFields]) -> Prompt:
         """A handle for a prompt, taken in place of its token ids; hashed once, on first use.
 
-        The token ids must not change before that. Raises InvalidRequestError if there are none.
-        """
+        The token ids must not change before that. Raises InvalidRequestError if there are none."""
         return Prompt(token_ids, self.block_size, Content(**content))
 
     def best_worker(
@@ -199,16 +198,16 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         prompt = prompt_of(token_ids, self.block_size, content)
         if policy.needs_overlaps:
             prompt.hashed()  # before the lock: a long prompt takes a while
-        source = self._source
+        source, limits = self._source, self.limits
         with self._lock:
             now = self._expire()
             if request_id is not None and self.slots.worker_of(request_id) is not None:
                 text = f"request id {request_id!r} is in use"
                 raise InvalidRequestError(text, field="request_id")
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
-            candidates.below_share = self.limits.tenants.below_share_of(tenant, now)
+            candidates.below_share = limits.tenants.below_share_of(tenant, now)
             pin = source.pin(pinned_worker, candidates)
-            takers = candidates.eligible
+            takers, weighted = candidates.eligible, self.registry.is_weighted
             if excluded_workers:
                 source.exclude(excluded_workers, candidates, even_inhibited=even_inhibited)
             number = choose(
@@ -217,8 +216,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 self._rng,
                 allowed=None if allowed_workers is None else source.mask(allowed_workers),
                 pinned=pin,
-                busy=self.limits.busy() if self.limits.any_busy else None,
-                avoided=self.limits.avoided(takers),
+                busy=limits.busy() if limits.any_busy else None,
+                avoided=limits.avoided(takers) if weighted or limits.caps else None,
                 temperature=temperature,
                 preferred=source.preferred(preferred_worker, config),
             )
@@ -236,7 +235,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                     track_prefill=config.router_track_prefill_tokens,
                     owner=owner,
                 )
-                self.limits.on_given(number, takers, tenant, candidates)
+                if weighted or limits.tenants.enabled:
+                    limits.on_given(number, takers, tenant, candidates)
                 if booked:
                     self._learner.on_booked(request_id, number, candidates)
                 else:
@@ -335,8 +335,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     def mark_prefill_complete(self, request_id: str, *, cached_tokens: int | None = None) -> bool:
         """The first token is out. False if the request is not booked, which is no error.
 
-        `cached_tokens`: prompt tokens that the engine says it found cached, where it does.
-        """
+        `cached_tokens`: prompt tokens that the engine says it found cached, where it does."""
         with self._lock:
             now = self.clock.now()
             self._source.on_first_token(request_id, now)
@@ -377,8 +376,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     def _expire(self) -> float:
         """Drop what is too old; the time at which that was done. Under the lock."""
         now = self.clock.now()
-        for request_id in self._source.expire(now):
-            self._policy.on_end(request_id, now, None)
+        if now >= self._source.expire_at:
+            for request_id in self._source.expire(now):
+                self._policy.on_end(request_id, now, None)
         return now
 
     def _on_add(self, worker: WorkerWithDpRank, number: int) -> None:

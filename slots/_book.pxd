@@ -92,9 +92,14 @@ cdef int book_output(Book* book, uint32_t record, uint32_t generated) noexcept n
 # Makes a request the youngest, at book.latest.
 cdef void book_touch(Book* book, uint32_t record) noexcept nogil
 
-# Sets held[worker], for the worker numbers below n, to how many of the hashes it holds.
-cdef void book_count_held(
-    const Book* book, const uint64_t* hashes, int64_t count, double* held, uint32_t n
+# Sets potential[worker], for the worker numbers below n, to the blocks that it would have with them.
+cdef void book_potential(
+    const Book* book, const uint64_t* hashes, int64_t count, double* potential, uint32_t n
+) noexcept nogil
+
+# The same of one worker.
+cdef int64_t book_potential_of(
+    const Book* book, const uint64_t* hashes, int64_t count, uint32_t worker
 ) noexcept nogil
 
 # A hash that no other call returns.

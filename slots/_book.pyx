@@ -209,15 +209,15 @@ cdef void release_blocks(
             book.loads[worker].loss -= loss
 
 
-cdef void book_count_held(
-    const Book* book, const uint64_t* hashes, int64_t count, double* held, uint32_t n
+cdef void book_potential(
+    const Book* book, const uint64_t* hashes, int64_t count, double* potential, uint32_t n
 ) noexcept nogil:
     cdef const Blocks* blocks = &book.blocks
     cdef Block* block
     cdef Holder* holders
     cdef int64_t i
     cdef uint32_t at
-    memset(held, 0, n * sizeof(double))
+    memset(potential, 0, n * sizeof(double))  # counts those that it holds first
     for i in range(count):
         if i + PREFETCH < count:
             blocks_prefetch(blocks, hashes[i + PREFETCH])
@@ -227,7 +227,19 @@ cdef void book_count_held(
             for at in range(block.count):
                 if holders[at].worker >= n:  # they are sorted
                     break
-                held[holders[at].worker] += 1
+                potential[holders[at].worker] += 1
+    for at in range(n):
+        potential[at] = load_blocks(&book.loads[at]) + (count - potential[at])
+
+
+cdef int64_t book_potential_of(
+    const Book* book, const uint64_t* hashes, int64_t count, uint32_t worker
+) noexcept nogil:
+    cdef int64_t held = 0
+    cdef int64_t i
+    for i in range(count):
+        held += blocks_holder(&book.blocks, hashes[i], worker) != NULL
+    return load_blocks(&book.loads[worker]) + (count - held)
 
 
 cdef uint64_t blocks_of(const Book* book, uint64_t tokens) noexcept nogil:

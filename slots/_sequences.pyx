@@ -8,24 +8,19 @@ from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ._blocks cimport MOVED, WHOLE, Block, Holder, block_holders, blocks_find, blocks_trim
+from ._book cimport NONE, OUTPUT_GROWN, OUTPUT_NO_MEMORY, OUTPUT_REFUSED, Book, Load, Request
 from ._book cimport (
-    NONE,
-    OUTPUT_GROWN,
-    OUTPUT_NO_MEMORY,
-    OUTPUT_REFUSED,
-    Book,
-    Load,
-    Request,
     book_add,
     book_compact,
     book_complete_prefill,
-    book_count_held,
     book_free,
     book_fresh_hash,
     book_init,
     book_is_sparse,
     book_loads,
     book_output,
+    book_potential,
+    book_potential_of,
     book_release,
     book_touch,
     has_load,
@@ -217,14 +212,19 @@ cdef class SequenceBook:
         cdef int64_t[::1] prefill = prefill_array
         if n == 0:
             return decode_array, prefill_array
-        book_count_held(book, &hashes[0] if asked else NULL, asked, &decode[0], n)
+        book_potential(book, &hashes[0] if asked else NULL, asked, &decode[0], n)
         for number in range(n):
-            decode[number] = load_blocks(&book.loads[number]) + (asked - decode[number])
             cached = 0
             if overlaps is not None:
                 cached = <int64_t>overlaps[number] * book.block_size
             prefill[number] = book.loads[number].prefill_tokens + max(0, isl - cached)
         return decode_array, prefill_array
+
+    def potential_of(self, const uint64_t[::1] hashes, int64_t number):
+        cdef int64_t asked = 0 if hashes is None else hashes.shape[0]
+        if not has_load(&self.book, number):
+            raise ValueError(f"worker number {number} is not in use")
+        return book_potential_of(&self.book, &hashes[0] if asked else NULL, asked, <uint32_t>number)
 
     @boundscheck(False)  # an array of n entries, indexed below n
     @wraparound(False)

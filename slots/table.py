@@ -51,6 +51,11 @@ class SlotTable:
 
     # Workers
 
+    @property
+    def native(self) -> SequenceBook:
+        """The kernel, for other kernels: _sequences.pxd."""
+        return self._book
+
     def add_worker(self, number: int) -> None:
         """Start to count for a worker. ValueError if the number is in use."""
         self._book.add_worker(number)
@@ -185,6 +190,10 @@ class SlotTable:
         not have `capacity` entries.
         """
         return self._book.potential(seq_hashes, isl, overlaps)
+
+    def potential_of(self, seq_hashes: npt.NDArray[np.uint64] | None, number: int) -> int:
+        """The blocks of one worker alone."""
+        return self._book.potential_of(seq_hashes, number)
 
     def active_blocks(self) -> npt.NDArray[np.int64]:
         """Distinct blocks held, fractional ones by their fraction, rounded."""

@@ -165,7 +165,9 @@ class EventIndex:
 
         `lower` is filled at the same moment, see PrefixIndex. ValueError if its shape is another.
         """
-        at_least = self._predicted.match(local_hashes, len(overlaps))
+        at_least = None
+        if not self._predicted.is_empty:
+            at_least = self._predicted.match(local_hashes, len(overlaps))
         return self._actor.match_bound(local_hashes, overlaps, lower, at_least)
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:

@@ -31,6 +31,8 @@ class PredictedCaches:
         self._overlaps = np.zeros((2, 0), dtype=np.uint32)
         self.records = bool(ttl_s)
         """whether `record` may note anything"""
+        self.is_empty = True
+        """whether nothing at all is believed; that may be found out late"""
 
     def __len__(self) -> int:
         """Blocks that are believed to be cached."""
@@ -84,16 +86,22 @@ class PredictedCaches:
         """A request with these blocks was sent to a worker."""
         index = self._silent if worker in self._silent_workers else self._soon
         if index is not None:
+            self.is_empty = False
             index.record(worker, local_hashes, sequence_hashes, now)
 
     def expire(self, now: float) -> None:
+        if self.is_empty:
+            return
         for index in self._indexes:
             if len(index):
                 index.expire(now)
+        self.is_empty = not any(map(len, self._indexes))
 
     def match(self, local_hashes: LocalHashes, count: int) -> npt.NDArray[np.uint32] | None:
         """Overlap in blocks by number, below `count`; None: of nobody. Good until the next call."""
         found = None
+        if self.is_empty:
+            return None
         for number, index in enumerate(self._indexes):
             if not len(index):
                 continue

@@ -96,6 +96,10 @@ class TenantConfig:
         return name[:MAX_NAME]
 
 
+def _is_not_below() -> float:
+    return 1.0
+
+
 class RecentUse(NamedTuple):
     """How the work of late was divided between tenants."""
 
@@ -183,7 +187,7 @@ class TenantShares:
 
     def below_share_of(self, tenant: str, now: float) -> Callable[[], float]:
         """`below_share`, to be asked for if it is needed."""
-        return partial(self.below_share, tenant, now)
+        return partial(self.below_share, tenant, now) if self.enabled else _is_not_below
 
     def recent_use(self, now: float) -> RecentUse:
         """How the work of late was divided."""

@@ -4,7 +4,7 @@ A term of the cost is added here and nowhere else: a field of Estimate, under th
 explanations show it by, its computation, and its part in `cost`. docs/routing.md has the reasons.
 """
 
-from libc.math cimport INFINITY, ceil, exp, fmax, fmin
+from libc.math cimport INFINITY, ceil, exp
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from ._model cimport Model, believed_tokens, can_compare
@@ -15,6 +15,7 @@ from ._timeline cimport (
     Booking,
     EngineTimeline,
     empty_step_s,
+    steps_of,
     timeline_advance,
     timeline_backlog,
     timeline_decode_s,
@@ -63,7 +64,7 @@ cdef inline Backlog foresee(
     cdef double per_token = token_s(&model.speed, slowness)
     cdef double per_attended = attended_s(&model.speed, slowness)
     cdef Backlog ahead = timeline_backlog(timeline, per_step, per_token, per_attended, now)
-    cdef int64_t steps = (ahead.tokens + tokens + timeline.budget - 1) // timeline.budget
+    cdef int64_t steps = steps_of(timeline, ahead.tokens + tokens)
     found.wait_s = ahead.seconds
     if timeline.running == 0:
         found.wait_s = unforeseen_wait_s(timeline, model, slowness, per_step, now)
@@ -74,19 +75,20 @@ cdef inline Backlog foresee(
     return ahead
 
 
-cdef inline Estimate estimate_prompt(
-    const Prompt* prompt, Py_ssize_t number, EngineTimeline* timeline, Booking* bookings,
-    const Model* model, double now,
+cdef inline double estimate_seconds(
+    Estimate* found, const Prompt* prompt, Py_ssize_t number, EngineTimeline* timeline,
+    Booking* bookings, const Model* model, double now,
 ) noexcept nogil:
-    """What the prompt would cost worker `number`, whose timeline is advanced to `now`."""
-    cdef Estimate found
+    """Fill in what the prompt would cost worker `number`, but for `missed` and the whole cost.
+
+    Takes its timeline to `now`. Returns its slowness. `cost` is that without missed objectives,
+    which add to it: no worker costs less.
+    """
     cdef int64_t cached = prompt.overlaps[number] * prompt.block_size if prompt.overlaps else 0
     cdef int64_t tokens = believed_tokens(model, timeline, prompt.isl, min(cached, prompt.isl))
     cdef double slowness = timeline_advance(timeline, bookings, &model.speed, now)
     cdef double blocks = prompt.blocks[number] if prompt.blocks else 0.0
-    cdef Backlog ahead = foresee(
-        &found, timeline, model, prompt.isl, tokens, blocks, slowness, now
-    )
+    cdef Backlog ahead = foresee(found, timeline, model, prompt.isl, tokens, blocks, slowness, now)
     cdef double ttft = found.wait_s + found.prefill_s + found.memory_s
     found.delay_s = 0.0
     if ahead.tokens > 0:
@@ -95,14 +97,21 @@ cdef inline Estimate estimate_prompt(
             now + found.wait_s,
         )
     found.decode_s = shared_decode_s(timeline, model, slowness, prompt.isl)
-    found.missed = missed_objectives(timeline, model, slowness, prompt.isl)
     found.cost = (
         ttft * (1.0 + ttft / model.ttft) + found.delay_s
         + model.prefill_weight * found.prefill_s
         + model.decode_weight * found.decode_s
-        + model.miss_weight * found.missed
     )
-    return found
+    return slowness
+
+
+cdef inline void estimate_misses(
+    Estimate* found, const Prompt* prompt, const EngineTimeline* timeline, const Model* model,
+    double slowness,
+) noexcept nogil:
+    """Fill in the rest: `missed`, and its part in the cost."""
+    found.missed = missed_objectives(timeline, model, slowness, prompt.isl)
+    found.cost += model.miss_weight * found.missed
 
 
 cdef inline void estimate_fleet(
@@ -118,6 +127,7 @@ cdef inline void estimate_fleet(
     """
     cdef Py_ssize_t number
     cdef Estimate estimate
+    cdef double slowness
     for number in range(n):
         if costs != NULL:
             costs[number] = INFINITY
@@ -125,12 +135,13 @@ cdef inline void estimate_fleet(
                 continue
         if not timelines[number].present:
             continue
-        estimate = estimate_prompt(
-            prompt, number, &timelines[number], bookings, model, now
+        slowness = estimate_seconds(
+            &estimate, prompt, number, &timelines[number], bookings, model, now
         )
+        estimate_misses(&estimate, prompt, &timelines[number], model, slowness)
         if costs != NULL:
             costs[number] = estimate.cost
-            least_missed[0] = fmin(
+            least_missed[0] = min(
                 least_missed[0], estimate.missed if timelines[number].requests > 0.0 else 0.0
             )
         else:
@@ -142,7 +153,7 @@ cdef inline double unforeseen_wait_s(
 ) noexcept nogil:
     """Seconds until a prompt can begin where, by the forecast, no step with prompt tokens runs."""
     if timeline.head != NO_BOOKING and model.first_tokens > 0:  # but a first token is overdue
-        return per_step / 4 + fmin(LATE_SHARE * (now - timeline.began), model.answer)
+        return per_step / 4 + min(LATE_SHARE * (now - timeline.began), model.answer)
     if timeline.requests > 0:  # a step of decodes alone is under way
         return slowness * timeline_decode_s(timeline, &model.speed) / 2
     return 0.0
@@ -163,7 +174,7 @@ cdef inline double delay_s(
     while count < MAX_DELAYED and record != NO_BOOKING:
         if bookings[record].end <= timeline.end - last:
             break
-        weight += fmax(1.0, (done_at - bookings[record].booked_at) / model.ttft)
+        weight += max(1.0, (done_at - bookings[record].booked_at) / model.ttft)
         record = bookings[record].before
         count += 1
     return min(tokens, timeline.budget - last) * per_token * weight
@@ -254,7 +265,7 @@ cdef inline double seconds_until_free(
         ):
             has_late = True
             continue
-        soonest = fmin(soonest, timeline_until_free_s(timeline, model, slowness, now))
+        soonest = min(soonest, timeline_until_free_s(timeline, model, slowness, now))
         if soonest == 0.0:
             break
     return 0.0 if not has_candidate or (has_late and soonest == INFINITY) else soonest
@@ -275,4 +286,4 @@ cdef inline double timeline_until_free_s(
     ahead = timeline_backlog(
         timeline, per_step, token_s(&model.speed, slowness), attended_s(&model.speed, slowness), now
     )
-    return fmax(0.0, ahead.seconds - fmax(model.lead, LEAD_STEPS * per_step))
+    return max(0.0, ahead.seconds - max(model.lead, LEAD_STEPS * per_step))

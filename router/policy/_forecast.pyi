@@ -5,6 +5,8 @@ from typing import Protocol, Self, final
 import numpy as np
 import numpy.typing as npt
 
+from ...slots._sequences import SequenceBook
+
 class _Params(Protocol):
     """What the kernel reads off its parameters: see forecast.ForecastParams."""
 
@@ -83,6 +85,31 @@ class Forecast:
 
         `overlaps` and `blocks` are by worker number; None stands for zeros.
         """
+
+    def choose(
+        self,
+        isl: int,
+        block_size: int,
+        overlaps: npt.NDArray[np.uint32] | None,
+        slots: SequenceBook,
+        hashes: npt.NDArray[np.uint64] | None,
+        eligible: npt.NDArray[np.bool_],
+        unheard: npt.NDArray[np.float64] | None,
+        unheard_s: float,
+        now: float,
+        u: float,
+    ) -> int:
+        """The number of the worker of the lowest finite cost; -1 if there is none.
+
+        The costs are those of `score`, with the blocks that `slots` count for the prompt's
+        `hashes`, and `unheard_s` more for each request in `unheard`. `u`, in [0, 1), says which of
+        those that cost the same.
+        """
+
+    @property
+    def chosen_blocks(self) -> float:
+        """In use at the worker that was chosen last, with the prompt; 0 where its cache has no
+        known size."""
 
     def explain(
         self,

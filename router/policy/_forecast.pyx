@@ -3,21 +3,24 @@
 cimport cython
 from cython cimport boundscheck, wraparound
 from libc.math cimport INFINITY, NAN
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 import numpy
 
+from ...slots._book cimport Book, book_potential, book_potential_of
+from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
+from ._choice cimport Candidate, Fleet, choose_cheapest, may_exceed_caches
 from ._estimate cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
-from ._model cimport MIN_SAMPLES, Model, believed_tokens, can_compare, model_init
+from ._model cimport MIN_SAMPLES, Model, believed_tokens, can_compare, fade_speeds, model_init
 from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
+from ._recount cimport recount
 from ._timeline cimport (
     NO_BOOKING,
     Booking,
     EngineTimeline,
-    booking_attended,
     stream_attended,
     timeline_advance,
     timeline_append,
@@ -35,7 +38,14 @@ cdef enum:
     DEFAULT_BUDGET = 8192   # prompt tokens in a step, where a worker does not say
     MIN_BOOKINGS = 64       # allocated at least
 
-cdef const double FADE_SPEED = 0.98  # of what is known of speeds, at a sample of each worker
+
+cdef void* regrown(void* memory, size_t n, size_t size) except NULL:
+    """The same with room for n of that size."""
+    cdef void* grown = realloc(memory, n * size)
+    if grown == NULL:
+        raise MemoryError
+    return grown
+
 
 @cython.final
 cdef class Forecast:
@@ -53,6 +63,9 @@ cdef class Forecast:
     cdef Model model
     cdef readonly double late_s     # the last first token beyond what was foreseen; nan: unknown
     cdef readonly double least_missed   # objectives, wherever the last prompt scored would go
+    cdef readonly double chosen_blocks  # of the worker chosen last, with the prompt; 0: no bound
+    cdef Candidate* candidates      # `size` of them, to choose among
+    cdef double* potential          # blocks of `size` workers
 
     def __cinit__(self, params):
         self.first_free = NO_BOOKING
@@ -62,6 +75,8 @@ cdef class Forecast:
 
     def __dealloc__(self):
         free(self.timelines)
+        free(self.candidates)
+        free(self.potential)
         free(self.bookings)
 
     # Workers
@@ -165,7 +180,7 @@ cdef class Forecast:
         if timeline.anchor_at < now:
             if first and position > timeline.anchor:
                 if can_compare(&self.model):
-                    self.fade_speeds()
+                    fade_speeds(self.timelines, self.size, self.workers)
                 steps = max(steps, 1)
                 self.late_s = learn_prefill(
                     &self.model, timeline, booking, position, attended, steps, now, loaded
@@ -221,6 +236,45 @@ cdef class Forecast:
             self.least_missed = 0.0  # too little was seen to say
         return array
 
+    def choose(
+        self,
+        uint32_t isl,
+        uint32_t block_size,
+        const uint32_t[::1] overlaps,
+        SequenceBook slots not None,
+        const uint64_t[::1] hashes,
+        const uint8_t[::1] eligible not None,
+        const double[::1] unheard,
+        double unheard_s,
+        double now,
+        double u,
+    ):
+        cdef Book* book = &slots.book
+        cdef int64_t asked = 0 if hashes is None else hashes.shape[0]
+        cdef const uint64_t* hash = &hashes[0] if asked else NULL
+        cdef int64_t number
+        cdef Prompt prompt
+        cdef Fleet fleet
+        fleet.n = eligible.shape[0]
+        read_prompt(&prompt, isl, block_size, overlaps, None, fleet.n, now)
+        require_length(book.n_loads, fleet.n)
+        if unheard is not None:
+            require_length(unheard.shape[0], fleet.n)
+        if fleet.n == 0:
+            return -1
+        self.reserve(fleet.n)
+        fleet.timelines, fleet.bookings = self.timelines, self.bookings
+        fleet.eligible = &eligible[0]
+        fleet.unheard, fleet.unheard_s = &unheard[0] if unheard is not None else NULL, unheard_s
+        if may_exceed_caches(&fleet, book, asked):
+            book_potential(book, hash, asked, self.potential, book.n_loads)
+            prompt.blocks = self.potential
+        number = choose_cheapest(&prompt, &fleet, &self.model, now, u, self.candidates)
+        self.chosen_blocks = 0.0
+        if number >= 0 and self.timelines[number].blocks > 0.0:
+            self.chosen_blocks = book_potential_of(book, hash, asked, <uint32_t>number)
+        return number
+
     def explain(
         self,
         uint32_t isl,
@@ -269,19 +323,6 @@ cdef class Forecast:
 
     # What was learnt
 
-    cdef void fade_speeds(self) noexcept nogil:
-        """Weaken what is known of every worker's speed.
-
-        Otherwise a worker that once was slow, and so gets no requests, could never show better.
-        """
-        cdef double kept = FADE_SPEED ** (1.0 / self.workers)
-        cdef uint32_t number
-        for number in range(self.size):
-            self.timelines[number].seen_s *= kept
-            self.timelines[number].expected_s *= kept
-            self.timelines[number].claimed *= kept
-            self.timelines[number].confirmed *= kept
-
     def learnt(self):
         return (
             [self.model.speed.prefill.theta[i] for i in range(4)],
@@ -302,13 +343,11 @@ cdef class Forecast:
 
     cdef int reserve(self, size_t n) except -1:
         """Allocate a timeline for each worker number below n; new ones are not present."""
-        cdef EngineTimeline* grown
         if n > self.size:
-            grown = <EngineTimeline*>realloc(self.timelines, n * sizeof(EngineTimeline))
-            if grown == NULL:
-                raise MemoryError
-            memset(&grown[self.size], 0, (n - self.size) * sizeof(EngineTimeline))
-            self.timelines = grown
+            self.timelines = <EngineTimeline*>regrown(self.timelines, n, sizeof(EngineTimeline))
+            self.candidates = <Candidate*>regrown(self.candidates, n, sizeof(Candidate))
+            self.potential = <double*>regrown(self.potential, n, sizeof(double))
+            memset(&self.timelines[self.size], 0, (n - self.size) * sizeof(EngineTimeline))
             self.size = <uint32_t>n
         return 0
 
@@ -321,17 +360,13 @@ cdef class Forecast:
         """A zeroed booking, not yet in any queue."""
         cdef uint32_t record = self.first_free
         cdef uint32_t capacity
-        cdef Booking* grown
         if record != NO_BOOKING:
             self.first_free = self.bookings[record].after
             self.ids[record] = request_id
         else:
             if self.used == self.capacity:
                 capacity = max(MIN_BOOKINGS, 2 * self.capacity)
-                grown = <Booking*>realloc(self.bookings, capacity * sizeof(Booking))
-                if grown == NULL:
-                    raise MemoryError
-                self.bookings = grown
+                self.bookings = <Booking*>regrown(self.bookings, capacity, sizeof(Booking))
                 self.capacity = capacity
             record = self.used
             self.used += 1
@@ -357,41 +392,4 @@ cdef class Forecast:
 
     def check_integrity(self):
         """Recount everything from the bookings; AssertionError if a sum is wrong. For tests."""
-        cdef uint32_t number, record, before
-        cdef EngineTimeline* timeline
-        cdef Booking* booking
-        queued = 0
-        contexts = {r: self.bookings[<uint32_t>r].context for r in self.records.values()}
-        for number in range(self.size):
-            timeline = &self.timelines[number]
-            if not timeline.present:
-                continue
-            assert 0 <= timeline.running <= min(timeline.budget, timeline.end - timeline.done)
-            mine = [r for r in contexts if self.bookings[<uint32_t>r].worker == number]
-            assert timeline.requests == len(mine)
-            assert timeline.context == sum(map(contexts.get, mine))
-            record, before, waiting = timeline.head, NO_BOOKING, []
-            while record != NO_BOOKING:
-                booking = &self.bookings[record]
-                assert booking.queued and booking.worker == number and booking.before == before
-                assert self.records[self.ids[record]] == record
-                assert before == NO_BOOKING or self.bookings[before].end <= booking.end
-                assert booking.end <= timeline.end
-                waiting += [record] * (booking.step_end < 0)
-                assert not waiting or booking.step_end < 0
-                before, record, queued = record, booking.after, queued + 1
-            assert timeline.tail == before
-            assert timeline.first_waiting == (waiting[0] if waiting else <uint32_t>NO_BOOKING)
-            assert timeline.waiting == len(waiting)
-            assert timeline.waiting_context == sum(map(contexts.get, waiting))
-            begins = timeline.done + timeline.running
-            queue = [r for r in mine if self.bookings[<uint32_t>r].queued]
-            assert timeline.attended == sum(
-                booking_attended(&self.bookings[<uint32_t>r], timeline.done, begins) for r in queue
-            )
-            assert timeline.waiting_attended == sum(
-                booking_attended(&self.bookings[<uint32_t>r], begins, timeline.end) for r in queue
-            )
-            assert timeline.queued == len(queue)
-            assert timeline.queued_context == sum(map(contexts.get, queue))
-        assert queued == sum(self.bookings[<uint32_t>r].queued for r in contexts)
+        recount(self.timelines, self.size, self.bookings, self.records, self.ids)

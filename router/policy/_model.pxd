@@ -1,6 +1,5 @@
 """Model: what was learnt of a fleet from first tokens and from the ends of answers."""
 
-from libc.math cimport fmax, fmin
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ._latency cimport fit_add, fit_init, fit_predict
@@ -20,6 +19,7 @@ cdef enum:
 cdef extern from *:
     """
     #define FORECAST_RECENT 0.01
+    #define FORECAST_FADE_SPEED 0.98
     #define FORECAST_LONG_ANSWER 10.0
     #define FORECAST_KEPT_CLAIMS 0.97
     #define FORECAST_KEPT_EXTRA 0.995
@@ -28,6 +28,7 @@ cdef extern from *:
     #define FORECAST_MOST_STRETCH 4.0
     """
     const double RECENT "FORECAST_RECENT"   # share of the newest value in a running mean
+    const double FADE_SPEED "FORECAST_FADE_SPEED"   # of speeds, at a sample of each worker
     const double KEPT_CLAIMS "FORECAST_KEPT_CLAIMS"     # of a worker's claims, at each new one
     const double KEPT_EXTRA "FORECAST_KEPT_EXTRA"       # of what was found beyond claims
     const double CLAIM_PRIOR "FORECAST_CLAIM_PRIOR"     # tokens' worth of trust in the index
@@ -80,9 +81,13 @@ cdef inline int64_t believed_tokens(
     A claim counts for as much as this worker's claims came true. What engines find beyond claims
     counts for all workers alike: where it is found, more would be sent, and still more be found.
     """
-    cdef double trust = (timeline.confirmed + CLAIM_PRIOR) / (timeline.claimed + CLAIM_PRIOR)
-    cdef double extra = model.extra / (model.unclaimed + CLAIM_PRIOR)
-    cdef int64_t cached = <int64_t>(trust * claim + extra * (isl - claim))
+    cdef double trust = 1.0, extra = 0.0
+    cdef int64_t cached
+    if timeline.confirmed != timeline.claimed:  # else a division is spared
+        trust = (timeline.confirmed + CLAIM_PRIOR) / (timeline.claimed + CLAIM_PRIOR)
+    if model.extra != 0.0:
+        extra = model.extra / (model.unclaimed + CLAIM_PRIOR)
+    cached = <int64_t>(trust * claim + extra * (isl - claim))
     return isl - min(cached, isl - 1)  # the last one is computed in any case
 
 
@@ -96,6 +101,22 @@ cdef inline void learn_cached(
     timeline.confirmed = KEPT_CLAIMS * timeline.confirmed + min(booking.found, booking.claim)
     model.unclaimed = KEPT_EXTRA * model.unclaimed + isl - booking.claim
     model.extra = KEPT_EXTRA * model.extra + beyond
+
+
+cdef inline void fade_speeds(
+    EngineTimeline* timelines, uint32_t size, uint32_t workers
+) noexcept nogil:
+    """Weaken what is known of every worker's speed, where so many are present.
+
+    Otherwise a worker that once was slow, and so gets no requests, could never show better.
+    """
+    cdef double kept = FADE_SPEED ** (1.0 / workers)
+    cdef uint32_t number
+    for number in range(size):
+        timelines[number].seen_s *= kept
+        timelines[number].expected_s *= kept
+        timelines[number].claimed *= kept
+        timelines[number].confirmed *= kept
 
 
 cdef inline double learn_prefill(
@@ -119,7 +140,7 @@ cdef inline double learn_prefill(
         steps = max(1, steps - (booking.tokens + timeline.budget - 1) // timeline.budget)
         attended -= booking_attended(booking, 0, booking.end)
         attended += (booking.context**2 - <double>booking.found**2) / 2
-        attended = fmax(0.0, attended)
+        attended = max(0.0, attended)
     cdef double took = now - timeline.anchor_at
     x[0] = steps
     x[1] = tokens / CHUNK_TOKENS
@@ -165,7 +186,7 @@ cdef inline void learn_decode(
     if output_tokens > 0:
         model.output += RECENT * (output_tokens - model.output)
     # A request that nobody ended has expired: it says little of how long an answer takes.
-    model.answer += RECENT * (fmin(took, LONG_ANSWER * model.answer) - model.answer)
+    model.answer += RECENT * (min(took, LONG_ANSWER * model.answer) - model.answer)
     if tokens < MIN_OUTPUT_TOKENS or stalled > 0.9 * took:
         return
     x[0] = 1.0
@@ -177,6 +198,6 @@ cdef inline void learn_decode(
         foreseen_s[0] = step_s
         took_s[0] = (took - stalled) / (tokens - 1)
         if step_s > 0.0:
-            stretch = fmin(MOST_STRETCH, took / (tokens - 1) / step_s)
+            stretch = min(MOST_STRETCH, took / (tokens - 1) / step_s)
             model.stretch += STRETCH_RECENT * (stretch - model.stretch)
     fit_add(&model.speed.decode, x, (took - stalled) / (tokens - 1))

@@ -1,7 +1,5 @@
 """Speed: how long the fleet's usual engine takes, in the units that its fits are learnt in."""
 
-from libc.math cimport fmin
-
 from ._latency cimport Fit, fit_predict
 
 cdef extern from *:
@@ -12,6 +10,7 @@ cdef extern from *:
     #define FORECAST_MIN_STEP_S 1e-6
     #define FORECAST_SLOWEST 8.0
     #define FORECAST_EQUAL_SPEED 0.1
+    #define FORECAST_EQUAL_RATIO 1.0999
     """
     const double CONTEXT_TOKENS "FORECAST_CONTEXT_TOKENS"   # the fits' unit of contexts
     const double CHUNK_TOKENS "FORECAST_CHUNK_TOKENS"   # the fits' unit of prompt tokens
@@ -19,6 +18,7 @@ cdef extern from *:
     const double SLOWEST "FORECAST_SLOWEST"     # times the fleet's model a worker is at most
     const double MIN_STEP_S "FORECAST_MIN_STEP_S"       # seconds of a step, at least
     const double EQUAL_SPEED "FORECAST_EQUAL_SPEED"     # relative difference that is noise
+    const double EQUAL_RATIO "FORECAST_EQUAL_RATIO"     # just below 1 + EQUAL_SPEED: no division
 
 cdef struct Speed:              # of the fleet
     Fit prefill                 # steps, CHUNK_TOKENS, seconds of the decodes beside,
@@ -31,7 +31,7 @@ cdef inline double decode_step_s(
 ) noexcept nogil:
     """Seconds of a step in which so many requests decode, at the fleet's usual speed."""
     cdef double x[4]
-    x[0] = fmin(1.0, requests)  # a mean over time may be less than one request
+    x[0] = min(1.0, requests)  # a mean over time may be less than one request
     x[1] = context / CONTEXT_TOKENS
     x[2] = requests
     x[3] = 0.0

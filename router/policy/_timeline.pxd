@@ -8,10 +8,12 @@ Invariants: done <= done + running <= end; the queue is sorted by `end`; by the 
 requests before `first_waiting` are computed, it and those behind it are not.
 """
 
-from libc.math cimport INFINITY, fmax, fmin
+from cython cimport cdivision
+from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint32_t
 
 from ._speed cimport (
+    EQUAL_RATIO,
     EQUAL_SPEED,
     MIN_STEP_S,
     SLOWEST,
@@ -99,8 +101,10 @@ cdef inline double timeline_slowness(
     cdef double slowness
     if timeline.expected_s <= 0.0 or prior <= 0.0:
         return 1.0
+    if timeline.seen_s + prior <= EQUAL_RATIO * (timeline.expected_s + prior):
+        return 1.0
     slowness = (timeline.seen_s + prior) / (timeline.expected_s + prior)
-    return fmin(SLOWEST, fmax(1.0, slowness - EQUAL_SPEED))
+    return min(SLOWEST, max(1.0, slowness - EQUAL_SPEED))
 
 
 cdef inline double timeline_decode_s(
@@ -142,7 +146,15 @@ cdef inline double empty_step_s(
 ) noexcept nogil:
     """Seconds that a step takes on top of its prompt tokens."""
     cdef double decodes = speed.prefill.theta[2] * timeline_decode_s(timeline, speed)
-    return slowness * fmax(MIN_STEP_S, speed.prefill.theta[0] + decodes)
+    return slowness * max(MIN_STEP_S, speed.prefill.theta[0] + decodes)
+
+
+@cdivision(True)  # a budget is at least 1
+cdef inline int64_t steps_of(const EngineTimeline* timeline, int64_t tokens) noexcept nogil:
+    """Steps that compute so many prompt tokens, 0 or more of them."""
+    if tokens <= timeline.budget:  # mostly, and a division takes as long as the rest
+        return tokens > 0
+    return (tokens + timeline.budget - 1) // timeline.budget
 
 
 cdef inline double booking_attended(
@@ -362,7 +374,7 @@ cdef inline Backlog timeline_backlog(
             found.tokens -= timeline.running
         else:
             attended += timeline.attended
-    found.steps = (found.tokens + timeline.budget - 1) // timeline.budget
+    found.steps = steps_of(timeline, found.tokens)
     found.seconds = found.steps * per_step + found.tokens * per_token + attended * per_attended
     if timeline.running > 0 and timeline.began < now:
         found.seconds += timeline.ends - now

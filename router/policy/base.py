@@ -59,6 +59,8 @@ class Candidates:
         self.saved_prefill_blocks = (
             overlaps if saved_prefill_blocks is None else saved_prefill_blocks
         )
+        self.chosen: tuple[int, float] | None = None
+        """the worker that was chosen, and its blocks with this request, where its policy knows"""
         # Not cached_property: in Python 3.11 it takes a lock, which costs more than the arrays do.
         self._potential_blocks: Floats | None = None
         self._prefill_tokens: Counts | None = None
@@ -87,7 +89,11 @@ class Candidates:
 
     def blocks_with(self, number: int) -> float:
         """Decode blocks that one worker has with this request."""
-        return float(self.potential_blocks[number])
+        if self.chosen is not None and self.chosen[0] == number:
+            return self.chosen[1]
+        if self._potential_blocks is not None:
+            return float(self._potential_blocks[number])
+        return float(self.slots.potential_of(self.sequence_hashes, number))
 
     def uncached_tokens(self) -> Counts:
         """Prompt tokens that each worker would compute; the last one is computed in any case."""

@@ -24,8 +24,13 @@ def pick(costs: Floats, temperature: float, rng: Rng) -> int:
     """
     number = _cost.pick(costs, temperature, rng.random())
     if number < 0:
-        raise NoWorkersError("no worker is left after filtering and scoring")
+        raise nobody_left()
     return number
+
+
+def nobody_left() -> NoWorkersError:
+    """What is raised where no cost is finite."""
+    return NoWorkersError("no worker is left after filtering and scoring")
 
 
 def pick_lowest(costs: Floats, rng: Rng) -> int:

@@ -20,7 +20,7 @@ from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
 from .base import Candidates, Policy
 from .cost import Blocks, Counts, Floats, Mask
-from .draw import Rng
+from .draw import Rng, nobody_left
 from .modes import LMetric
 from .onboarding import Load, Onboarding
 from .residuals import ResidualState, ResidualWatch
@@ -129,14 +129,36 @@ class ForecastPolicy(Policy):
         """See Policy. Where it sheds: NoWorkersError for a request that would make about as many
         answers miss their ITL objective as it adds, itself included, wherever it went; for more
         than that where its tenant has had less than its share."""
-        costs = self.score(candidates)
-        missed = self._forecast.least_missed
-        if self.sheds and self._watch.trusted and missed > MOST_MISSED * candidates.below_share():
+        if self.temperature or self.sheds or not self._watch.trusted:
+            costs = self.score(candidates)
+            if self.sheds and self._watch.trusted:
+                self._shed(candidates)
+            return self.pick(costs, rng)
+        forecast, unheard = self._forecast, candidates.unheard
+        number = forecast.choose(
+            candidates.isl,
+            candidates.block_size,
+            self._saved(candidates),
+            candidates.slots.native,
+            candidates.sequence_hashes,
+            candidates.eligible,
+            unheard,
+            0.0 if unheard is None else self._unheard_s(),
+            candidates.now,
+            rng.random(),
+        )
+        if number < 0:
+            raise nobody_left()
+        candidates.chosen = number, forecast.chosen_blocks
+        return number
+
+    def _shed(self, candidates: Candidates) -> None:
+        """Refuse the request that was scored last, if it would cost too many objectives."""
+        if self._forecast.least_missed > MOST_MISSED * candidates.below_share():
             self.refused += 1
             raise NoWorkersError(
                 "wherever the request went, answers would miss their objective", overloaded=True
             )
-        return self.pick(costs, rng)
 
     def explain(self, candidates: Candidates) -> dict[int, dict[str, float]]:
         """The terms of every registered worker's cost, in seconds, by number.
@@ -220,13 +242,15 @@ class ForecastPolicy(Policy):
         """A request was sent to a worker."""
         isl = candidates.isl
         saved = self._saved(candidates)
-        cached = 0 if saved is None else int(saved[number]) * candidates.block_size
-        tokens = isl - min(cached, isl - 1)  # the last one is computed in any case
+        tokens = isl
+        if saved is not None:
+            tokens = max(1, isl - int(saved[number]) * candidates.block_size)  # at least the last
         blocks = candidates.blocks_with(number)
         self._forecast.book(request_id, number, isl, tokens, candidates.now, blocks)
-        load = self._load(number, candidates)
-        if load is not None:
-            self._loads[request_id], self._loaded[request_id] = load, load.lower
+        if candidates.host_overlaps is not None:
+            load = self._load(number, candidates)
+            if load is not None:
+                self._loads[request_id], self._loaded[request_id] = load, load.lower
 
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
         """Its engine found so many prompt tokens cached; heard before its first token, it counts.
@@ -241,8 +265,10 @@ class ForecastPolicy(Policy):
 
     def on_first_token(self, request_id: str, now: float) -> None:
         """Its prompt is computed."""
-        load, loaded = self._loads.get(request_id), self._loaded.get(request_id)
-        self._forget_load(request_id)
+        load = loaded = None
+        if self._loads:
+            load, loaded = self._loads.get(request_id), self._loaded.get(request_id)
+            self._forget_load(request_id)
         slow = False
         if load is not None and loaded is not None:
             used_s = self._computing_s(load.block_size)
@@ -261,7 +287,8 @@ class ForecastPolicy(Policy):
 
     def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
         """It is over, however; `output_tokens` if somebody has counted them."""
-        self._forget_load(request_id)
+        if self._loads:
+            self._forget_load(request_id)
         found = self._forecast.end(request_id, now, output_tokens or 0)
         if found is not None and found[1] > 0:
             self._watch.on_answer(found[1], found[2])
@@ -314,6 +341,8 @@ class ForecastPolicy(Policy):
 
     def _saved(self, candidates: Candidates) -> Blocks | None:
         """Blocks of prefill that each worker's tiers save, less what loading them takes."""
+        if candidates.host_overlaps is None:
+            return candidates.saved_prefill_blocks
         device, host, disk = _tiers(candidates)
         if device is None or host is None or disk is None:
             return candidates.saved_prefill_blocks

@@ -17,8 +17,10 @@ from oracles.forecast import (
     running_mean,
 )
 
+from dynamo_router.router.policy._cost import pick as pick_number
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
+from dynamo_router.slots.table import SlotTable
 
 WORKERS = 4
 TWIN = [2, 0, 3, 1]  # the numbers of the same workers there
@@ -159,6 +161,41 @@ class ForecastMachine(RuleBasedStateMachine):
         costs = self.kernel.score(*given, overlap, block, eligible, self.now)
         for number in range(WORKERS):
             assert costs[number] == (rows[number]["cost"] if eligible[number] else np.inf)
+
+    @rule(
+        isl=ISLS,
+        overlaps=per_worker(st.integers(0, 20)),
+        eligible=per_worker(st.booleans()),
+        held=per_worker(st.integers(0, 12)),
+        unheard=st.none() | per_worker(st.integers(0, 3)),
+        u=st.floats(0, 1, exclude_max=True),
+    )
+    def the_choice_is_a_draw_among_the_costs(self, isl, overlaps, eligible, held, unheard, u):
+        for kernel, places in ((self.kernel, range(WORKERS)), (self.twin, TWIN)):
+            workers = {places[number]: facts for number, facts in self.workers.items()}
+            self.choose(kernel, workers, isl, overlaps, eligible, held, unheard, u)
+
+    def choose(self, kernel, workers, isl, overlaps, eligible, held, unheard, u):
+        slots = SlotTable(BLOCK_SIZE)
+        for number, blocks in enumerate(held):
+            slots.add_worker(number)
+            hashes = np.arange(blocks, dtype=np.uint64)
+            slots.add_request(f"{number}", number, hashes, isl=1, overlap_blocks=0, now=0.0)
+        asked = np.arange(5, 5 + isl // 400, dtype=np.uint64)
+        blocks, _ = slots.potential(asked, isl, None)
+        mask = np.array(eligible)
+        ahead = None if unheard is None else np.array(unheard, np.float64)
+        given = isl, BLOCK_SIZE, np.array(overlaps, np.uint32)
+        costs = kernel.score(*given, blocks, mask, self.now)
+        costs[[number not in workers for number in range(WORKERS)]] = np.inf
+        if ahead is not None:
+            costs += 0.01 * ahead
+        number = kernel.choose(*given, slots.native, asked, mask, ahead, 0.01, self.now, u)
+        assert number == pick_number(costs, 0.0, u)
+        if number >= 0:
+            bounded = workers[number][1] > 0
+            assert kernel.chosen_blocks == (blocks[number] if bounded else 0)
+            assert slots.potential_of(asked, number) == blocks[number]
 
     def adds_up(self, row):
         usual = self.kernel.learnt()[2]

@@ -75,15 +75,15 @@ def test_the_costs_are_those_that_choose_compares(
     config: dict[str, Any], kind: type[Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = []
-    score: Callable[[Any, Candidates], Floats] = kind.score
+    choose: Callable[[Any, Candidates, Any], int] = kind.choose
 
-    def spy(self: Policy, candidates: Candidates) -> Floats:
-        compared.append(score(self, candidates))
-        return compared[-1]
+    def spy(self: Policy, candidates: Candidates, rng: Any) -> int:
+        compared.append(self.score(candidates))
+        return choose(self, candidates, rng)
 
     with busy_router(**config) as router:
         explanation = router.explain(PROMPT)
-        monkeypatch.setattr(kind, "score", spy)
+        monkeypatch.setattr(kind, "choose", spy)
         decision = router.decide(PROMPT)
     assert [each.cost for each in explanation.candidates] == compared[0].tolist()
     assert decision.worker in explanation.cheapest
