@@ -45,10 +45,12 @@ class Figures(msgspec.Struct, frozen=True):
 
 class Cell(msgspec.Struct, frozen=True):
     """One kind of peer. Memory is the router's, in MiB: before, at most while the peer misbehaved,
-    and at the end; CPU is in cores, while it misbehaved."""
+    and at the end; CPU is in cores, while it misbehaved. `direct` is of a client that asks an
+    engine itself meanwhile: what all wait for at the engines, and not at the router."""
 
     kind: str
     phases: dict[PhaseName, Figures]
+    direct: dict[PhaseName, Figures]
     memory_mib: tuple[float, float, float]
     router_cpu: float
     peer_cpu: float

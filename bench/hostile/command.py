@@ -37,6 +37,10 @@ FREEZE = "freeze"
 """An engine that is stopped by its operating system."""
 ENGINES = (*MISBEHAVIOURS, FREEZE)
 KINDS = (*(f"engine-{name}" for name in ENGINES), *PEERS)
+THROUGH, DIRECT = "through", "direct"
+"""clients that behave: one asks the router, the other an engine itself"""
+DIRECT_SHARE = 0.5
+"""Requests of the latter for one of the former: it is there to measure, not to load."""
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 SETTLE_S = 1.0
@@ -123,13 +127,20 @@ async def _trial(config: HostileBenchConfig, kind: str, folder: Path) -> AsyncIt
         )
         router = await stack.enter_async_context(serve)
         samples = folder / "samples"
-        asks = [router.grpc_address, str(tokens["client"]), str(config.rate), str(samples)]
-        client, _ = await _child(["client", *asks], stack)
+        samples.mkdir()
+        clients = []
+        # The engines are one process: the first makes its callers wait as all of them do.
+        for name, address, share in (
+            (THROUGH, router.grpc_address, 1.0),
+            (DIRECT, addresses[0], DIRECT_SHARE),
+        ):
+            asks = [address, str(tokens["client"]), str(config.rate * share), str(samples / name)]
+            clients.append((await _child(["client", *asks], stack))[0])
         if behaviour not in ENGINES:
             calls = [router.grpc_address, router.http_address, nats.url, str(tokens["hostile"])]
             peer, _ = await _child(["peers", kind, *calls], stack, nice=True)
         assert router.pid is not None
-        yield _Trial(kind, router.pid, peer, client, samples)
+        yield _Trial(kind, router.pid, [peer, *clients], samples)
 
 
 def _write_tokens(folder: Path) -> dict[str, Path]:
@@ -175,11 +186,13 @@ class _Trial:
     """The processes of one kind of peer."""
 
     def __init__(
-        self, kind: str, router: int, peer: ChildProcess, client: ChildProcess, samples: Path
+        self, kind: str, router: int, children: Sequence[ChildProcess], samples: Path
     ) -> None:
-        assert peer.pid is not None
-        self._kind, self._router, self._peer, self._samples = kind, router, peer.pid, samples
-        self._children = (peer, client)
+        """`children`: the peer first. `samples`: the folder of what the clients noted."""
+        pid = children[0].pid
+        assert pid is not None
+        self._kind, self._router, self._peer, self._samples = kind, router, pid, samples
+        self._children = children
         self._phases: list[Phase] = []
         self._most_mib = 0.0
 
@@ -203,18 +216,19 @@ class _Trial:
                 await self._phase("control", config.seconds)
             await asyncio.sleep(SETTLE_S)
         memory = (before, self._most_mib, memory_mib(self._router))
-        lines = self._samples.read_bytes().splitlines(keepends=True)
-        samples = [msgspec.json.decode(line, type=Sample) for line in lines if line[-1:] == b"\n"]
-        figures: dict[PhaseName, Figures] = {
-            name: figures_of(samples, self._phases, name) for name in PHASES
-        }
         return Cell(
             self._kind,
-            figures,
+            self._figures(THROUGH),
+            self._figures(DIRECT),
             memory,
             sum(router_shares) / len(router_shares),
             sum(shares) / len(shares),
         )
+
+    def _figures(self, client: str) -> dict[PhaseName, Figures]:
+        lines = (self._samples / client).read_bytes().splitlines(keepends=True)
+        samples = [msgspec.json.decode(line, type=Sample) for line in lines if line[-1:] == b"\n"]
+        return {name: figures_of(samples, self._phases, name) for name in PHASES}
 
     async def _phase(self, name: PhaseName, seconds: float) -> None:
         began = time.monotonic()
@@ -250,7 +264,7 @@ async def _burning(cores: float) -> AsyncIterator[None]:
 def hostile_table(cells: Sequence[Cell]) -> Table:
     """Worst first. Times in ms, memory in MiB, CPU in cores."""
     table = new_table(title="time to first token of a client that behaves, ms")
-    headings = ("ratio", "net", *PHASES, "gap", "failed", "MiB", "cores")
+    headings = ("ratio", "net", *PHASES, "direct", "gap", "failed", "MiB", "cores")
     table.add_column("peer", no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -260,7 +274,7 @@ def hostile_table(cells: Sequence[Cell]) -> Table:
             cell.kind if cell.meets_goal else f"{cell.kind} *",
             f"{cell.ratio:.1f}",
             f"{cell.net_ratio:.1f}",
-            *(_pair(each.p50_ms, each.p99_ms) for each in figures),
+            *(_pair(each.p50_ms, each.p99_ms) for each in (*figures, cell.direct["hostile"])),
             _pair(quiet.longest_gap_ms, hostile.longest_gap_ms),
             f"{hostile.failed}/{hostile.requests}",
             " ".join(f"{mib:.0f}" for mib in cell.memory_mib),
@@ -268,8 +282,9 @@ def hostile_table(cells: Sequence[Cell]) -> Table:
         )
     table.caption = (
         "p50 and p99 of each phase; ratio: p99 hostile to quiet, net: to the worse of quiet and"
-        " control; gap: longest, quiet and hostile; MiB: the router before, at most, after; cores:"
-        " used by router and peer; *: more than doubled, or more than 1 % failed"
+        " control; direct: hostile, of a client that asks an engine itself; gap: longest, quiet and"
+        " hostile; MiB: the router before, at most, after; cores: used by router and peer;"
+        " *: more than doubled, or more than 1 % failed"
     )
     return table
 

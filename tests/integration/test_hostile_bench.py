@@ -20,6 +20,7 @@ def test_each_kind_of_process_is_measured(tmp_path: Path) -> None:
         assert set(result["phases"]) == set(PHASES)
         answered = [figures for figures in result["phases"].values() if figures["requests"]]
         assert answered and all(figures["p99_ms"] > 0 for figures in answered)
+        assert any(figures["requests"] for figures in result["direct"].values())
         before, most, after = result["memory_mib"]
         assert min(before, most, after) > 10 and result["router_cpu"] > 0
     assert results["scraper"]["peer_cpu"] > 0

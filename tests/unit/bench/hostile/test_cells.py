@@ -29,7 +29,7 @@ def cell(
         name: Figures(100, failed if name == "hostile" else 0, 1.0, p99, 0.0)
         for name, p99 in zip(PHASES, (quiet, hostile, control), strict=True)
     }
-    return Cell("peer", figures, (1.0, 2.0, 1.0), 0.1, 0.1)
+    return Cell("peer", figures, figures, (1.0, 2.0, 1.0), 0.1, 0.1)
 
 
 def test_a_request_counts_in_the_phase_that_it_was_sent_in() -> None:
