@@ -34,7 +34,9 @@ class ChannelLimits:
     keepalive_timeout_s: float = 5.0
     first_backoff_s: float = 0.2
     max_backoff_s: float = 2.0
-    window_bytes: int = 256 << 10
+    window_bytes: int = 64 << 10
+    """Of each stream. A server like gRPC's sends this much of one before it turns to the next: the
+    first byte of a short answer comes behind so much of each long one."""
     max_message_bytes: int = 32 << 20
     max_header_bytes: int = 16 << 10
 
