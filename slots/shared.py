@@ -85,6 +85,17 @@ class SharedSlots(SlotTable):
             self._by_worker[number] = self._by_worker.get(number, 0) + 1
         return booked
 
+    def complete_peer_prefill(self, request_id: str) -> bool:
+        """The first token of another router's request is out. False if it is not booked."""
+        return self._book.mark_prefill_completed(request_id)
+
+    def free_peer_request(self, request_id: str) -> bool:
+        """Another router's request ended. False if it is not booked."""
+        known = self._book.free(request_id)
+        if known:
+            self._forget_peer(self._peers.pop(request_id))
+        return known
+
     def mark_prefill_completed(self, request_id: str, cached_tokens: int | None = None) -> bool:
         known = super().mark_prefill_completed(request_id)
         if known and self.listener is not None and request_id not in self._peers:
@@ -121,7 +132,12 @@ class SharedSlots(SlotTable):
             if number is None:
                 if self.listener is not None:
                     self.listener.on_ended(request_id, output_tokens)
-            elif self._by_worker[number] > 1:
-                self._by_worker[number] -= 1
             else:
-                del self._by_worker[number]
+                self._forget_peer(number)
+
+    def _forget_peer(self, number: int) -> None:
+        """A worker has one of the others' requests less."""
+        if self._by_worker[number] > 1:
+            self._by_worker[number] -= 1
+        else:
+            del self._by_worker[number]

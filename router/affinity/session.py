@@ -16,6 +16,7 @@ SESSION_FINAL_KEY = "x-dynamo-session-final"
 SESSION_TIMEOUT_KEY = "x-dynamo-session-timeout"
 """Request metadata: seconds without a request after which the session is over, if that is sooner
 than the router's TTL."""
+_READ_KEYS = frozenset((*SESSION_KEYS, SESSION_FINAL_KEY, SESSION_TIMEOUT_KEY))
 LONGEST_ID = 256
 """Bytes."""
 RETURNING = 80
@@ -60,8 +61,10 @@ def read_session(
     """
     said: dict[str, str] = {}
     for key, value in metadata or ():
-        if key in SESSION_KEYS or key in (SESSION_FINAL_KEY, SESSION_TIMEOUT_KEY):
+        if key in _READ_KEYS:
             said[key] = value if isinstance(value, str) else value.decode("latin-1")
+    if not said:
+        return None
     name = next((key for key in SESSION_KEYS if said.get(key)), None)
     if name is None:
         return None

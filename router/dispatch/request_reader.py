@@ -1,8 +1,6 @@
 """Reads callers' requests within bounds, long ones off the event loop."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +10,7 @@ from ...runtime.errors import InvalidRequestError
 from ...runtime.limit_hits import LimitHits
 from ...runtime.off_loop import OffLoop
 from ..peer_limits import PeerLimits
-from ..prompt import Content, Prompt
+from ..prompt import NO_CONTENT, Content, Prompt
 from ._generate_request import parse_tokens
 from ._json_tokens import cut_tokens
 from .generate_request import GenerateFacts, read_generate
@@ -25,7 +23,6 @@ MAX_DECODED_BYTES = 64 << 10
 """Longest message that is decoded as a whole; tokens, which have a limit of their own, apart."""
 
 Tokens = npt.NDArray[np.uint32]
-T = TypeVar("T")
 
 
 class RequestReader:
@@ -66,29 +63,30 @@ class RequestReader:
 
     async def tokens(self, body: bytes, number: int = 1) -> tuple[Tokens, bytes]:
         """The token ids of a message, its field `number`, and its other fields as a message."""
-
-        def read() -> tuple[Tokens, bytes]:
-            try:
-                return parse_tokens(body, number, self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
-            except ValueError:
-                raise InvalidRequestError("the message is not of the method's type") from None
-
-        return await self._read(len(body), read)
+        most = (self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
+        try:
+            if len(body) <= LONG_BYTES:
+                return parse_tokens(body, number, *most)
+            return await self.off_loop.run(partial(parse_tokens, body, number, *most))
+        except OverflowError as error:
+            raise self._too_long(error) from None
+        except ValueError:
+            raise InvalidRequestError("the message is not of the method's type") from None
 
     async def json_tokens(self, body: bytes, key: bytes) -> tuple[Tokens, bytes]:
         """The token ids under a key of a JSON object, none if they are not there, and the object
         with an empty list in their place."""
-
-        def read() -> tuple[Tokens, bytes]:
-            try:
-                tokens, rest = cut_tokens(
-                    body, key, self.limits.max_prompt_tokens, MAX_DECODED_BYTES
-                )
-            except ValueError as error:
-                raise InvalidRequestError(f"{key.decode()}: {error}") from None
-            return np.empty(0, np.uint32) if tokens is None else tokens, rest
-
-        return await self._read(len(body), read)
+        most = (self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
+        try:
+            if len(body) <= LONG_BYTES:
+                tokens, rest = cut_tokens(body, key, *most)
+            else:
+                tokens, rest = await self.off_loop.run(partial(cut_tokens, body, key, *most))
+        except OverflowError as error:
+            raise self._too_long(error) from None
+        except ValueError as error:
+            raise InvalidRequestError(f"{key.decode()}: {error}") from None
+        return np.empty(0, np.uint32) if tokens is None else tokens, rest
 
     async def prompt(
         self, tokens: Integers, lora_name: str | None, cache_namespace: str | None
@@ -97,9 +95,11 @@ class RequestReader:
 
         InvalidRequestError if there are no tokens or a name is too long.
         """
-        self.check_name("lora_name", lora_name or "")
-        self.check_name("cache_namespace", cache_namespace or "")
-        content = Content(lora_name or None, cache_namespace or None)
+        content = NO_CONTENT
+        if lora_name or cache_namespace:
+            self.check_name("lora_name", lora_name or "")
+            self.check_name("cache_namespace", cache_namespace or "")
+            content = Content(lora_name or None, cache_namespace or None)
         prompt = Prompt(tokens, self._block_size, content)
         if prompt.isl * 4 > LONG_BYTES and self._hashes:
             await self.off_loop.run(partial(self._hash, prompt))
@@ -107,7 +107,7 @@ class RequestReader:
 
     def check_name(self, what: str, name: str) -> None:
         """InvalidRequestError if a name that a caller gives is too long."""
-        if len(name.encode("utf-8", "surrogatepass")) > self.limits.max_id_bytes:
+        if name and len(name.encode("utf-8", "surrogatepass")) > self.limits.max_id_bytes:
             self.hits.hit("max_id_bytes")
             most = self.limits.max_id_bytes
             raise InvalidRequestError(f"{what} is longer than {most} bytes")
@@ -120,14 +120,6 @@ class RequestReader:
         facts = read_generate(body, self._block_size, max_tokens, max_id_bytes)
         self._hash(facts.prompt)
         return facts
-
-    async def _read(self, size: int, read: Callable[[], T]) -> T:
-        try:
-            if size > LONG_BYTES:
-                return await self.off_loop.run(read)
-            return read()
-        except OverflowError as error:
-            raise self._too_long(error) from None
 
     def _too_long(self, error: OverflowError) -> InvalidRequestError:
         limit, found = error.args

@@ -4,7 +4,7 @@ Entered by KvRouter and by authors of policies, who derive from `Policy`; knows 
 on their way.
 """
 
-from .base import MODES, Candidates, Mode, Policy
+from .base import MODES, Candidates, HeardBooking, Mode, Policy
 from .cost import (
     LOWER_TIER_WEIGHTS,
     Blocks,
@@ -38,6 +38,7 @@ __all__ = [
     "ForecastParams",
     "ForecastPolicy",
     "GuardedPolicy",
+    "HeardBooking",
     "LMetric",
     "LOWER_TIER_WEIGHTS",
     "MODES",

@@ -1,7 +1,7 @@
 """What a policy is: the modes by name, what a policy sees of a request, and what it answers."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,40 @@ def _not_below_share() -> float:
     return 1.0
 
 
+class HeardBooking(NamedTuple):
+    """A request that another router has sent to a worker, and that `slots` count there."""
+
+    request_id: str
+    number: int
+    """the worker's"""
+    isl: int
+    cached_tokens: int
+    """of its prompt, in whole blocks; all of one that was computed before it was heard of"""
+    hashes: npt.NDArray[np.uint64] | None
+    slots: SlotTable
+    eligible: Mask
+    now: float
+
+    def candidates(self) -> Candidates:
+        """The request before the workers; only what it finds at its own one is known."""
+        overlaps = np.zeros(len(self.eligible), np.uint32)
+        overlaps[self.number] = self.cached_tokens // self.slots.block_size
+        found = Candidates(
+            self.slots,
+            isl=self.isl,
+            eligible=self.eligible,
+            overlaps=overlaps,
+            sequence_hashes=self.hashes,
+            now=self.now,
+        )
+        found.chosen = self.number, self.blocks()
+        return found
+
+    def blocks(self) -> float:
+        """In use at its worker, which has its own already."""
+        return float(self.slots.potential_of(None, self.number))
+
+
 class Policy:
     """Chooses a worker for each request: `score` must be written, the rest has defaults.
 
@@ -194,6 +228,10 @@ class Policy:
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         """A request goes to a worker, whoever chose it. The candidates are those it was one of."""
+
+    def on_heard(self, heard: HeardBooking) -> None:
+        """Another router has sent a request to a worker: as `on_booked`, unless overridden."""
+        self.on_booked(heard.request_id, heard.number, heard.candidates())
 
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
         """Its engine says how many of its prompt's tokens it found cached; 0 may mean nothing.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from ...runtime.errors import ConfigError, NoWorkersError
 from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
-from .base import Candidates, Policy
+from .base import Candidates, HeardBooking, Policy
 from .cost import Blocks, Counts, Floats, Mask
 from .draw import Rng, nobody_left
 from .modes import LMetric
@@ -252,12 +252,18 @@ class ForecastPolicy(Policy):
             if load is not None:
                 self._loads[request_id], self._loaded[request_id] = load, load.lower
 
+    def on_heard(self, heard: HeardBooking) -> None:
+        """A request of another router was: none of its blocks are taken to be loaded."""
+        request_id, number, isl, cached_tokens, *_ = heard
+        tokens = isl - cached_tokens if cached_tokens < isl else 1
+        self._forecast.book(request_id, number, isl, tokens, heard.now, heard.blocks())
+
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
         """Its engine found so many prompt tokens cached; heard before its first token, it counts.
 
         It tells a slow engine from one whose cache is not as the index says.
         """
-        load = self._loads.get(request_id)
+        load = self._loads.get(request_id) if self._loads else None
         if load is not None and cached_tokens > 0:
             loaded = self._loaded[request_id] = load.loaded(cached_tokens)
             cached_tokens = max(1, cached_tokens - load.unsaved_tokens(loaded))

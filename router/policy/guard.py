@@ -10,7 +10,7 @@ import numpy as np
 
 from ...runtime.errors import RouterError
 from ...workers.registry import WorkerEntry
-from .base import Candidates, Policy
+from .base import Candidates, HeardBooking, Policy
 from .cost import Counts, Floats, Mask
 from .draw import Rng
 from .residuals import ResidualState
@@ -98,6 +98,9 @@ class GuardedPolicy(Policy):
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         self._tell("on_booked", request_id, number, candidates)
+
+    def on_heard(self, heard: HeardBooking) -> None:
+        self._tell("on_heard", heard)
 
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
         self._tell("on_cached", request_id, cached_tokens)

@@ -167,10 +167,12 @@ class ResidualWatch:
 
 
 def _scatter(values: list[float]) -> float:
-    middle = _median(values)
-    return _median([abs(value - middle) for value in values])
-
-
-def _median(values: list[float]) -> float:
+    """Median distance from the median, of the upper ones where there are two."""
     ordered = sorted(values)
-    return ordered[len(ordered) // 2]
+    half = len(ordered) // 2
+    middle = ordered[half]
+    # Both halves in ascending order: what is sorted already takes no time to sort.
+    distances = [middle - value for value in ordered[half::-1]]
+    distances += [value - middle for value in ordered[half + 1 :]]
+    distances.sort()
+    return distances[half]

@@ -11,18 +11,10 @@ from ...slots.replicas import Booked, PeerBook
 from ...slots.shared import PEER_MARK, SharedSlots
 from ...workers.registry import WorkerRegistry
 from ..config import KvRouterConfig
-from ..policy import Candidates, Floats, Policy
+from ..policy import Floats, HeardBooking, Policy
 from .first_choice import FirstChoice
 
 _HASHES = np.dtype("<u8")
-
-
-class HeardRequest(Candidates):
-    """A request that another router has given to a worker, and that is counted there."""
-
-    def blocks_with(self, number: int) -> float:
-        """Only for that worker, which has them already."""
-        return float(self.slots.active_blocks()[number])
 
 
 class PeerLoad:
@@ -87,28 +79,23 @@ class PeerLoad:
         if booked and self._learner.learns:
             # A prompt that was computed before it was heard of is as good as cached, and its first
             # token teaches nothing.
-            overlaps = np.zeros(self.registry.capacity, np.uint32)
-            overlaps[number] = (booking.isl - left) // slots.block_size
-            candidates = HeardRequest(
-                slots,
-                isl=booking.isl,
-                eligible=self.registry.eligible(now),
-                overlaps=overlaps,
-                sequence_hashes=hashes,
-                now=now,
+            isl, block_size = booking.isl, slots.block_size
+            cached = (isl - left) // block_size * block_size
+            eligible = self.registry.eligible(now)
+            self._learner.on_heard(
+                HeardBooking(request_id, number, isl, cached, hashes, slots, eligible, now)
             )
-            self._learner.on_booked(request_id, number, candidates)
 
     def complete_prefill(self, key: str, cached_tokens: int) -> None:
         request_id = PEER_MARK + key
-        if self.slots.mark_prefill_completed(request_id) and self._learner.learns:
+        if self.slots.complete_peer_prefill(request_id) and self._learner.learns:
             if cached_tokens >= 0:
                 self._learner.on_cached(request_id, cached_tokens)
             self._learner.on_first_token(request_id, self._clock.now())
 
     def release(self, key: str, output_tokens: int) -> None:
         request_id = PEER_MARK + key
-        if self.slots.free(request_id) and self._learner.learns:
+        if self.slots.free_peer_request(request_id) and self._learner.learns:
             self._learner.on_end(request_id, self._clock.now(), output_tokens or None)
 
     def on_worker(self, ranks: Iterable[WorkerWithDpRank]) -> None:

@@ -1,7 +1,7 @@
 """Selection over gRPC: dynamo_router.v1.RouterService, documented in proto/router.proto."""
 
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -44,18 +44,20 @@ class RouterService(WorkerRpcs):
 
     def _method(self, method: Any) -> Method:
         request, answer = getattr(pb, method.input_type.name), getattr(self, method.name)
-        decode = request.FromString
-        if "token_ids" in request.DESCRIPTOR.fields_by_name:
-            decode, answer = None, partial(self._with_prompt, answer, request)
+        decode, fields = request.FromString, request.DESCRIPTOR.fields_by_name
+        if "token_ids" in fields:
+            asked = _AskedMethod(answer, request, request(), "request_id" in fields)
+            decode, answer = None, partial(self._with_prompt, asked)
         return Method(answer, decode, _serialize)
 
-    async def _with_prompt(self, method: Any, kind: Any, body: bytes, context: ServerCall) -> Any:
+    async def _with_prompt(self, about: "_AskedMethod", body: bytes, context: ServerCall) -> Any:
         """The answer of a method, given the prompt and the other fields of its request; errors of
         the router become the status of the RPC."""
+        method, kind = about.method, about.kind
         try:
             tokens, rest = await self._reader.tokens(body)
-            request = _decoded(kind, rest)
-            if "request_id" in kind.DESCRIPTOR.fields_by_name:
+            request = _decoded(kind, rest) if rest else about.blank
+            if about.has_id and rest:
                 self._reader.check_name("request_id", request.request_id)
             metadata = context.invocation_metadata()
             asked = read_objectives(metadata)
@@ -174,6 +176,16 @@ class RouterService(WorkerRpcs):
         head = msgspec.json.encode(explanation.to_dict([])).removesuffix(b"]}")
         answer.json = b"".join((head, b",".join(rows), b"]}")).decode()
         return answer
+
+
+class _AskedMethod(NamedTuple):
+    """A method that takes a prompt, and what its requests are."""
+
+    method: Any
+    kind: Any
+    blank: Any
+    """a request of nothing but a prompt; not to be changed"""
+    has_id: bool
 
 
 def router_service_paths() -> list[str]:

@@ -7,7 +7,7 @@ import structlog
 
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
-from dynamo_router.router.policy import Candidates
+from dynamo_router.router.policy import HeardBooking
 from dynamo_router.router.replicas import Replica
 from dynamo_router.router.replicas.dynamo_replicas import (
     ACTIVE_SEQUENCES,
@@ -131,20 +131,22 @@ def test_the_forecast_counts_the_others_requests(sites: list[Site]) -> None:
 def test_a_policy_is_told_what_a_heard_request_weighs_where_it_is(sites: list[Site]) -> None:
     """What it asks of the one worker is what it would find among all of them."""
     one, two = sites
-    weights: list[tuple[float, float]] = []
+    weights: list[tuple[float, float, float]] = []
     learner = two.load._learner
 
-    def told(request_id: str, number: int, candidates: Candidates) -> None:
-        weights.append((candidates.blocks_with(number), candidates.potential_blocks[number]))
+    def told(heard: HeardBooking) -> None:
+        candidates, number = heard.candidates(), heard.number
+        there = candidates.blocks_with(number), candidates.potential_blocks[number]
+        weights.append((heard.blocks(), *there))
 
-    learner.on_booked = told  # type: ignore[method-assign]
+    learner.on_heard = told  # type: ignore[method-assign]
     one.router.decide(prompt(0, 8), "a", pinned_worker=1)
     one.router.decide(prompt(0, 20), "b", pinned_worker=1)
     two.router.decide(prompt(500, 3), "c", pinned_worker=2)
     one.router.decide(prompt(500, 5), "d", pinned_worker=2)
     weights.clear()
     pass_on(sites)
-    assert weights == [(8, 8), (20, 20), (5, 5)]
+    assert weights == [(8, 8, 8), (20, 20, 20), (5, 5, 5)]
 
 
 def test_a_late_joiner_gets_the_picture_and_learns_nothing_from_old_first_tokens() -> None:
