@@ -85,9 +85,8 @@ class CarriedCall:
     def time_remaining(self) -> float | None:
         return None  # the front gives it up
 
-    @property
-    def has_message(self) -> bool:
-        return False
+    def read_at_once(self) -> bytes | None:
+        return None
 
     async def read(self) -> bytes | None:
         return None

@@ -5,11 +5,13 @@ Servers bound calls by dropping them without a count, so their own limits are se
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import grpc
 
 from ...runtime.grpc_servers import Method, ServerCall, answer_call
+from ...workers.channels import Metadata
 from ..access import AccessError, GrpcGuard, current_caller, set_account
 from ..admission import SharedBound
 from ..dispatch import MAX_DECODED_BYTES
@@ -26,33 +28,37 @@ class CheckedCalls:
 
     def serving(self, path: str, method: Method) -> Any:
         """How the calls of a method are served."""
-        calls, bound = self._calls, self._calls.bound_of(path)
+        calls, bound, guard = self._calls, self._calls.bound_of(path), self._guard
         answer = _answer_stream if method.streams else _answer
 
         async def serve(call: ServerCall) -> None:
-            await self._admit(path, call)
-            caller = await _enter(calls, bound, call)
             try:
+                guard.admit(path, call)
+            except AccessError as error:
+                await _deny(call, error)
+            metadata = call.invocation_metadata()
+            if metadata and _size_of(metadata) > calls.max_metadata_bytes:
+                calls.hits.hit("max_metadata_bytes")
+                await _refuse(calls, bound, call, "its metadata is too long")
+            caller = current_caller().name or peer_host(call.peer())
+            refusal = bound.take(caller)
+            if refusal is not None:
+                await _refuse(calls, bound, call, refusal)
+            try:
+                set_account(caller)
                 await answer(method, calls, bound, caller, call)
             finally:
                 bound.give_back(caller)
 
         return serve
 
-    async def _admit(self, path: str, call: ServerCall) -> None:
-        try:
-            self._guard.admit(path, call)
-        except AccessError as error:
-            code = grpc.StatusCode.UNAUTHENTICATED
-            if error.authenticated:
-                code = grpc.StatusCode.PERMISSION_DENIED
-            await call.abort(code, str(error))
-
 
 async def _answer(
     method: Method, calls: CallLimits, bound: SharedBound, caller: str, call: ServerCall
 ) -> None:
-    message = await _read(calls, call)
+    message = call.read_at_once()  # it mostly is there: a time-out would cost more than to read it
+    if message is None:
+        message = await _read(calls, call)
     size = len(message)
     refusal = calls.bytes.take(caller, size)
     if refusal is not None:
@@ -80,18 +86,15 @@ async def _answer_stream(
     await answer_call(method, requests(), call)
 
 
-async def _enter(calls: CallLimits, bound: SharedBound, call: ServerCall) -> str:
-    """Count a call in; whose share it has."""
-    metadata = call.invocation_metadata()
-    if sum(len(key) + len(value) for key, value in metadata) > calls.max_metadata_bytes:
-        calls.hits.hit("max_metadata_bytes")
-        await _refuse(calls, bound, call, "its metadata is too long")
-    caller = current_caller().name or peer_host(call.peer())
-    refusal = bound.take(caller)
-    if refusal is not None:
-        await _refuse(calls, bound, call, refusal)
-    set_account(caller)
-    return caller
+def _size_of(metadata: Metadata) -> int:
+    return sum(len(key) + len(value) for key, value in metadata)
+
+
+async def _deny(call: ServerCall, error: AccessError) -> NoReturn:
+    code = grpc.StatusCode.UNAUTHENTICATED
+    if error.authenticated:
+        code = grpc.StatusCode.PERMISSION_DENIED
+    await call.abort(code, str(error))
 
 
 async def _refuse(calls: CallLimits, bound: SharedBound, call: ServerCall, why: str) -> NoReturn:
@@ -103,11 +106,8 @@ async def _refuse(calls: CallLimits, bound: SharedBound, call: ServerCall, why: 
 async def _read(calls: CallLimits, call: ServerCall) -> bytes:
     """The call's message as it came."""
     try:
-        if call.has_message:  # it mostly has; a time-out would cost more than to read it
+        async with asyncio.timeout(calls.message_timeout_s):
             message = await call.read()
-        else:
-            async with asyncio.timeout(calls.message_timeout_s):
-                message = await call.read()
     except TimeoutError:
         calls.hits.hit("message_timeout_s")
         text = "the call's message did not come"
@@ -129,6 +129,7 @@ async def _decoded(calls: CallLimits, method: Method, message: bytes, call: Serv
         await call.abort(_INVALID, "the message is not of the method's type")
 
 
+@lru_cache(maxsize=4096)
 def peer_host(peer: str) -> str:
     """The address in what gRPC calls a peer, without its port: ipv4:ADDRESS:PORT and the like."""
     return peer.rpartition(":")[0] if peer.startswith("ip") else peer

@@ -7,7 +7,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -25,7 +25,7 @@ from ...workers.health import HealthMonitor
 from ...workers.trtllm_client import WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ..access import current_account, current_caller
-from ..admission import NORMAL, Urgency, read_objectives
+from ..admission import NO_OBJECTIVES, NORMAL, Urgency, read_objectives
 from ..affinity import read_session
 from ..dispatch import ClientGoneError, Dispatcher, status_of
 
@@ -44,6 +44,8 @@ _FORWARDED = frozenset(("traceparent", "tracestate", "baggage", RETURNING_KEY))
 
 MAX_TRAILING_BYTES = 4096
 """An engine's trailing metadata are passed on up to here: clients refuse more than 8 to 16 kB."""
+
+_NOTHING: tuple[Metadata, WorkerWithDpRank | None, Urgency] = (), None, NORMAL
 
 log = structlog.get_logger(__name__)
 
@@ -68,8 +70,13 @@ class TrtllmService:
 
     async def _generate(self, request: bytes, context: ServerCall) -> None:
         try:
-            metadata = context.invocation_metadata()
-            forwarded, pinned, urgency = read_metadata(metadata)
+            metadata, caller = context.invocation_metadata(), current_caller()
+            forwarded, pinned, urgency = _NOTHING
+            objectives, session = NO_OBJECTIVES, None
+            if metadata:
+                forwarded, pinned, urgency = read_metadata(metadata)
+                objectives = read_objectives(metadata)
+                session = read_session(metadata, caller.name, current_account())
             decision = await self._dispatcher.generate(
                 request,
                 partial(_write, context),
@@ -78,18 +85,14 @@ class TrtllmService:
                 metadata=forwarded,
                 pinned=pinned,
                 urgency=urgency,
-                objectives=read_objectives(metadata),
-                call_metadata=metadata or (),
-                session=read_session(metadata, current_caller().name, current_account()),
-                caller=current_caller(),
+                objectives=objectives,
+                call_metadata=metadata,
+                session=session,
+                caller=caller,
             )
         except Exception as error:
             await abort_with(context, error)
-        worker = decision.worker
-        trailing: tuple[tuple[str, str], ...] = ((WORKER_ID_KEY, str(worker.worker_id)),)
-        if worker.dp_rank:
-            trailing += ((DP_RANK_KEY, str(worker.dp_rank)),)
-        context.set_trailing_metadata(trailing)
+        context.set_trailing_metadata(_worker_told(decision.worker))
 
     async def _health_check(self, request: Any, context: ServerCall) -> Any:
         ready = self._monitor.any_ready
@@ -147,6 +150,15 @@ class TrtllmService:
             "GetTokenizer": Method(self._get_tokenizer),
             "SubscribeKvEvents": Method(self._subscribe_kv_events),
         }
+
+
+@lru_cache(maxsize=4096)
+def _worker_told(worker: WorkerWithDpRank) -> tuple[tuple[str, str], ...]:
+    """Which worker answered, as metadata."""
+    told: tuple[tuple[str, str], ...] = ((WORKER_ID_KEY, str(worker.worker_id)),)
+    if worker.dp_rank:
+        told += ((DP_RANK_KEY, str(worker.dp_rank)),)
+    return told
 
 
 async def abort_with(context: ServerCall, error: Exception) -> NoReturn:

@@ -39,9 +39,8 @@ class AioCall:
         left: float | None = self._context.time_remaining()
         return left
 
-    @property
-    def has_message(self) -> bool:
-        return False  # it does not tell
+    def read_at_once(self) -> bytes | None:
+        return None  # it does not tell
 
     async def read(self) -> bytes | None:
         message = await self._context.read()

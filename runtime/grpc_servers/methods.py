@@ -31,9 +31,8 @@ class ServerCall(Protocol):
         """Seconds until the client gives it up; None: it does not say."""
         ...
 
-    @property
-    def has_message(self) -> bool:
-        """Whether `read` is known to return one at once."""
+    def read_at_once(self) -> bytes | None:
+        """The next message, if it is known to be there."""
         ...
 
     async def read(self) -> bytes | None:

@@ -100,6 +100,16 @@ cdef class Session(Streams):
         )
 
     @property
+    def is_due(self) -> bool:
+        """Whether something is to be sent, or the session is over."""
+        if self.session == NULL:
+            return True
+        return bool(
+            self.ng.session_want_write(self.session)
+            or not self.ng.session_want_read(self.session)
+        )
+
+    @property
     def open_streams(self) -> list:
         """Streams that have neither ended nor been dropped."""
         return [each for each in self.streams.values() if not (<Stream>each).dropped]

@@ -53,7 +53,7 @@ cdef class Streams:
     cdef readonly int64_t held    # bytes of messages that came and were not taken, whole or not
     cdef readonly int64_t queued  # bytes that were written and wait to be sent
     cdef readonly int32_t unfinished_headers  # the stream whose headers have begun and not ended
-    cdef int64_t idle             # frames that brought nothing, see `take_idle`
+    cdef readonly int64_t idle             # frames that brought nothing, see `take_idle`
     cdef int64_t credit           # such frames that are answers to frames of ours
     cdef Py_ssize_t new_now          # that began in this one
     cdef Py_ssize_t frames_now

@@ -92,6 +92,11 @@ cdef class Streams:
         """Streams that have not ended."""
         return len(self.streams)
 
+    @property
+    def has_events(self) -> bool:
+        """Whether something happened that was not taken."""
+        return len(self.events) > 0
+
     def take_idle(self) -> int:
         """Frames since the last time that brought nothing, and answer nothing of ours.
 

@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
-from ._streams import Stream
+from ._streams import SOUND, Stream
 from .outcome import (
     CANCELLED,
     DEADLINE_EXCEEDED,
+    OK,
     REFUSED_STREAM,
     UNAVAILABLE,
     Fault,
@@ -25,6 +26,7 @@ MOST_REFUSALS = 10
 """So often a call that the peer did not look at is sent again."""
 REFUSAL_PAUSE_S = 0.001
 """Before the second time; the first is at once, and each later pause twice as long."""
+_WELL, _DONE = [(b"grpc-status", b"0")], Outcome(None, OK)  # what mostly ends an answer
 CANCELLED_HERE = Outcome(Fault.STATUS, CANCELLED, "cancelled by this side")
 
 
@@ -208,6 +210,8 @@ class ClientCall:
         assert stream is not None
         if not stream.headers and (reset == REFUSED_STREAM or not stream.begun):
             self.on_refused()
+        elif stream.trailers == _WELL and stream.violation == SOUND:
+            self.end(_DONE)
         else:
             self.end(outcome_of(stream, reset, self._channel.max_message_bytes))
 
@@ -241,7 +245,8 @@ class ClientCall:
         if self.outcome is not None:
             return
         self.outcome = outcome
-        self._channel.forget(self)
+        if self._connection is None:
+            self._channel.forget(self)
         self._connection = None
         self.message = b""
         if self._timer is not None:

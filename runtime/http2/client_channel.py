@@ -105,13 +105,16 @@ class ClientChannel:
             outcome = Outcome(Fault.REQUEST_SIZE, RESOURCE_EXHAUSTED, text)
         if timeout is not None:
             more = ((b"grpc-timeout", encode_timeout(timeout)),)
-        try:
-            more += encode_metadata(metadata)
-        except ValueError as error:
-            outcome = Outcome(Fault.STATUS, INTERNAL, str(error))
+        if metadata:
+            try:
+                more += encode_metadata(metadata)
+            except ValueError as error:
+                outcome = Outcome(Fault.STATUS, INTERNAL, str(error))
         call = ClientCall(self, head, more, message, timeout)
         if outcome is not None:
             call.end(outcome)
+        elif self._connection is not None and not self._closed:
+            self._start(call, self._connection)
         else:
             self.submit(call)
         return call

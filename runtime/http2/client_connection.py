@@ -84,15 +84,22 @@ class ClientConnection(Connection):
         if not self.ready.done():
             self.ready.set_exception(ConnectionError(why))
 
-    def _on_event(self, stream: Stream, kind: int, value: Any) -> None:
-        call = stream.owner
-        if call is None:
-            return
-        if kind == MESSAGE:
-            call.on_message(value)
-        elif kind == END:
-            stream.owner = None
-            call.on_end(value)
+    def _on_events(self, events: list[tuple[Any, int, Any]]) -> bool:
+        concerns_calls = False
+        for stream, kind, value in events:
+            if stream is None:
+                self._on_connection_event(kind, value)
+                continue
+            concerns_calls = True
+            call = stream.owner
+            if call is None:
+                continue
+            if kind == MESSAGE:
+                call.on_message(value)
+            elif kind == END:
+                stream.owner = None
+                call.on_end(value)
+        return concerns_calls
 
     def _on_connection_event(self, kind: int, value: Any) -> None:
         if kind == SETTINGS:

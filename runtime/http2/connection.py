@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 from ._session import Session, SessionError
@@ -13,19 +14,49 @@ SEND_BYTES = 64 << 10
 """So much is handed to the transport at once; then it is asked whether it takes more."""
 
 
-class _Arrival(threading.local):
-    """Where bytes arrive. One for all connections of a thread: they are read out at once."""
+class Turn:
+    """What is told in one turn of the event loop may wake tasks; who waits for it to be over is
+    called behind those."""
+
+    __slots__ = ("_depth", "_waiting")
 
     def __init__(self) -> None:
-        # A view: asyncio's TLS writes into slices of it, which of a bytearray would be copies.
+        self._depth = 0  # connections that tell what happened now, one because of another
+        self._waiting: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        self._depth += 1
+
+    def end(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._depth -= 1
+        if self._waiting and not self._depth:
+            waiting, self._waiting = self._waiting, []
+            for call in waiting:
+                loop.call_soon(call)
+
+    def call_after(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        """Have it called soon: behind the tasks that what is told now wakes."""
+        if self._depth:
+            self._waiting.append(call)
+        else:
+            loop.call_soon(call)
+
+
+class _OfThread(threading.local):
+    """What all connections of a thread share."""
+
+    def __init__(self) -> None:
+        # Where bytes arrive: they are read out at once. A view: asyncio's TLS writes into slices
+        # of it, which of a bytearray would be copies.
         self.buffer = memoryview(bytearray(64 << 10))
+        self.turn = Turn()
 
 
-_arrival = _Arrival()
+_shared = _OfThread()
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Feeds the session, tells what comes of it to `_on_event`, and sends what it has to send.
+    """Feeds the session, tells what comes of it to `_on_events`, and sends what it has to send.
 
     Whatever is done to the session while events are told is sent after them.
     """
@@ -34,7 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         self._session = session
         self._keepalive = keepalive
         self._loop = asyncio.get_running_loop()
-        self._buffer = _arrival.buffer
+        self._buffer, self._turn = _shared.buffer, _shared.turn
         self._transport: asyncio.Transport | None = None
         self._look_timer: asyncio.TimerHandle | None = None
         self._paused = False
@@ -44,6 +75,11 @@ class Connection(asyncio.BufferedProtocol):
         self._why = ""
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """ends when the connection has"""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """On which it was made."""
+        return self._loop
 
     def __len__(self) -> int:
         """Calls under way."""
@@ -62,8 +98,9 @@ class Connection(asyncio.BufferedProtocol):
 
     # What the sides do each in their way
 
-    def _on_event(self, stream: Stream, kind: int, value: Any) -> None:
-        """Something happened to a call."""
+    def _on_events(self, events: list[tuple[Any, int, Any]]) -> bool:
+        """Something happened to calls (stream, kind, value), or to the connection (None, ...), in
+        this order; whether calls are concerned."""
         raise NotImplementedError
 
     def _on_connection_event(self, kind: int, value: Any) -> None:
@@ -124,16 +161,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def _feed(self, data: memoryview | bytes, size: int) -> int:
         """Give bytes to the session, and tell what comes of them; how many it took."""
-        taken = size
+        taken, session = size, self._session
         try:
-            taken = self._session.receive(data, size)
+            taken = session.receive(data, size)
         except SessionError as error:
             self._on_broken(error)
-        idle = self._session.take_idle()
-        if idle and not self._idle_frames.take(self._heard, idle):
+        if session.idle and not self._idle_frames.take(self._heard, session.take_idle()):
             self._on_flood("it sends too many frames that bring nothing")
-        self._tell()
-        self.flush()
+        if session.has_events:
+            self._tell()
+        if session.is_due:
+            self.flush()
         if self._why:
             self._give_up()
             return size
@@ -149,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
                 data = session.send(SEND_BYTES)
                 if data:
                     transport.write(data)
-                if not self._tell() and len(data) < SEND_BYTES:
+                if not (session.has_events and self._tell()) and len(data) < SEND_BYTES:
                     break
         except SessionError as error:
             self.abort(str(error))
@@ -165,16 +203,12 @@ class Connection(asyncio.BufferedProtocol):
         if not events:
             return False
         self._busy = True
-        concerns_calls = False
+        self._turn.begin()
         try:
-            for stream, kind, value in events:
-                if stream is None:
-                    self._on_connection_event(kind, value)
-                else:
-                    concerns_calls = True
-                    self._on_event(stream, kind, value)
+            concerns_calls = self._on_events(events)
         finally:
             self._busy = False
+            self._turn.end(self._loop)
         if concerns_calls:
             self._keepalive.heard()
         return True

@@ -5,6 +5,8 @@ Floods that show in one piece of bytes (acknowledgements that pile up, headers w
 are seen by nghttp2 itself. Times are seconds of one monotonic clock.
 """
 
+PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11
+"""HTTP/2's codes with which a connection ends."""
 PING_STRIKES = 2
 """So many pings may come too soon; as many as gRPC's own servers suffer."""
 SETTINGS_BURST, SETTINGS_EACH_S = 100, 10.0
@@ -14,6 +16,11 @@ RESETS_BURST, RESETS_EACH_S = 1000, 200.0
 HASTY_S = 1.0
 IDLE_BURST, IDLE_EACH_S = 2000, 500.0
 """Of frames that bring nothing, beyond those that answer frames of ours (`Streams.take_idle`)."""
+
+
+def limit_of(code: int) -> str:
+    """What is counted when a connection ends with this code."""
+    return "client_floods" if code == ENHANCE_YOUR_CALM else "client_violations"
 
 
 class Allowance:

@@ -1,21 +1,23 @@
 """What the headers of a request ask for, or why it is refused; how an answer's begin. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .outcome import INTERNAL
-from .wire import Header, decode_timeout, encode_message
+from .wire import Header, decode_metadata, decode_timeout, encode_message
 
 GRPC_TYPE = b"application/grpc"
 ANSWER_HEAD: tuple[Header, ...] = ((b":status", b"200"), (b"content-type", GRPC_TYPE))
 _STATUS = tuple(b"%d" % code for code in range(17))
+_DONE: tuple[Header, ...] = ((b"grpc-status", b"0"),)
 
 
 class RequestHead(NamedTuple):
-    """A call. `timeout_s` is None if its client waits for ever."""
+    """A call. `timeout_s` is None if its client waits for ever; `metadata` is the application's."""
 
     path: bytes
     timeout_s: float | None
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
 
 
 class Refusal(NamedTuple):
@@ -24,7 +26,7 @@ class Refusal(NamedTuple):
     headers: tuple[Header, ...]
 
 
-def read_head(headers: Iterable[Header]) -> RequestHead | Refusal:
+def read_head(headers: Sequence[Header]) -> RequestHead | Refusal:
     """Read a request's headers, which nghttp2 has found to be HTTP's."""
     method = path = kind = b""
     timeout_s: float | None = None
@@ -43,7 +45,24 @@ def read_head(headers: Iterable[Header]) -> RequestHead | Refusal:
         return Refusal(((b":status", b"405"), (b"allow", b"POST")))
     if kind != GRPC_TYPE and not kind.startswith((b"application/grpc+", b"application/grpc;")):
         return Refusal(((b":status", b"415"), (b"accept", GRPC_TYPE)))
-    return RequestHead(path, timeout_s)
+    return RequestHead(path, timeout_s, decode_metadata(headers))
+
+
+class HeadReader:
+    """Reads those of one connection: the calls of one client mostly have the same headers."""
+
+    __slots__ = ("_headers", "_read")
+
+    def __init__(self) -> None:
+        self._headers: Sequence[Header] = ()
+        self._read = read_head(())
+
+    def read(self, headers: Sequence[Header]) -> RequestHead | Refusal:
+        """As `read_head`; the headers are not changed afterwards."""
+        if headers != self._headers:
+            self._read = read_head(headers)
+            self._headers = headers
+        return self._read
 
 
 def status_head(code: int, text: str, more: tuple[Header, ...] = ()) -> tuple[Header, ...]:
@@ -53,6 +72,8 @@ def status_head(code: int, text: str, more: tuple[Header, ...] = ()) -> tuple[He
 
 def status_trailers(code: int, text: str, more: tuple[Header, ...] = ()) -> tuple[Header, ...]:
     """The end of an answer."""
+    if not code and not text:
+        return (*_DONE, *more) if more else _DONE
     said: tuple[Header, ...] = ((b"grpc-status", _STATUS[code]),)
     if text:
         said += ((b"grpc-message", encode_message(text)),)

@@ -164,7 +164,7 @@ class Http2Server:
         if serve is None:
             call.end(UNIMPLEMENTED, "Method not found!")
             return
-        task = call.task = asyncio.create_task(_served(call, serve))
+        task = call.task = call.loop.create_task(_served(call, serve))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -287,4 +287,5 @@ async def _served(call: ServerCall, serve: Serve) -> None:
         log.exception("a method failed")
         call.end(UNKNOWN, f"Unexpected {type(error).__name__}")
     finally:
-        call.linger()
+        if not call.over:
+            call.linger()

@@ -7,15 +7,16 @@ cancelled when the client gives the call up, its time is over or its connection 
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from time import monotonic
 from typing import Any, NoReturn, Protocol
 
 from ._session import Session
 from ._streams import HEADERS_TOO_LONG, MESSAGE_COMPRESSED, MESSAGE_TOO_LONG, Stream
 from .outcome import DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED
-from .request_head import ANSWER_HEAD, status_head, status_trailers
-from .server_limits import ServerLimits
-from .wire import Header, Metadata, decode_metadata, encode_metadata
+from .request_head import ANSWER_HEAD, RequestHead, status_head, status_trailers
+from .server_limits import ByteBound, ServerLimits
+from .wire import Header, Metadata, encode_metadata
 
 CANCEL = 8
 MESSAGE_HEAD = 5
@@ -46,6 +47,9 @@ class Carrier(Protocol):
     limits: ServerLimits
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
     def peer(self) -> str: ...
     @property
     def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
@@ -53,6 +57,22 @@ class Carrier(Protocol):
     def flush(self) -> None: ...
     def flush_soon(self) -> None: ...
     def on_limit(self, limit: str) -> None: ...
+
+
+class Host(Protocol):
+    """The server, as its connections see it."""
+
+    limits: ServerLimits
+    input_bound: ByteBound | None
+    output_bound: ByteBound | None
+
+    def on_limit(self, limit: str, who: str) -> None:
+        """A client has hit it."""
+        ...
+
+    def begin(self, call: "ServerCall", path: bytes) -> None:
+        """Have a call served, or end it."""
+        ...
 
 
 class ServerCall:
@@ -78,11 +98,11 @@ class ServerCall:
         "task",
     )
 
-    def __init__(self, connection: Carrier, stream: Stream, timeout_s: float | None) -> None:
+    def __init__(self, connection: Carrier, stream: Stream, head: RequestHead) -> None:
         self._connection = connection
         self._session = connection.session
         self._stream = stream
-        self._loop = loop = asyncio.get_running_loop()
+        self._loop = loop = connection.loop
         self.began = monotonic()  # the loop's own time is that of its last wait
         self.ended = False
         """its status was said, or it was given up"""
@@ -90,7 +110,7 @@ class ServerCall:
         """its stream has ended"""
         self.task: asyncio.Task[None] | None = None
         self._messages: deque[bytes] = deque()
-        self._metadata: tuple[tuple[str, str | bytes], ...] | None = None
+        self._metadata = head.metadata
         self._half_closed = False
         self._answered = False
         self._trailing: tuple[Header, ...] = ()
@@ -98,16 +118,19 @@ class ServerCall:
         self._waiter: asyncio.Future[None] | None = None  # until what was written has left
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        if timeout_s is not None:
-            self._deadline = self.began + timeout_s
+        if head.timeout_s is not None:
+            self._deadline = self.began + head.timeout_s
             self._timer = loop.call_at(self._deadline + LATE_S, self._on_deadline)
 
     # What the client says
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        if self._metadata is None:
-            self._metadata = decode_metadata(self._stream.headers)
         return self._metadata
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """On which it is served."""
+        return self._loop
 
     def peer(self) -> str:
         """ipv4:HOST:PORT or ipv6:%5BHOST%5D:PORT."""
@@ -121,20 +144,21 @@ class ServerCall:
         """Seconds until the client gives the call up; None: it does not say."""
         return None if self._deadline is None else max(0.0, self._deadline - monotonic())
 
-    @property
-    def has_message(self) -> bool:
-        """Whether `read` returns one at once."""
-        return bool(self._messages)
+    def read_at_once(self) -> bytes | None:
+        """The next message, if it is there already."""
+        if not self._messages:
+            return None
+        message = self._messages.popleft()
+        self._connection.take(self._stream, len(message))
+        return message
 
     async def read(self) -> bytes | None:
         """The next message; None if there is none any more."""
-        while not self._messages:
+        while (message := self.read_at_once()) is None:
             if self._half_closed or self.over or self.ended:
                 return None
             self._reader = self._loop.create_future()
             await self._reader
-        message = self._messages.popleft()
-        self._connection.take(self._stream, len(message))
         return message
 
     # What is answered
@@ -146,7 +170,7 @@ class ServerCall:
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         """Say this with the status. ValueError if it cannot be sent."""
-        self._trailing = encode_metadata(metadata)
+        self._trailing = _encoded(tuple(metadata))
 
     def put(self, message: bytes) -> bool:
         """One more message, if it need not wait. False: nothing was done, it is to be written."""
@@ -158,7 +182,10 @@ class ServerCall:
             or self._session.queued + size > limits.connection_send_bytes
         ):
             return False
-        self._add(message)
+        if not self._answered:
+            self._begin(())
+        self._session.write(self._stream, message)
+        self._connection.flush_soon()
         return True
 
     async def write(self, message: bytes) -> None:
@@ -178,7 +205,10 @@ class ServerCall:
     async def finish(self) -> None:
         """End it well, and wait until all of it has left."""
         self.end(OK)
-        await self._left()
+        if not self.over:
+            self._connection.flush()
+        if not self.over:
+            await self._left()
 
     async def abort(self, code: Status, details: str = "", trailing: Metadata = ()) -> NoReturn:
         """End it with a status, wait until that has left, and raise CallAborted."""
@@ -302,6 +332,12 @@ class ServerCall:
     def _wake(self, waiter: "asyncio.Future[None] | None") -> None:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+@lru_cache(maxsize=1024)
+def _encoded(metadata: tuple[tuple[str, str | bytes], ...]) -> tuple[Header, ...]:
+    """For what the server itself says, which it says again and again. Not for what it was told."""
+    return encode_metadata(metadata)
 
 
 def _fitting(metadata: Iterable[Any]) -> tuple[Header, ...]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ._session import Session, SessionError
 from ._streams import (
@@ -23,14 +23,13 @@ from ._streams import (
 )
 from .connection import Connection
 from .connection_life import ConnectionLife, Step
-from .flood_guard import FloodGuard
+from .flood_guard import ENHANCE_YOUR_CALM, PROTOCOL_ERROR, FloodGuard, limit_of
 from .keepalive import Keepalive
-from .request_head import Refusal, http1_refusal, read_head
-from .server_call import ServerCall
-from .server_limits import ByteBound, CountedBytes, ServerLimits
+from .request_head import HeadReader, Refusal, http1_refusal
+from .server_call import Host, ServerCall
+from .server_limits import CountedBytes
 from .wire import names_in, peer_name
 
-PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11
 LAST_WORDS_S = 1.0
 """How long a client has to take what is said to it before its connection is closed."""
 NOTICE_S = 1.0
@@ -40,22 +39,6 @@ NEW_CALLS_AT_ONCE = 16
 INPUT_STEP, OUTPUT_STEP = 16 << 10, 64 << 10
 """What waits of requests, and of answers, is counted in steps of so many bytes."""
 PREFACE = b"PRI * HTTP/2.0"
-
-
-class Host(Protocol):
-    """The server, as its connections see it."""
-
-    limits: ServerLimits
-    input_bound: ByteBound | None
-    output_bound: ByteBound | None
-
-    def on_limit(self, limit: str, who: str) -> None:
-        """A client has hit it."""
-        ...
-
-    def begin(self, call: ServerCall, path: bytes) -> None:
-        """Have a call served, or end it."""
-        ...
 
 
 class ServerConnection(Connection):
@@ -82,6 +65,7 @@ class ServerConnection(Connection):
         session.most_new = NEW_CALLS_AT_ONCE
         session.most_frames = limits.max_frames
         self._flushing = False
+        self._heads = HeadReader()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -138,10 +122,9 @@ class ServerConnection(Connection):
 
     def flush_soon(self) -> None:
         """Send once this turn of the loop is over, with what else is written in it."""
-        self._guard.on_sent()
-        if not (self._flushing or self._busy):
+        if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush_now)
+            self._turn.call_after(self._loop, self._flush_now)
 
     # The connection's side
 
@@ -173,7 +156,11 @@ class ServerConnection(Connection):
             self._rest = bytes(data[taken:size])
             self._transport.pause_reading()
             self._loop.call_soon(self._go_on)
-        if self.session.unfinished_headers != self._unfinished:
+        session = self.session
+        if session.held // INPUT_STEP != self._input.steps:
+            self._count_input()
+            self.flush_soon()
+        if session.unfinished_headers != self._unfinished:
             self._watch_headers()
         return taken
 
@@ -220,15 +207,18 @@ class ServerConnection(Connection):
 
     def flush(self) -> None:
         if self._begun:  # before that it may be no HTTP/2 at all
-            if self._input.is_due(self.session.held) and not self._busy:
+            session = self.session
+            if session.held // INPUT_STEP != self._input.steps and not self._busy:
                 self._count_input()
             super().flush()
-            if self._output.is_due(self.session.queued):
+            if session.queued // OUTPUT_STEP != self._output.steps:
                 self._count_output()
 
     def take(self, stream: Stream, size: int) -> None:
-        super().take(stream, size)
-        if self._input.is_due(self.session.held):
+        session = self.session
+        if session.take(stream, size):
+            self.flush()
+        if session.held // INPUT_STEP != self._input.steps:
             self._count_input()
             self.flush_soon()
 
@@ -262,12 +252,28 @@ class ServerConnection(Connection):
 
     def _flush_now(self) -> None:
         self._flushing = False
-        self.flush()
+        self._guard.on_sent()
+        session = self.session
+        if session.is_due or session.queued // OUTPUT_STEP != self._output.steps:
+            self.flush()
 
-    def _on_event(self, stream: Stream, kind: int, value: Any) -> None:
-        if kind == HEADERS:
-            self._begin(stream)
-            return
+    def _on_events(self, events: list[tuple[Any, int, Any]]) -> bool:
+        concerns_calls = False
+        for stream, kind, value in events:
+            if stream is None:
+                self._on_connection_event(kind, value)
+                continue
+            concerns_calls = True
+            if kind == HEADERS:
+                self._begin(stream)
+            elif kind == MESSAGE:
+                if stream.owner is not None:
+                    stream.owner.on_message(value)
+            else:
+                self._on_other_event(stream, kind, value)
+        return concerns_calls
+
+    def _on_other_event(self, stream: Stream, kind: int, value: Any) -> None:
         call: ServerCall | None = stream.owner
         if kind == END:
             stream.owner = None
@@ -277,8 +283,6 @@ class ServerConnection(Connection):
             self._on_stream_end(call, value)
         elif call is None:
             return
-        elif kind == MESSAGE:
-            call.on_message(value)
         elif kind == HALF_CLOSED:
             call.on_half_closed()
         elif kind == DRAINED:
@@ -291,11 +295,11 @@ class ServerConnection(Connection):
             call.on_violation(value)
 
     def _begin(self, stream: Stream) -> None:
-        head = read_head(stream.headers)
+        head = self._heads.read(stream.headers)
         if isinstance(head, Refusal):
             self.session.refuse(stream, head.headers)
             return
-        call = stream.owner = ServerCall(self, stream, head.timeout_s)
+        call = stream.owner = ServerCall(self, stream, head)
         self._host.begin(call, head.path)
 
     def _on_stream_end(self, call: ServerCall | None, code: int) -> None:
@@ -319,7 +323,7 @@ class ServerConnection(Connection):
             self.on_limit("max_streams")
         elif kind == GAVE_UP:
             why = f"it breaks the rules of HTTP/2: {self.session.complaint}"
-            self._break(why, _limit_of(value))
+            self._break(why, limit_of(value))
         else:
             super()._on_connection_event(kind, value)
             if kind == PONG and self._life.leaving:
@@ -339,7 +343,7 @@ class ServerConnection(Connection):
 
     def _on_broken(self, error: SessionError) -> None:
         code = ENHANCE_YOUR_CALM if error.flooded else PROTOCOL_ERROR
-        self._break(f"it does not speak HTTP/2 as it should: {error}", _limit_of(code))
+        self._break(f"it does not speak HTTP/2 as it should: {error}", limit_of(code))
         self.session.goaway(code)
 
     def _give_up(self) -> None:
@@ -357,7 +361,7 @@ class ServerConnection(Connection):
             if call is not None:
                 call.on_end()
         for counted in (self._input, self._output):
-            if counted.is_due(0):
+            if counted.steps:
                 counted.count(self._client, 0)
 
     def _leave_now(self) -> None:
@@ -391,8 +395,3 @@ class ServerConnection(Connection):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _limit_of(code: int) -> str:
-    """What is counted when a connection ends with this code."""
-    return "client_floods" if code == ENHANCE_YOUR_CALM else "client_violations"

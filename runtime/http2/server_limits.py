@@ -75,25 +75,24 @@ class ByteBound(Protocol):
 
 
 class CountedBytes:
-    """What waits on one connection, counted in steps towards a bound that clients share."""
+    """What waits on one connection, counted in steps towards a bound that clients share.
 
-    __slots__ = ("_bound", "_step", "_steps")
+    To be counted again whenever it is another number of steps than `steps`.
+    """
+
+    __slots__ = ("_bound", "_step", "steps")
 
     def __init__(self, bound: ByteBound | None, step: int) -> None:
-        self._bound, self._step, self._steps = bound, step, 0
-
-    def is_due(self, amount: int) -> bool:
-        """Whether this is another number of steps than was counted."""
-        return amount // self._step != self._steps and self._bound is not None
+        self._bound, self._step, self.steps = bound, step, 0
 
     def count(self, client: str, amount: int) -> bool:
         """So much waits now; False: there is no room for it, and what was counted stays."""
-        assert self._bound is not None
         steps = amount // self._step
-        more = (steps - self._steps) * self._step
-        if more > 0 and self._bound.take(client, more) is not None:
-            return False
-        if more < 0:
-            self._bound.give_back(client, -more)
-        self._steps = steps
+        if self._bound is not None:
+            more = (steps - self.steps) * self._step
+            if more > 0 and self._bound.take(client, more) is not None:
+                return False
+            if more < 0:
+                self._bound.give_back(client, -more)
+        self.steps = steps
         return True

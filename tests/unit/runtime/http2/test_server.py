@@ -86,6 +86,28 @@ async def test_metadata_goes_both_ways() -> None:
     assert peer.startswith("ipv4:127.0.0.1:") and not any(shown.values())
 
 
+async def test_calls_of_one_connection_have_each_its_own_headers() -> None:
+    heard: list[Any] = []
+
+    async def greet(call: ServerCall) -> None:
+        left = call.time_remaining()
+        heard.append((dict(call.invocation_metadata()).get("x-d"), left is not None))
+        await call.write(b"hello")
+
+    async with asked({"/a.B/greet": greet, "/a.B/wave": greet}) as (_, ask):
+        for name, said, timeout in (
+            ("greet", "1", None),
+            ("greet", "1", None),
+            ("greet", "2", None),
+            ("wave", "2", 60.0),
+            ("wave", "2", None),
+        ):
+            assert await answers(ask(name, metadata=(("x-d", said),), timeout=timeout))
+    limits = [timed for _, timed in heard]
+    assert limits == [False, False, False, True, False]
+    assert [said for said, _ in heard] == ["1", "1", "2", "2", "2"]
+
+
 async def test_a_status_reaches_the_client_as_it_was_said() -> None:
     async def refuse(call: ServerCall) -> None:
         await call.read()

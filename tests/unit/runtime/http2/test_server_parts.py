@@ -69,8 +69,9 @@ HEAD = ((b":method", b"POST"), (b":path", b"/a/B"), (b"content-type", b"applicat
 
 @pytest.mark.parametrize(("value", "seconds"), [(b"250m", 0.25), (b"2M", 120.0)])
 def test_a_request_says_what_it_asks_for(value: bytes, seconds: float) -> None:
-    assert read_head(HEAD) == (b"/a/B", None)
-    assert read_head((*HEAD, (b"grpc-timeout", value))) == (b"/a/B", seconds)
+    assert read_head(HEAD) == (b"/a/B", None, ())
+    assert read_head((*HEAD, (b"grpc-timeout", value))) == (b"/a/B", seconds, ())
+    assert read_head((*HEAD, (b"x-a", b"1"))) == (b"/a/B", None, (("x-a", "1"),))
     assert isinstance(read_head((*HEAD, (b"grpc-timeout", b"soon"))), Refusal)
     assert isinstance(read_head(HEAD[:2]), Refusal)
 
