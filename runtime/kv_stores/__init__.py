@@ -1,8 +1,9 @@
 """How do processes find each other? Key-value stores with leases and watches."""
 
+from typing import TYPE_CHECKING, Any
+
 from .delivery import Delivery, read_delivery
 from .etcd_config import EtcdConfig
-from .etcd_store import EtcdStore
 from .file_store import FileStore
 from .memory_store import MemoryStore
 from .nats_connection import NatsAddress, NatsConnection
@@ -20,6 +21,9 @@ from .store import (
     StoreError,
     Watch,
 )
+
+if TYPE_CHECKING:
+    from .etcd_store import EtcdStore
 
 __all__ = [
     "BACKENDS",
@@ -44,3 +48,12 @@ __all__ = [
     "open_store",
     "read_delivery",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Resolved on first use (PEP 562): the client of etcd is for whoever uses etcd."""
+    if name == "EtcdStore":
+        from .etcd_store import EtcdStore
+
+        return EtcdStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 from ..settings import bad_setting
 from .etcd_config import EtcdConfig
-from .etcd_store import EtcdStore
 from .file_store import FileStore
 from .memory_store import MemoryStore
 from .nats_connection import NatsAddress
@@ -39,6 +38,8 @@ def open_store(
     given = os.environ if environ is None else environ
     name = backend_name(given) if backend is None else _OTHER_NAMES.get(backend, backend)
     if name == "etcd":
+        from .etcd_store import EtcdStore  # its client takes a while to import
+
         return EtcdStore(EtcdConfig.from_environment(given))
     if name == "file":
         return FileStore(given.get("DYN_FILE_KV") or None)
