@@ -58,7 +58,7 @@ class RequestJournal:
         if flight is None:
             self._incidents.on_refused(code)
             return
-        if len(flight.attempts) or code is not grpc.StatusCode.OK:
+        if flight.attempts.failed or code is not grpc.StatusCode.OK:
             self._incidents.on_request(flight, code)
         self.last += 1
         self._ended.append(  # in words once a page asks: nobody does for most of them
@@ -71,7 +71,7 @@ class RequestJournal:
                 flight.decision,
                 flight.facts.prompt.isl,
                 code,
-                len(flight.attempts),
+                len(flight.attempts.failed),
                 flight.messages,
                 flight.facts.streaming,
             )

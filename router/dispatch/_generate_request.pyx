@@ -3,6 +3,8 @@
 Submessages that routing does not look into are not checked: that is up to the engine.
 """
 
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from ...runtime.native._protobuf cimport (
@@ -114,7 +116,7 @@ cdef bint read_tokens(ByteReader reader, uint32_t* out, uint32_t* largest) noexc
 
 
 def parse_generate(
-    const uint8_t[::1] body not None, uint64_t max_tokens=0xFFFFFFFF, uint64_t max_id=0xFFFFFFFF
+    bytes body not None, uint64_t max_tokens=0xFFFFFFFF, uint64_t max_id=0xFFFFFFFF
 ):
     """(request_id, token_ids, largest token, max_tokens, sequences, task_id | None,
     cache_salt_id | None, has media, streaming, has retention) of a serialized request; ValueError if it is none.
@@ -125,10 +127,10 @@ def parse_generate(
     cdef Facts facts
     cdef ByteReader reader
     cdef uint32_t largest = 0
-    cdef uint32_t[::1] view
+    cdef Py_buffer view  # of the array: a typed one costs a microsecond more
     cdef bint good
-    reader.at = &body[0] if body.shape[0] else NULL
-    reader.end = reader.at + body.shape[0]
+    reader.at = <const uint8_t*>PyBytes_AS_STRING(body)
+    reader.end = reader.at + PyBytes_GET_SIZE(body)
     facts.request_id = NULL
     facts.request_id_size = facts.n_tokens = 0
     facts.task_id = facts.cache_salt_id = 0
@@ -145,9 +147,10 @@ def parse_generate(
         raise OverflowError("max_prompt_tokens", facts.n_tokens)
     tokens = np.empty(facts.n_tokens, np.uint32)
     if facts.n_tokens:
-        view = tokens
+        PyObject_GetBuffer(tokens, &view, PyBUF_WRITABLE)
         with nogil:
-            good = read_tokens(reader, &view[0], &largest)
+            good = read_tokens(reader, <uint32_t*>view.buf, &largest)
+        PyBuffer_Release(&view)
         if not good:
             raise ValueError("a token id is longer than any number")
     return (

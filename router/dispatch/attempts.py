@@ -25,27 +25,28 @@ class Attempt(NamedTuple):
 class Attempts:
     """The failed attempts of one request."""
 
-    __slots__ = ("_begin", "_failed", "_most", "_settled")
+    __slots__ = ("_begin", "_most", "_settled", "failed")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._begin = 0  # of those that count now
         self._settled = 0  # of the failures, reported
-        self._failed: list[Attempt] = []
+        self.failed: list[Attempt] = []
+        """all of them; ask `if attempts.failed` where every request passes"""
 
     def __len__(self) -> int:
-        return len(self._failed)
+        return len(self.failed)
 
     def __iter__(self) -> Iterator[Attempt]:
-        return iter(self._failed)
+        return iter(self.failed)
 
     def add(self, attempt: Attempt) -> None:
-        self._failed.append(attempt)
+        self.failed.append(attempt)
 
     def begin_anew(self) -> set[int]:
         """Count from here on, as a stream does that goes on elsewhere; the workers that failed."""
         failed = self.worker_ids
-        self._begin = len(self._failed)
+        self._begin = len(self.failed)
         return failed
 
     @property
@@ -55,11 +56,11 @@ class Attempts:
 
     @property
     def _counted(self) -> list[Attempt]:
-        return self._failed[self._begin :]
+        return self.failed[self._begin :]
 
     @property
     def last(self) -> Attempt:
-        return self._failed[-1]
+        return self.failed[-1]
 
     @property
     def may_go_on(self) -> bool:
@@ -84,7 +85,7 @@ class Attempts:
     def is_own_fault(self) -> bool:
         """Whether the last attempt failed because of the request, or of who sent it."""
         own = (Blame.CLIENT, Blame.REQUEST)
-        return bool(self._failed) and self.last.verdict.blame in own
+        return bool(self.failed) and self.last.verdict.blame in own
 
     @property
     def repeats_work(self) -> bool:
@@ -97,13 +98,13 @@ class Attempts:
         If two of them failed alike and none served it, it is the request's fault; and so it is if
         the only one said so.
         """
-        new, self._settled = self._failed[self._settled :], len(self._failed)
+        new, self._settled = self.failed[self._settled :], len(self.failed)
         doubted = (Blame.EITHER, Blame.REQUEST) if served else (Blame.EITHER,)
         return [attempt for attempt in new if attempt.verdict.blame in doubted]
 
     def describe(self) -> list[str]:
         """worker:cause of each, for the log."""
-        return [f"{attempt.worker_id}:{attempt.verdict.cause}" for attempt in self._failed]
+        return [f"{attempt.worker_id}:{attempt.verdict.cause}" for attempt in self.failed]
 
 
 class RetryBudget:

@@ -97,7 +97,8 @@ class RouterDecisions:
         return self._router
 
     def at_once(self, flight: Flight, *, again: bool) -> Decision | None:
-        if again or self._admission is None or self._admission.is_open(self._lane(flight)):
+        admission = self._admission
+        if again or admission is None or admission.is_open(self._lane(flight)):
             return self._decide(flight)
         return None
 
@@ -140,7 +141,7 @@ class RouterDecisions:
         """Choose a worker and book the request there."""
         facts, began = flight.facts, self._now()
         excluded = flight.unfit
-        if len(flight.attempts):
+        if flight.attempts.failed:
             excluded = excluded | flight.attempts.worker_ids
         else:
             flight.queue_s = began - flight.arrived

@@ -168,12 +168,13 @@ class Dispatcher:
         code, said = grpc.StatusCode.OK, ""
         trace = self._tracing.begin(metadata)
         try:
-            facts = await self.reader.generate(request)
+            facts = self.reader.generate_at_once(request)
+            if facts is None:
+                facts = await self.reader.generate(request)
             if session is not None:
                 affinity = self._router.config.affinity
                 request = with_retention(request, facts, session, metadata, affinity)
             flight = self._admit(request, facts, pinned, timeout, caller)
-            own = own_id(flight.request_id, caller)
             flight.urgency, flight.trace = urgency, trace
             namespace, tenants = facts.prompt.cache_namespace, self._router.limits.tenants.config
             flight.tenant = tenants.tenant_of(call_metadata, caller.name, namespace)
@@ -182,9 +183,10 @@ class Dispatcher:
                 self._sessions.begin(session)
             flight.objectives = self._router.limits.objectives(facts.prompt.isl, objectives)
             reply = Reply(respond, put)
-            if (noted := self.migrations.follow(flight)) is not None:
+            if self.migrations.limit and (noted := self.migrations.follow(flight)) is not None:
                 reply.changes.append(noted)
-            if own != flight.request_id:
+            if caller.name:
+                own = own_id(flight.request_id, caller)
                 reply.changes.append(restore_id(flight.request_id, own))
             return await self._serve(flight, reply, metadata, stops_held)
         except asyncio.CancelledError as error:
@@ -207,8 +209,10 @@ class Dispatcher:
         finally:
             if flight is not None:
                 del self._flights[flight.request_id]
-                self._hedging.drop(flight)
-                self.migrations.settle(flight)
+                if flight.hedging or flight.hedged:
+                    self._hedging.drop(flight)
+                if flight.moves:
+                    self.migrations.settle(flight)
                 self.prefetcher.on_over(flight.request_id)
                 if flight.session is not None:
                     self._end_session(flight, code)
@@ -312,7 +316,8 @@ class Dispatcher:
                 raise failure from None
             if failure is not None:
                 self._observer.on_retry(flight, failure)
-            self._hedging.plan(flight, metadata)
+            if self._hedging.after_s is not None:
+                self._hedging.plan(flight, metadata)
             failure = await self._relay.run(flight, decision, reply, metadata)
             if flight.hedging:
                 failure = await self._hedging.settle(flight, failure, reply, metadata)

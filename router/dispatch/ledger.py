@@ -181,7 +181,7 @@ class AttemptLedger:
             flight.retrying = False
             self._budget.give_back()
         attempts, reports = flight.attempts, self._reports
-        suspects = attempts.take_suspects(served=served) if len(attempts) else ()
+        suspects = attempts.take_suspects(served=served) if attempts.failed else ()
         for suspect in suspects:
             if served:
                 reports.convicted(suspect.worker_id, suspect.verdict)

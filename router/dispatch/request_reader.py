@@ -52,12 +52,24 @@ class RequestReader:
 
     async def generate(self, body: bytes) -> GenerateFacts:
         """The routing facts of a serialized GenerateRequest."""
-        limits = self.limits
-        most = (limits.max_prompt_tokens, limits.max_id_bytes)
+        facts = self.generate_at_once(body)
+        if facts is not None:
+            return facts
+        most = self.limits.max_prompt_tokens, self.limits.max_id_bytes
         try:
-            if len(body) <= LONG_BYTES:
-                return read_generate(body, self._block_size, *most)
             return await self.off_loop.run(partial(self._read_and_hash, body, *most))
+        except OverflowError as error:
+            raise self._too_long(error) from None
+
+    def generate_at_once(self, body: bytes) -> GenerateFacts | None:
+        """The same of one that is not long; None: ask for it by `generate`."""
+        if len(body) > LONG_BYTES:
+            return None
+        limits = self.limits
+        try:
+            return read_generate(
+                body, self._block_size, limits.max_prompt_tokens, limits.max_id_bytes
+            )
         except OverflowError as error:
             raise self._too_long(error) from None
 

@@ -19,6 +19,7 @@ from .worker_requests import WorkerRequests
 OUTCOMES = ("good", "ttft", "itl", "both", "failed")
 """Of requests with objectives: kept, or which of them were missed, or it had no answer."""
 KEPT_MESSAGES = 64
+_OK = grpc.StatusCode.OK
 """How many last messages may wait to be read."""
 
 
@@ -31,7 +32,8 @@ class RequestMetrics:
         self._in_flight = in_flight
         self._now = clock.now
         self._workers = workers
-        self._ended: Counter[grpc.StatusCode] = Counter()
+        self._well = 0  # requests that ended so
+        self._ended: Counter[grpc.StatusCode] = Counter()  # the others
         self._retries: Counter[grpc.StatusCode] = Counter()
         self._objectives: Counter[str] = Counter()
         self._overlap_blocks = [0, 0, 0]  # on devices, in host memory, on disk
@@ -103,7 +105,10 @@ class RequestMetrics:
         self._retries[status_of(error)[0]] += 1
 
     def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
-        self._ended[code] += 1
+        if code is _OK:
+            self._well += 1
+        else:
+            self._ended[code] += 1
         if flight is None:
             return
         now, decision = self._now(), flight.decision
@@ -111,7 +116,7 @@ class RequestMetrics:
         if decision is None:
             self._queue_wait.observe(now - flight.arrived)
             return
-        self._workers.on_end(flight, code is grpc.StatusCode.OK, now)
+        self._workers.on_end(flight, code is _OK, now)
         blocks = self._overlap_blocks
         blocks[0] += (device := decision.overlap_blocks)
         blocks[1] += (host := decision.host_overlap_blocks)
@@ -130,7 +135,7 @@ class RequestMetrics:
         """Of streaming requests for one answer; a message counts as a token."""
         if not flight.facts.streaming or flight.facts.sequences > 1:
             return
-        if code is not grpc.StatusCode.OK:
+        if code is not _OK:
             if code not in (grpc.StatusCode.CANCELLED, grpc.StatusCode.INVALID_ARGUMENT):
                 self._objectives["failed"] += 1
             return
@@ -150,9 +155,12 @@ class RequestMetrics:
         yield CounterMetricFamily(
             "dynamo_component_router_requests_started",
             "Requests that arrived.",
-            self._ended.total() + self._in_flight(),
+            self._well + self._ended.total() + self._in_flight(),
         )
-        yield _by_code("dynamo_component_router_requests", "Requests that ended.", self._ended)
+        ended = self._ended.copy()
+        if self._well:
+            ended[_OK] = self._well
+        yield _by_code("dynamo_component_router_requests", "Requests that ended.", ended)
         yield _by_code("dynamo_router_retries", "Attempts after the first one.", self._retries)
         objectives = CounterMetricFamily(
             "dynamo_router_objectives",

@@ -45,7 +45,7 @@ class WorkerRequests:
         """A request that was sent to one worker or to several has ended."""
         assert flight.decision is not None
         last = flight.decision.worker.worker_id
-        if len(flight.attempts):
+        if flight.attempts.failed:
             for worker_id in flight.attempts.worker_ids - {last}:
                 if worker_id in self._counts:
                     self._counts[worker_id].requests += 1

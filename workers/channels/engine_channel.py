@@ -4,8 +4,8 @@ Failures are grpc.RpcErrors; `timeout` is in seconds, and a call without an answ
 with DEADLINE_EXCEEDED.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
@@ -24,19 +24,24 @@ class EngineCall(Protocol):
     def cancel(self) -> bool: ...
 
 
-async def deliver(
+def deliver(
     messages: AsyncIterator[bytes],
     take: Callable[[bytes], bytes | None],
     write: Callable[[bytes], Awaitable[None]],
-) -> None:
+) -> Coroutine[Any, Any, None]:
     """Give all messages of a call to `take`, and what it returns to `write` before the next one.
 
     Over nghttp2 no task is woken for a message that is taken. Fails as the iteration does.
     """
-    own = getattr(messages, "deliver", None)
-    if own is not None:
-        await own(take, write)
-        return
+    own: Callable[..., Coroutine[Any, Any, None]] | None = getattr(messages, "deliver", None)
+    return _iterated(messages, take, write) if own is None else own(take, write)
+
+
+async def _iterated(
+    messages: AsyncIterator[bytes],
+    take: Callable[[bytes], bytes | None],
+    write: Callable[[bytes], Awaitable[None]],
+) -> None:
     async for message in messages:
         rest = take(message)
         if rest is not None:
