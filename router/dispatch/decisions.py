@@ -22,7 +22,7 @@ from ..admission import (
 from ..kv_router import KvRouter
 from ..policy import Decision
 from ..prompt import Prompt
-from .request import Flight
+from .request import NO_TRACE, Flight
 
 
 class Bookings(Protocol):
@@ -164,7 +164,8 @@ class RouterDecisions:
         if session is not None:
             self._sessions.bind(session, decision.worker)
         flight.decision, flight.decision_s = decision, self._now() - began
-        flight.trace.decided(flight)
+        if flight.trace is not NO_TRACE:
+            flight.trace.decided(flight)
         return decision
 
     def _wanted(

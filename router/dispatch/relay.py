@@ -20,7 +20,7 @@ from ..prefetch import Prefetcher
 from .ledger import AttemptLedger
 from .observers import DispatchObserver
 from .reply import Reply
-from .request import Aborts, Flight, TakenBack
+from .request import NO_TRACE, Aborts, Flight, TakenBack
 from .status import OvertakenError
 
 CLOCK_SLACK_S = 0.05
@@ -68,7 +68,8 @@ class Relay:
         entry = self._router.registry.entry(worker_id)
         metadata = (*metadata, *rank_metadata(entry, decision.worker.dp_rank))
         self._ledger.on_sent(flight, decision)
-        metadata = flight.trace.sent(flight, metadata)
+        if flight.trace is not NO_TRACE:
+            metadata = flight.trace.sent(flight, metadata)
         self.prefetcher.on_sent(flight, decision)
         left = None if flight.deadline == math.inf else flight.deadline - flight.sent_at
         call = flight.call = client.generate(flight.body, timeout=left, metadata=metadata)
@@ -129,7 +130,8 @@ class Relay:
             raise
         finally:
             ledger.on_ended(flight)
-            flight.trace.attempt_ended(flight)
+            if flight.trace is not NO_TRACE:
+                flight.trace.attempt_ended(flight)
             if sent is not None and sent.running:
                 await self.stop(flight, sent)
 

@@ -18,26 +18,23 @@ class Turn:
     """What is told in one turn of the event loop may wake tasks; who waits for it to be over is
     called behind those."""
 
-    __slots__ = ("_depth", "_waiting")
+    __slots__ = ("depth", "waiting")
 
     def __init__(self) -> None:
-        self._depth = 0  # connections that tell what happened now, one because of another
-        self._waiting: list[Callable[[], None]] = []
-
-    def begin(self) -> None:
-        self._depth += 1
+        self.depth = 0
+        """connections that tell what happened now, one because of another"""
+        self.waiting: list[Callable[[], None]] = []
 
     def end(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._depth -= 1
-        if self._waiting and not self._depth:
-            waiting, self._waiting = self._waiting, []
-            for call in waiting:
-                loop.call_soon(call)
+        """Nothing more is told: `depth` is 0 again."""
+        waiting, self.waiting = self.waiting, []
+        for call in waiting:
+            loop.call_soon(call)
 
     def call_after(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         """Have it called soon: behind the tasks that what is told now wakes."""
-        if self._depth:
-            self._waiting.append(call)
+        if self.depth:
+            self.waiting.append(call)
         else:
             loop.call_soon(call)
 
@@ -64,7 +61,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, session: Session, keepalive: Keepalive) -> None:
         self._session = session
         self._keepalive = keepalive
-        self._loop = asyncio.get_running_loop()
+        self.loop = self._loop = asyncio.get_running_loop()
         self._buffer, self._turn = _shared.buffer, _shared.turn
         self._transport: asyncio.Transport | None = None
         self._look_timer: asyncio.TimerHandle | None = None
@@ -75,11 +72,6 @@ class Connection(asyncio.BufferedProtocol):
         self._why = ""
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """ends when the connection has"""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """On which it was made."""
-        return self._loop
 
     def __len__(self) -> int:
         """Calls under way."""
@@ -202,14 +194,16 @@ class Connection(asyncio.BufferedProtocol):
         events = self._session.take_events()
         if not events:
             return False
-        self._busy = True
-        self._turn.begin()
+        self._busy, turn = True, self._turn
+        turn.depth += 1
         try:
             concerns_calls = self._on_events(events)
         finally:
             self._busy = False
-            self._turn.end(self._loop)
-        if concerns_calls:
+            turn.depth -= 1
+            if turn.waiting and not turn.depth:
+                turn.end(self._loop)
+        if concerns_calls and self._keepalive.row:
             self._keepalive.heard()
         return True
 

@@ -29,11 +29,12 @@ class Keepalive:
         self._most_pings = most_pings
         self._pinged: float | None = None  # when, if the ping is not answered
         self._last = float("-inf")  # when the last ping was sent
-        self._row = 0  # pings since something else came than their answers
+        self.row = 0
+        """pings since something else came than their answers"""
 
     def heard(self) -> None:
         """Something came that concerns a call."""
-        self._row = 0
+        self.row = 0
 
     def answered(self) -> None:
         """A ping was answered, or nobody waits for anything any more."""
@@ -47,10 +48,10 @@ class Keepalive:
             left = self._pinged + self._timeout_s - now
             return Verdict(0.0, lost=True) if left <= 0 else Verdict(left)
         due = heard + self.after_s
-        if self._row >= self._most_pings:
+        if self.row >= self._most_pings:
             due = max(due, self._last + SELDOM_S)
         if now < due:
             return Verdict(due - now)
         self._pinged = self._last = now
-        self._row += 1
+        self.row += 1
         return Verdict(self._timeout_s, ping=True)

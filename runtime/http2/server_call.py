@@ -45,9 +45,7 @@ class Carrier(Protocol):
 
     session: Session
     limits: ServerLimits
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
+    loop: asyncio.AbstractEventLoop
 
     @property
     def peer(self) -> str: ...
@@ -83,7 +81,6 @@ class ServerCall:
         "_connection",
         "_deadline",
         "_half_closed",
-        "_loop",
         "_messages",
         "_metadata",
         "_reader",
@@ -94,6 +91,7 @@ class ServerCall:
         "_waiter",
         "began",
         "ended",
+        "loop",
         "over",
         "task",
     )
@@ -102,7 +100,7 @@ class ServerCall:
         self._connection = connection
         self._session = connection.session
         self._stream = stream
-        self._loop = loop = connection.loop
+        self.loop = loop = connection.loop
         self.began = monotonic()  # the loop's own time is that of its last wait
         self.ended = False
         """its status was said, or it was given up"""
@@ -126,11 +124,6 @@ class ServerCall:
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return self._metadata
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """On which it is served."""
-        return self._loop
 
     def peer(self) -> str:
         """ipv4:HOST:PORT or ipv6:%5BHOST%5D:PORT."""
@@ -157,7 +150,7 @@ class ServerCall:
         while (message := self.read_at_once()) is None:
             if self._half_closed or self.over or self.ended:
                 return None
-            self._reader = self._loop.create_future()
+            self._reader = self.loop.create_future()
             await self._reader
         return message
 
@@ -221,13 +214,15 @@ class ServerCall:
         if self.ended or self.over:
             return
         self.ended = True
-        self._stop_timer()
+        if self._timer is not None:
+            self._stop_timer()
         more = (*self._trailing, *trailing) if trailing else self._trailing
         if self._answered:
             self._session.finish(self._stream, status_trailers(code, text, more))
         else:
             self._session.refuse(self._stream, status_head(code, text, more))
-        self._wake(self._reader)
+        if self._reader is not None:
+            self._wake(self._reader)
         self._connection.flush_soon()
 
     def give_up(self) -> None:
@@ -240,21 +235,23 @@ class ServerCall:
         """Nobody serves it any more: what is left of its answer may take so long to leave."""
         if not self.over and self._timer is None:
             linger_s = self._connection.limits.linger_s
-            self._timer = self._loop.call_later(linger_s, self._on_deadline)
+            self._timer = self.loop.call_later(linger_s, self._on_deadline)
 
     # The connection's side
 
     def on_message(self, message: bytes) -> None:
         self._messages.append(message)
-        self._wake(self._reader)
+        if self._reader is not None:
+            self._wake(self._reader)
 
     def on_half_closed(self) -> None:
         self._half_closed = True
-        self._wake(self._reader)
+        if self._reader is not None:
+            self._wake(self._reader)
 
     def on_drained(self) -> None:
         self._stream.tell_drained = False
-        if not self.ended:
+        if not self.ended and self._waiter is not None:
             self._wake(self._waiter)
 
     def on_violation(self, why: int) -> None:
@@ -277,9 +274,11 @@ class ServerCall:
         if self.over:
             return
         self.over = True
-        self._stop_timer()
+        if self._timer is not None:
+            self._stop_timer()
         self._messages.clear()
-        self._wake(self._waiter)
+        if self._waiter is not None:
+            self._wake(self._waiter)
         if not self.ended:
             self._cancel()
 
@@ -314,7 +313,7 @@ class ServerCall:
             await self._wait()
 
     async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
+        self._waiter = self.loop.create_future()
         try:
             await self._waiter
         finally:
@@ -329,8 +328,8 @@ class ServerCall:
             self._timer.cancel()
             self._timer = None
 
-    def _wake(self, waiter: "asyncio.Future[None] | None") -> None:
-        if waiter is not None and not waiter.done():
+    def _wake(self, waiter: "asyncio.Future[None]") -> None:
+        if not waiter.done():
             waiter.set_result(None)
 
 

@@ -269,6 +269,9 @@ class ServerConnection(Connection):
             elif kind == MESSAGE:
                 if stream.owner is not None:
                     stream.owner.on_message(value)
+            elif kind == HALF_CLOSED:
+                if stream.owner is not None:
+                    stream.owner.on_half_closed()
             else:
                 self._on_other_event(stream, kind, value)
         return concerns_calls
@@ -283,8 +286,6 @@ class ServerConnection(Connection):
             self._on_stream_end(call, value)
         elif call is None:
             return
-        elif kind == HALF_CLOSED:
-            call.on_half_closed()
         elif kind == DRAINED:
             call.on_drained()
         elif kind == VIOLATION:

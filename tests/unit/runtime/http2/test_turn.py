@@ -15,11 +15,10 @@ async def test_who_waits_for_the_turns_end_comes_behind_tasks_that_it_woke() -> 
 
     task = asyncio.create_task(wait())
     await asyncio.sleep(0)
-    turn.begin()
-    turn.begin()
+    turn.depth += 1
     turn.call_after(loop, lambda: seen.append("sent"))
-    turn.end(loop)
     woken.set_result(None)
+    turn.depth -= 1
     turn.end(loop)
     assert not seen
     await task
@@ -30,7 +29,6 @@ async def test_who_waits_for_the_turns_end_comes_behind_tasks_that_it_woke() -> 
 async def test_outside_of_a_turn_it_is_called_soon_and_once() -> None:
     loop, turn, seen = asyncio.get_running_loop(), Turn(), list[str]()
     turn.call_after(loop, lambda: seen.append("sent"))
-    turn.begin()
     turn.end(loop)
     await asyncio.sleep(0)
     assert seen == ["sent"]
