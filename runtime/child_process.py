@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
@@ -23,6 +24,27 @@ ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
 os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+# Waits for the end of its parent and then kills processes, all held by descriptors: a number that
+# another process has got meanwhile is nobody's.
+_KILL_AFTER_PARENT = """\
+import os, select, signal, sys
+parent, *others = map(int, sys.argv[1:])
+held = []
+for pid in others:
+    try:
+        held.append(os.pidfd_open(pid))
+    except ProcessLookupError:
+        pass
+if os.getppid() == parent:
+    select.select([os.pidfd_open(parent)], [], [])
+for each in held:
+    try:
+        signal.pidfd_send_signal(each, 9)
+    except ProcessLookupError:
+        pass
 """
 
 
@@ -46,6 +68,28 @@ def die_with_parent(argv: Sequence[str]) -> list[str]:
     if sys.platform != "linux" or not sys.executable:
         return list(argv)
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
+
+
+class KilledAfterUs:
+    """Processes that somebody else's code started for us, and that are to end when we do: from now
+    to `close` a small child waits for our end, and kills them if it comes, whatever killed us.
+
+    Where the kernel has no descriptors of processes (not Linux), nothing is done.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._watcher: subprocess.Popen[bytes] | None = None
+        if sys.platform == "linux" and sys.executable:
+            argv = [sys.executable, "-I", "-S", "-c", _KILL_AFTER_PARENT, str(os.getpid())]
+            # A session of its own: what ends our terminal's processes comes before our end.
+            self._watcher = subprocess.Popen([*argv, *map(str, pids)], start_new_session=True)
+
+    def close(self) -> None:
+        """They are on their own again. Idempotent."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.kill()
+            watcher.wait()
 
 
 class ChildProcess:

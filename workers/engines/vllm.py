@@ -1,6 +1,7 @@
 """VllmEngine: vLLM's AsyncLLM as a ServedEngine; the command `dynamo-router worker vllm`."""
 
 import asyncio
+import multiprocessing
 import tempfile
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -9,6 +10,7 @@ import structlog
 import uvloop
 
 from ...indexer.wire import StorageTier
+from ...runtime.child_process import KilledAfterUs
 from ...runtime.errors import InvalidRequestError, RouterError, WorkerError
 from ...runtime.supervised import stopped, supervise
 from ..dialects import TokenLogprob
@@ -60,6 +62,7 @@ class VllmEngine:
         self._events: VllmEvents | None = None
         self._sockets: tempfile.TemporaryDirectory[str] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._cores: KilledAfterUs | None = None
 
     @property
     def status(self) -> str:
@@ -86,6 +89,9 @@ class VllmEngine:
             engine_args = library.AsyncEngineArgs(**self._arguments(events, replay))
             make = load_library("vllm.v1.engine.async_llm", "vllm").AsyncLLM
             self._llm = make.from_engine_args(engine_args)
+            # Its core would go on for nobody, with the memory of the model. Its core's workers see
+            # to themselves.
+            self._cores = KilledAfterUs([core.pid for core in _children()])
         except Exception as error:
             raise cannot_run("vLLM", config.model, error) from error
         made = self._llm.vllm_config
@@ -130,6 +136,9 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
+        cores, self._cores = self._cores, None
+        if cores is not None:
+            cores.close()
         sockets, self._sockets = self._sockets, None
         if sockets is not None:
             sockets.cleanup()
@@ -203,6 +212,11 @@ class VllmEngine:
             await asyncio.sleep(HEALTH_INTERVAL_S)
         log.error("vLLM is gone")
         self._running.fail("its core has stopped")
+
+
+def _children() -> list[Any]:
+    """The processes that vLLM started: the engine's core."""
+    return [each for each in multiprocessing.active_children() if each.pid is not None]
 
 
 def _part(output: Any, one: Any, request: EngineRequest) -> AnswerPart:

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from support.polling import until
-from support.processes import Command, children_of, command
+from support.processes import Command, alive, children_of, command
 from support.servers.discovered_fleet import Backend, backend, finding, until_ready
 from support.servers.vllm import BLOCK, BLOCKS, CONTEXT, ENVIRONMENT, PYTHON, write_model
 from support.serving import Doors
@@ -130,3 +130,13 @@ async def test_an_engine_whose_core_dies_is_not_there_any_more(
         await until(lambda: not doors.server.monitor.ready_clients())
         assert await running.ended() == 1
         assert "the engine is lost" in running.text
+
+
+async def test_a_worker_that_is_killed_leaves_no_core_behind(
+    tmp_path: Path, backend: Backend
+) -> None:
+    async with served(tmp_path, backend) as (running, _):
+        children = children_of(running.pid)
+        assert any("EngineCore" in Path(f"/proc/{pid}/cmdline").read_text() for pid in children)
+        os.kill(running.pid, signal.SIGKILL)
+        await until(lambda: not any(alive(pid) for pid in children))

@@ -13,6 +13,7 @@ from support.processes import alive
 from dynamo_router.runtime.child_process import (
     ChildError,
     ChildProcess,
+    KilledAfterUs,
     die_with_parent,
     run_to_end,
 )
@@ -134,3 +135,37 @@ def test_the_child_of_a_parent_that_is_gone_does_not_start() -> None:
     assert subprocess.run(argv).returncode == 0
     argv[argv.index(str(os.getpid()))] = "1"
     assert subprocess.run(argv).returncode == 1
+
+
+GUARDING = """
+import subprocess, sys, time
+from dynamo_router.runtime.child_process import KilledAfterUs
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+gone = subprocess.Popen(["/bin/true"])
+guard = KilledAfterUs([other.pid, gone.pid])
+gone.wait()
+print(other.pid, guard._watcher.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@LINUX
+async def test_what_others_started_for_us_ends_with_us() -> None:
+    ours = subprocess.Popen([sys.executable, "-c", GUARDING], stdout=subprocess.PIPE)
+    assert ours.stdout is not None
+    with ours.stdout as told:
+        other, watcher = map(int, told.readline().split())
+    assert alive(other) and alive(watcher)
+    ours.kill()
+    ours.wait()
+    await until(lambda: not (alive(other) or alive(watcher)))
+
+
+@LINUX
+def test_what_is_let_go_of_is_left_alone() -> None:
+    with subprocess.Popen([sys.executable, "-c", WAIT]) as other:
+        guard = KilledAfterUs([other.pid])
+        guard.close()
+        guard.close()
+        assert other.poll() is None
+        other.kill()
