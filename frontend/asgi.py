@@ -4,7 +4,7 @@ A web framework would stand between each token and its client; the interface its
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from typing import Any, Protocol
 
 import msgspec
@@ -15,6 +15,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
 
 JSON = "application/json"
 STREAM_HEADERS = {
@@ -29,10 +30,10 @@ class ClientLeftError(Exception):
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """The request's headers, names in lower case; of one that comes twice the first."""
+    """The request's headers; of one that comes twice the first."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+        found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
     return found
 
 
@@ -65,13 +66,12 @@ async def send_json(
     await send_whole(send, status, msgspec.json.encode(value), headers)
 
 
-class Flow(Protocol):
-    """Whether a connection takes more now."""
+class Output(Protocol):
+    """Where the answer to a request goes."""
 
-    @property
-    def write_paused(self) -> bool: ...
+    def begin(self, status: int, headers: Headers) -> None: ...
 
-    async def drain(self) -> None: ...
+    def write(self, data: bytes, *, more: bool = True) -> None: ...
 
 
 class Client:
@@ -80,27 +80,46 @@ class Client:
 
     def __init__(self) -> None:
         self._gone = False
-        self._transport: asyncio.Transport | None = None
-        self._flow: Flow | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._wakers: list[asyncio.Future[None]] = []
+        self.output: Output | None = None
+        """of the request that is in turn"""
+        self.reads = True
+        """it has read enough of what it was sent, or is gone"""
 
-    def on_connected(self, transport: asyncio.Transport, flow: Flow) -> None:
-        self._transport, self._flow = transport, flow
+    def begin(self, status: int, headers: Headers) -> None:
+        """Begin an answer; its head goes with the first of its body."""
+        if self.output is not None:
+            self.output.begin(status, headers)
 
-    def write_chunk(self, data: bytes) -> None:
-        """Send a part of a body whose headers said that it comes in chunks, as those of no length
-        do; nothing to a client that is gone."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    def write_part(self, data: bytes) -> None:
+        """Send a part of the body of an answer that has begun; nothing to a client that is gone."""
+        if self.output is not None:
+            self.output.write(data)
 
     async def drained(self) -> None:
-        """Returns once the client has read enough of what it was sent."""
-        if self._flow is not None and self._flow.write_paused and not self._gone:
-            await self._flow.drain()
+        """Returns once the client reads."""
+        while not self.reads:
+            waker = asyncio.get_running_loop().create_future()
+            self._wakers.append(waker)
+            await waker
+
+    def on_full(self) -> None:
+        """It does not read what it was sent."""
+        self.reads = self._gone
+
+    def on_drained(self) -> None:
+        """It has read enough."""
+        self.reads = True
+        wakers, self._wakers = self._wakers, []
+        for waker in wakers:
+            if not waker.done():
+                waker.set_result(None)
 
     def on_gone(self) -> None:
         """The connection is lost."""
         self._gone = True
+        self.on_drained()
         if self._task is not None:
             self._task.cancel()
 
@@ -141,30 +160,40 @@ class EventStream:
         self._last = self._loop.time()
         self._timer = self._loop.call_later(keep_alive_s, self._on_silence)
         self._beat: asyncio.Task[None] | None = None
+        self._begun = self._ending = False
         self.started = False
+        """something was put, which goes out even if nothing follows"""
 
-    async def write(self, data: bytes) -> None:
-        """Waits while the client does not read. What is written in one turn of the loop goes out
-        together, but for the first of it."""
-        self._last = self._loop.time()
-        await self._client.drained()
-        if not self.started:
-            await self._start()
-            self._client.write_chunk(data)
-            return
+    def put(self, data: bytes, *, last: bool = False) -> None:
+        """What is put in one turn of the loop goes out together. After the `last` the end is
+        awaited for a turn, to go with it."""
         if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting.append(data)
+        self.started = True
+        self._ending = last
+
+    async def write(self, data: bytes) -> None:
+        """Waits while the client does not read."""
+        await self._client.drained()
+        self.put(data)
 
     def _flush(self) -> None:
+        if self._ending and self._waiting:
+            self._ending = False
+            self._loop.call_soon(self._flush)
+            return
         waiting, self._waiting = self._waiting, []
         if waiting:
-            self._client.write_chunk(b"".join(waiting))
+            self._last = self._loop.time()
+            if not self._begun:
+                self._begin()
+            self._client.write_part(waiting[0] if len(waiting) == 1 else b"".join(waiting))
 
     async def end(self, data: bytes) -> None:
         """Write the last of it."""
-        if not self.started:
-            await self._start()
+        if not self._begun:
+            self._begin()
         waiting, self._waiting = self._waiting, []
         await self._send({"type": "http.response.body", "body": b"".join((*waiting, data))})
 
@@ -184,10 +213,9 @@ class EventStream:
                 self._beat = self._loop.create_task(self.write(self._keep_alive))
         self._timer = self._loop.call_later(left, self._on_silence)
 
-    async def _start(self) -> None:
-        self.started = True
-        headers = _encoded({**STREAM_HEADERS, **self._headers})
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+    def _begin(self) -> None:
+        self._begun = True
+        self._client.begin(200, _encoded({**STREAM_HEADERS, **self._headers}))
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -10,7 +10,7 @@ from ..router.dispatch import Dispatcher, RequestReader
 from ..runtime.errors import NoWorkersError
 from ..workers.health import HealthMonitor
 from .application import Handler, HttpCall, answer_json
-from .asgi import EventStream, send_whole
+from .asgi import Client, EventStream, send_whole
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
 from .generation import Choice, Workers, answer
@@ -91,10 +91,7 @@ class Completions:
         self._config = config
         self._name = name
         self._last_name = ""
-
-    @property
-    def routes(self) -> dict[str, Handler]:
-        return {
+        self.routes: dict[str, Handler] = {
             "POST /v1/chat/completions": self._chat,
             "POST /v1/completions": self._complete,
             "POST /v1/embeddings": self._embed,
@@ -229,14 +226,10 @@ class Completions:
 
     async def _whole(self, asked: _Asked) -> None:
         call, request, choices, origin, form = asked
-        deltas: list[list[Delta]] = [[] for _ in choices]
-
-        async def keep(index: int, delta: Delta) -> None:
-            deltas[index].append(delta)
-
-        await answer(self._workers, self._text, request, choices, origin, keep)
+        kept = _Kept([[] for _ in choices])
+        await answer(self._workers, self._text, request, choices, origin, kept)
         nvext = _extras(choices, origin) if origin.extras else None
-        body = form.whole(deltas, _usage(request, choices), nvext)
+        body = form.whole(kept.deltas, _usage(request, choices), nvext)
         await send_whole(call.send, 200, body, call.told)
 
     async def _stream(self, asked: _Asked) -> None:
@@ -246,13 +239,9 @@ class Completions:
         )
         options = request.stream_options
         in_each = options is not None and options.continuous_usage_stats
-
-        async def show(index: int, delta: Delta) -> None:
-            usage = choices[index].usage if in_each else None
-            await stream.write(form.chunk(index, delta, usage))
-
+        shown = _Shown(call.client, stream, form, choices if in_each else None)
         try:
-            await answer(self._workers, self._text, request, choices, origin, show)
+            await answer(self._workers, self._text, request, choices, origin, shown)
             if origin.extras:
                 await stream.write(form.nvext_chunk(_extras(choices, origin)))
             if options is not None and options.include_usage:
@@ -264,6 +253,50 @@ class Completions:
         finally:
             await stream.close()
         await stream.end(DONE)
+
+
+class _Kept(NamedTuple):
+    """What came of each choice, for an answer in one piece."""
+
+    deltas: list[list[Delta]]
+
+    @property
+    def reads(self) -> bool:
+        return True
+
+    def put(self, index: int, delta: Delta) -> None:
+        self.deltas[index].append(delta)
+
+    async def drained(self) -> None:
+        return
+
+
+class _Shown:
+    """Writes what comes as events; with `counted`, each has the usage of its choice so far."""
+
+    def __init__(
+        self,
+        client: Client,
+        stream: EventStream,
+        form: Answer,
+        counted: Sequence[Choice] | None,
+    ) -> None:
+        self._client = client
+        self._stream = stream
+        self._form = form
+        self._counted = counted
+
+    @property
+    def reads(self) -> bool:
+        return self._client.reads
+
+    def put(self, index: int, delta: Delta) -> None:
+        usage = None if self._counted is None else self._counted[index].usage
+        last = delta.finish_reason is not None
+        self._stream.put(self._form.chunk(index, delta, usage), last=last)
+
+    async def drained(self) -> None:
+        await self._client.drained()
 
 
 def _usage(request: Sampling, choices: Sequence[Choice]) -> Usage:

@@ -8,9 +8,9 @@ import asyncio
 import secrets
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -26,8 +26,21 @@ from .prefill import PrefillWorkers, no_prefill_workers, prefill
 from .processor import ModelText, StopStrings
 from .prompts import Tokens
 
-Emit = Callable[[int, Delta], Awaitable[None]]
-"""Takes what came of the choice with this index."""
+
+class Sink(Protocol):
+    """Takes what comes of each choice, by its index."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether the client has read enough that more may be put."""
+        ...
+
+    def put(self, index: int, delta: Delta) -> None: ...
+
+    async def drained(self) -> None:
+        """Returns once it reads."""
+        ...
+
 
 _FINISHED = {"stop": "stop", "length": "length", "end_id": "stop", "stop_words": "stop"}
 _ABORTED = "abort"
@@ -205,19 +218,19 @@ async def answer(
     request: Sampling,
     choices: Sequence[Choice],
     origin: Origin,
-    emit: Emit,
+    sink: Sink,
 ) -> None:
     """Have all choices answered, at the same time; the first error ends them all.
 
     Raises what `Dispatcher.generate` raises. Cancel the task to give all of them up.
     """
     if len(choices) == 1:
-        await _answer_one(workers, text, request, choices[0], origin, emit)
+        await _answer_one(workers, text, request, choices[0], origin, sink)
         return
     try:
         async with asyncio.TaskGroup() as group:
             for choice in choices:
-                group.create_task(_answer_one(workers, text, request, choice, origin, emit))
+                group.create_task(_answer_one(workers, text, request, choice, origin, sink))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
@@ -228,26 +241,38 @@ async def _answer_one(
     request: Sampling,
     choice: Choice,
     origin: Origin,
-    emit: Emit,
+    sink: Sink,
 ) -> None:
     reader = AnswerReader(text, request, choice.prefix, choice.output)
     dispatcher = workers.dispatcher
     request_id = f"{origin.answer_id}-{choice.index}"
+    ends_early = bool(request.stop_strings)
+
+    def show(message: bytes) -> Delta | None:
+        if reader.finished:
+            return None
+        delta = reader.read(message)
+        if delta is not None:
+            if choice.first_at is None:
+                choice.first_at = time.monotonic()
+            sink.put(choice.index, delta)
+        return delta
+
+    def put(message: bytes) -> bool:
+        if ends_early or not sink.reads:
+            return False
+        show(message)
+        return True
 
     async def respond(message: bytes) -> None:
-        if reader.finished:
-            return
-        delta = reader.read(message)
-        choice.usage = reader.usage
-        if delta is None:
-            return
-        if choice.first_at is None:
-            choice.first_at = time.monotonic()
-        await emit(choice.index, delta)
-        if reader.finished and delta.stop_reason is not None:
+        if not sink.reads:
+            await sink.drained()
+        delta = show(message)
+        if delta is not None and reader.finished and delta.stop_reason is not None:
             # The engine may not know of the stop string; the rest would be computed for nobody.
             await dispatcher.abort(request_id, origin.caller)
 
+    choice.usage = reader.usage
     body = engine_request(request, choice, request_id, origin.salt)
     if (first := workers.prefill()) is not None:
         prefilled = await prefill(first, body, origin)
@@ -258,10 +283,12 @@ async def _answer_one(
                 await respond(message)
             return
         body = prefilled.request
-    choice.decision = await origin.generate(dispatcher, body, respond, pinned=origin.pinned)
+    choice.decision = await origin.generate(
+        dispatcher, body, respond, put=put, pinned=origin.pinned
+    )
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.
-        await emit(choice.index, Delta("", _ABORTED))
+        sink.put(choice.index, Delta("", _ABORTED))
 
 
 def engine_request(

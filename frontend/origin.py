@@ -1,7 +1,7 @@
 """Whose request it is, and what its headers and extensions say of its way."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 from ..router.access import Caller, current_account
 from ..router.admission import Objectives, Urgency, read_objectives
 from ..router.affinity import Session, read_session
-from ..router.dispatch import Dispatcher
+from ..router.dispatch import Dispatcher, Put, Write
 from ..router.policy import Decision
 from ..router.services import read_metadata
 from ..runtime.errors import InvalidRequestError
@@ -50,8 +50,9 @@ class Origin(NamedTuple):
         self,
         dispatcher: Dispatcher,
         request: bytes,
-        respond: Callable[[bytes], Awaitable[None]],
+        respond: Write,
         *,
+        put: Put | None = None,
         pinned: WorkerWithDpRank | None = None,
     ) -> Decision:
         """Have a serialized GenerateRequest answered in its name; see `Dispatcher.generate`.
@@ -61,6 +62,7 @@ class Origin(NamedTuple):
         return await dispatcher.generate(
             request,
             respond,
+            put=put,
             metadata=self.metadata,
             pinned=pinned,
             urgency=self.urgency,
@@ -81,12 +83,15 @@ def origin_of(
     """
     nvext = request.nvext
     said: dict[str, str | bytes] = {} if nvext is None else dict(nvext.headers)
-    said.update((ALIASES[name], value) for name, value in headers.items() if name in ALIASES)
-    said.update((name, value) for name, value in headers.items() if name not in ALIASES)
+    if not ALIASES.keys().isdisjoint(headers):
+        said.update((ALIASES[name], value) for name, value in headers.items() if name in ALIASES)
+        headers = {name: value for name, value in headers.items() if name not in ALIASES}
+    said.update(headers)
+    items = tuple(said.items())
     try:
-        forwarded, pinned, urgency = read_metadata(said.items())
-        objectives = read_objectives(said.items())
-        session = read_session(said.items(), caller.name, current_account())
+        forwarded, pinned, urgency = read_metadata(items)
+        objectives = read_objectives(items)
+        session = read_session(items, caller.name, current_account())
     except InvalidRequestError as error:
         raise ApiError(400, str(error)) from None
     extras = set() if nvext is None else set(nvext.extra_fields)
@@ -102,7 +107,7 @@ def origin_of(
         pinned,
         urgency,
         objectives,
-        tuple(said.items()),
+        items,
         session,
         _salt(request, headers),
         frozenset(extras),

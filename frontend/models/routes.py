@@ -24,6 +24,9 @@ class _Named(msgspec.Struct):
     model: str | None = None
 
 
+_NAMED = msgspec.json.Decoder(_Named)
+
+
 class ModelRoutes:
     """Handlers by route."""
 
@@ -46,7 +49,11 @@ class ModelRoutes:
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another one is asked if nobody is left in
         the first: a request that did not begin belongs to none yet."""
-        pools = in_order(_with_pinned(call, self._pools(call)), self._rng)
+        pools = _with_pinned(call, self._pools(call))
+        if len(pools) == 1:
+            await pools[0].handlers[route](call)
+            return
+        pools = in_order(pools, self._rng)
         for number, pool in enumerate(pools):
             answer = _Answer(call)
             try:
@@ -58,7 +65,7 @@ class ModelRoutes:
                     raise
 
     def _pools(self, call: HttpCall) -> Sequence[Answering]:
-        name = msgspec.json.decode(call.body, type=_Named).model
+        name = _NAMED.decode(call.body).model
         if name is None:
             entries = [entry for entry in self._directory.entries if not entry.parent]
             if len(entries) > 1:

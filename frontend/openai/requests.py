@@ -202,10 +202,13 @@ class ChatRequest(Sampling, kw_only=True):
         tool_choice_of(self.tools, self.tool_choice)
 
 
-def read_request(body: bytes, kind: type[Sampling]) -> Any:
+_DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest)}
+
+
+def read_request(body: bytes, kind: type[ChatRequest | CompletionRequest]) -> Any:
     """A request of this kind, checked; ApiError 400 if it is none."""
     try:
-        request = msgspec.json.decode(body, type=kind)
+        request = _DECODERS[kind].decode(body)
     except BAD_BODY as error:
         raise bad_body(error) from None
     request.check()

@@ -16,6 +16,7 @@ from .dispatch import Dispatcher
 from .generate_answer import told_usage
 from .generate_request import GenerateFacts
 from .observers import AccessLog, DispatchObserver, OutputTracking
+from .reply import Put, Write
 from .request import CallTrace, Flight, NoTrace, RequestTrace, Tracing
 from .request_reader import MAX_DECODED_BYTES, RequestReader
 from .status import ClientGoneError, status_of
@@ -34,10 +35,12 @@ __all__ = [
     "MAX_DECODED_BYTES",
     "NoTrace",
     "OutputTracking",
+    "Put",
     "RequestReader",
     "RequestTrace",
     "RouterDecisions",
     "Tracing",
+    "Write",
     "admission_of",
     "queue_of",
     "status_of",

@@ -3,7 +3,7 @@ ints. What else the object has is left as it is, unchecked, for a decoder.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memchr, memcmp
 
 import numpy as np
 
@@ -12,14 +12,17 @@ cdef enum:
 
 cdef enum Found:
     ABSENT     # there is no such key, or the bytes are no object
-    TAKEN      # its numbers were read
+    TAKEN      # its list was found
     TWICE      # there are several
-    NO_TOKENS  # its value is no list of u32
+    NO_TOKENS  # its value is no list
+
+_NO_TOKENS = "it is no list of token ids, or one is out of range: 0 to 4294967295"
+
 
 cdef struct TokenList:
     const uint8_t* begin  # its opening bracket
     const uint8_t* end    # one past the closing one
-    uint64_t count
+    uint64_t count        # as many as its commas say
 
 
 cdef inline const uint8_t* skip_space(const uint8_t* at, const uint8_t* end) noexcept nogil:
@@ -55,38 +58,54 @@ cdef const uint8_t* skip_value(const uint8_t* at, const uint8_t* end) noexcept n
     return end
 
 
-cdef bint read_numbers(TokenList* list, const uint8_t* end, uint32_t* out) noexcept nogil:
-    """Count the numbers of a list, or write them to `out` unless that is NULL, and find its end;
-    false if it is no list of u32."""
+cdef bint find_list(TokenList* list, const uint8_t* end) noexcept nogil:
+    """Find the end of a list of numbers, and count them; false if it is no list, or is cut short.
+    What stands between the commas is for `read_numbers` to check."""
     cdef const uint8_t* at = list.begin
-    cdef const uint8_t* digits
-    cdef uint64_t value
-    list.count = 0
+    cdef uint64_t commas = 0
     if at >= end or at[0] != 91:
         return False
-    at = skip_space(at + 1, end)
-    if at < end and at[0] == 93:
-        list.end = at + 1
-        return True
-    while at < end:
+    list.end = <const uint8_t*>memchr(at, 93, end - at)
+    if list.end == NULL:
+        return False
+    while at < list.end:
+        commas += at[0] == 44
+        at += 1
+    list.count = 0 if skip_space(list.begin + 1, list.end) == list.end else commas + 1
+    list.end += 1
+    return True
+
+
+cdef bint read_numbers(const TokenList* list, uint32_t* out) noexcept nogil:
+    """Write the numbers of a list that was found; false if it has something else."""
+    cdef const uint8_t* at = list.begin + 1
+    cdef const uint8_t* end = list.end - 1
+    cdef const uint8_t* digits
+    cdef uint64_t value
+    cdef uint64_t place
+    cdef unsigned int digit
+    for place in range(list.count):
+        while at < end and at[0] in (32, 9, 10, 13):
+            at += 1
         digits = at
         value = 0
-        while at < end and 48 <= at[0] <= 57 and value <= MOST:
-            value = 10 * value + (at[0] - 48)
+        while at < end:
+            digit = <unsigned int>at[0] - 48
+            if digit > 9 or value > MOST:
+                break
+            value = 10 * value + digit
             at += 1
         if at == digits or value > MOST or (digits[0] == 48 and at > digits + 1):
             return False
-        if out != NULL:
-            out[list.count] = <uint32_t>value
-        list.count += 1
-        at = skip_space(at, end)
-        if at < end and at[0] == 93:
-            list.end = at + 1
-            return True
-        if at >= end or at[0] != 44:
+        out[place] = <uint32_t>value
+        if at < end and at[0] != 44:
+            at = skip_space(at, end)
+        if at >= end:
+            return place + 1 == list.count
+        if at[0] != 44:
             return False
-        at = skip_space(at + 1, end)
-    return False
+        at += 1
+    return at >= end
 
 
 cdef Found find_tokens(
@@ -112,7 +131,7 @@ cdef Found find_tokens(
             if found == TAKEN:
                 return TWICE
             list.begin = at
-            if not read_numbers(list, end, NULL):
+            if not find_list(list, end):
                 return NO_TOKENS
             found, at = TAKEN, list.end
         at = skip_value(at, end)
@@ -137,6 +156,7 @@ def cut_tokens(
     cdef TokenList list
     cdef Found found = ABSENT
     cdef uint32_t[::1] view
+    cdef bint read
     cdef uint64_t n_rest = body.shape[0]
     cdef const uint8_t* begin = &body[0] if body.shape[0] else NULL
     cdef const uint8_t* end = begin + body.shape[0]
@@ -146,7 +166,7 @@ def cut_tokens(
     if found == TWICE:
         raise ValueError("it is there twice")
     if found == NO_TOKENS:
-        raise ValueError("it is no list of token ids, or one is out of range: 0 to 4294967295")
+        raise ValueError(_NO_TOKENS)
     if found == TAKEN:
         if list.count > max_tokens:
             raise OverflowError("max_prompt_tokens", list.count)
@@ -159,6 +179,8 @@ def cut_tokens(
     if list.count:
         view = tokens
         with nogil:
-            read_numbers(&list, end, &view[0])
+            read = read_numbers(&list, &view[0])
+        if not read:
+            raise ValueError(_NO_TOKENS)
     rest = bytes(body[: list.begin - begin]) + b"[]" + bytes(body[list.end - begin :])
     return tokens, rest

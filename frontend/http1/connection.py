@@ -1,0 +1,342 @@
+"""HttpConnection: an HTTP/1.1 connection of a server, from bytes to an ASGI application and back.
+
+llhttp (httptools) parses. One request is answered after another, in their order; what a client
+sends ahead of that waits, within bounds, and then is not read.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias, cast
+from urllib.parse import unquote
+
+import httptools
+import msgspec
+import structlog
+
+from ..asgi import Client, Receive, Scope, Send
+from ..openai import ApiError
+from .exchange import Exchange, refusal
+from .limits import HttpLimits
+
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
+"""What answers a connection's requests."""
+
+log = structlog.get_logger(__name__)
+
+
+class _RefusedError(Exception):
+    """The bytes that come are no request of ours."""
+
+
+@dataclass
+class OpenConnections:
+    """Those of a server, and the tasks that answer their requests."""
+
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    open: "set[HttpConnection]" = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class HttpConnection(asyncio.Protocol):
+    """Also what its parser calls back, and what its exchanges write to."""
+
+    def __init__(self, new_app: NewApp, connections: OpenConnections) -> None:
+        self._new_app = new_app
+        self._connections, self._limits = connections, connections.limits
+        self._loop = asyncio.get_running_loop()
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+        self._app: App
+        self._client = Client()
+        self._scope: Scope = {}  # what all requests of this connection have
+        # Of the request that is being read
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._expects = False
+        self._arriving: Exchange | None = None
+        self._reading = self._in_head = False
+        self._silent_bytes = 0  # that made no head or body yet
+        self._began = 0.0
+        self._came = 0
+        self._slow: asyncio.TimerHandle | None = None
+        # Of those that were read
+        self._exchange: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()
+        self._found: ApiError | None = None  # what a callback of the parser has against it
+        self._refusal: ApiError | None = None  # after which nothing is read
+        self._closing = self._paused = False
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        tls = transport.get_extra_info("sslcontext") is not None
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": _address(transport.get_extra_info("sockname")),
+            "client": _address(transport.get_extra_info("peername")),
+            "scheme": "https" if tls else "http",
+            "root_path": "",
+        }
+        self._app = self._new_app(self._transport, self._client)
+        self._connections.open.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing or self._refusal is not None:
+            return  # of a client that lingers
+        self._came += len(data)
+        self._silent_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Nothing here is upgraded, and what follows may be of another protocol.
+            self._closing = True
+            if self._arriving is not None:
+                self._arriving.keep_alive = False
+        except httptools.HttpParserError as error:
+            self._refuse(self._found or ApiError(400, f"this is no HTTP/1.1 request: {error}"))
+        else:
+            if self._silent_bytes > self._limits.head_bytes:
+                self._refuse(self._too_long())
+        if self._reading and self._slow is None and self._refusal is None:
+            self._slow = self._loop.call_later(self._limits.request_s, self._on_slow)
+
+    def pause_writing(self) -> None:
+        self._client.on_full()
+
+    def resume_writing(self) -> None:
+        self._client.on_drained()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._connections.open.discard(self)
+        self._stop_watching()
+        for exchange in (self._exchange, *self._waiting):
+            if exchange is not None:
+                exchange.on_gone()
+        self._waiting.clear()
+        self._client.on_gone()
+        self._parser = None  # it holds us
+
+    # The server's side
+
+    def shut_down(self) -> None:
+        """Take no new request, and end after those that came."""
+        last = self._waiting[-1] if self._waiting else self._exchange
+        if last is None:
+            self._transport.close()
+        else:
+            last.keep_alive = False
+
+    def abort(self) -> None:
+        """End it at once."""
+        self._closing = True
+        self._transport.abort()
+
+    # Its exchanges' side
+
+    async def drained(self) -> None:
+        """Returns once the client has read enough of what it was sent."""
+        await self._client.drained()
+
+    def want_body(self) -> None:
+        if self._exchange is self._arriving:
+            self._read_on()
+
+    def on_answered(self, exchange: Exchange) -> None:
+        self._exchange = None
+        if not exchange.keep_alive:
+            self._linger() if self._reading and self._arriving is exchange else self._end()
+        elif self._waiting:
+            self._start(self._waiting.popleft())
+        elif self._refusal is not None:
+            self._send_refusal()
+        else:
+            self._read_on()
+
+    # The parser's side
+
+    def on_message_begin(self) -> None:
+        if len(self._waiting) >= self._limits.pipelined:
+            text = f"more than {self._limits.pipelined} requests were sent ahead"
+            self._stop(ApiError(429, text))
+        self._url, self._headers, self._expects = b"", [], False
+        self._arriving = None
+        self._reading = self._in_head = True
+        self._began, self._came = self._loop.time(), 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # behind the body: whoever guards us by its headers would not know them
+        if len(self._headers) >= self._limits.headers:
+            self._stop(self._too_long())
+        name = name.lower()
+        self._headers.append((name, value))
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._expects = True
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        if self._silent_bytes > self._limits.head_bytes:  # or it is much more than the head
+            size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
+            if size > self._limits.head_bytes:
+                self._stop(self._too_long())
+        raw_path, query = self._split_url()
+        scope = {
+            **self._scope,
+            "http_version": parser.get_http_version(),
+            "method": parser.get_method().decode("ascii"),
+            "path": unquote(raw_path.decode("ascii")),
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self._headers,
+        }
+        exchange = self._arriving = Exchange(
+            self,
+            self._transport,
+            scope,
+            keep_alive=parser.should_keep_alive(),
+            expects=self._expects,
+        )
+        self._in_head, self._silent_bytes = False, 0
+        if self._exchange is None:
+            self._start(exchange)
+        else:
+            self._waiting.append(exchange)
+            self._read_no_more()
+
+    def on_body(self, data: bytes) -> None:
+        exchange = self._arriving
+        assert exchange is not None
+        self._silent_bytes = 0
+        exchange.on_body(data)
+        if exchange.unread > self._limits.unread_bytes:
+            if exchange.ended:  # and nobody will ask for it
+                self._linger()
+            else:
+                self._read_no_more()
+
+    def on_message_complete(self) -> None:
+        assert self._arriving is not None
+        self._reading, self._silent_bytes = False, 0
+        self._stop_watching()
+        self._arriving.on_body_end()
+
+    # Its own parts
+
+    def _split_url(self) -> tuple[bytes, bytes]:
+        """The path and what stands behind its question mark; also of a URL with a host, as for
+        proxies."""
+        url = self._url
+        if url[:1] == b"/" and url.isascii() and b"#" not in url:
+            path, _, query = url.partition(b"?")
+            return path, query
+        try:
+            parsed = httptools.parse_url(url)
+            parsed.path.decode("ascii")
+        except (httptools.HttpParserError, UnicodeDecodeError, AttributeError):
+            self._stop(ApiError(400, "the request's line has no path"))
+        return parsed.path, parsed.query or b""
+
+    def _start(self, exchange: Exchange) -> None:
+        self._exchange = self._client.output = exchange
+        task = self._loop.create_task(self._answer(exchange))
+        self._connections.tasks.add(task)
+        task.add_done_callback(self._connections.tasks.discard)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except Exception as error:
+            log.error("a request ended in an error", path=exchange.scope["path"], exc_info=error)
+        finally:
+            if not exchange.ended:
+                self._exchange = None
+                if self._refusal is not None and not exchange.started:
+                    self._send_refusal()
+                else:
+                    self.abort()  # the client must not take a part for the whole
+
+    def _stop(self, error: ApiError) -> NoReturn:
+        """Out of a callback of the parser: it reads no more."""
+        self._found = error
+        raise _RefusedError
+
+    def _refuse(self, error: ApiError) -> None:
+        """Read nothing more, and say why once all that came before is answered."""
+        self._refusal = error
+        self._stop_watching()
+        broken = self._arriving if self._reading else None
+        if broken is not None and broken in self._waiting:
+            self._waiting.remove(broken)
+        elif broken is not None:
+            broken.on_gone()
+        if self._exchange is None:
+            self._send_refusal()
+
+    def _send_refusal(self) -> None:
+        assert self._refusal is not None
+        if not self._transport.is_closing():
+            body = msgspec.json.encode(self._refusal.body)
+            self._transport.write(refusal(self._refusal.status, body))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say that nothing more comes from here; the client has some time to read that, and to end
+        the connection."""
+        if self._closing or not self._transport.can_write_eof():
+            self._end()
+            return
+        self._closing = True
+        self._stop_watching()
+        self._transport.write_eof()
+        self._read_on()
+        self._slow = self._loop.call_later(self._limits.linger_s, self.abort)
+
+    def _end(self) -> None:
+        self._closing = True
+        self._transport.close()
+
+    def _on_slow(self) -> None:
+        """The request that is being read takes long."""
+        self._slow = None
+        limits, now = self._limits, self._loop.time()
+        if self._paused:  # it is we who do not read
+            self._began = now
+        left = self._began + limits.request_s + self._came / limits.least_bytes_per_s - now
+        if left > 0:
+            self._slow = self._loop.call_later(left, self._on_slow)
+        else:
+            self._refuse(ApiError(408, "the request took too long to come"))
+
+    def _stop_watching(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _read_no_more(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _too_long(self) -> ApiError:
+        limits = self._limits
+        text = f"the headers are more than {limits.head_bytes} bytes or {limits.headers}"
+        return ApiError(431, text)
+
+
+def _address(found: Any) -> tuple[str, int] | None:
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None

@@ -1,0 +1,193 @@
+"""Exchange: one request and its answer, as ASGI's `receive` and `send`."""
+
+import asyncio
+from http import HTTPStatus
+from typing import Protocol
+
+from ..asgi import Headers, Message, Scope
+
+_PHRASES = {int(status): status.phrase for status in HTTPStatus}
+_STATUS_LINES = {
+    status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode()
+    for status in range(100, 600)
+}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Carrier(Protocol):
+    """What an exchange needs of its connection."""
+
+    async def drained(self) -> None: ...
+
+    def want_body(self) -> None: ...
+
+    def on_answered(self, exchange: "Exchange") -> None: ...
+
+
+class Exchange:
+    """From the end of a request's head to the end of its answer.
+
+    An answer of no length goes in chunks; to a client of HTTP/1.0, which knows none, until the
+    connection ends. Its head goes with the first of its body. RuntimeError for an answer that is
+    none: headers with line breaks, or a body that is not as long as they said.
+    """
+
+    __slots__ = (
+        "_carrier",
+        "_chunked",
+        "_expects",
+        "_head",
+        "_left",
+        "_parts",
+        "_transport",
+        "_waiter",
+        "body_ended",
+        "ended",
+        "gone",
+        "keep_alive",
+        "scope",
+        "started",
+        "unread",
+    )
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        transport: asyncio.Transport,
+        scope: Scope,
+        *,
+        keep_alive: bool,
+        expects: bool = False,
+    ) -> None:
+        """`expects`: the client sends no body before it is told to go on."""
+        self._carrier, self._transport = carrier, transport
+        self._chunked = False
+        self._expects = expects
+        self._head = b""
+        self._left: int | None = None  # of a body whose length was told
+        self._parts: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.unread = 0
+        """bytes of the body that came and that nobody asked for yet"""
+        self.body_ended = False
+        self.started = False
+        self.ended = False
+        self.gone = False
+
+    # The connection's side
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+        self.unread += len(data)
+        self._wake()
+
+    def on_body_end(self) -> None:
+        self.body_ended = True
+        self._wake()
+
+    def on_gone(self) -> None:
+        """The connection is lost; what is still sent goes nowhere."""
+        self.gone = True
+        self._wake()
+
+    # The application's side
+
+    async def receive(self) -> Message:
+        """The next part of the body; http.disconnect if the client left, or was answered."""
+        while not (self._parts or self.body_ended or self.gone or self.ended):
+            if self._expects:
+                self._expects = False
+                self._transport.write(_CONTINUE)
+            self._carrier.want_body()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self.gone or self.ended:
+            return {"type": "http.disconnect"}
+        parts, self._parts, self.unread = self._parts, [], 0
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        return {"type": "http.request", "body": body, "more_body": not self.body_ended}
+
+    async def send(self, message: Message) -> None:
+        """Waits while the client does not read."""
+        if message["type"] == "http.response.start":
+            self.begin(message["status"], message["headers"])
+            return
+        await self._carrier.drained()
+        self.write(message.get("body", b""), more=message.get("more_body", False))
+
+    def write(self, data: bytes, *, more: bool = True) -> None:
+        """A part of the body, or with `more` false the last of it; nothing to a client that is
+        gone."""
+        if self.ended or not self.started:
+            raise RuntimeError("an answer has a head, and one end")
+        if self._left is not None:
+            self._left -= len(data)
+            if self._left < 0 or (self._left and not more):
+                raise RuntimeError("an answer is not as long as its headers say")
+        if self.scope["method"] == "HEAD":
+            data = b""
+        elif self._chunked:
+            if data:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+            if not more:
+                data += b"0\r\n\r\n"
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data and not (self.gone or self._transport.is_closing()):
+            self._transport.write(data)
+        if not more:
+            self.ended = True
+            self._wake()
+            self._carrier.on_answered(self)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """The answer's head."""
+        if self.started:
+            raise RuntimeError("an answer has one head")
+        self.started = True
+        lines, count = [_STATUS_LINES[status]], 2
+        for name, value in headers:
+            if name == b"content-length":
+                self._left = int(value)
+            elif name == b"connection" and value.lower() == b"close":
+                self.keep_alive = False
+                continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+            count += 1
+        if self._left is None:
+            if self.scope["http_version"] == "1.1":
+                self._chunked = True
+                lines.append(b"transfer-encoding: chunked\r\n")
+                count += 1
+            else:
+                self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+            count += 1
+        elif self.scope["http_version"] == "1.0":
+            lines.append(b"connection: keep-alive\r\n")
+            count += 1
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
+        if self._head.count(b"\n") != count or self._head.count(b"\r") != count:
+            self.keep_alive = self.started = False
+            self._head = b""
+            raise RuntimeError("a header of the answer has a line break")
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+def refusal(status: int, body: bytes) -> bytes:
+    """An answer in JSON after which the connection ends, of a request that no application saw."""
+    lines = (
+        _STATUS_LINES[status],
+        b"content-type: application/json\r\n",
+        b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body),
+        body,
+    )
+    return b"".join(lines)
