@@ -50,7 +50,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         self._app: App
-        self._client = Client()
+        self.client = Client()
         self._scope: Scope = {}  # what all requests of this connection have
         # Of the request that is being read
         self._url = b""
@@ -83,7 +83,7 @@ class HttpConnection(asyncio.Protocol):
             "scheme": "https" if tls else "http",
             "root_path": "",
         }
-        self._app = self._new_app(self._transport, self._client)
+        self._app = self._new_app(self._transport, self.client)
         self._connections.open.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -107,10 +107,10 @@ class HttpConnection(asyncio.Protocol):
             self._slow = self._loop.call_later(self._limits.request_s, self._on_slow)
 
     def pause_writing(self) -> None:
-        self._client.on_full()
+        self.client.on_full()
 
     def resume_writing(self) -> None:
-        self._client.on_drained()
+        self.client.on_drained()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -120,7 +120,7 @@ class HttpConnection(asyncio.Protocol):
             if exchange is not None:
                 exchange.on_gone()
         self._waiting.clear()
-        self._client.on_gone()
+        self.client.on_gone()
         self._parser = None  # it holds us
 
     # The server's side
@@ -142,7 +142,7 @@ class HttpConnection(asyncio.Protocol):
 
     async def drained(self) -> None:
         """Returns once the client has read enough of what it was sent."""
-        await self._client.drained()
+        await self.client.drained()
 
     def want_body(self) -> None:
         if self._exchange is self._arriving:
@@ -247,7 +247,7 @@ class HttpConnection(asyncio.Protocol):
         return parsed.path, parsed.query or b""
 
     def _start(self, exchange: Exchange) -> None:
-        self._exchange = self._client.output = exchange
+        self._exchange = self.client.output = exchange
         task = self._loop.create_task(self._answer(exchange))
         self._connections.tasks.add(task)
         task.add_done_callback(self._connections.tasks.discard)

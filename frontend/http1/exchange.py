@@ -39,6 +39,7 @@ class Exchange:
         "_head",
         "_left",
         "_parts",
+        "_taken",
         "_transport",
         "_waiter",
         "body_ended",
@@ -66,6 +67,7 @@ class Exchange:
         self._head = b""
         self._left: int | None = None  # of a body whose length was told
         self._parts: list[bytes] = []
+        self._taken = False  # all of the body
         self._waiter: asyncio.Future[None] | None = None
         self.scope = scope
         self.keep_alive = keep_alive
@@ -92,11 +94,17 @@ class Exchange:
         self.gone = True
         self._wake()
 
+    @property
+    def _has_more(self) -> bool:
+        """Whether the application can be told something of the body."""
+        return bool(self._parts) or (self.body_ended and not self._taken)
+
     # The application's side
 
     async def receive(self) -> Message:
-        """The next part of the body; http.disconnect if the client left, or was answered."""
-        while not (self._parts or self.body_ended or self.gone or self.ended):
+        """The next part of the body; after the last one, and at once if the client left or was
+        answered, http.disconnect."""
+        while not (self._has_more or self.gone or self.ended):
             if self._expects:
                 self._expects = False
                 self._transport.write(_CONTINUE)
@@ -107,6 +115,7 @@ class Exchange:
             return {"type": "http.disconnect"}
         parts, self._parts, self.unread = self._parts, [], 0
         body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._taken = self.body_ended
         return {"type": "http.request", "body": body, "more_body": not self.body_ended}
 
     async def send(self, message: Message) -> None:

@@ -1,0 +1,410 @@
+"""HTTP/1.1 connections over real sockets: what clients may send, and what becomes of the rest."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from support.polling import until
+
+from dynamo_router.frontend.asgi import Client, Receive, Scope, Send
+from dynamo_router.frontend.http1 import App, HttpConnection, HttpLimits, OpenConnections
+
+LIMITS = HttpLimits(head_bytes=2000, headers=10, pipelined=3, unread_bytes=4000, linger_s=0.2)
+TEXT = (b"content-type", b"text/plain")
+Answering = Callable[[Scope, Receive, Send, Client], Any]
+
+
+class Rig:
+    """A server, whose application notes what it is asked."""
+
+    def __init__(self, port: int, connections: OpenConnections) -> None:
+        self.port, self.connections = port, connections
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def send(self, data: bytes) -> bytes:
+        """All that comes back until the server closes."""
+        reader, writer = await self.open()
+        try:
+            writer.write(data)
+            async with asyncio.timeout(10):
+                return await reader.read()
+        finally:
+            writer.close()
+
+
+async def echo(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+    """Method, path and body come back."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        body += message["body"]
+        if not message["more_body"]:
+            break
+    said = b"%b %b?%b " % (scope["method"].encode(), scope["path"].encode(), scope["query_string"])
+    await answer(send, said + body)
+
+
+async def answer(send: Send, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    told = [TEXT, (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": 200, "headers": told})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def stream(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+    client.begin(200, [TEXT])
+    client.write_part(b"one,")
+    client.write_part(b"two,")
+    await send({"type": "http.response.body", "body": b"three"})
+
+
+@asynccontextmanager
+async def serving(answering: Answering = echo, limits: HttpLimits = LIMITS) -> AsyncIterator[Rig]:
+    connections = OpenConnections(limits)
+
+    def new_app(transport: asyncio.Transport, client: Client) -> App:
+        return partial(_with_client, answering, client)
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: HttpConnection(new_app, connections), "127.0.0.1", 0)
+    try:
+        yield Rig(server.sockets[0].getsockname()[1], connections)
+    finally:
+        server.close()
+        for connection in list(connections.open):
+            connection.abort()
+        await until(lambda: not connections.open and not connections.tasks)
+
+
+async def _with_client(
+    answering: Answering, client: Client, scope: Scope, receive: Receive, send: Send
+) -> None:
+    await answering(scope, receive, send, client)
+
+
+def post(body: bytes, path: str = "/a", *headers: str, version: str = "1.1") -> bytes:
+    lines = [f"POST {path} HTTP/{version}", "host: x", f"content-length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+CLOSE = "connection: close"
+CHUNKED = b"POST /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def bodies(answers: bytes) -> list[bytes]:
+    """Of answers that have lengths, one after another."""
+    found = []
+    while answers:
+        head, _, answers = answers.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 "), head
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        found.append(answers[:length])
+        answers = answers[length:]
+    return found
+
+
+@pytest.mark.parametrize(
+    "sent, body",
+    [
+        (post(b"hello", "/a", CLOSE), b"POST /a? hello"),
+        (post(b"", "/a%20b?c=%20&d", CLOSE), b"POST /a b?c=%20&d "),
+        (post(b"", "http://x:1/a?b#c", CLOSE), b"POST /a?b "),
+        (CHUNKED + b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n", b"POST /a? abcde"),
+        (b"\r\n\r\n" + post(b"x", "/a", CLOSE), b"POST /a? x"),
+        (post(b"old", version="1.0"), b"POST /a? old"),
+    ],
+)
+async def test_requests(sent: bytes, body: bytes) -> None:
+    async with serving() as rig:
+        assert bodies(await rig.send(sent)) == [body]
+
+
+async def test_many_after_and_before_each_other() -> None:
+    """What is sent ahead is answered in order; a connection stays."""
+    async with serving() as rig:
+        ahead = b"".join(post(b"%d" % number) for number in range(3))
+        assert bodies(await rig.send(ahead + post(b"3", "/a", CLOSE))) == [
+            b"POST /a? %d" % number for number in range(4)
+        ]
+        reader, writer = await rig.open()
+        for number in range(3):
+            writer.write(post(b"%d" % number))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"connection" not in head
+            assert await reader.readexactly(10) == b"POST /a? %d" % number
+        writer.close()
+
+
+@pytest.mark.parametrize("version, chunked", [("1.1", True), ("1.0", False)])
+async def test_a_stream_has_chunks_where_the_client_knows_them(version: str, chunked: bool) -> None:
+    async with serving(stream) as rig:
+        head, _, body = (await rig.send(post(b"", "/", CLOSE, version=version))).partition(
+            b"\r\n\r\n"
+        )
+        assert (b"transfer-encoding: chunked" in head) == chunked
+        parts = b"4\r\none,\r\n4\r\ntwo,\r\n5\r\nthree\r\n0\r\n\r\n"
+        assert body == (parts if chunked else b"one,two,three")
+
+
+async def test_head_has_no_body() -> None:
+    async with serving() as rig:
+        found = await rig.send(post(b"", "/", CLOSE).replace(b"POST", b"HEAD"))
+        assert found.endswith(b"\r\n\r\n") and b"content-length: 8" in found
+
+
+async def test_a_client_that_waits_is_told_to_go_on() -> None:
+    async with serving() as rig:
+        reader, writer = await rig.open()
+        head, _, body = post(b"hello", "/a", CLOSE, "expect: 100-continue").partition(b"hello")
+        writer.write(head)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"hello")
+        assert bodies(await reader.read()) == [b"POST /a? hello"]
+        writer.close()
+
+
+ENDLESS = b"x" * 5000
+REFUSED = [
+    (b"hello\r\n\r\n", 400),
+    (b"\x16\x03\x01\x02\x00\x01\x00", 400),  # a client of TLS
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    (b"POST /a HTTP/1.1\r\nhost: x\r\nno header\r\n\r\n", 400),
+    (b"POST /a HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx", 400),
+    (b"POST /a HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    (b"POST /a HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
+    (b"GET /" + ENDLESS, 431),
+    (b"GET / HTTP/1.1\r\nhost: " + ENDLESS, 431),
+    (b"GET / HTTP/1.1\r\n" + ENDLESS, 431),
+    (b"GET / HTTP/1.1\r\nhost: x\r\na: " + ENDLESS + b"\r\n\r\n", 431),
+    (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 11 + b"\r\n", 431),
+    (b"\r\n" * 3000, 431),
+    (CHUNKED + b"zz\r\n", 400),
+    (CHUNKED + b"1;" + ENDLESS * 120, 431),  # more than is read at once
+    (CHUNKED + b"1\r\nx\r\n0\r\ntrailer: " + ENDLESS * 120, 431),
+]
+
+
+@pytest.mark.parametrize("sent, status", REFUSED)
+@pytest.mark.parametrize("size", [1 << 20, 1000])
+async def test_what_is_no_request_is_told_why(sent: bytes, status: int, size: int) -> None:
+    """However it comes; and the others are served."""
+    async with serving() as rig:
+        reader, writer = await rig.open()
+        for at in range(0, len(sent), size):
+            writer.write(sent[at : at + size])
+            await writer.drain()
+        async with asyncio.timeout(10):
+            found = await reader.read()
+        writer.close()
+        head, _, body = found.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status), found
+        told = json.loads(body)["error"]
+        assert told["type"] == "invalid_request_error" and told["message"]
+        assert bodies(await rig.send(post(b"x", "/a", CLOSE))) == [b"POST /a? x"]
+        await until(lambda: not rig.connections.open)
+
+
+async def test_what_was_asked_before_is_answered_before_a_refusal() -> None:
+    async with serving() as rig:
+        found = bodies(await rig.send(post(b"1") + post(b"2") + b"hello\r\n\r\n"))
+        assert found[:2] == [b"POST /a? 1", b"POST /a? 2"]
+        assert b"no HTTP/1.1 request" in found[2]
+
+
+async def test_no_more_than_a_few_requests_wait() -> None:
+    async with serving() as rig:
+        found = bodies(await rig.send(post(b"x") * 9))
+        assert found[:4] == [b"POST /a? x"] * 4 and b"sent ahead" in found[4]
+        assert len(found) == 5
+
+
+async def test_trailers_are_no_headers() -> None:
+    seen: list[Any] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        while (await receive())["more_body"]:
+            pass
+        seen.extend(name for name, _ in scope["headers"])
+        await answer(send, b"")
+
+    async with serving(note) as rig:
+        await rig.send(CHUNKED + b"1\r\nx\r\n0\r\nauthorization: me\r\n\r\n")
+    assert seen == [b"host", b"connection", b"transfer-encoding"]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"POST /a HTTP/1.1\r\nhost: x\r\n", post(b"hello")[:-1], CHUNKED + b"5\r\nhel"]
+)
+async def test_a_request_that_does_not_come_is_given_up(sent: bytes) -> None:
+    """Also one that goes on byte by byte."""
+    async with serving(limits=HttpLimits(request_s=0.1, least_bytes_per_s=1e6)) as rig:
+        found = await rig.send(sent)
+        assert found.startswith(b"HTTP/1.1 408 "), found
+        reader, writer = await rig.open()
+        writer.write(sent)
+        reading = asyncio.create_task(reader.read())
+        while not reading.done():
+            writer.write(b"a" if b"5" in sent else b"a: b\r\n")
+            await asyncio.wait([reading], timeout=0.02)
+        assert b" 408 " in await reading or b" 400 " in await reading
+        writer.close()
+
+
+async def test_a_body_that_nobody_reads_is_not_taken() -> None:
+    begun, read = asyncio.Event(), asyncio.Event()
+
+    async def waits(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        begun.set()
+        await read.wait()
+        await echo(scope, receive, send, client)
+
+    async with serving(waits) as rig:
+        body = b"x" * (16 << 20)
+        reader, writer = await rig.open()
+        writer.write(post(body, "/a", CLOSE))
+        await begun.wait()
+        (connection,) = rig.connections.open
+        assert writer.transport.get_write_buffer_size() > 1 << 20
+        read.set()
+        async with asyncio.timeout(20):
+            assert bodies(await reader.read()) == [b"POST /a? " + body]
+        writer.close()
+
+
+@pytest.mark.parametrize("close", [True, False])
+async def test_an_answer_before_the_body_is_read(close: bool) -> None:
+    """A short rest is passed over, and the connection stays; of a long one the client, which is
+    not cut off while it sends, reads the answer."""
+    headers = [(b"connection", b"close")] if close else []
+
+    async def refuses(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        await answer(send, b"no", *headers)
+
+    async with serving(refuses) as rig:
+        reader, writer = await rig.open()
+        writer.write(post(b"x" * 3000)[:-2000])
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert (b"connection: close" in head) == close
+        assert await reader.readexactly(2) == b"no"
+        writer.write(b"x" * 2000)
+        if not close:
+            writer.write(post(b"y"))
+            assert (await reader.readuntil(b"no")).endswith(b"no")
+            writer.write(post(b"x" * (1 << 20)))
+        async with asyncio.timeout(10):
+            assert (await reader.read()).endswith(b"" if close else b"no")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"a", b"b\r\nc: d")],
+        [(b"a", b"b\nc: d")],
+        [(b"a\r", b"b")],
+        [(b"content-length", b"1")],
+        [(b"content-length", b"5")],
+    ],
+)
+async def test_an_answer_that_is_none_is_not_sent(headers: Any) -> None:
+    async def wrong(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"abc"})
+
+    async with serving(wrong) as rig:
+        reader, writer = await rig.open()
+        writer.write(post(b""))
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await reader.readuntil(b"abc")
+        writer.close()
+
+
+async def test_an_answer_that_is_broken_off_is_not_taken_for_whole() -> None:
+    async def half(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        client.begin(200, [TEXT])
+        client.write_part(b"half")
+        raise ValueError("broken")
+
+    async with serving(half) as rig:
+        with pytest.raises(ConnectionResetError):
+            found = await rig.send(post(b""))
+            assert not found.endswith(b"0\r\n\r\n")
+            raise ConnectionResetError  # it came as an end, not as a reset
+
+
+async def test_a_client_that_leaves_ends_the_work() -> None:
+    ended: list[str] = []
+    begun = asyncio.Event()
+
+    async def works(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        ended.append(scope["path"])
+
+    async with serving(works) as rig:
+        _, writer = await rig.open()
+        writer.write(post(b"", "/left"))
+        await begun.wait()
+        writer.close()
+        await until(lambda: ended == ["/left"] and not rig.connections.open)
+
+
+async def test_who_does_not_read_is_waited_for() -> None:
+    sent = 0
+
+    async def floods(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        nonlocal sent
+        client.begin(200, [TEXT])
+        for _ in range(1000):
+            await client.drained()
+            client.write_part(b"x" * 100_000)
+            sent += 1
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serving(floods) as rig:
+        reader, writer = await rig.open()
+        writer.write(post(b"", "/", CLOSE))
+        await until(lambda: sent > 0)
+        (connection,) = rig.connections.open
+        await until(lambda: not connection.client.reads)
+        assert sent < 500
+        assert len(await reader.read()) > 100_000_000
+        writer.close()
+
+
+async def test_a_server_that_ends_lets_answers_end() -> None:
+    go, begun = asyncio.Event(), asyncio.Event()
+
+    async def waits(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        begun.set()
+        await go.wait()
+        await echo(scope, receive, send, client)
+
+    async with serving(waits) as rig:
+        idle, idle_writer = await rig.open()
+        busy, busy_writer = await rig.open()
+        busy_writer.write(post(b"x"))
+        await begun.wait()
+        await until(lambda: len(rig.connections.open) == 2)
+        for connection in list(rig.connections.open):
+            connection.shut_down()
+        assert await idle.read() == b""
+        go.set()
+        head, _, body = (await busy.read()).partition(b"\r\n\r\n")
+        assert b"connection: close" in head and body == b"POST /a? x"
+        idle_writer.close()
+        busy_writer.close()
+
+
+async def test_upgrades_are_passed_over() -> None:
+    async with serving() as rig:
+        sent = post(b"", "/a", "connection: upgrade, http2-settings", "upgrade: h2c")
+        assert bodies(await rig.send(sent + b"PRI * HTTP/2.0")) == [b"POST /a? "]
