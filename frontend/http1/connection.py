@@ -18,7 +18,6 @@ import structlog
 from ..asgi import Client, Receive, Scope, Send
 from ..openai import ApiError
 from .exchange import Exchange, refusal
-from .limits import HttpLimits
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
@@ -29,6 +28,25 @@ log = structlog.get_logger(__name__)
 
 class _RefusedError(Exception):
     """The bytes that come are no request of ours."""
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """What a client may send, and how slowly. A request has `request_s` and a second more for each
+    `least_bytes_per_s` that came of it."""
+
+    head_bytes: int = 64 << 10
+    """of a request: its line and headers"""
+    headers: int = 256
+    pipelined: int = 16
+    """requests behind the one that is being answered"""
+    unread_bytes: int = 64 << 10
+    """of a body that nobody asked for yet, beyond which no more is read"""
+    request_s: float = 30.0
+    least_bytes_per_s: float = 500.0
+    linger_s: float = 2.0
+    """how long a client that is refused in the middle of its request may go on sending it: to be
+    cut off at once, it would not read why"""
 
 
 @dataclass

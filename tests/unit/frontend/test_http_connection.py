@@ -1,113 +1,24 @@
-"""HTTP/1.1 connections over real sockets: what clients may send, and what becomes of the rest."""
+"""HTTP/1.1 connections over real sockets: requests and answers as they should be, and clients that
+leave, wait or do not read."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
 from support.polling import until
+from support.servers.http1_server import (
+    CHUNKED,
+    CLOSE,
+    TEXT,
+    answer,
+    bodies,
+    echo,
+    post,
+    serving,
+    stream,
+)
 
 from dynamo_router.frontend.asgi import Client, Receive, Scope, Send
-from dynamo_router.frontend.http1 import App, HttpConnection, HttpLimits, OpenConnections
-
-LIMITS = HttpLimits(head_bytes=2000, headers=10, pipelined=3, unread_bytes=4000, linger_s=0.2)
-TEXT = (b"content-type", b"text/plain")
-Answering = Callable[[Scope, Receive, Send, Client], Any]
-
-
-class Rig:
-    """A server, whose application notes what it is asked."""
-
-    def __init__(self, port: int, connections: OpenConnections) -> None:
-        self.port, self.connections = port, connections
-
-    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
-
-    async def send(self, data: bytes) -> bytes:
-        """All that comes back until the server closes."""
-        reader, writer = await self.open()
-        try:
-            writer.write(data)
-            async with asyncio.timeout(10):
-                return await reader.read()
-        finally:
-            writer.close()
-
-
-async def echo(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
-    """Method, path and body come back."""
-    body = b""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return
-        body += message["body"]
-        if not message["more_body"]:
-            break
-    said = b"%b %b?%b " % (scope["method"].encode(), scope["path"].encode(), scope["query_string"])
-    await answer(send, said + body)
-
-
-async def answer(send: Send, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-    told = [TEXT, (b"content-length", b"%d" % len(body)), *headers]
-    await send({"type": "http.response.start", "status": 200, "headers": told})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def stream(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
-    client.begin(200, [TEXT])
-    client.write_part(b"one,")
-    client.write_part(b"two,")
-    await send({"type": "http.response.body", "body": b"three"})
-
-
-@asynccontextmanager
-async def serving(answering: Answering = echo, limits: HttpLimits = LIMITS) -> AsyncIterator[Rig]:
-    connections = OpenConnections(limits)
-
-    def new_app(transport: asyncio.Transport, client: Client) -> App:
-        return partial(_with_client, answering, client)
-
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: HttpConnection(new_app, connections), "127.0.0.1", 0)
-    try:
-        yield Rig(server.sockets[0].getsockname()[1], connections)
-    finally:
-        server.close()
-        for connection in list(connections.open):
-            connection.abort()
-        await until(lambda: not connections.open and not connections.tasks)
-
-
-async def _with_client(
-    answering: Answering, client: Client, scope: Scope, receive: Receive, send: Send
-) -> None:
-    await answering(scope, receive, send, client)
-
-
-def post(body: bytes, path: str = "/a", *headers: str, version: str = "1.1") -> bytes:
-    lines = [f"POST {path} HTTP/{version}", "host: x", f"content-length: {len(body)}", *headers]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-CLOSE = "connection: close"
-CHUNKED = b"POST /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def bodies(answers: bytes) -> list[bytes]:
-    """Of answers that have lengths, one after another."""
-    found = []
-    while answers:
-        head, _, answers = answers.partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 "), head
-        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        found.append(answers[:length])
-        answers = answers[length:]
-    return found
 
 
 @pytest.mark.parametrize(
@@ -170,61 +81,6 @@ async def test_a_client_that_waits_is_told_to_go_on() -> None:
         writer.close()
 
 
-ENDLESS = b"x" * 5000
-REFUSED = [
-    (b"hello\r\n\r\n", 400),
-    (b"\x16\x03\x01\x02\x00\x01\x00", 400),  # a client of TLS
-    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-    (b"POST /a HTTP/1.1\r\nhost: x\r\nno header\r\n\r\n", 400),
-    (b"POST /a HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx", 400),
-    (b"POST /a HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-    (b"POST /a HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
-    (b"GET /" + ENDLESS, 431),
-    (b"GET / HTTP/1.1\r\nhost: " + ENDLESS, 431),
-    (b"GET / HTTP/1.1\r\n" + ENDLESS, 431),
-    (b"GET / HTTP/1.1\r\nhost: x\r\na: " + ENDLESS + b"\r\n\r\n", 431),
-    (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 11 + b"\r\n", 431),
-    (b"\r\n" * 3000, 431),
-    (CHUNKED + b"zz\r\n", 400),
-    (CHUNKED + b"1;" + ENDLESS * 120, 431),  # more than is read at once
-    (CHUNKED + b"1\r\nx\r\n0\r\ntrailer: " + ENDLESS * 120, 431),
-]
-
-
-@pytest.mark.parametrize("sent, status", REFUSED)
-@pytest.mark.parametrize("size", [1 << 20, 1000])
-async def test_what_is_no_request_is_told_why(sent: bytes, status: int, size: int) -> None:
-    """However it comes; and the others are served."""
-    async with serving() as rig:
-        reader, writer = await rig.open()
-        for at in range(0, len(sent), size):
-            writer.write(sent[at : at + size])
-            await writer.drain()
-        async with asyncio.timeout(10):
-            found = await reader.read()
-        writer.close()
-        head, _, body = found.partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 %d " % status), found
-        told = json.loads(body)["error"]
-        assert told["type"] == "invalid_request_error" and told["message"]
-        assert bodies(await rig.send(post(b"x", "/a", CLOSE))) == [b"POST /a? x"]
-        await until(lambda: not rig.connections.open)
-
-
-async def test_what_was_asked_before_is_answered_before_a_refusal() -> None:
-    async with serving() as rig:
-        found = bodies(await rig.send(post(b"1") + post(b"2") + b"hello\r\n\r\n"))
-        assert found[:2] == [b"POST /a? 1", b"POST /a? 2"]
-        assert b"no HTTP/1.1 request" in found[2]
-
-
-async def test_no_more_than_a_few_requests_wait() -> None:
-    async with serving() as rig:
-        found = bodies(await rig.send(post(b"x") * 9))
-        assert found[:4] == [b"POST /a? x"] * 4 and b"sent ahead" in found[4]
-        assert len(found) == 5
-
-
 async def test_trailers_are_no_headers() -> None:
     seen: list[Any] = []
 
@@ -237,24 +93,6 @@ async def test_trailers_are_no_headers() -> None:
     async with serving(note) as rig:
         await rig.send(CHUNKED + b"1\r\nx\r\n0\r\nauthorization: me\r\n\r\n")
     assert seen == [b"host", b"connection", b"transfer-encoding"]
-
-
-@pytest.mark.parametrize(
-    "sent", [b"POST /a HTTP/1.1\r\nhost: x\r\n", post(b"hello")[:-1], CHUNKED + b"5\r\nhel"]
-)
-async def test_a_request_that_does_not_come_is_given_up(sent: bytes) -> None:
-    """Also one that goes on byte by byte."""
-    async with serving(limits=HttpLimits(request_s=0.1, least_bytes_per_s=1e6)) as rig:
-        found = await rig.send(sent)
-        assert found.startswith(b"HTTP/1.1 408 "), found
-        reader, writer = await rig.open()
-        writer.write(sent)
-        reading = asyncio.create_task(reader.read())
-        while not reading.done():
-            writer.write(b"a" if b"5" in sent else b"a: b\r\n")
-            await asyncio.wait([reading], timeout=0.02)
-        assert b" 408 " in await reading or b" 400 " in await reading
-        writer.close()
 
 
 async def test_a_body_that_nobody_reads_is_not_taken() -> None:

@@ -1,0 +1,82 @@
+"""What is no request, too much or too slow, over real sockets: it is told why, and ends."""
+
+import asyncio
+import json
+
+import pytest
+from support.polling import until
+from support.servers.http1_server import CHUNKED, CLOSE, bodies, post, serving
+
+from dynamo_router.frontend.http1 import HttpLimits
+
+ENDLESS = b"x" * 5000
+REFUSED = [
+    (b"hello\r\n\r\n", 400),
+    (b"\x16\x03\x01\x02\x00\x01\x00", 400),  # a client of TLS
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    (b"POST /a HTTP/1.1\r\nhost: x\r\nno header\r\n\r\n", 400),
+    (b"POST /a HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx", 400),
+    (b"POST /a HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    (b"POST /a HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
+    (b"GET /" + ENDLESS, 431),
+    (b"GET / HTTP/1.1\r\nhost: " + ENDLESS, 431),
+    (b"GET / HTTP/1.1\r\n" + ENDLESS, 431),
+    (b"GET / HTTP/1.1\r\nhost: x\r\na: " + ENDLESS + b"\r\n\r\n", 431),
+    (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 11 + b"\r\n", 431),
+    (b"\r\n" * 3000, 431),
+    (CHUNKED + b"zz\r\n", 400),
+    (CHUNKED + b"1;" + ENDLESS * 120, 431),  # more than is read at once
+    (CHUNKED + b"1\r\nx\r\n0\r\ntrailer: " + ENDLESS * 120, 431),
+]
+
+
+@pytest.mark.parametrize("sent, status", REFUSED)
+@pytest.mark.parametrize("size", [1 << 20, 1000])
+async def test_what_is_no_request_is_told_why(sent: bytes, status: int, size: int) -> None:
+    """However it comes; and the others are served."""
+    async with serving() as rig:
+        reader, writer = await rig.open()
+        for at in range(0, len(sent), size):
+            writer.write(sent[at : at + size])
+            await writer.drain()
+        async with asyncio.timeout(10):
+            found = await reader.read()
+        writer.close()
+        head, _, body = found.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status), found
+        told = json.loads(body)["error"]
+        assert told["type"] == "invalid_request_error" and told["message"]
+        assert bodies(await rig.send(post(b"x", "/a", CLOSE))) == [b"POST /a? x"]
+        await until(lambda: not rig.connections.open)
+
+
+async def test_what_was_asked_before_is_answered_before_a_refusal() -> None:
+    async with serving() as rig:
+        found = bodies(await rig.send(post(b"1") + post(b"2") + b"hello\r\n\r\n"))
+        assert found[:2] == [b"POST /a? 1", b"POST /a? 2"]
+        assert b"no HTTP/1.1 request" in found[2]
+
+
+async def test_no_more_than_a_few_requests_wait() -> None:
+    async with serving() as rig:
+        found = bodies(await rig.send(post(b"x") * 9))
+        assert found[:4] == [b"POST /a? x"] * 4 and b"sent ahead" in found[4]
+        assert len(found) == 5
+
+
+@pytest.mark.parametrize(
+    "sent", [b"POST /a HTTP/1.1\r\nhost: x\r\n", post(b"hello")[:-1], CHUNKED + b"5\r\nhel"]
+)
+async def test_a_request_that_does_not_come_is_given_up(sent: bytes) -> None:
+    """Also one that goes on byte by byte."""
+    async with serving(limits=HttpLimits(request_s=0.1, least_bytes_per_s=1e6)) as rig:
+        found = await rig.send(sent)
+        assert found.startswith(b"HTTP/1.1 408 "), found
+        reader, writer = await rig.open()
+        writer.write(sent)
+        reading = asyncio.create_task(reader.read())
+        while not reading.done():
+            writer.write(b"a" if b"5" in sent else b"a: b\r\n")
+            await asyncio.wait([reading], timeout=0.02)
+        assert b" 408 " in await reading or b" 400 " in await reading
+        writer.close()
