@@ -110,3 +110,42 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_worker_free(
             await until(lambda: served.server.dispatcher.in_flight == 0)
         finally:
             writer.close()
+
+
+async def test_a_body_of_50_mb_is_refused_in_words(served: Served) -> None:
+    """The client is not cut off in the middle, where it would not read why."""
+    host, port = served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    length = 50 << 20
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n"
+    try:
+        writer.write(head.encode())
+        for _ in range(50):
+            writer.write(b" " * (1 << 20))
+            await writer.drain()
+        answer = await reader.read()
+    finally:
+        writer.close()
+    head, _, told = answer.decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 413 ") and "connection: close" in head
+    assert "longer than 16777216 bytes" in json.loads(told)["error"]["message"]
+    assert (await served.post(COMPLETIONS, body("prompt", b'"a"')))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent, status",
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\na: " + b"x" * (1 << 20), 431),
+        (b"\x16\x03\x01\x02\x00", 400),
+    ],
+)
+async def test_what_is_no_http_is_refused_in_openais_shape(
+    served: Served, sent: bytes, status: int
+) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    head, _, told = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    assert head.startswith(f"HTTP/1.1 {status} ")
+    assert json.loads(told)["error"]["type"] == "invalid_request_error"
