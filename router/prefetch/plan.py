@@ -41,7 +41,8 @@ class PrefetchPlan:
     def __init__(self) -> None:
         self.counts = PrefetchCounts()
         self._open: dict[tuple[str, WorkerWithDpRank], _Question] = {}
-        self._held: dict[str, WorkerWithDpRank] = {}  # where a request that waits is expected
+        self.held: dict[str, WorkerWithDpRank] = {}
+        """where a request that waits is expected, of those that an engine was asked for"""
         self._pending: Counter[int] = Counter()  # by worker id
         self._unable: set[int] = set()
 
@@ -51,13 +52,13 @@ class PrefetchPlan:
         below = decision.host_overlap_blocks + decision.disk_overlap_blocks
         if below < LEAST_BLOCKS or worker.worker_id in self._unable:
             return False
-        if (request_id, worker) in self._open or request_id in self._held:
+        if (request_id, worker) in self._open or request_id in self.held:
             return False
         return self._pending[worker.worker_id] < MOST_PENDING
 
     def on_held(self, request_id: str, worker: WorkerWithDpRank) -> None:
         """The engine is asked for a request that waits."""
-        self._held[request_id] = worker
+        self.held[request_id] = worker
         self._ask(request_id, worker, None)
 
     def on_sent(self, request_id: str, worker: WorkerWithDpRank) -> None:
@@ -66,7 +67,7 @@ class PrefetchPlan:
 
     def on_booked(self, request_id: str, worker: WorkerWithDpRank | None) -> None:
         """The request waits no more: it goes to a worker, or is over. Idempotent."""
-        expected = self._held.pop(request_id, None)
+        expected = self.held.pop(request_id, None)
         if expected is not None:
             self._open[request_id, expected].used = expected == worker
             self._settle(request_id, expected)
@@ -88,7 +89,7 @@ class PrefetchPlan:
 
     def check_integrity(self) -> None:
         """AssertionError if what is remembered does not agree. For tests."""
-        assert all((each, worker) in self._open for each, worker in self._held.items())
+        assert all((each, worker) in self._open for each, worker in self.held.items())
         unanswered = [worker.worker_id for (_, worker), q in self._open.items() if q.blocks is None]
         assert Counter(unanswered) == self._pending
         assert all(

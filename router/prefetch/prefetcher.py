@@ -60,7 +60,8 @@ class Prefetcher:
 
     def on_sent(self, request: Waiting, decision: Decision) -> None:
         """It goes to a worker; there it waits, if the worker is busy."""
-        self.plan.on_booked(request.request_id, decision.worker)
+        if self.plan.held:
+            self.plan.on_booked(request.request_id, decision.worker)
         if not self._enabled or not self.plan.wants(request.request_id, decision):
             return
         if self._router.requests_of(decision.worker.worker_id) > 1:
@@ -68,7 +69,8 @@ class Prefetcher:
 
     def on_over(self, request_id: str) -> None:
         """It is over, wherever it was."""
-        self.plan.on_booked(request_id, None)
+        if self.plan.held:
+            self.plan.on_booked(request_id, None)
 
     async def close(self) -> None:
         """Let go of the registry, and of the answers that are still to come."""
