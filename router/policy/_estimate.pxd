@@ -4,7 +4,7 @@ A term of the cost is added here and nowhere else: a field of Estimate, under th
 explanations show it by, its computation, and its part in `cost`. docs/routing.md has the reasons.
 """
 
-from libc.math cimport INFINITY, ceil, exp
+from libc.math cimport INFINITY, exp, log1p
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from ._model cimport Model, believed_tokens, can_compare
@@ -30,11 +30,15 @@ cdef extern from *:
     #define FORECAST_LEAD_STEPS 0.5
     #define FORECAST_CROWDED 0.8
     #define FORECAST_ITL_SPREAD 0.08
+    #define FORECAST_MEMORY_SPREAD 0.04
+    #define FORECAST_MEMORY_RANGE 10.0
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
     const double LEAD_STEPS "FORECAST_LEAD_STEPS"   # empty steps before the end of the prompts
     const double ITL_SPREAD "FORECAST_ITL_SPREAD"   # of what is foreseen, in parts of the objective
+    const double MEMORY_SPREAD "FORECAST_MEMORY_SPREAD" # of the blocks in use, in parts of a cache
+    const double MEMORY_RANGE "FORECAST_MEMORY_RANGE"   # spreads beyond which an error is none
 
 cdef struct Prompt:             # a request before the workers; arrays by worker number
     int64_t isl                 # prompt tokens, > 0
@@ -180,19 +184,32 @@ cdef inline double delay_s(
     return min(tokens, timeline.budget - last) * per_token * weight
 
 
+cdef inline double grown_blocks(
+    const EngineTimeline* timeline, const Model* model, double blocks
+) noexcept nogil:
+    """Blocks in use there with those of answers: half of each is there, on average."""
+    if model.block_size <= 0:
+        return blocks
+    return blocks + timeline.requests * model.output / 2 / model.block_size
+
+
 cdef inline double memory_s(
     const EngineTimeline* timeline, const Model* model, double blocks
 ) noexcept nogil:
-    """Seconds until `blocks` fit in the cache: the time of the answers that have to end first.
+    """Seconds until `blocks` fit in the cache beside answers: until enough of those have ended.
 
-    As many as hold the blocks that are too many, if each holds the same.
+    How many blocks answers take is a guess: the wait is its mean over a logistic error of that, so
+    that it grows before the cache is full.
     """
-    cdef double over = blocks - timeline.blocks
-    if timeline.blocks <= 0.0 or over <= 0.0 or timeline.requests <= 0.0:
+    cdef double over
+    if timeline.blocks <= 0.0 or timeline.requests <= 0.0 or blocks <= 0.0:
         return 0.0
-    return (
-        ceil(over / timeline.blocks * timeline.requests) * model.answer / timeline.requests
-    )
+    over = (grown_blocks(timeline, model, blocks) / timeline.blocks - 1.0) / MEMORY_SPREAD
+    if over < -MEMORY_RANGE:
+        return 0.0
+    if over < MEMORY_RANGE:
+        over = log1p(exp(over))
+    return over * MEMORY_SPREAD * model.answer
 
 
 cdef inline bint is_crowded(const EngineTimeline* timeline, double blocks) noexcept nogil:
@@ -255,7 +272,9 @@ cdef inline double seconds_until_free(
         if not (eligible[number] and timeline.present):
             continue
         has_candidate = True
-        if timeline.requests > 0.0 and active_blocks[number] >= timeline.blocks > 0.0:
+        if timeline.requests > 0.0 and (
+            grown_blocks(timeline, model, active_blocks[number]) >= timeline.blocks > 0.0
+        ):
             continue
         slowness = timeline_advance(timeline, bookings, &model.speed, now)
         if (

@@ -41,8 +41,9 @@ class Forecast:
         tokens: int,
         now: float,
         blocks: float = 0.0,
+        block_size: int = 0,
     ) -> bool:
-        """`blocks` are those in use there with this request; 0: unknown."""
+        """`blocks` are those in use there with this request; 0: unknown, as for their size."""
 
     def cached(self, request_id: str, tokens: int) -> bool:
         """The engine found so many tokens of a prompt; False if that teaches nothing."""

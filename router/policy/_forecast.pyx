@@ -112,7 +112,7 @@ cdef class Forecast:
 
     def book(
         self, str request_id not None, uint32_t number, uint32_t isl, uint32_t tokens, double now,
-        double blocks=0.0,
+        double blocks=0.0, int64_t block_size=0,
     ):
         cdef EngineTimeline* timeline = self.timeline(number)
         cdef uint32_t record
@@ -123,6 +123,7 @@ cdef class Forecast:
             raise ValueError(f"{tokens} of {isl} tokens cannot be computed")
         if request_id in self.records:
             return False
+        self.model.block_size = block_size or self.model.block_size
         record = self.new_record(request_id)
         self.bookings[record].worker = number
         self.bookings[record].context = isl

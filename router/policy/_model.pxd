@@ -49,6 +49,7 @@ cdef struct Model:              # of the fleet
     double miss_weight
     double itl_objective        # seconds
     double lead                 # seconds of prompts that an engine may have and nobody is held
+    int64_t block_size          # of the latest booking that told; 0: unknown
     uint64_t first_tokens       # that were reported
 
 

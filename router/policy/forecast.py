@@ -246,7 +246,8 @@ class ForecastPolicy(Policy):
         if saved is not None:
             tokens = max(1, isl - int(saved[number]) * candidates.block_size)  # at least the last
         blocks = candidates.blocks_with(number)
-        self._forecast.book(request_id, number, isl, tokens, candidates.now, blocks)
+        size = candidates.block_size
+        self._forecast.book(request_id, number, isl, tokens, candidates.now, blocks, size)
         if candidates.host_overlaps is not None:
             load = self._load(number, candidates)
             if load is not None:
@@ -282,11 +283,11 @@ class ForecastPolicy(Policy):
         found = self._forecast.first_token(request_id, now, slow)
         if found is None:
             return
-        late_s = self._forecast.late_s
+        worker, foreseen_s, took_s, crowded = found
+        late_s = math.nan if crowded else self._forecast.late_s  # crowded: it waited for room
         if load is not None and loaded is not None and not math.isnan(late_s):
             loaded_s = late_s + load.unsaved_tokens(loaded) * used_s / load.block_size
             self._onboarding.learn(load.number, loaded, max(0.0, loaded_s), used_s)
-        worker, foreseen_s, took_s, crowded = found
         # Nobody foresees when answers end, and so when a full cache has room.
         if not crowded and self._watch.on_first_token(worker, foreseen_s, took_s):
             self._say()

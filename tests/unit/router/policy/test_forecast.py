@@ -144,6 +144,18 @@ def test_where_the_cache_is_full_a_request_waits_for_answers_to_end(
     assert router.best_worker(prompt(77, 100))[0] == 1
 
 
+def test_room_is_short_before_a_cache_is_full(router: KvRouter, clock: ManualClock) -> None:
+    waits = []
+    for number in range(4):
+        router.best_worker(prompt(number, 220 * BLOCK), f"r{number}", pinned_worker=0)
+        clock.advance(1.0)
+        router.mark_prefill_complete(f"r{number}")
+        waits.append(terms(router, 100)[0]["memory_s"])
+    assert (
+        waits == sorted(waits) and waits[0] == 0 < waits[-1] < policy_of(router).learnt().answer_s
+    )
+
+
 def test_a_worker_that_owes_first_tokens_is_avoided_the_more_the_later_they_are(
     router: KvRouter, clock: ManualClock
 ) -> None:

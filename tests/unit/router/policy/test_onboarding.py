@@ -69,12 +69,13 @@ def test_without_blocks_in_lower_tiers_nothing_is_learnt() -> None:
     assert onboarding.weights(0, COMPUTING_S) == pytest.approx((0.75, 0.25))
 
 
-def test_a_router_learns_it_from_first_tokens_and_says_so() -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_a_router_learns_it_from_first_tokens_unless_they_wait_for_room(full: bool) -> None:
     clock = ManualClock()
     held, fresh_s, load_s = 200, 1e-5, 0.004  # computing a block takes 64 times 1e-5
     config = KvRouterConfig(router_predicted_ttl_secs=0.0)  # nobody tells of the device
     with KvRouter(config, clock=clock, seed=1) as router:
-        router.add_worker(0)
+        router.add_worker(0, total_kv_blocks=220 if full else None)
         block = router.block_size
         known = list(range(1, 1 + held * block))
         local = compute_block_hash_for_seq(known, block)
@@ -98,5 +99,7 @@ def test_a_router_learns_it_from_first_tokens_and_says_so() -> None:
             router.mark_prefill_complete(str(number), cached_tokens=held * block if loads else 0)
             clock.advance(0.1)
             router.free(str(number), output_tokens=10)
-        assert onboard_s() == pytest.approx(held * load_s, rel=0.1)
-        assert onboard_s() > 2 * before
+        if full:
+            assert onboard_s() <= before < held * load_s / 2
+        else:
+            assert onboard_s() == pytest.approx(held * load_s, rel=0.1) and onboard_s() > 2 * before
