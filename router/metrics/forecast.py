@@ -22,6 +22,14 @@ def forecast_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
         )
         scatter.add_metric(["ttft"], state.ttft_scatter)
         scatter.add_metric(["itl"], state.itl_scatter)
+        failed = GaugeMetricFamily(
+            "dynamo_router_forecast_failed_seconds",
+            "A prediction of those that failed last: what was foreseen, and what was seen.",
+            labels=["kind", "value"],
+        )
+        if state.failed is not None:
+            failed.add_metric([state.failed.kind, "foreseen"], state.failed.foreseen_s)
+            failed.add_metric([state.failed.kind, "seen"], state.failed.took_s)
         return (
             GaugeMetricFamily(
                 "dynamo_router_forecast_trusted",
@@ -39,6 +47,7 @@ def forecast_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
                 state.failing_workers,
             ),
             scatter,
+            failed,
         )
 
     return collect

@@ -324,15 +324,23 @@ class ForecastPolicy(Policy):
 
     def _say(self) -> None:
         state = self._watch.state()
-        if state.trusted:
+        if state.trusted or state.failed is None:
             log.warning("forecast holds again: it decides")
-        else:
-            log.warning(
-                "forecast fails: new prefill tokens times batch size decide in its place;"
-                " half of its TTFTs are off by %.0f %% or more, %d workers",
-                100 * (math.exp(state.ttft_scatter) - 1),
-                state.failing_workers,
-            )
+            return
+        failed = state.failed
+        what = {"ttft": "TTFTs", "itl": "times a token"}.get(
+            failed.kind, f"TTFTs of worker number {failed.worker}"
+        )
+        log.warning(
+            "forecast fails: new prefill tokens times batch size decide in its place; half of its"
+            " %s are off by %.0f %% or more, as one that took %.4g s, foreseen were %.4g s;"
+            " %d workers fail by themselves",
+            what,
+            100 * (math.exp(failed.scatter) - 1),
+            failed.took_s,
+            failed.foreseen_s,
+            state.failing_workers,
+        )
 
     def block_s(self, number: int, block_size: int) -> tuple[float, float]:
         """Seconds that this worker takes to load a block from host memory, and from disk."""

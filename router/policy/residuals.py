@@ -29,38 +29,67 @@ TTFT_SLACK_S = 0.05  # differences that are small beside this are none
 ITL_SLACK_S = 0.002
 
 
+Prediction = tuple[float, float, float, float]
+"""What is kept of one: its residual, the logarithm of the time it took, and foreseen and seen s."""
+
+
+@dataclass(frozen=True)
+class FailedPrediction:
+    """What failed: `ttft` or `itl` of the fleet, or the TTFTs of single workers.
+
+    The times are of one prediction, the latest that is off by the `scatter` or more: half of them
+    are. `worker` is the number of the worker, where those of single ones failed.
+    """
+
+    kind: str
+    foreseen_s: float
+    took_s: float
+    scatter: float
+    worker: int | None = None
+
+
 class Residuals:
     """The latest predictions of one kind: how well they did."""
 
     def __init__(self, window: int, slack_s: float) -> None:
-        self._pairs: deque[tuple[float, float]] = deque(maxlen=window)  # residual, log of the time
+        self._kept: deque[Prediction] = deque(maxlen=window)
         self._slack = slack_s
         self.told = 0
         """predictions, ever"""
 
-    def add(self, foreseen_s: float, took_s: float) -> tuple[float, float]:
+    def add(self, foreseen_s: float, took_s: float) -> Prediction:
         """A prediction came true so. What is kept of it, for others of the same slack."""
         took = math.log(max(0.0, took_s) + self._slack)
-        pair = took - math.log(max(0.0, foreseen_s) + self._slack), took
-        self.keep(pair)
-        return pair
+        residual = took - math.log(max(0.0, foreseen_s) + self._slack)
+        prediction = residual, took, foreseen_s, took_s
+        self.keep(prediction)
+        return prediction
 
-    def keep(self, pair: tuple[float, float]) -> None:
+    def keep(self, prediction: Prediction) -> None:
         """The same, from what `add` returned."""
         self.told += 1
-        self._pairs.append(pair)
+        self._kept.append(prediction)
+
+    def failed(self, kind: str, worker: int | None = None) -> "FailedPrediction":
+        """The latest prediction that is off by as much as half of them are, or more."""
+        middle = sorted(each[0] for each in self._kept)[len(self._kept) // 2]
+        scatter = self.scatter()
+        _, _, foreseen_s, took_s = next(
+            each for each in reversed(self._kept) if abs(each[0] - middle) >= scatter
+        )
+        return FailedPrediction(kind, foreseen_s, took_s, scatter, worker)
 
     def scatter(self) -> float:
         """Median distance of the residuals from their median; 0 while too few are known."""
-        if len(self._pairs) < LEAST:
+        if len(self._kept) < LEAST:
             return 0.0
-        return _scatter([residual for residual, _ in self._pairs])
+        return _scatter([each[0] for each in self._kept])
 
     def skill(self) -> float:
         """Share of the times' own scatter that was foreseen; 1 while too few are known."""
-        if len(self._pairs) < LEAST:
+        if len(self._kept) < LEAST:
             return 1.0
-        usual = _scatter([took for _, took in self._pairs])
+        usual = _scatter([each[1] for each in self._kept])
         return 1.0 - self.scatter() / usual if usual > 0 else -math.inf
 
     @property
@@ -87,6 +116,7 @@ class ResidualState:
     itl_scatter: float
     failing_workers: int  # whose own predictions of TTFT fail
     fallbacks: int  # times that predictions began to fail
+    failed: FailedPrediction | None = None  # what failed the last time
 
 
 class ResidualWatch:
@@ -100,6 +130,7 @@ class ResidualWatch:
     def __init__(self) -> None:
         self.trusted = True
         self.falls = 0
+        self.failed: FailedPrediction | None = None
         self._ttft = Residuals(WINDOW, TTFT_SLACK_S)
         self._itl = Residuals(WINDOW, ITL_SLACK_S)
         self._workers: dict[int, Residuals] = {}
@@ -111,11 +142,11 @@ class ResidualWatch:
 
     def on_first_token(self, worker: int, foreseen_s: float, took_s: float) -> bool:
         """A first token came so long after its booking. Whether `trusted` changed."""
-        pair = self._ttft.add(foreseen_s, took_s)
+        prediction = self._ttft.add(foreseen_s, took_s)
         own = self._workers.get(worker)
         if own is None:
             own = self._workers[worker] = Residuals(WORKER_WINDOW, TTFT_SLACK_S)
-        own.keep(pair)
+        own.keep(prediction)
         if own.told >= LEAST and own.told % WORKER_CHECK_EVERY == 0:
             self._known.add(worker)
             (self._failing.add if own.fail else self._failing.discard)(worker)
@@ -137,6 +168,7 @@ class ResidualWatch:
             itl_scatter=self._itl.scatter(),
             failing_workers=len(self._failing),
             fallbacks=self.falls,
+            failed=self.failed,
         )
 
     def worker_scatter(self, worker: int) -> float:
@@ -153,11 +185,21 @@ class ResidualWatch:
         self.trusted = not self.trusted
         if not self.trusted:
             self.falls += 1
+            self.failed = self._failed()
             self._needed = min(MOST_TRUSTED, TRUSTED * 2 ** min(self.falls - 1, 10))
         return True
 
     def _fail(self) -> bool:
         return self._ttft.fail or self._itl.fail or self._failing_share() >= FAILING_SHARE
+
+    def _failed(self) -> FailedPrediction:
+        """What speaks against the forecast, where something does."""
+        if self._ttft.fail:
+            return self._ttft.failed("ttft")
+        if self._itl.fail:
+            return self._itl.failed("itl")
+        worst = max(self._failing, key=lambda worker: self._workers[worker].scatter())
+        return self._workers[worst].failed("worker_ttft", worst)
 
     def _hold(self) -> bool:
         return self._ttft.hold and self._itl.hold and self._failing_share() < FAILING_SHARE / 2

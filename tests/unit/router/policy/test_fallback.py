@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.router.metrics.forecast import forecast_metrics
 from dynamo_router.router.policy import Explanation
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
@@ -74,6 +75,30 @@ def test_it_falls_back_and_returns_by_itself_and_says_so_once(
         "forecast holds again",
     ]
     assert router.residuals is not None and router.residuals.fallbacks == 1
+
+
+def test_it_says_which_prediction_failed_with_what_was_foreseen_and_seen(
+    router: KvRouter, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve(router, clock, 200, erratic=False)
+    assert explained(router).to_dict()["residuals"]["failed"] is None
+    with caplog.at_level(logging.WARNING, logger=LOG):
+        serve(router, clock, 600, erratic=True)
+    failed = explained(router).to_dict()["residuals"]["failed"]
+    assert failed["kind"] == "ttft" and failed["worker"] is None
+    assert abs(failed["took_s"] - failed["foreseen_s"]) > 0.05
+    said = f"took {failed['took_s']:.4g} s, foreseen were {failed['foreseen_s']:.4g} s"
+    assert "TTFTs" in caplog.text and said in caplog.text
+    samples = {
+        (sample.labels["kind"], sample.labels["value"]): sample.value
+        for metric in forecast_metrics(router)()
+        for sample in metric.samples
+        if sample.name == "dynamo_router_forecast_failed_seconds"
+    }
+    assert samples == {
+        ("ttft", "foreseen"): failed["foreseen_s"],
+        ("ttft", "seen"): failed["took_s"],
+    }
 
 
 def test_then_costs_are_tokens_times_requests_and_nobody_is_held(

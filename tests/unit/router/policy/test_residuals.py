@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dynamo_router.router.policy.residuals import (
     CHECK_EVERY,
     CONFIRMED,
+    FAILS,
     LEAST,
     MOST_TRUSTED,
     TRUSTED,
@@ -124,6 +125,9 @@ def test_half_of_the_workers_are_enough() -> None:
     traffic = Traffic(watch)
     traffic.run(lambda worker: traffic.unrelated(worker) if worker % 2 else traffic.good(worker))
     assert not watch.trusted
+    failed = watch.state().failed
+    assert failed is not None and failed.kind == "worker_ttft"
+    assert failed.worker in (1, 3, 5, 7) and failed.scatter >= FAILS
 
 
 def test_tokens_that_take_otherwise_than_foreseen_count_as_well() -> None:
@@ -133,6 +137,9 @@ def test_tokens_that_take_otherwise_than_foreseen_count_as_well() -> None:
         watch.on_answer(traffic.usual() / 10, traffic.usual() / 10)
     traffic.run(traffic.good)
     assert not watch.trusted and watch.state().itl_scatter > 0.4
+    failed = watch.state().failed
+    assert failed is not None and failed.kind == "itl" and failed.worker is None
+    assert failed.scatter == watch.state().itl_scatter and failed.took_s != failed.foreseen_s
 
 
 TIMES = st.floats(0, 1e6, allow_nan=False)
