@@ -30,14 +30,13 @@ from .load import (
     children_of,
     generate_call,
     new_prompts,
+    noise_content,
+    noise_words,
     ratio,
     start_child,
     start_peer,
 )
 from .results import Output, cpu_seconds, format_number, new_table
-
-NOISY = 0.1
-"""Share of the machine's CPU beside ours from which figures are not to be believed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +148,7 @@ async def _measure(config: FrontsBenchConfig) -> dict[str, Any]:
         "ceiling_ratio": ratio(several.ceilings, one.ceilings),
         "requests_per_s_ratio": ratio(several.requests_per_s, one.requests_per_s),
         "cpu_ratio": ratio(_sums(several), _sums(one)),
-        "others_cpu_share": others,
-        "too_noisy": others > NOISY,
+        **noise_content(others),
     }
 
 
@@ -220,8 +218,6 @@ def _words(result: dict[str, Any]) -> str:
         f"{result['config']['fronts']} fronts / 1: ceiling {result['ceiling_ratio']:.2f}, requests"
         f" a second seen here {result['requests_per_s_ratio']:.2f}, CPU of all processes"
         f" {result['cpu_ratio']:.2f}",
-        f"others used {result['others_cpu_share']:.0%} of the machine's CPU meanwhile",
+        *noise_words(result),
     ]
-    if result["too_noisy"]:
-        said.append(f"too noisy: above {NOISY:.0%} neighbours are measured, too; repeat it")
     return "\n".join(said)

@@ -31,6 +31,8 @@ from .load import (
     generate_call,
     mock_fleet_arguments,
     new_prompts,
+    noise_content,
+    noise_words,
     open_call,
     ratio,
     start_peer,
@@ -41,8 +43,8 @@ MODEL = "tiny"
 SPEEDUP = 1e6
 BLOCK_SIZE = 16
 NUM_GPU_BLOCKS = 16384
-NOISY = 0.1
-"""Share of the machine's CPU beside ours from which figures are not to be believed."""
+ADOPTING = f"--mode kv --block-size {BLOCK_SIZE} --port 0 --http-port 0 --log-level warning".split()
+"""Arguments of the `serve` in front of Dynamo's workers, beside those that say where they are."""
 BASES = {"router": "bare", "frontend": "dynamo", "router-dynamo": "dynamo"}
 """What each of our doors is compared with."""
 _OPENAI = re.compile(r"openai (\S+)")
@@ -150,16 +152,7 @@ class Ways:
             self._add_completions("dynamo", way)
             adopts = await stack.enter_async_context(
                 ServeProcess(
-                    [
-                        *(
-                            "--mode",
-                            "kv",
-                            "--block-size",
-                            str(BLOCK_SIZE),
-                            *dynamo.discovery_arguments,
-                        ),
-                        *("--port", "0", "--http-port", "0", "--log-level", "warning"),
-                    ],
+                    [*ADOPTING, *dynamo.discovery_arguments],
                     workers=config.workers,
                     start_timeout_s=config.start_timeout_s,
                     env=dynamo.discovery_environ,
@@ -238,8 +231,7 @@ def _result(
         "config": settings,
         "rows": rows,
         "ratios": ratios,
-        "others_cpu_share": others,
-        "too_noisy": others > NOISY,
+        **noise_content(others),
     }
 
 
@@ -269,10 +261,7 @@ def _words(result: dict[str, Any]) -> str:
         f" at a time: CPU {each['cpu']:.2f}, requests/s {each['requests_per_s']:.2f}"
         for each in result["ratios"]
     ]
-    said.append(f"others used {result['others_cpu_share']:.0%} of the machine's CPU meanwhile")
-    if result["too_noisy"]:
-        said.append(f"too noisy: above {NOISY:.0%} neighbours are measured, too; repeat it")
-    return "\n".join(said)
+    return "\n".join([*said, *noise_words(result)])
 
 
 def _only(children: Mapping[int, str], word: str) -> int:

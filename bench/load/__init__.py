@@ -23,6 +23,8 @@ from .way import (
     generate_bodies,
     generate_call,
     new_prompts,
+    noise_content,
+    noise_words,
     ratio,
 )
 
@@ -51,6 +53,8 @@ __all__ = [
     "generate_call",
     "mock_fleet_arguments",
     "new_prompts",
+    "noise_content",
+    "noise_words",
     "open_call",
     "progress_bar",
     "ratio",

@@ -14,6 +14,8 @@ import numpy as np
 from ...workers.trtllm_proto import pb
 from ..results import cpu_seconds
 
+NOISY = 0.1
+"""Share of the machine's CPU beside ours from which figures are not to be believed."""
 VOCABULARY = 2000
 """Token ids of prompts are below this: every model has them."""
 
@@ -153,6 +155,19 @@ class Neighbours:
         took = time.perf_counter() - self._began
         others = _busy_seconds() - self._busy - own_seconds
         return max(0.0, others) / (took * (os.cpu_count() or 1))
+
+
+def noise_content(others: float) -> dict[str, Any]:
+    """What a result has of its neighbours, in the shape that scripts read."""
+    return {"others_cpu_share": others, "too_noisy": others > NOISY}
+
+
+def noise_words(result: Mapping[str, Any]) -> list[str]:
+    """The same to be read; whether the result is to be believed."""
+    said = [f"others used {result['others_cpu_share']:.0%} of the machine's CPU meanwhile"]
+    if result["too_noisy"]:
+        said.append(f"too noisy: above {NOISY:.0%} neighbours are measured, too; repeat it")
+    return said
 
 
 def _busy_seconds() -> float:

@@ -17,7 +17,8 @@ from dynamo_router.bench.load import (
     http_client,
     new_prompts,
 )
-from dynamo_router.bench.path import NOISY, PathBenchConfig, run
+from dynamo_router.bench.load.way import NOISY
+from dynamo_router.bench.path import PathBenchConfig, run
 from dynamo_router.runtime.errors import ConfigError, RouterError
 
 PEER = os.environ.get("DYNAMO_PEER")
