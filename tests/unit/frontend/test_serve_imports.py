@@ -16,7 +16,6 @@ NOT_IMPORTED = {
     "kubernetes_asyncio": "the store Kubernetes",
     "zmq": "event planes and streams over ZMQ",
     "opentelemetry": "spans",
-    "uvicorn": "the OpenAI frontend",
     "jinja2": "chat templates",
     "tokenizers": "text to tokens",
     "transformers": "tokenizers that tokenizers cannot read",
