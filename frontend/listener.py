@@ -44,17 +44,20 @@ class HttpListener:
             self._server.close()
         for connection in list(self._connections.open):
             connection.shut_down()
-        if self._connections.tasks:
-            await asyncio.wait(self._connections.tasks, timeout=grace_s)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        # Of what was sent ahead, one begins as another ends.
+        while self._connections.tasks and (left := until - loop.time()) > 0:
+            await asyncio.wait(self._connections.tasks, timeout=left)
 
     async def close(self) -> None:
         """End what is left. Idempotent."""
         if self._server is not None:
             self._server.close()
-        tasks = list(self._connections.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := list(self._connections.tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._connections.open):
             connection.abort()
         if self._server is not None:

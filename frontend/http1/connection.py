@@ -143,6 +143,11 @@ class HttpConnection(asyncio.Protocol):
 
     # The server's side
 
+    @property
+    def busy(self) -> bool:
+        """Whether the client is being answered, and reads it: it need not say anything."""
+        return self._exchange is not None and self.client.reads
+
     def shut_down(self) -> None:
         """Take no new request, and end after those that came."""
         last = self._waiting[-1] if self._waiting else self._exchange
@@ -163,7 +168,7 @@ class HttpConnection(asyncio.Protocol):
         await self.client.drained()
 
     def want_body(self) -> None:
-        if self._exchange is self._arriving:
+        if self._exchange is self._arriving or not self._is_full():
             self._read_on()
 
     def on_answered(self, exchange: Exchange) -> None:
@@ -172,6 +177,8 @@ class HttpConnection(asyncio.Protocol):
             self._linger() if self._reading and self._arriving is exchange else self._end()
         elif self._waiting:
             self._start(self._waiting.popleft())
+            if not self._is_full():
+                self._read_on()
         elif self._refusal is not None:
             self._send_refusal()
         else:
@@ -208,9 +215,16 @@ class HttpConnection(asyncio.Protocol):
             if size > self._limits.head_bytes:
                 self._stop(self._too_long())
         raw_path, query = self._split_url()
+        version = parser.get_http_version()
+        names = [name for name, _ in self._headers]
+        hosts = names.count(b"host")
+        if hosts > 1 or (version == "1.1" and not hosts):
+            self._stop(ApiError(400, "a request needs one Host"))
+        # HTTP/1.0 has no chunks: who passed this on may have seen another end of the body.
+        framed = version == "1.1" or b"transfer-encoding" not in names
         scope = {
             **self._scope,
-            "http_version": parser.get_http_version(),
+            "http_version": version,
             "method": parser.get_method().decode("ascii"),
             "path": unquote(raw_path.decode("ascii")),
             "raw_path": raw_path,
@@ -221,26 +235,26 @@ class HttpConnection(asyncio.Protocol):
             self,
             self._transport,
             scope,
-            keep_alive=parser.should_keep_alive(),
-            expects=self._expects,
+            keep_alive=parser.should_keep_alive() and framed,
+            expects=self._expects and version == "1.1",
         )
         self._in_head, self._silent_bytes = False, 0
         if self._exchange is None:
             self._start(exchange)
         else:
             self._waiting.append(exchange)
-            self._read_no_more()
+            if self._is_full():
+                self._read_no_more()
 
     def on_body(self, data: bytes) -> None:
         exchange = self._arriving
         assert exchange is not None
         self._silent_bytes = 0
         exchange.on_body(data)
-        if exchange.unread > self._limits.unread_bytes:
-            if exchange.ended:  # and nobody will ask for it
-                self._linger()
-            else:
-                self._read_no_more()
+        if exchange.ended and exchange.unread > self._limits.unread_bytes:
+            self._linger()  # nobody will ask for it
+        elif self._is_full():
+            self._read_no_more()
 
     def on_message_complete(self) -> None:
         assert self._arriving is not None
@@ -293,6 +307,9 @@ class HttpConnection(asyncio.Protocol):
         self._refusal = error
         self._stop_watching()
         broken = self._arriving if self._reading else None
+        if broken is not None and broken.ended:
+            self._linger()  # a request has one answer
+            return
         if broken is not None and broken in self._waiting:
             self._waiting.remove(broken)
         elif broken is not None:
@@ -349,6 +366,15 @@ class HttpConnection(asyncio.Protocol):
         if self._paused and not self._transport.is_closing():
             self._paused = False
             self._transport.resume_reading()
+
+    def _is_full(self) -> bool:
+        """Whether enough was read ahead. Before that, reading goes on while a request is answered:
+        a client that leaves is noticed by it."""
+        limits, current = self._limits, self._exchange
+        unread = sum(each.unread for each in self._waiting)
+        if current is not None:
+            unread += current.unread
+        return unread > limits.unread_bytes or len(self._waiting) > limits.pipelined // 2
 
     def _too_long(self) -> ApiError:
         limits = self._limits

@@ -1,6 +1,9 @@
 """Exchange: one request and its answer, as ASGI's `receive` and `send`."""
 
 import asyncio
+import time
+from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Protocol
 
@@ -105,7 +108,7 @@ class Exchange:
         """The next part of the body; after the last one, and at once if the client left or was
         answered, http.disconnect."""
         while not (self._has_more or self.gone or self.ended):
-            if self._expects:
+            if self._expects and not self.started:
                 self._expects = False
                 self._transport.write(_CONTINUE)
             self._carrier.want_body()
@@ -115,7 +118,9 @@ class Exchange:
             return {"type": "http.disconnect"}
         parts, self._parts, self.unread = self._parts, [], 0
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._taken = self.body_ended
+        if self.body_ended:
+            self._taken = True
+            self._carrier.want_body()  # more of the client: what comes next, or that it left
         return {"type": "http.request", "body": body, "more_body": not self.body_ended}
 
     async def send(self, message: Message) -> None:
@@ -156,7 +161,10 @@ class Exchange:
         if self.started:
             raise RuntimeError("an answer has one head")
         self.started = True
-        lines, count = [_STATUS_LINES[status]], 2
+        if self._expects and not self.body_ended:
+            # Whether its body still comes is the client's choice: what follows may be either.
+            self.keep_alive = False
+        lines, count = [_STATUS_LINES[status], _date_line(int(time.time()))], 3
         for name, value in headers:
             if name == b"content-length":
                 self._left = int(value)
@@ -191,10 +199,16 @@ class Exchange:
             waiter.set_result(None)
 
 
+@lru_cache(maxsize=1)
+def _date_line(second: int) -> bytes:
+    return f"date: {formatdate(second, usegmt=True)}\r\n".encode()
+
+
 def refusal(status: int, body: bytes) -> bytes:
     """An answer in JSON after which the connection ends, of a request that no application saw."""
     lines = (
         _STATUS_LINES[status],
+        _date_line(int(time.time())),
         b"content-type: application/json\r\n",
         b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body),
         body,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from ...runtime.limit_hits import LimitHits
@@ -57,7 +57,7 @@ class HttpConnections:
     """The open HTTP connections, at most `most`: one more ends the one that was silent longest.
 
     Of an address at most `share` of that: there one more ends its own. One that is silent for
-    `idle_s` ends too. Each of them is counted in `hits`.
+    `idle_s` ends too. Those that are busy are not silent, and go last. Each is counted in `hits`.
     """
 
     def __init__(self, most: int, idle_s: float, hits: LimitHits, share: float = 1.0) -> None:
@@ -79,10 +79,10 @@ class HttpConnections:
             same = [each for each in self._open if each.peer == connection.peer]
             if len(same) >= self.most_each:
                 self._hits.hit("max_connection_share")
-                same[0].abort()
+                _least_wanted(same).abort()
         if len(self._open) >= self.most:
             self._hits.hit("max_http_connections")
-            next(iter(self._open)).abort()
+            _least_wanted(self._open).abort()
         self._open[connection] = None
 
     def on_heard(self, connection: "BoundedConnection") -> None:
@@ -97,6 +97,11 @@ class HttpConnections:
         self._open.pop(connection, None)
 
 
+def _least_wanted(found: "Collection[BoundedConnection]") -> "BoundedConnection":
+    """Of those, the longest silent first."""
+    return next((each for each in found if not each.busy), next(iter(found)))
+
+
 class BoundedConnection(asyncio.Protocol):
     """Passes everything on to the protocol that serves the connection, and tells who counts."""
 
@@ -109,6 +114,11 @@ class BoundedConnection(asyncio.Protocol):
         self._heard = self._loop.time()
         self.peer = ""
         """whose it is, as far as shares of connections go"""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered, as far as the protocol inside says so."""
+        return getattr(self._inner, "busy", False)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -147,6 +157,8 @@ class BoundedConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
+        if self.busy:
+            self._heard = self._loop.time()
         left = self._heard + self._connections.idle_s - self._loop.time()
         if left > 0:
             self._wait(left)

@@ -2,6 +2,8 @@
 leave, wait or do not read."""
 
 import asyncio
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import pytest
@@ -18,7 +20,8 @@ from support.servers.http1_server import (
     stream,
 )
 
-from dynamo_router.frontend.asgi import Client, Receive, Scope, Send
+from dynamo_router.frontend.asgi import Client, ClientLeftError, Receive, Scope, Send
+from dynamo_router.frontend.http1 import HttpLimits
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,44 @@ async def test_a_client_that_waits_is_told_to_go_on() -> None:
         writer.write(b"hello")
         assert bodies(await reader.read()) == [b"POST /a? hello"]
         writer.close()
+
+
+async def test_a_client_that_was_not_told_to_go_on_may_send_its_body_or_not() -> None:
+    """Where the next request would begin is not known, so there is none."""
+
+    async def refuses(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        await answer(send, b"no")
+
+    async with serving(refuses) as rig:
+        head = post(b"hello", "/a", "expect: 100-continue")[:-5]
+        found = await rig.send(head)
+        assert b"connection: close" in found and bodies(found) == [b"no"]
+        reader, writer = await rig.open()
+        writer.write(head + b"hello" + post(b"", "/b", CLOSE))
+        assert bodies(await reader.read()) == [b"no", b"no"]
+        writer.close()
+
+
+async def test_http_1_0_knows_neither_100_nor_chunks() -> None:
+    """Whoever passed chunks on as HTTP/1.0 may have seen another end of the body."""
+    async with serving() as rig:
+        reader, writer = await rig.open()
+        writer.write(post(b"hello", "/a", "expect: 100-continue", version="1.0")[:-5])
+        await until(lambda: rig.connections.tasks)
+        writer.write(b"hello")
+        assert bodies(await reader.read()) == [b"POST /a? hello"]
+        writer.close()
+        chunked = CHUNKED.replace(b"1.1", b"1.0").replace(b"close", b"keep-alive")
+        found = await rig.send(chunked + b"1\r\nx\r\n0\r\n\r\n" + post(b"2"))
+        assert b"connection: close" in found and bodies(found) == [b"POST /a? x"]
+
+
+async def test_a_date() -> None:
+    async with serving() as rig:
+        for sent in (post(b"x", "/a", CLOSE), b"hello\r\n\r\n"):
+            head = (await rig.send(sent)).lower().partition(b"\r\n\r\n")[0].decode()
+            told = parsedate_to_datetime(head.partition("date: ")[2].split("\r\n")[0])
+            assert abs((datetime.now(UTC) - told).total_seconds()) < 60
 
 
 async def test_trailers_are_no_headers() -> None:
@@ -177,19 +218,30 @@ async def test_an_answer_that_is_broken_off_is_not_taken_for_whole() -> None:
             raise ConnectionResetError  # it came as an end, not as a reset
 
 
-async def test_a_client_that_leaves_ends_the_work() -> None:
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    "body, behind", [(b"", b""), (b"x" * 100_000, b""), (b"", post(b"1") * 2), (b"", b"POST /b H")]
+)
+async def test_a_client_that_leaves_ends_the_work(body: bytes, behind: bytes) -> None:
+    """However much it sent, and whatever it sent ahead."""
     ended: list[str] = []
     begun = asyncio.Event()
 
     async def works(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
-        begun.set()
-        while (await receive())["type"] != "http.disconnect":
+        while (await receive())["more_body"]:
             pass
-        ended.append(scope["path"])
+        begun.set()
+        try:
+            await client.unless_gone(for_ever())
+        except ClientLeftError:
+            ended.append(scope["path"])
 
-    async with serving(works) as rig:
+    async with serving(works, HttpLimits()) as rig:
         _, writer = await rig.open()
-        writer.write(post(b"", "/left"))
+        writer.write(post(body, "/left") + behind)
         await begun.wait()
         writer.close()
         await until(lambda: ended == ["/left"] and not rig.connections.open)

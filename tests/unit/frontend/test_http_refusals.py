@@ -5,8 +5,9 @@ import json
 
 import pytest
 from support.polling import until
-from support.servers.http1_server import CHUNKED, CLOSE, bodies, post, serving
+from support.servers.http1_server import CHUNKED, CLOSE, answer, bodies, post, serving
 
+from dynamo_router.frontend.asgi import Client, Receive, Scope, Send
 from dynamo_router.frontend.http1 import HttpLimits
 
 ENDLESS = b"x" * 5000
@@ -18,6 +19,8 @@ REFUSED = [
     (b"POST /a HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx", 400),
     (b"POST /a HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     (b"POST /a HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
+    (b"GET /a HTTP/1.1\r\na: b\r\n\r\n", 400),
+    (b"GET /a HTTP/1.1\r\nhost: x\r\nHost: y\r\n\r\n", 400),
     (b"GET /" + ENDLESS, 431),
     (b"GET / HTTP/1.1\r\nhost: " + ENDLESS, 431),
     (b"GET / HTTP/1.1\r\n" + ENDLESS, 431),
@@ -80,3 +83,21 @@ async def test_a_request_that_does_not_come_is_given_up(sent: bytes) -> None:
             await asyncio.wait([reading], timeout=0.02)
         assert b" 408 " in await reading or b" 400 " in await reading
         writer.close()
+
+
+async def test_a_request_has_one_answer() -> None:
+    """Also if its body breaks off, or does not come, behind it: what came after it would be taken
+    for the answer to the next request."""
+
+    async def refuses(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        await answer(send, b"no")
+
+    async with serving(refuses, HttpLimits(request_s=0.1, least_bytes_per_s=1e6)) as rig:
+        for rest in (b"zz\r\n", b""):
+            reader, writer = await rig.open()
+            writer.write(CHUNKED.replace(b"close", b"keep-alive"))
+            found = await reader.readuntil(b"no")
+            writer.write(rest)
+            async with asyncio.timeout(10):
+                assert bodies(found + await reader.read()) == [b"no"]
+            writer.close()

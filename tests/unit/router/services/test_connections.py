@@ -55,11 +55,12 @@ class Listener:
     def __init__(self, most: int, idle_s: float) -> None:
         self.hits = LimitHits()
         self.connections = HttpConnections(most, idle_s, self.hits)
+        self.serves: type[Echo] = Echo
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> "Listener":
         loop = asyncio.get_running_loop()
-        wrapped = lambda: self.connections.bounded(Echo())  # noqa: E731
+        wrapped = lambda: self.connections.bounded(self.serves())  # noqa: E731
         self._server = await loop.create_server(wrapped, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -108,3 +109,26 @@ async def test_a_connection_that_says_nothing_ends() -> None:
         reader, _ = await listener.connect()
         assert await is_closed(reader)
         assert listener.hits.counts() == {"connection_idle_s": 1}
+
+
+class Answering(Echo):
+    """Answers for ever."""
+
+    busy = True
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+async def test_one_that_is_being_answered_is_not_silent() -> None:
+    """A long answer outlives the others: it ends when it is over, or does not stay idle."""
+    async with Listener(2, 0.05) as listener:
+        listener.serves = Answering
+        long = await listener.connect()
+        listener.serves = Echo
+        reader, _ = await listener.connect()
+        assert await is_closed(reader)
+        assert await say(*long) == b"x"
+        listener.connections.idle_s = 600.0
+        silent, _ = await listener.connect()
+        newcomer = await listener.connect()
+        assert await is_closed(silent)
+        assert await say(*long) == await say(*newcomer) == b"x"
