@@ -14,7 +14,7 @@ _NUMBERS: dict[StorageTier, int] = {
     "host_pinned": common_pb.KV_CACHE_TIER_HOST,
     "disk": common_pb.KV_CACHE_TIER_DISK,
 }
-_TIERS = {number: tier for tier, number in _NUMBERS.items()}
+_TIERS: dict[int, StorageTier] = {number: tier for tier, number in _NUMBERS.items()}
 
 
 def tier_of(change: Any) -> StorageTier | None:
