@@ -17,8 +17,7 @@ from ...indexer.event_index import EventIndex
 from ...router.admission import Ticket
 from ...router.dispatch import queue_of, ticket_of
 from ...router.kv_router import KvRouter
-from ...router.policy import Decision
-from ...router.prefetch import PrefetchPlan, can_prefetch
+from ...router.prefetch import PrefetchPlan, ask_held, ask_sent
 from ...runtime.errors import InvalidRequestError, NoWorkersError
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.cache_control import Span, returning_spans
@@ -240,7 +239,8 @@ class Simulation:
 
         try:
             queue.enter(ticket)
-            self._prefetch_held(place, now)
+            worker = ask_held(self.prefetches, router, str(place), self._trace.prompt(place))
+            self._prefetch(place, worker, now)
         except NoWorkersError as error:
             self._turn_away(place, now, error)
         self._queue_max = max(self._queue_max, sum(map(len, self._waiting)))
@@ -256,7 +256,7 @@ class Simulation:
                 expected_output_tokens=output_tokens,
                 tenant=request.tenant,
             )
-            self._prefetch_sent(place, decision, now)
+            self._prefetch(place, ask_sent(self.prefetches, router, request_id, decision), now)
             local, sequence = trace.hashes(place)
             self.fleet.submit(
                 decision.worker.worker_id,
@@ -276,25 +276,10 @@ class Simulation:
             self.prefetches.on_booked(request_id, None)
             self._turn_away(place, now, error)
 
-    def _prefetch_held(self, place: int, now: float) -> None:
-        """A request waits in its router: see router.prefetch."""
-        router = self._router_of(place)
-        if can_prefetch(router):
-            decision = router.decide(self._trace.prompt(place))
-            if self.prefetches.wants(str(place), decision):
-                self.prefetches.on_held(str(place), decision.worker)
-                self._prefetch(place, decision.worker, now)
-
-    def _prefetch_sent(self, place: int, decision: Decision, now: float) -> None:
-        """A request goes to a worker, where it may wait."""
-        router, plan, request_id = self._router_of(place), self.prefetches, str(place)
-        plan.on_booked(request_id, decision.worker)
-        if can_prefetch(router) and plan.wants(request_id, decision):
-            if router.requests_of(decision.worker.worker_id) > 1:
-                plan.on_sent(request_id, decision.worker)
-                self._prefetch(place, decision.worker, now)
-
-    def _prefetch(self, place: int, worker: WorkerWithDpRank, now: float) -> None:
+    def _prefetch(self, place: int, worker: WorkerWithDpRank | None, now: float) -> None:
+        """The engine is asked to load for a request, if any is: see router.prefetch."""
+        if worker is None:
+            return
         local, sequence = self._trace.hashes(place)
         full = self._trace.requests[place].input_length // self.fleet.config.block_size
         blocks = None

@@ -4,6 +4,7 @@ Driven by the dispatcher in real time and by the simulation in virtual time.
 """
 
 from .plan import PrefetchCounts, PrefetchPlan
-from .prefetcher import Prefetcher, can_prefetch
+from .prefetcher import Prefetcher
+from .questions import ask_held, ask_sent
 
-__all__ = ["PrefetchCounts", "PrefetchPlan", "Prefetcher", "can_prefetch"]
+__all__ = ["PrefetchCounts", "PrefetchPlan", "Prefetcher", "ask_held", "ask_sent"]

@@ -1,12 +1,11 @@
 """Prefetcher: asks engines to load what they have of a request that waits. The plan is pure."""
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Set
 from typing import Protocol
 
 import grpc
 
-from ...runtime.errors import RouterError
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.dialects import rank_metadata
 from ...workers.health import HealthMonitor
@@ -14,14 +13,10 @@ from ..kv_router import KvRouter
 from ..policy import Decision
 from ..prompt import Prompt
 from .plan import PrefetchPlan
+from .questions import ask_held, ask_sent
 
 TIMEOUT_S = 2.0
 """A late answer is of no use: the request is there by then."""
-
-
-def can_prefetch(router: KvRouter) -> bool:
-    """Whether it is asked for, and any engine has told of blocks below its device."""
-    return router.config.router_prefetch and router.uses_caches and router.index.lower_tiers
 
 
 class Waiting(Protocol):
@@ -49,23 +44,13 @@ class Prefetcher:
 
     def on_held(self, request: Waiting, prompt: Prompt) -> None:
         """A request begins to wait in the router; one that names its worker is not looked at."""
-        if not self._enabled or request.pinned is not None or self._router.config.admission.shed:
-            return  # to shed is for those whose turn it is
-        try:
-            decision = self._router.decide(prompt, excluded_workers=request.unfit)
-        except RouterError:
-            return  # nobody would take it now
-        if self.plan.wants(request.request_id, decision):
-            self._ask(request, decision, self.plan.on_held)
+        if request.pinned is None:
+            unfit = request.unfit
+            self._ask(request, ask_held(self.plan, self._router, request.request_id, prompt, unfit))
 
     def on_sent(self, request: Waiting, decision: Decision) -> None:
         """It goes to a worker; there it waits, if the worker is busy."""
-        if self.plan.held:
-            self.plan.on_booked(request.request_id, decision.worker)
-        if not self._enabled or not self.plan.wants(request.request_id, decision):
-            return
-        if self._router.requests_of(decision.worker.worker_id) > 1:
-            self._ask(request, decision, self.plan.on_sent)
+        self._ask(request, ask_sent(self.plan, self._router, request.request_id, decision))
 
     def on_over(self, request_id: str) -> None:
         """It is over, wherever it was."""
@@ -80,18 +65,10 @@ class Prefetcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    @property
-    def _enabled(self) -> bool:
-        return can_prefetch(self._router)
-
-    def _ask(
-        self,
-        request: Waiting,
-        decision: Decision,
-        told: Callable[[str, WorkerWithDpRank], None],
-    ) -> None:
-        told(request.request_id, decision.worker)
-        question = self._load(request.request_id, request.body, decision.worker)
+    def _ask(self, request: Waiting, worker: WorkerWithDpRank | None) -> None:
+        if worker is None:
+            return
+        question = self._load(request.request_id, request.body, worker)
         task = asyncio.create_task(question, name=f"prefetch-{request.request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
