@@ -1,9 +1,10 @@
-"""The cells of an evaluation: a family of traffic in a fleet, perhaps with a model error."""
+"""The cells of an evaluation: a family of traffic in a fleet, perhaps with something more."""
 
 from typing import Any, NamedTuple
 
 from ..simulation import CapacityConfig, SimulationConfig
 from ..traffic import TRAFFIC_BLOCK_SIZE
+from .conditions import Condition
 from .splits import FleetSize, Split
 
 QUICK_REQUESTS, REQUESTS = 400, 1500
@@ -11,19 +12,19 @@ QUICK_SEEDS, SEEDS_OF_A_SPLIT = 2, 4
 
 
 class EvaluationCell(NamedTuple):
-    """What is run; `error` is a kind of model error, or "" for none."""
+    """What is run; `error` is a kind of model error, `condition` one of the split's, "" is none."""
 
     family: str
     fleet: FleetSize
     error: str = ""
+    condition: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.family}, {self.fleet}"
-        return f"{text}, {self.error}" if self.error else text
+        return ", ".join(filter(None, (self.family, str(self.fleet), self.error, self.condition)))
 
 
 def cells_of(split: Split, *, quick: bool = False) -> list[EvaluationCell]:
-    """Every family in every fleet, and in the first fleet with every model error.
+    """Every family in every fleet, in the first one with every model error, and the conditions.
 
     `quick`: in the first fleet alone, and each model error with one family, another for each.
     """
@@ -33,12 +34,22 @@ def cells_of(split: Split, *, quick: bool = False) -> list[EvaluationCell]:
     for place, kind in enumerate(split.errors):
         chosen = [families[place % len(families)]] if quick else families
         cells += [EvaluationCell(family, fleet, kind) for family in chosen]
+    for kind, by_family in split.conditions.items():
+        for family, condition in by_family.items():
+            blocks = condition.num_gpu_blocks or fleet.num_gpu_blocks
+            smaller = fleet._replace(num_gpu_blocks=blocks)
+            cells.append(EvaluationCell(family, smaller, condition=kind))
     return cells
 
 
+def condition_of(cell: EvaluationCell, split: Split) -> Condition:
+    """What its condition is, nothing where it has none."""
+    return split.conditions[cell.condition][cell.family] if cell.condition else Condition()
+
+
 def wants_capacity(cell: EvaluationCell, split: Split) -> bool:
-    """Whether capacity is looked for there: once for every family, without model errors."""
-    return not cell.error and cell.fleet == split.fleets[0]
+    """Whether capacity is looked for there: once for every family, with nothing more."""
+    return not (cell.error or cell.condition) and cell.fleet == split.fleets[0]
 
 
 def simulation_of(cell: EvaluationCell, split: Split, *, capacity: bool) -> SimulationConfig:
@@ -50,9 +61,13 @@ def simulation_of(cell: EvaluationCell, split: Split, *, capacity: bool) -> Simu
     }
     if cell.error:
         settings |= split.errors[cell.error]
+    tiers = condition_of(cell, split).tiers
+    if tiers is not None:
+        settings["tiers"] = tiers
     return SimulationConfig(**settings)
 
 
 def request_rate(cell: EvaluationCell, split: Split) -> float:
     """Requests a second that arrive in the cell."""
-    return split.traffic[cell.family].rate * cell.fleet.workers * cell.fleet.load
+    load = cell.fleet.load * condition_of(cell, split).load
+    return split.traffic[cell.family].rate * cell.fleet.workers * load

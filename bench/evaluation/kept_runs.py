@@ -80,5 +80,5 @@ class KeptRuns:
 
     def _path(self, cell: EvaluationCell) -> Path:
         fleet = f"{cell.fleet.workers}x{cell.fleet.num_gpu_blocks}x{cell.fleet.load:g}"
-        name = "-".join(filter(None, (cell.family, fleet, cell.error)))
+        name = "-".join(filter(None, (cell.family, fleet, cell.error, cell.condition)))
         return self._folder / f"{name}.jsonl"

@@ -13,7 +13,8 @@ from pathlib import Path
 from ..simulation import FIGURES, Experiment, Figures, Load, SimulatedRun, parse_policies
 from ..traces import encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE, generate_traffic
-from .cells import EvaluationCell, request_rate, simulation_of
+from .cells import EvaluationCell, condition_of, request_rate, simulation_of
+from .conditions import flooded_traffic
 from .splits import Split, split_of
 
 PR_SET_PDEATHSIG = 1
@@ -33,8 +34,10 @@ class CellTask:
 
     @property
     def traffic_path(self) -> Path:
-        """The trace it runs; errors of the model share that of their family."""
+        """The trace it runs; the family's own, but where more is sent."""
         fleet = f"{self.cell.fleet.workers}x{self.cell.fleet.load:g}"
+        if condition_of(self.cell, split_of(self.split)).others is not None:
+            fleet += f"-{self.cell.condition}"
         name = f"{self.split}-{self.cell.family}-{fleet}-{self.seed}-{self.requests}.jsonl"
         return self.folder / "traffic" / name
 
@@ -43,7 +46,9 @@ def write_traffic(task: CellTask, split: Split) -> Path:
     """Generate the task's traffic into its file; two at a time may write the same one."""
     path = task.traffic_path
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = generate_traffic(
+    flooded = condition_of(task.cell, split).others is not None
+    make = flooded_traffic if flooded else generate_traffic
+    made = make(
         split.traffic[task.cell.family],
         task.requests,
         rate=request_rate(task.cell, split),

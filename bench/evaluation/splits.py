@@ -1,4 +1,4 @@
-"""What policies are evaluated on: families of traffic, fleets, model errors and seeds, in splits.
+"""What policies are evaluated on: traffic, fleets, model errors, conditions, seeds, in splits.
 
 Chosen once, before tuning, and held apart: `train` is there to tune on, `validate` to decide
 between what was tuned, `report` to tell how good it is. No seed and no value of any parameter is in
@@ -13,6 +13,7 @@ from ...runtime.settings import bad_setting
 from ...workers.mocker import TierConfig
 from ..traces import TraceRequest
 from ..traffic import Bursts, TrafficSpec
+from .conditions import PLANS, Condition
 
 TRAIN, VALIDATE, REPORT = SPLIT_NAMES = ("train", "validate", "report")
 TUNABLE = (TRAIN, VALIDATE)
@@ -163,6 +164,7 @@ class Split:
     fleets: tuple[FleetSize, ...]
     traffic: Mapping[str, TrafficSpec]
     errors: Mapping[str, Mapping[str, Any]]
+    conditions: Mapping[str, Mapping[str, Condition]]  # by name and family, in the first fleet
 
     @property
     def first_id(self) -> int:
@@ -187,7 +189,8 @@ def split_of(name: str) -> Split:
         kind: {key: values[place] for key, values in settings.items()}
         for kind, settings in ERRORS.items()
     }
-    return Split(name, SEEDS[name], FLEETS[name], traffic, errors)
+    conditions = PLANS[name].conditions(FLEETS[name][0].num_gpu_blocks)
+    return Split(name, SEEDS[name], FLEETS[name], traffic, errors, conditions)
 
 
 def tuning_split(name: str) -> Split:

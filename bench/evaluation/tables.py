@@ -59,13 +59,15 @@ def summary_table(verdicts: Sequence[CellVerdict], title: str) -> Table:
 
 
 def groups_table(verdicts: Sequence[CellVerdict]) -> Table:
-    """Geometric means by family where the model is right, and by kind of model error."""
+    """Geometric means by family where nothing more is told, by model error and by condition."""
     table = new_table("cells", title="geometric means")
     for name in COMPARED.values():
         table.add_column(name, justify="right")
     groups: dict[str, list[CellVerdict]] = {}
     for each in verdicts:
-        groups.setdefault(each.cell.error or each.cell.family, []).append(each)
+        groups.setdefault(each.cell.error or each.cell.condition or each.cell.family, []).append(
+            each
+        )
     for name, members in groups.items():
         found = [summarise_figure(key, members) for key in COMPARED]
         table.add_row(name, *("-" if s is None else f"{s.geometric_mean:.3f}" for s in found))
@@ -96,7 +98,8 @@ def evaluation_content(verdicts: Sequence[CellVerdict]) -> dict[str, Any]:
 
 def cell_content(cell: EvaluationCell) -> dict[str, Any]:
     """A cell, flat."""
-    return {"family": cell.family, **cell.fleet._asdict(), "error": cell.error}
+    kinds = {"error": cell.error, "condition": cell.condition}
+    return {"family": cell.family, **cell.fleet._asdict(), **kinds}
 
 
 def _summary_content(found: FigureSummary) -> dict[str, Any]:
