@@ -18,8 +18,6 @@ from .engine import EngineUnavailableError, PrefetchingEngine, ServedEngine
 from .kv_feed import KvEventFeed
 from .request import trtllm_request
 
-"""Metadata that names the rank of a request: the protocol has no field for it."""
-
 MOST_ANSWERS = 256
 """To one request, of an engine that does not say how many requests it runs at a time."""
 _MOST_DIGITS = 9  # of a number in metadata
