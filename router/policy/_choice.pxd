@@ -10,7 +10,7 @@ from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t, uint8_t
 
 from ...slots._book cimport Book, load_blocks
-from ._estimate cimport Estimate, Prompt, estimate_misses, estimate_seconds
+from ._estimate cimport Estimate, Prompt, estimate_misses, estimate_seconds, memory_s
 from ._model cimport Model
 from ._timeline cimport Booking, EngineTimeline
 
@@ -113,10 +113,11 @@ cdef inline void add_misses(
         candidate.cost += fleet.unheard_s * fleet.unheard[number]
 
 
-cdef inline bint may_exceed_caches(
-    const Fleet* fleet, const Book* book, int64_t asked
+cdef inline bint may_wait_for_memory(
+    const Fleet* fleet, const Model* model, const Book* book, int64_t asked
 ) noexcept nogil:
-    """Whether the prompt's blocks may not fit anywhere, even if a worker has none of them yet.
+    """Whether the prompt's blocks may have to wait for room somewhere, if a worker has none of
+    them yet.
 
     If not, how many it has in use does not matter: see memory_s.
     """
@@ -125,6 +126,6 @@ cdef inline bint may_exceed_caches(
     for number in range(fleet.n):
         timeline = &fleet.timelines[number]
         if fleet.eligible[number] and timeline.requests > 0.0 and timeline.blocks > 0.0:
-            if load_blocks(&book.loads[number]) + asked > timeline.blocks:
+            if memory_s(timeline, model, load_blocks(&book.loads[number]) + asked) > 0.0:
                 return True
     return False

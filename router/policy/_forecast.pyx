@@ -12,7 +12,7 @@ import numpy
 from ...slots._book cimport Book, book_potential, book_potential_of
 from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
-from ._choice cimport Candidate, Fleet, choose_cheapest, may_exceed_caches
+from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._estimate cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
 from ._model cimport MIN_SAMPLES, Model, believed_tokens, can_compare, fade_speeds, model_init
 from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
@@ -267,7 +267,7 @@ cdef class Forecast:
         fleet.timelines, fleet.bookings = self.timelines, self.bookings
         fleet.eligible = &eligible[0]
         fleet.unheard, fleet.unheard_s = &unheard[0] if unheard is not None else NULL, unheard_s
-        if may_exceed_caches(&fleet, book, asked):
+        if may_wait_for_memory(&fleet, &self.model, book, asked):
             book_potential(book, hash, asked, self.potential, book.n_loads)
             prompt.blocks = self.potential
         number = choose_cheapest(&prompt, &fleet, &self.model, now, u, self.candidates)

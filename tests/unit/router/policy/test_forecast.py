@@ -156,6 +156,19 @@ def test_room_is_short_before_a_cache_is_full(router: KvRouter, clock: ManualClo
     )
 
 
+def test_the_choice_knows_that_room_is_short(router: KvRouter, clock: ManualClock) -> None:
+    """Two workers that differ in nothing but the blocks in use: one's requests share theirs."""
+    for number in range(4):
+        for worker in range(2):
+            name, told = f"r{number}-{worker}", prompt(number if worker == 0 else 0, 220 * BLOCK)
+            router.best_worker(told, name, pinned_worker=worker)
+            clock.advance(1.0)
+            router.mark_prefill_complete(name)
+    full, roomy = terms(router, 100)
+    assert full["memory_s"] > roomy["memory_s"] and full["cost"] > roomy["cost"]
+    assert {router.best_worker(prompt(999, 100))[0] for _ in range(20)} == {1}
+
+
 def test_a_worker_that_owes_first_tokens_is_avoided_the_more_the_later_they_are(
     router: KvRouter, clock: ManualClock
 ) -> None:
