@@ -160,6 +160,8 @@ class ServerConnection(Connection):
         if session.held // INPUT_STEP != self._input.steps:
             self._count_input()
             self.flush_soon()
+        if session.queued // OUTPUT_STEP != self._output.steps:  # a client gave calls up
+            self._count_output()
         if session.unfinished_headers != self._unfinished:
             self._watch_headers()
         return taken

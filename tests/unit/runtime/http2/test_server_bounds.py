@@ -81,6 +81,21 @@ async def test_answers_of_all_connections_are_bounded_and_the_longest_is_cut_sho
         await until(lambda: not bound.used)
 
 
+async def test_what_an_ended_call_had_still_to_send_counts_no_more_once_it_is_given_up() -> None:
+    async def answer(call: ServerCall) -> None:
+        assert call.put(bytes(150_000))
+
+    bound = Bound(1 << 20)
+    limits = ServerLimits(send_buffer_bytes=200_000)
+    async with listening({"/answer": answer}, limits, output_bound=bound) as (server, port):
+        async with raw_client(port) as client:
+            client.greet((raw.INITIAL_WINDOW_SIZE, 0))
+            client.send(raw.headers(1, head_of("/answer"), end=True))
+            await until(lambda: bound.used > 0)
+            client.send(raw.frame(raw.RST_STREAM, 1, (8).to_bytes(4, "big")))
+            await until(lambda: not bound.used)
+
+
 async def test_a_heap_of_frames_leaves_others_their_turn() -> None:
     """Each byte of a message in a frame of its own."""
     began = asyncio.Event()
