@@ -99,14 +99,14 @@ class RouterDecisions:
     def at_once(self, flight: Flight, *, again: bool) -> Decision | None:
         admission = self._admission
         if again or admission is None or admission.is_open(self._lane(flight)):
-            return self._decide(flight)
+            return self._decide(flight, again=again)
         return None
 
     async def in_turn(self, flight: Flight, *, again: bool) -> Decision:
         assert self._admission is not None, "nobody waits without a queue"
         async with self._admission.turn(partial(self._ticket, flight, self._lane(flight))):
             flight.check_aborted()  # after it was its turn, before it took it
-            return self._decide(flight)
+            return self._decide(flight, again=again)
 
     async def second(self, twin: Flight) -> Decision:
         return self._router.decide(
@@ -137,8 +137,8 @@ class RouterDecisions:
         prompt, arrived = flight.facts.prompt, flight.arrived
         return ticket_of(self._router, prompt, flight.request_id, arrived, *about)
 
-    def _decide(self, flight: Flight) -> Decision:
-        """Choose a worker and book the request there."""
+    def _decide(self, flight: Flight, *, again: bool) -> Decision:
+        """Choose a worker and book the request there; an inhibited one only `again`."""
         facts, began = flight.facts, self._now()
         excluded = flight.unfit
         if flight.attempts.failed:
@@ -155,7 +155,7 @@ class RouterDecisions:
             facts.prompt,
             flight.booking_id,
             excluded_workers=excluded,
-            even_inhibited=True,
+            even_inhibited=again,
             pinned_worker=pinned,
             preferred_worker=preferred,
             expected_output_tokens=facts.max_tokens or None,

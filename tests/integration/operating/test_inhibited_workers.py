@@ -10,6 +10,7 @@ from support.serving import Doors, serving
 
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState
+from dynamo_router.workers.trtllm_proto import pb
 
 FULL = judge(Origin.ENGINE, grpc.StatusCode.RESOURCE_EXHAUSTED, started=False)
 FAILURES = 10
@@ -58,3 +59,15 @@ async def test_nobody_is_asked_twice_for_want_of_others() -> None:
         except aio.AioRpcError as error:
             assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert [len(engine.requests) for engine in engines] == [1, 1]
+
+
+async def test_a_request_that_failed_nowhere_leaves_it_alone_though_others_are_too_small() -> None:
+    inhibited, small = FakeEngine(worker_id=1), FakeEngine(worker_id=2)
+    small.model = pb.GetModelInfoResponse(model_id="fake", vocab_size=1000, max_input_len=1)
+    async with serving(inhibited, small) as doors:
+        inhibit(doors, 1)
+        try:
+            raise AssertionError(f"it was answered: {await doors.answers(prompt('r'))}")
+        except aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert not (inhibited.requests or small.requests)
