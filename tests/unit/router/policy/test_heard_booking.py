@@ -52,11 +52,13 @@ def test_the_forecast_foresees_the_same_as_if_it_was_shown_the_candidates(
 ) -> None:
     told, shown = ForecastPolicy(), ForecastPolicy()
     entry = WorkerEntry(1, total_kv_blocks=blocks, max_num_batched_tokens=64)
-    booking = heard(slots, "a", isl, cached)
     for policy in (told, shown):
         policy.on_worker(1, entry)
-    told.on_heard(booking)
-    shown.on_booked("a", 1, booking.candidates())
-    found = [policy._forecast.first_token("a", 2.0) for policy in (told, shown)]
-    assert found[0] is not None and found[0] == found[1]
-    assert found[0][1] > 0  # seconds foreseen
+    for name in ("a", "b"):  # the second one waits for room beside the first one's answer
+        booking = heard(slots, name, isl, cached)
+        told.on_heard(booking)
+        shown.on_booked(name, 1, booking.candidates())
+    for name in ("a", "b"):
+        found = [policy._forecast.first_token(name, 2.0) for policy in (told, shown)]
+        assert found[0] is not None and found[0] == found[1]
+        assert found[0][1] > 0  # seconds foreseen
