@@ -19,8 +19,8 @@ from .worker_requests import WorkerRequests
 OUTCOMES = ("good", "ttft", "itl", "both", "failed")
 """Of requests with objectives: kept, or which of them were missed, or it had no answer."""
 KEPT_MESSAGES = 64
-_OK = grpc.StatusCode.OK
 """How many last messages may wait to be read."""
+_OK = grpc.StatusCode.OK
 
 
 class RequestMetrics:
