@@ -1,6 +1,7 @@
 """KeptChild: a process that is started again whenever it ends, and killed when it hangs."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -80,7 +81,7 @@ class KeptChild:
         """Have it end by this signal, and start it no more."""
         self._leaving = True
         if (pid := self._child.pid) is not None:
-            os.kill(pid, number)
+            _send(pid, number)
         else:
             self._ended.set()
 
@@ -95,10 +96,10 @@ class KeptChild:
             self._hang.reset()
         elif self._hang.look(count):
             if self._hang.unchanged < HANG_LOOKS:
-                os.kill(pid, SHOW_STACK)
+                _send(pid, SHOW_STACK)
                 return
             log.error("a process hangs and is killed", process=self.name, pid=pid)
-            os.kill(pid, signal.SIGKILL)
+            _send(pid, signal.SIGKILL)
             self._hang.reset()
 
     @property
@@ -146,3 +147,9 @@ class KeptChild:
         if not self._leaving:
             log.error("a process ended", process=self.name, exit_code=code)
         self._ended.set()
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a child that may have ended without our having heard of it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

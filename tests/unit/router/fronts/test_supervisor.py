@@ -1,12 +1,13 @@
 """Processes that are kept running end with the router, also one that hangs or cannot start."""
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from support.polling import until
+from support.polling import until, wait_until
 from support.processes import alive
 
 from dynamo_router.router.fronts import supervisor
@@ -83,6 +84,20 @@ async def test_one_that_is_not_running_is_not_started_to_be_ended() -> None:
     assert child._task is not None
     await asyncio.wait_for(child._task, 20)
     assert child.has_ended and child._child.pid is None and child._child.output == started
+    await child.stop()
+
+
+async def test_one_whose_end_was_not_heard_of_yet_takes_no_signal() -> None:
+    child = kept(READY + WAIT)
+    await child.start()
+    pid = child._child.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))  # without a turn of the event loop
+    for _ in range(HANG_LOOKS + 1):
+        child.look(1)
+    child.leave(signal.SIGTERM)
+    await child.ended()
     await child.stop()
 
 
