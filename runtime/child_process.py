@@ -32,14 +32,15 @@ os.execv(sys.argv[2], sys.argv[2:])
 _KILL_AFTER_PARENT = """\
 import os, select, signal, sys
 parent, *others = map(int, sys.argv[1:])
-held = []
-for pid in others:
+def hold(pid):
     try:
-        held.append(os.pidfd_open(pid))
+        return [os.pidfd_open(pid)]
     except ProcessLookupError:
-        pass
-if os.getppid() == parent:
-    select.select([os.pidfd_open(parent)], [], [])
+        return []
+ours = hold(parent)
+held = [each for pid in others for each in hold(pid)]
+if ours and os.getppid() == parent:  # asked last: then it is the parent that is held
+    select.select(ours, [], [])
 for each in held:
     try:
         signal.pidfd_send_signal(each, 9)

@@ -11,6 +11,7 @@ from support.polling import until
 from support.processes import alive
 
 from dynamo_router.runtime.child_process import (
+    _KILL_AFTER_PARENT,
     ChildError,
     ChildProcess,
     KilledAfterUs,
@@ -159,6 +160,20 @@ async def test_what_others_started_for_us_ends_with_us() -> None:
     ours.kill()
     ours.wait()
     await until(lambda: not (alive(other) or alive(watcher)))
+
+
+@LINUX
+def test_what_others_started_ends_also_where_we_do_while_the_watcher_looks() -> None:
+    with subprocess.Popen(["/bin/true"]) as ours:
+        pass
+    looked = f"import os\nos.getppid = lambda: {ours.pid}\n"  # a moment ago it was there
+    with subprocess.Popen([sys.executable, "-c", WAIT]) as other:
+        watcher = [sys.executable, "-c", looked + _KILL_AFTER_PARENT, str(ours.pid), str(other.pid)]
+        try:
+            subprocess.run(watcher, check=True, timeout=20)
+            assert other.wait(20) == -signal.SIGKILL
+        finally:
+            other.kill()
 
 
 @LINUX
