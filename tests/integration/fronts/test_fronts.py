@@ -48,7 +48,7 @@ async def test_all_fronts_serve_and_the_same_prefix_goes_to_the_same_worker(
             )
 
         await eventually(all_counted)
-        assert await served.booked() == 0
+        await eventually(served.nothing_booked)
         assert all(front["fallback_decisions"] == 0 for front in await served.fronts())
 
 
@@ -77,11 +77,7 @@ async def test_a_cancelled_request_frees_its_booking(tmp_path: Path) -> None:
             assert await call.read()
             assert await served.booked() == 1
             call.cancel()
-
-            async def freed() -> bool:
-                return await served.booked() == 0
-
-            await eventually(freed)
+            await eventually(served.nothing_booked)
         await until(lambda: one.cancelled == ["cancelled"])
 
 

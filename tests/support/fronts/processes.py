@@ -44,6 +44,10 @@ class Fronts:
         """Requests on all workers, as the decider counts them."""
         return sum(worker["active_requests"] for worker in await self.workers())
 
+    async def nothing_booked(self) -> bool:
+        """True soon after the last answer: a front tells of ends behind it."""
+        return await self.booked() == 0
+
     async def metrics(self) -> dict[str, float]:
         text = await http_text(self.http, "/metrics")
         lines = [line for line in text.splitlines() if line and line[0] != "#"]
