@@ -1,9 +1,10 @@
 """dynamo-router bench path: a request's whole way, through our doors and Dynamo's frontend.
 
 Ways to mock engines that compute in no time, in turn within each round, at each concurrency and
-length of answer: straight to an engine, through a bare copying proxy, through the gRPC door and the
-OpenAI door of `serve`; where Dynamo is installed, to its own mock workers through its frontend, and
-through the gRPC door of another `serve`. CPU is that of whole processes, by the kernel's clock.
+length of answer: straight to an engine, through a bare copying proxy, through Envoy where that is
+given, through the gRPC door and the OpenAI door of `serve`; where Dynamo is installed, to its own
+mock workers through its frontend, and through the gRPC door of another `serve`. CPU is that of
+whole processes, by the kernel's clock.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ from .load import (
     noise_words,
     open_call,
     ratio,
+    start_envoy,
     start_peer,
 )
 from .results import Output, cpu_seconds, format_number, new_table
@@ -45,8 +47,14 @@ BLOCK_SIZE = 16
 NUM_GPU_BLOCKS = 16384
 ADOPTING = f"--mode kv --block-size {BLOCK_SIZE} --port 0 --http-port 0 --log-level warning".split()
 """Arguments of the `serve` in front of Dynamo's workers, beside those that say where they are."""
-BASES = {"router": "bare", "frontend": "dynamo", "router-dynamo": "dynamo"}
-"""What each of our doors is compared with."""
+BASES = (
+    ("router", "bare"),
+    ("envoy", "bare"),
+    ("router", "envoy"),
+    ("frontend", "dynamo"),
+    ("router-dynamo", "dynamo"),
+)
+"""What each of our doors is compared with, and what a proxy in C++ makes of the same."""
 _OPENAI = re.compile(r"openai (\S+)")
 
 
@@ -64,6 +72,10 @@ class PathBenchConfig:
         None,
         "A Python that has ai-dynamo; not given: Dynamo is left out.",
         env=("DYNAMO_PEER",),
+    )
+    envoy: str | None = option(
+        None,
+        "Path of an Envoy, which copies bytes beside the bare proxy; not given: it is left out.",
     )
     start_timeout_s: float = option(
         60.0, "Wait this long for each server and its engines.", flag="--start-timeout"
@@ -134,6 +146,10 @@ class Ways:
         self._add_generate("direct", Way(addresses[0], engines, engines))
         bare, (address,) = await start_peer("bare", ",".join(addresses), stack)
         self._add_generate("bare", Way(address, bare, engines))
+        if config.envoy is not None:
+            limit_s = config.start_timeout_s
+            envoy, address = await start_envoy(config.envoy, addresses, limit_s, stack)
+            self._add_generate("envoy", Way(address, envoy, engines))
         self._add_generate("router", Way(serve.grpc_address, serve.pid, engines))
         openai = _OPENAI.search(serve.ready_line)
         if openai is None:
@@ -222,10 +238,12 @@ def _result(
             ),
         }
         for load in loads
-        for name, base in BASES.items()
-        if (base, load) in cells
+        for name, base in BASES
+        if (name, load) in cells and (base, load) in cells
     ]
-    settings = {key: value for key, value in vars(config).items() if key not in ("json", "dynamo")}
+    settings = {
+        key: value for key, value in vars(config).items() if key not in ("json", "dynamo", "envoy")
+    }
     return {
         "benchmark": "path",
         "config": settings,

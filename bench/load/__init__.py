@@ -7,6 +7,7 @@ from .client import LoadClient, encode_generate
 from .completion_client import CompletionClient
 from .dynamo_peer import DynamoPeer, free_port
 from .dynamo_selector import DynamoSelector
+from .envoy_peer import start_envoy
 from .http_client import HttpClient
 from .progress import OnStart, progress_bar
 from .proxy_peers import GENERATE, Methods, open_call, start_child, start_peer
@@ -59,5 +60,6 @@ __all__ = [
     "progress_bar",
     "ratio",
     "start_child",
+    "start_envoy",
     "start_peer",
 ]

@@ -5,7 +5,6 @@ recovery (recovery.py); a slower one also forgets workers that publish but were 
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 import structlog
@@ -78,6 +77,8 @@ class EventFeed:
         self._recovery = EventRecovery(index)
         self._next_upkeep = float("-inf")
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None  # for when to look at the latest
+        self._posted = False  # something came since the last look
         self._on_unannounced = on_unannounced
         self._ask_worker = ask_worker
         self._hits = LimitHits() if hits is None else hits
@@ -122,6 +123,7 @@ class EventFeed:
             await self._sources.close()
         for subscription in self._subscriptions:
             await subscription.close()
+        self._let_sleep()
 
     async def tick(self) -> None:
         """One round at the clock's now: gaps each time, upkeep every `TICK_S`."""
@@ -208,6 +210,9 @@ class EventFeed:
             self.refused += 1
         if self._recovery.gap_noticed:
             self._wake.set()  # the index noticed a gap, perhaps by an earlier message
+        elif not self._posted:
+            self._posted = True
+            self._wake_in(REPLAY_TICK_S)  # or notices one a moment later
 
     def _on_plane_state(self, state: PlaneState) -> None:
         if state is PlaneState.CONNECTED and self._plane.stats.lapses > self._lapses:
@@ -219,8 +224,23 @@ class EventFeed:
 
     async def _run(self) -> None:
         while True:
+            self._posted = False
             await self.tick()
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPLAY_TICK_S):
-                    await self._wake.wait()
+            if self._posted or self._recovery.gap_noticed or self._recovery.waiting:
+                self._wake_in(REPLAY_TICK_S)
+            else:
+                self._wake_in(self._next_upkeep - self._clock.now())
+            try:
+                await self._wake.wait()
+            finally:
+                self._let_sleep()
+
+    def _wake_in(self, seconds: float) -> None:
+        self._let_sleep()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._wake.set)
+
+    def _let_sleep(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from dynamo_router.bench.path import PathBenchConfig, run
 from dynamo_router.runtime.errors import ConfigError, RouterError
 
 PEER = os.environ.get("DYNAMO_PEER")
+ENVOY = shutil.which("envoy")
+BESIDE_ENVOY = [("envoy", "bare"), ("router", "envoy")] if ENVOY else []
 BESIDE_DYNAMO = [("frontend", "dynamo"), ("router-dynamo", "dynamo")] if PEER else []
 
 
@@ -29,11 +32,12 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     target = tmp_path / "path.json"
     config = PathBenchConfig(
         requests=4, rounds=2, workers=2, tokens=40, concurrency=(1, 2), output_tokens=(1, 3),
-        dynamo=PEER, json=str(target),
+        dynamo=PEER, envoy=ENVOY, json=str(target),
     )  # fmt: skip
     assert run(config) == 0
     result = json.loads(target.read_text())
-    ways = ["direct", "bare", "router", "frontend", *(["dynamo", "router-dynamo"] if PEER else [])]
+    ways = ["direct", "bare", *(["envoy"] if ENVOY else []), "router", "frontend"]
+    ways += ["dynamo", "router-dynamo"] if PEER else []
     loads = [(1, 1), (1, 2), (3, 1), (3, 2)]
     found = [(row["output_tokens"], row["concurrency"], row["name"]) for row in result["rows"]]
     assert found == [(*load, way) for load in loads for way in ways]
@@ -42,7 +46,7 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert row["engine_cpu_us_per_request"] > 0 and len(row["cpu_us_rounds"]) == 2
         assert 0 < row["ttft_ms"]["p50"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["p99"]
     compared = {(each["name"], each["beside"]) for each in result["ratios"]}
-    assert compared == {("router", "bare"), *BESIDE_DYNAMO}
+    assert compared == {("router", "bare"), *BESIDE_ENVOY, *BESIDE_DYNAMO}
     said = capsys.readouterr().out
     assert ("too noisy" in said) is result["too_noisy"] is (result["others_cpu_share"] > NOISY)
 
@@ -67,6 +71,15 @@ def test_a_python_without_dynamo_is_told(tmp_path: Path) -> None:
         requests=1, rounds=1, workers=1, concurrency=(1,), output_tokens=(1,), dynamo="/bin/false"
     )
     with pytest.raises(RouterError, match="Dynamo ended while it started"):
+        run(config)
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere/envoy"])
+def test_what_is_no_envoy_is_told(program: str) -> None:
+    config = PathBenchConfig(
+        requests=1, rounds=1, workers=1, concurrency=(1,), output_tokens=(1,), envoy=program
+    )
+    with pytest.raises(RouterError, match="Envoy was not started"):
         run(config)
 
 
