@@ -186,10 +186,12 @@ class Completions:
             text = "response_format and a tool_choice that forces calls exclude each other"
             raise ApiError(400, text, param="response_format")
         ending = self._text.ending(choices[0].prompt) if config.reasoning_parser else ""
+        form = request.response_format
+        held = form is not None and form.type != "text"
         for choice in choices:
             choice.schema = tools.schema
             choice.output = new_chat_output(
-                config.reasoning_parser, config.tool_call_parser, tools, ending
+                config.reasoning_parser, config.tool_call_parser, tools, ending, held=held
             )
 
     def _output_limit(self, request: Sampling, prompt_tokens: int) -> int:

@@ -9,7 +9,7 @@ from ..router.serve_config import FrontsConfig, ServeConfig
 from ..runtime.kv_stores import BACKENDS
 from ..runtime.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..workers.discovery import STATIC
-from .parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
+from .parsers import REASONING_PARSERS, TOOL_CALL_PARSERS, exclude_each_other
 
 _STORES = ", ".join(BACKENDS)
 
@@ -52,6 +52,9 @@ class FrontendConfig:
             name = getattr(self, key)
             if name is not None and name not in known:
                 raise bad_setting(key, f"{name!r} is none of {', '.join(known)}")
+        if exclude_each_other(self.reasoning_parser, self.tool_call_parser):
+            text = "gpt_oss and harmony are one form: no other parser goes with either"
+            raise bad_setting("tool_call_parser", text)
         if self.http_frontend is not None and not 0 <= self.http_frontend <= 65535:
             raise bad_setting("http_frontend", "must be in 0..65535")
         if self.model_path is not None and not os.path.isdir(self.model_path):

@@ -4,9 +4,13 @@ Each model family writes them in a way of its own; which one is meant says a nam
 vLLM's settings have it. Pure.
 """
 
-from .chat_output import ChatOutput, Parsed, new_chat_output
-from .reasoning import REASONING_PARSERS
-from .tool_calls import TOOL_CALL_PARSERS, ToolCall
+from .chat_output import (
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    exclude_each_other,
+    new_chat_output,
+)
+from .parsed import ChatOutput, Parsed, ToolCall
 
 __all__ = [
     "REASONING_PARSERS",
@@ -14,5 +18,6 @@ __all__ = [
     "ChatOutput",
     "Parsed",
     "ToolCall",
+    "exclude_each_other",
     "new_chat_output",
 ]

@@ -1,20 +1,23 @@
 """A chat answer's text, piece by piece, as content, reasoning and calls of tools."""
 
 import json
-from typing import NamedTuple
 
 from ..openai import ToolChoice
-from .reasoning import REASONING_PARSERS, ReasoningParser
-from .tool_calls import TOOL_CALL_PARSERS, ToolCall, ToolCallParser, read_json_calls
+from .call_formats import TOOL_CALL_FORMATS
+from .call_readers import read_json_calls
+from .harmony import HarmonyOutput
+from .parsed import ChatOutput, Parsed, ToolCall
+from .reasoning import REASONING_FORMATS, ReasoningParser
+from .tool_calls import ToolCallParser
+
+GPT_OSS, HARMONY = "gpt_oss", "harmony"
+"""One form, by its name among reasoning and among calls: whichever is given, both are found."""
+REASONING_PARSERS = (*REASONING_FORMATS, GPT_OSS)
+TOOL_CALL_PARSERS = (*TOOL_CALL_FORMATS, HARMONY)
+"""Names, as Dynamo has them."""
 
 
-class Parsed(NamedTuple):
-    content: str = ""
-    reasoning: str = ""
-    calls: tuple[ToolCall, ...] = ()
-
-
-class ChatOutput:
+class MarkedOutput:
     """One answer. What comes after the reasoning is looked through for calls."""
 
     def __init__(
@@ -72,19 +75,33 @@ class ChatOutput:
         return (ToolCall(name, text),)
 
 
+def exclude_each_other(reasoning: str | None, tool_calls: str | None) -> bool:
+    """Whether two parsers are of different forms of which one is for the whole answer."""
+    whole = (reasoning == GPT_OSS, tool_calls == HARMONY)
+    return None not in (reasoning, tool_calls) and whole[0] != whole[1]
+
+
 def new_chat_output(
-    reasoning: str | None, tool_calls: str | None, choice: ToolChoice, prompt_tail: str
+    reasoning: str | None,
+    tool_calls: str | None,
+    choice: ToolChoice,
+    prompt_tail: str,
+    *,
+    held: bool = False,
 ) -> ChatOutput | None:
     """By the names of the parsers that the model needs; None: its text is all there is.
 
-    `prompt_tail`: how the prompt ends.
+    `prompt_tail`: how the prompt ends. `held`: the engine holds the answer to JSON.
     """
+    if (reasoning == GPT_OSS or tool_calls == HARMONY) and not choice.forced:
+        return HarmonyOutput(choice.tools)
     thinking = None
-    if reasoning is not None:
-        thinking = ReasoningParser(REASONING_PARSERS[reasoning], prompt_tail)
+    if reasoning is not None and reasoning != GPT_OSS:
+        form = REASONING_FORMATS[reasoning]
+        thinking = ReasoningParser(form, prompt_tail, held=held or choice.forced)
     calls = None
     if tool_calls is not None and choice.tools and not choice.forced:
-        calls = ToolCallParser(TOOL_CALL_PARSERS[tool_calls], choice.tools)
+        calls = ToolCallParser(TOOL_CALL_FORMATS[tool_calls], choice.tools)
     if thinking is None and calls is None and not choice.forced:
         return None
-    return ChatOutput(thinking, calls, choice)
+    return MarkedOutput(thinking, calls, choice)

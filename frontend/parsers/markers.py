@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 
 class Cut(NamedTuple):
-    """What came before a marker, and whether the marker is there."""
+    """What came before a marker, and which marker is there; "": none."""
 
     text: str
-    found: bool
+    found: str
 
 
 class MarkerScanner:
@@ -20,16 +20,18 @@ class MarkerScanner:
         """The next piece."""
         self._held += text
 
-    def take_until(self, marker: str) -> Cut:
-        """What is surely before the marker, which is dropped if it is there; what follows stays."""
-        at = self._held.find(marker)
-        if at >= 0:
-            before, self._held = self._held[:at], self._held[at + len(marker) :]
-            return Cut(before, True)
-        keep = _overhang(self._held, marker)
-        end = len(self._held) - keep
-        before, self._held = self._held[:end], self._held[end:]
-        return Cut(before, False)
+    def take_until(self, *markers: str) -> Cut:
+        """What is surely before the first of the markers, which is dropped if it is there; what
+        follows stays."""
+        held = self._held
+        places = [(at, marker) for marker in markers if (at := held.find(marker)) >= 0]
+        if places:
+            at, marker = min(places)
+            self._held = held[at + len(marker) :]
+            return Cut(held[:at], marker)
+        end = len(held) - max(_overhang(held, marker) for marker in markers)
+        self._held = held[end:]
+        return Cut(held[:end], "")
 
     def peek(self) -> str:
         """What has not been taken."""

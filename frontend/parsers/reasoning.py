@@ -14,10 +14,13 @@ class ReasoningFormat(NamedTuple):
 
 
 _THINK = ReasoningFormat("<think>", "</think>")
-REASONING_PARSERS: dict[str, ReasoningFormat] = {
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "basic": _THINK,
     "qwen3": _THINK,
     "glm45": _THINK,
+    "glm47": _THINK,
+    "deepseek_v3_1": _THINK,
+    "kimi_k2": _THINK,
     "nemotron_deci": _THINK,
     "deepseek_r1": _THINK._replace(begins_inside=True),
     "step3": _THINK._replace(begins_inside=True),
@@ -37,10 +40,12 @@ class ReasoningParser:
     """Splits one answer. A marker that is written again later is content.
 
     `prompt_tail`, the end of the prompt: if it is the opening marker, the answer begins inside.
+    `held`: the engine holds the answer to JSON, perhaps from its first character on.
     """
 
-    def __init__(self, form: ReasoningFormat, prompt_tail: str = "") -> None:
+    def __init__(self, form: ReasoningFormat, prompt_tail: str = "", *, held: bool = False) -> None:
         self._form = form
+        self._held = held
         self._scanner = MarkerScanner()
         self._inside = form.begins_inside or prompt_tail.rstrip().endswith(form.start)
         self._over = False
@@ -50,6 +55,10 @@ class ReasoningParser:
         """The next piece of the answer."""
         self._scanner.feed(text)
         reasoning = content = ""
+        if self._held and (begun := self._scanner.peek().lstrip()):
+            self._held = False
+            if begun[0] in "{[" and not self._form.start.startswith(begun[0]):
+                self._inside, self._over = False, True
         if not self._inside and not self._over:
             content = self._find_start()
         if self._inside:

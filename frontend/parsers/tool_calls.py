@@ -1,18 +1,10 @@
-"""Calls of tools in a model's answer, in the formats that model families write them in."""
+"""Calls of tools in a model's answer: where they stand, and what is text around them."""
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .markers import MarkerScanner
-
-
-class ToolCall(NamedTuple):
-    """`arguments` is JSON text, as OpenAI has it."""
-
-    name: str
-    arguments: str
+from .parsed import ToolCall
 
 
 class ToolCallFormat(NamedTuple):
@@ -25,7 +17,7 @@ class ToolCallFormat(NamedTuple):
     special: bool = False
     """the markers are special tokens, which a detokenizer leaves out by default"""
     bare: bool = False
-    """an answer that begins with a brace may be a call without a marker"""
+    """an answer that begins with a bracket may be a call without a marker"""
 
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -96,64 +88,3 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     """The parameters' schemas of a request's tools, by name."""
     functions = (tool.get("function", {}) for tool in tools)
     return {str(each.get("name", "")): each.get("parameters") or {} for each in functions}
-
-
-def read_json_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
-    """An object {"name", "arguments" or "parameters"}, or a list of them; several objects may
-    have white space or semicolons between them."""
-    decoder, calls, at = json.JSONDecoder(), list[ToolCall](), 0
-    text = text.strip()
-    while at < len(text):
-        try:
-            found, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return None
-        for each in found if isinstance(found, list) else [found]:
-            if not isinstance(each, dict) or not isinstance(each.get("name"), str):
-                return None
-            arguments = each.get("arguments", each.get("parameters", {}))
-            if not isinstance(arguments, str):
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            calls.append(ToolCall(each["name"], arguments))
-        while at < len(text) and text[at] in "; \n\r\t":
-            at += 1
-    return calls
-
-
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
-
-
-def read_xml_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
-    """<function=NAME><parameter=KEY>VALUE</parameter>...</function>: a value is JSON unless the
-    tool's schema calls it a string."""
-    calls = []
-    for name, body in _FUNCTION.findall(text):
-        properties = schemas.get(name, {}).get("properties") or {}
-        arguments = {
-            key: _typed(value.strip("\n"), properties.get(key) or {})
-            for key, value in _PARAMETER.findall(body)
-        }
-        calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
-    return calls or None
-
-
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    if schema.get("type") == "string":
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-_HERMES = ToolCallFormat("<tool_call>", "</tool_call>", read_json_calls)
-TOOL_CALL_PARSERS: dict[str, ToolCallFormat] = {
-    "hermes": _HERMES,
-    "qwen25": _HERMES,
-    "qwen3": _HERMES,
-    "qwen3_coder": ToolCallFormat("<tool_call>", "</tool_call>", read_xml_calls),
-    "llama3_json": ToolCallFormat("<|python_tag|>", "", read_json_calls, special=True, bare=True),
-    "mistral": ToolCallFormat("[TOOL_CALLS]", "", read_json_calls, special=True),
-}
-"""By the names that Dynamo has for them."""

@@ -126,6 +126,24 @@ async def test_response_formats(served: Served, engine: FakeEngine) -> None:
     assert not engine.requests[-1].HasField("guided_decoding")
 
 
+async def test_answers_of_gpt_oss(engine: FakeEngine) -> None:
+    said = (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.weather <|constrain|>json<|message|>{"city": "Ulm"}<|call|>'
+    )
+    config = FrontendConfig(http_frontend=0, reasoning_parser="gpt_oss", tool_call_parser="harmony")
+    async with openai_serving(engine, frontend=config) as served:
+        await say(served, engine, said)
+        found = await served.client.chat.completions.create(
+            model=MODEL, messages=ASK, tools=TOOLS, tool_choice="auto"
+        )
+    (choice,) = found.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.model_dump()["reasoning_content"] == "hm"
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function" and call.function.arguments == '{"city": "Ulm"}'
+
+
 @pytest.mark.parametrize(
     "fields, param",
     [
@@ -164,3 +182,10 @@ async def test_without_a_parser_auto_is_refused_and_text_stays(engine: FakeEngin
 def test_a_parser_that_nobody_knows(key: str) -> None:
     with pytest.raises(ConfigError, match="'nonsense' is none of"):
         FrontendConfig(**{key: "nonsense"})  # type: ignore[arg-type]
+
+
+def test_parsers_of_forms_that_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="one form"):
+        FrontendConfig(reasoning_parser="gpt_oss", tool_call_parser="hermes")
+    with pytest.raises(ConfigError, match="one form"):
+        FrontendConfig(reasoning_parser="qwen3", tool_call_parser="harmony")
