@@ -7,10 +7,11 @@ vLLM's settings have it. Pure.
 from .chat_output import (
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
+    ChatOutput,
     exclude_each_other,
     new_chat_output,
 )
-from .parsed import ChatOutput, Parsed, ToolCall
+from .tool_calls import Parsed, ToolCall
 
 __all__ = [
     "REASONING_PARSERS",

@@ -10,8 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from .parsed import ToolCall
-from .tool_calls import Schemas
+from .tool_calls import Schemas, ToolCall
 
 
 def read_json_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:

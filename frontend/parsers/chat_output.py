@@ -1,20 +1,37 @@
 """A chat answer's text, piece by piece, as content, reasoning and calls of tools."""
 
 import json
+from typing import Protocol
 
 from ..openai import ToolChoice
 from .call_formats import TOOL_CALL_FORMATS
 from .call_readers import read_json_calls
 from .harmony import HarmonyOutput
-from .parsed import ChatOutput, Parsed, ToolCall
 from .reasoning import REASONING_FORMATS, ReasoningParser
-from .tool_calls import ToolCallParser
+from .tool_calls import Parsed, ToolCall, ToolCallParser
 
 GPT_OSS, HARMONY = "gpt_oss", "harmony"
 """One form, by its name among reasoning and among calls: whichever is given, both are found."""
 REASONING_PARSERS = (*REASONING_FORMATS, GPT_OSS)
 TOOL_CALL_PARSERS = (*TOOL_CALL_FORMATS, HARMONY)
 """Names, as Dynamo has them."""
+
+
+class ChatOutput(Protocol):
+    """Reads one answer, piece by piece."""
+
+    @property
+    def sees_special(self) -> bool:
+        """Whether special tokens must be in the text, as the parts are marked by them."""
+        ...
+
+    def feed(self, text: str) -> Parsed:
+        """The next piece."""
+        ...
+
+    def flush(self) -> Parsed:
+        """The answer is over."""
+        ...
 
 
 class MarkedOutput:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .markers import MarkerScanner
-from .parsed import Parsed, ToolCall
+from .tool_calls import Parsed, ToolCall
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)

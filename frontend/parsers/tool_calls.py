@@ -4,7 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .markers import MarkerScanner
-from .parsed import ToolCall
+
+
+class ToolCall(NamedTuple):
+    """`arguments` is JSON text, as OpenAI has it."""
+
+    name: str
+    arguments: str
+
+
+class Parsed(NamedTuple):
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
 
 
 class ToolCallFormat(NamedTuple):
