@@ -16,7 +16,8 @@ from support.servers.grpc_peers.peers import Answer, Pairs
 
 SOURCE = Path(__file__).with_name("cpp.cc")
 HEADER = Path("/usr/include/grpcpp/generic/generic_stub.h")
-LIBRARIES = ("-lgrpc++", "-lgrpc", "-lgpr")
+# The last one for the locks that gRPC's headers write into its users.
+LIBRARIES = ("-lgrpc++", "-lgrpc", "-lgpr", "-labsl_synchronization")
 COMPILE_S = 300.0
 
 
