@@ -21,15 +21,20 @@ class SharedBound:
     def take(self, caller: str, amount: int = 1) -> str | None:
         """Take an amount into use; what stands in the way if there is no room, and nothing is
         taken."""
+        refusal = self.refusal(caller, amount)
+        if refusal is None:
+            self._by_caller[caller] = self._by_caller.get(caller, 0) + amount
+            self.used += amount
+        return refusal
+
+    def refusal(self, caller: str, amount: int = 1) -> str | None:
+        """The same of an amount that would be given back before anything else is taken."""
         if self.used + amount > self.most:
             self._hits.hit(self.limit)
             return f"{self.limit}: all callers together may have {self.most}"
-        used = self._by_caller.get(caller, 0) + amount
-        if used > self.most_each:
+        if self._by_caller.get(caller, 0) + amount > self.most_each:
             self._hits.hit(f"{self.limit}_per_caller")
             return f"{self.limit}: one caller may have {self.most_each}"
-        self._by_caller[caller] = used
-        self.used += amount
         return None
 
     def give_back(self, caller: str, amount: int = 1) -> None:

@@ -18,7 +18,7 @@ from .generate_request import GenerateFacts
 from .observers import AccessLog, DispatchObserver, OutputTracking
 from .reply import Put, Write
 from .request import CallTrace, Flight, NoTrace, RequestTrace, Tracing
-from .request_reader import MAX_DECODED_BYTES, RequestReader
+from .request_reader import LONG_BYTES, MAX_DECODED_BYTES, RequestReader
 from .status import ClientGoneError, status_of
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Dispatcher",
     "Flight",
     "GenerateFacts",
+    "LONG_BYTES",
     "MAX_DECODED_BYTES",
     "NoTrace",
     "OutputTracking",

@@ -23,6 +23,7 @@ MAX_DECODED_BYTES = 64 << 10
 """Longest message that is decoded as a whole; tokens, which have a limit of their own, apart."""
 
 Tokens = npt.NDArray[np.uint32]
+_NO_MESSAGE = "the message is not of the method's type"
 
 
 class RequestReader:
@@ -75,15 +76,27 @@ class RequestReader:
 
     async def tokens(self, body: bytes, number: int = 1) -> tuple[Tokens, bytes]:
         """The token ids of a message, its field `number`, and its other fields as a message."""
+        found = self.tokens_at_once(body, number)
+        if found is not None:
+            return found
         most = (self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
         try:
-            if len(body) <= LONG_BYTES:
-                return parse_tokens(body, number, *most)
             return await self.off_loop.run(partial(parse_tokens, body, number, *most))
         except OverflowError as error:
             raise self._too_long(error) from None
         except ValueError:
-            raise InvalidRequestError("the message is not of the method's type") from None
+            raise InvalidRequestError(_NO_MESSAGE) from None
+
+    def tokens_at_once(self, body: bytes, number: int = 1) -> tuple[Tokens, bytes] | None:
+        """The same of one that is not long; None: ask for them by `tokens`."""
+        if len(body) > LONG_BYTES:
+            return None
+        try:
+            return parse_tokens(body, number, self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
+        except OverflowError as error:
+            raise self._too_long(error) from None
+        except ValueError:
+            raise InvalidRequestError(_NO_MESSAGE) from None
 
     async def json_tokens(self, body: bytes, key: bytes) -> tuple[Tokens, bytes]:
         """The token ids under a key of a JSON object, none if they are not there, and the object
@@ -107,15 +120,21 @@ class RequestReader:
 
         InvalidRequestError if there are no tokens or a name is too long.
         """
+        prompt = self.prompt_at_once(tokens, lora_name, cache_namespace)
+        if prompt.isl * 4 > LONG_BYTES and self._hashes:
+            await self.off_loop.run(partial(self._hash, prompt))
+        return prompt
+
+    def prompt_at_once(
+        self, tokens: Integers, lora_name: str | None, cache_namespace: str | None
+    ) -> Prompt:
+        """The same, not hashed: of one that is not long."""
         content = NO_CONTENT
         if lora_name or cache_namespace:
             self.check_name("lora_name", lora_name or "")
             self.check_name("cache_namespace", cache_namespace or "")
             content = Content(lora_name or None, cache_namespace or None)
-        prompt = Prompt(tokens, self._block_size, content)
-        if prompt.isl * 4 > LONG_BYTES and self._hashes:
-            await self.off_loop.run(partial(self._hash, prompt))
-        return prompt
+        return Prompt(tokens, self._block_size, content)
 
     def check_name(self, what: str, name: str) -> None:
         """InvalidRequestError if a name that a caller gives is too long."""

@@ -5,19 +5,34 @@ Servers bound calls by dropping them without a count, so their own limits are se
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextvars import copy_context
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, Protocol
 
 import grpc
 
-from ...runtime.grpc_servers import Method, ServerCall, answer_call
+from ...runtime.errors import RouterError
+from ...runtime.grpc_servers import AnswerAtOnce, AtOnce, Method, ServerCall, answer_call
 from ...workers.channels import Metadata
 from ..access import AccessError, GrpcGuard, current_caller, set_account
 from ..admission import SharedBound
-from ..dispatch import MAX_DECODED_BYTES
+from ..dispatch import MAX_DECODED_BYTES, status_of
 from .call_limits import CallLimits
 
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class Http2Call(ServerCall, Protocol):
+    """A call that can be ended without waiting until that has left."""
+
+    def answer(self, message: bytes) -> None: ...
+    def end(self, code: int, text: str = "") -> None: ...
+
+
+class _CallRefused(Exception):  # noqa: N818 - it is how a call is ended, and no error
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code, self.details = code, details
 
 
 class CheckedCalls:
@@ -28,22 +43,17 @@ class CheckedCalls:
 
     def serving(self, path: str, method: Method) -> Any:
         """How the calls of a method are served."""
-        calls, bound, guard = self._calls, self._calls.bound_of(path), self._guard
+        calls, bound = self._calls, self._calls.bound_of(path)
         answer = _answer_stream if method.streams else _answer
 
         async def serve(call: ServerCall) -> None:
             try:
-                guard.admit(path, call)
-            except AccessError as error:
-                await _deny(call, error)
-            metadata = call.invocation_metadata()
-            if metadata and _size_of(metadata) > calls.max_metadata_bytes:
-                calls.hits.hit("max_metadata_bytes")
-                await _refuse(calls, bound, call, "its metadata is too long")
-            caller = current_caller().name or peer_host(call.peer())
-            refusal = bound.take(caller)
-            if refusal is not None:
-                await _refuse(calls, bound, call, refusal)
+                caller = self._caller(path, call)
+                refusal = bound.take(caller)
+                if refusal is not None:
+                    raise _no_capacity(calls, bound, refusal)
+            except _CallRefused as error:
+                await call.abort(error.code, error.details)
             try:
                 set_account(caller)
                 await answer(method, calls, bound, caller, call)
@@ -51,6 +61,47 @@ class CheckedCalls:
                 bound.give_back(caller)
 
         return serve
+
+    def serving_at_once(self, path: str, answer: AnswerAtOnce) -> AtOnce:
+        """The same within one turn, of calls that nothing holds up."""
+        calls, bound = self._calls, self._calls.bound_of(path)
+
+        def serve(call: Http2Call, message: bytes) -> bool:
+            try:
+                caller = self._caller(path, call)
+                # It is over before another one begins: there is nothing to give back.
+                refusal = bound.refusal(caller) or calls.bytes.refusal(caller, len(message))
+                if refusal is not None:
+                    raise _no_capacity(calls, bound, refusal)
+                set_account(caller)
+                found = answer(message, call.invocation_metadata())
+            except _CallRefused as error:
+                call.end(error.code.value[0], error.details)
+            except RouterError as error:
+                code, text = status_of(error)
+                call.end(code.value[0], text)
+            else:
+                if found is None:
+                    return False
+                call.answer(found)
+            return True
+
+        # Who calls is known in a call's own context, as in a task of its own.
+        return lambda call, message: copy_context().run(serve, call, message)
+
+    def _caller(self, path: str, call: ServerCall) -> str:
+        """Who a call is charged to; _CallRefused if it is refused."""
+        try:
+            self._guard.admit(path, call)
+        except AccessError as error:
+            known = error.authenticated
+            code = grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED
+            raise _CallRefused(code, str(error)) from None
+        calls, metadata = self._calls, call.invocation_metadata()
+        if metadata and _size_of(metadata) > calls.max_metadata_bytes:
+            calls.hits.hit("max_metadata_bytes")
+            raise _no_capacity(calls, calls.bound_of(path), "its metadata is too long")
+        return current_caller().name or peer_host(call.peer())
 
 
 async def _answer(
@@ -62,7 +113,8 @@ async def _answer(
     size = len(message)
     refusal = calls.bytes.take(caller, size)
     if refusal is not None:
-        await _refuse(calls, bound, call, refusal)
+        refused = _no_capacity(calls, bound, refusal)
+        await call.abort(refused.code, refused.details)
     try:
         request: Any = message
         if method.decode is not None:
@@ -90,17 +142,10 @@ def _size_of(metadata: Metadata) -> int:
     return sum(len(key) + len(value) for key, value in metadata)
 
 
-async def _deny(call: ServerCall, error: AccessError) -> NoReturn:
-    code = grpc.StatusCode.UNAUTHENTICATED
-    if error.authenticated:
-        code = grpc.StatusCode.PERMISSION_DENIED
-    await call.abort(code, str(error))
-
-
-async def _refuse(calls: CallLimits, bound: SharedBound, call: ServerCall, why: str) -> NoReturn:
+def _no_capacity(calls: CallLimits, bound: SharedBound, why: str) -> _CallRefused:
     if bound is calls.requests:
         calls.on_request_refused()
-    await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"no room for the call: {why}")
+    return _CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"no room for the call: {why}")
 
 
 async def _read(calls: CallLimits, call: ServerCall) -> bytes:

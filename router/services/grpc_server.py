@@ -92,6 +92,11 @@ class GrpcServer:
             **reflection_methods(names),
         }
         self._methods = {path: checked.serving(path, method) for path, method in methods.items()}
+        self._at_once = {
+            path: checked.serving_at_once(path, method.at_once)
+            for path, method in methods.items()
+            if method.at_once is not None
+        }
 
     def bind(self, host: str, port: int) -> None:
         """Take the port; 0 takes a free one. ConfigError if it cannot be had."""
@@ -105,7 +110,7 @@ class GrpcServer:
     async def start(self) -> None:
         await self._health.set(ROUTER_SERVICE, serving=True)
         await self._report(False)
-        await self._listener.start(self._methods)
+        await self._listener.start(self._methods, self._at_once)
         if self._share is not None and not self._native:
             self._watch = ConnectionWatch(self.port, self._share)
             self._watch.start()

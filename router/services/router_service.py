@@ -1,5 +1,6 @@
 """Selection over gRPC: dynamo_router.v1.RouterService, documented in proto/router.proto."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -7,14 +8,14 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from ...runtime.errors import InvalidRequestError, RouterError
-from ...runtime.grpc_servers import Method, Methods, ServerCall
+from ...runtime.grpc_servers import AnswerAtOnce, Metadata, Method, Methods, ServerCall
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.steps import answer_share, by_steps, finish_in_turns, in_turns, made_in_turns
 from ..access import current_account, current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
-from ..admission import Objectives, read_objectives
+from ..admission import NO_OBJECTIVES, Objectives, read_objectives
 from ..affinity import Session, read_session
-from ..dispatch import RequestReader, status_of
+from ..dispatch import LONG_BYTES, RequestReader, status_of
 from ..kv_router import KvRouter
 from ..policy import CandidateTerms, Decision
 from ..prompt import Prompt
@@ -22,6 +23,9 @@ from ..proto import router_pb2 as pb
 from ..views import PotentialLoad, WorkerView
 
 SERVICE = "dynamo_router.v1.RouterService"
+SHORT_BYTES = LONG_BYTES // 4
+"""The tokens of a request that is not longer are not many either, if each took a byte."""
+_KNOWN = [pb.BookingResponse(known=known).SerializeToString() for known in (False, True)]
 
 
 class RouterService(WorkerRpcs):
@@ -37,6 +41,12 @@ class RouterService(WorkerRpcs):
         self._router = router
         self._reader = reader
         self._share = answer_share()
+        self._asked: dict[str, _AskedMethod] = {}
+        self._at_once: dict[str, AnswerAtOnce] = {
+            "SelectWorker": self._select_at_once,
+            "MarkPrefillComplete": partial(_booked_at_once, self._mark_prefill_complete),
+            "Free": partial(_booked_at_once, self._free),
+        }
         service = pb.DESCRIPTOR.services_by_name["RouterService"]
         self.methods: Methods = {
             f"/{SERVICE}/{each.name}": self._method(each) for each in service.methods
@@ -44,11 +54,13 @@ class RouterService(WorkerRpcs):
 
     def _method(self, method: Any) -> Method:
         request, answer = getattr(pb, method.input_type.name), getattr(self, method.name)
+        at_once = self._at_once.get(method.name)
         decode, fields = request.FromString, request.DESCRIPTOR.fields_by_name
         if "token_ids" in fields:
             asked = _AskedMethod(answer, request, request(), "request_id" in fields)
+            self._asked[method.name] = asked
             decode, answer = None, partial(self._with_prompt, asked)
-        return Method(answer, decode, _serialize)
+        return Method(answer, decode, _serialize, at_once=at_once)
 
     async def _with_prompt(self, about: "_AskedMethod", body: bytes, context: ServerCall) -> Any:
         """The answer of a method, given the prompt and the other fields of its request; errors of
@@ -56,12 +68,8 @@ class RouterService(WorkerRpcs):
         method, kind = about.method, about.kind
         try:
             tokens, rest = await self._reader.tokens(body)
-            request = _decoded(kind, rest) if rest else about.blank
-            if about.has_id and rest:
-                self._reader.check_name("request_id", request.request_id)
-            metadata = context.invocation_metadata()
-            asked = read_objectives(metadata)
-            session = read_session(metadata, current_caller().name, current_account())
+            request = self._decoded(about, rest)
+            asked, session = _asked(context.invocation_metadata())
             prompt = await self._reader.prompt(tokens, request.lora_name, request.cache_namespace)
             if kind is pb.ExplainRequest:
                 return await method(request, prompt, asked, session)
@@ -71,7 +79,35 @@ class RouterService(WorkerRpcs):
         except RouterError as error:
             await _abort(context, error)
 
+    def _select_at_once(self, body: bytes, metadata: Metadata) -> bytes | None:
+        """SelectWorker, of a prompt that is not long."""
+        found = self._reader.tokens_at_once(body) if len(body) <= SHORT_BYTES else None
+        if found is None:
+            return None
+        tokens, rest = found
+        request = self._decoded(self._asked["SelectWorker"], rest)
+        _, session = _asked(metadata)
+        prompt = self._reader.prompt_at_once(tokens, request.lora_name, request.cache_namespace)
+        return _serialize(self._selected(request, prompt, session))
+
+    def _decoded(self, about: "_AskedMethod", rest: bytes) -> Any:
+        """The fields of a request that are no tokens."""
+        if not rest:
+            return about.blank
+        try:
+            request = about.kind.FromString(rest)
+        except DecodeError:
+            raise InvalidRequestError("the message is not of the method's type") from None
+        if about.has_id:
+            self._reader.check_name("request_id", request.request_id)
+        return request
+
     async def SelectWorker(
+        self, request: pb.SelectWorkerRequest, prompt: Prompt, session: Session | None
+    ) -> pb.SelectWorkerResponse:
+        return self._selected(request, prompt, session)
+
+    def _selected(
         self, request: pb.SelectWorkerRequest, prompt: Prompt, session: Session | None
     ) -> pb.SelectWorkerResponse:
         decision = self._select(request, prompt, session)
@@ -143,12 +179,16 @@ class RouterService(WorkerRpcs):
     async def MarkPrefillComplete(
         self, request: pb.BookedRequest, context: ServerCall
     ) -> pb.BookingResponse:
-        return pb.BookingResponse(
-            known=self._router.mark_prefill_complete(_booking(request.request_id))
-        )
+        return pb.BookingResponse(known=self._mark_prefill_complete(request.request_id))
 
     async def Free(self, request: pb.BookedRequest, context: ServerCall) -> pb.BookingResponse:
-        return pb.BookingResponse(known=self._router.free(_booking(request.request_id)))
+        return pb.BookingResponse(known=self._free(request.request_id))
+
+    def _mark_prefill_complete(self, request_id: str) -> bool:
+        return self._router.mark_prefill_complete(_booking(request_id))
+
+    def _free(self, request_id: str) -> bool:
+        return self._router.free(_booking(request_id))
 
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: ServerCall
@@ -195,11 +235,25 @@ def router_service_paths() -> list[str]:
     return [f"/{SERVICE}/{each.name}" for each in service.methods]
 
 
-def _decoded(kind: Any, body: bytes) -> Any:
+def _booked_at_once(
+    concern: Callable[[str], bool], body: bytes, metadata: Metadata
+) -> bytes | None:
+    """MarkPrefillComplete or Free."""
+    if len(body) > SHORT_BYTES:
+        return None
     try:
-        return kind.FromString(body)
+        request = pb.BookedRequest.FromString(body)
     except DecodeError:
-        raise InvalidRequestError("the message is not of the method's type") from None
+        return None  # whoever decodes it then says what is wrong
+    return _KNOWN[concern(request.request_id)]
+
+
+def _asked(metadata: Metadata) -> tuple[Objectives, Session | None]:
+    """What metadata ask for."""
+    if not metadata:
+        return NO_OBJECTIVES, None
+    session = read_session(metadata, current_caller().name, current_account())
+    return read_objectives(metadata), session
 
 
 def _serialize(message: Any) -> bytes:

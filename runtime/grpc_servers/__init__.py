@@ -2,11 +2,24 @@
 
 from .aio_server import AioServer
 from .listener import GrpcListener, make_listener
-from .methods import Method, Methods, PeerGoneError, ServerCall, answer_call, served_plainly
+from .methods import (
+    AnswerAtOnce,
+    AtOnce,
+    Metadata,
+    Method,
+    Methods,
+    PeerGoneError,
+    ServerCall,
+    answer_call,
+    served_plainly,
+)
 
 __all__ = [
     "AioServer",
+    "AnswerAtOnce",
+    "AtOnce",
     "GrpcListener",
+    "Metadata",
     "Method",
     "Methods",
     "PeerGoneError",

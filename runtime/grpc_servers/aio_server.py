@@ -10,7 +10,7 @@ from grpc import aio
 
 from ..http2 import ServerLimits
 from ..security import ServerTls
-from .methods import Metadata, PeerGoneError, Serve, ServerCall
+from .methods import AtOnce, Metadata, PeerGoneError, Serve, ServerCall
 
 Context = aio.ServicerContext[Any, Any]
 PENDING_CALLS = 4
@@ -126,7 +126,9 @@ class AioServer:
             raise OSError(f"cannot listen on {where}")
         return port
 
-    async def start(self, methods: Mapping[str, Serve]) -> None:
+    async def start(
+        self, methods: Mapping[str, Serve], at_once: Mapping[str, AtOnce] | None = None
+    ) -> None:
         self._server.add_generic_rpc_handlers((_Handlers(methods),))
         await self._server.start()
 

@@ -6,7 +6,7 @@ from typing import Protocol
 from ..http2 import ByteBound, ConnectionShare, Http2Server, OnLimit, ServerLimits
 from ..security import ServerTls
 from .aio_server import AioServer
-from .methods import Serve
+from .methods import AtOnce, Serve
 
 
 class GrpcListener(Protocol):
@@ -17,8 +17,11 @@ class GrpcListener(Protocol):
         other processes of this user, which get a part of the connections each."""
         ...
 
-    async def start(self, methods: Mapping[str, Serve]) -> None:
-        """Answer, by the paths of methods."""
+    async def start(
+        self, methods: Mapping[str, Serve], at_once: Mapping[str, AtOnce] | None = None
+    ) -> None:
+        """Answer, by the paths of methods. `at_once`: shorter ways for some of them, which are
+        asked first where the library tells of a message in the turn in which it came."""
         ...
 
     async def stop(self, grace_s: float) -> None:

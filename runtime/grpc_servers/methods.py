@@ -11,6 +11,7 @@ from ..http2 import PeerGoneError
 __all__ = ["Method", "Methods", "PeerGoneError", "ServerCall", "answer_call", "served_plainly"]
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+AnswerAtOnce: TypeAlias = Callable[[bytes, Metadata], bytes | None]
 
 
 class ServerCall(Protocol):
@@ -70,18 +71,22 @@ class Method(NamedTuple):
     """How a method answers: `answer(request, call)` writes its messages, or returns the one.
 
     Requests and answers are bytes unless there is something to decode or encode them. A method
-    that `streams` is given its requests as an iterator.
+    that `streams` is given its requests as an iterator. `at_once`, given a request's bytes and the
+    call's metadata, returns the answer's bytes if it needs to wait for nothing.
     """
 
     answer: Callable[[Any, Any], Awaitable[Any]]
     decode: Callable[[bytes], Any] | None = None
     encode: Callable[[Any], bytes] | None = None
     streams: bool = False
+    at_once: AnswerAtOnce | None = None
 
 
 Methods: TypeAlias = Mapping[str, Method]
 """By their paths: /SERVICE/METHOD."""
 Serve: TypeAlias = Callable[[Any], Awaitable[None]]
+AtOnce: TypeAlias = Callable[[Any, bytes], bool]
+"""Ends a call whose message this is, or leaves it as it is: False."""
 
 
 async def answer_call(method: Method, request: Any, call: ServerCall) -> None:

@@ -4,12 +4,13 @@ from .client_call import CallError, ClientCall
 from .client_channel import ALPN, ChannelLimits, ClientChannel, Tls
 from .library import Library, load_library
 from .outcome import Fault, Outcome
-from .server import Http2Server, Serve
-from .server_call import CallAborted, PeerGoneError, ServerCall
+from .server import Http2Server
+from .server_call import AtOnce, CallAborted, PeerGoneError, Serve, ServerCall
 from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
 
 __all__ = [
     "ALPN",
+    "AtOnce",
     "CallAborted",
     "CallError",
     "ChannelLimits",

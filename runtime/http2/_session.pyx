@@ -256,6 +256,14 @@ cdef class Session(Streams):
         provider.read_callback = reader()
         self.ng.submit_response2(self.session, stream.id, pairs, n, &provider)
 
+    def answer(self, Stream stream, tuple headers, bytes message, tuple trailers) -> None:
+        """The whole answer, of one message."""
+        if not (self._is_gone(stream) or stream.is_answered):
+            self.write(stream, message)
+            stream.output_ends = True
+            stream.trailers_out = trailers
+            self.respond(stream, headers)
+
     def refuse(self, Stream stream, tuple headers) -> None:
         """Answer by headers alone, which end the stream."""
         cdef nghttp2_nv[MOST_HEADERS] pairs

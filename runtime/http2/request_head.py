@@ -9,7 +9,7 @@ from .wire import Header, decode_metadata, decode_timeout, encode_message
 GRPC_TYPE = b"application/grpc"
 ANSWER_HEAD: tuple[Header, ...] = ((b":status", b"200"), (b"content-type", GRPC_TYPE))
 _STATUS = tuple(b"%d" % code for code in range(17))
-_DONE: tuple[Header, ...] = ((b"grpc-status", b"0"),)
+DONE: tuple[Header, ...] = ((b"grpc-status", b"0"),)
 
 
 class RequestHead(NamedTuple):
@@ -73,7 +73,7 @@ def status_head(code: int, text: str, more: tuple[Header, ...] = ()) -> tuple[He
 def status_trailers(code: int, text: str, more: tuple[Header, ...] = ()) -> tuple[Header, ...]:
     """The end of an answer."""
     if not code and not text:
-        return (*_DONE, *more) if more else _DONE
+        return (*DONE, *more) if more else DONE
     said: tuple[Header, ...] = ((b"grpc-status", _STATUS[code]),)
     if text:
         said += ((b"grpc-message", encode_message(text)),)

@@ -1,4 +1,4 @@
-"""A server of gRPC: listens, and has each call served by one task."""
+"""A server of gRPC: listens, and has each call answered at once or served by one task."""
 
 import asyncio
 import errno
@@ -6,13 +6,13 @@ import logging
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping
+from functools import partial
 
 from ..limit_hits import LimitLog
 from .library import load_library, make_session
 from .outcome import UNAVAILABLE, UNIMPLEMENTED, UNKNOWN
-from .server_call import CallAborted, PeerGoneError, ServerCall
+from .server_call import AtOnce, CallAborted, PeerGoneError, Serve, ServerCall
 from .server_connection import NOTICE_S, ServerConnection
 from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
 
@@ -24,8 +24,6 @@ CLOSE_S = 2.0
 """How long connections have to close when the server stops; then they are cut."""
 AGE_SPREAD = 0.1
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-Serve: TypeAlias = Callable[[ServerCall], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +54,7 @@ class Http2Server:
         self.limits = limits or ServerLimits()
         self._limit_log = LimitLog(on_limit)
         self.input_bound, self.output_bound = input_bound, output_bound
-        self._methods: dict[bytes, Serve] = {}  # by path
+        self._methods: dict[bytes, tuple[Serve, AtOnce | None]] = {}  # by path
         self._tls = tls
         self._share = share
         self._sockets: list[socket.socket] = []
@@ -65,6 +63,7 @@ class Http2Server:
         self._numbers = 0
         self._opening: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._begun: list[tuple[ServerCall, Serve]] = []  # in this turn; they may have no tasks
 
     def __len__(self) -> int:
         """Connections, those whose TLS is under way too."""
@@ -111,9 +110,13 @@ class Http2Server:
             port = listener.getsockname()[1]
         return port
 
-    async def start(self, methods: Mapping[str, Serve]) -> None:
-        """Answer, by the paths of methods."""
-        self._methods = {path.encode(): serve for path, serve in methods.items()}
+    async def start(
+        self, methods: Mapping[str, Serve], at_once: Mapping[str, AtOnce] | None = None
+    ) -> None:
+        """Answer, by the paths of methods. `at_once` has a shorter way for some of them, which is
+        asked first, as soon as a call's message is there."""
+        short = {path: partial(_at_once, way) for path, way in (at_once or {}).items()}
+        self._methods = {path.encode(): (way, short.get(path)) for path, way in methods.items()}
         for listener in self._sockets:
             self._accept_on(listener)
 
@@ -160,10 +163,28 @@ class Http2Server:
 
     def begin(self, call: ServerCall, path: bytes) -> None:
         """Have a call served, or end it: for connections."""
-        serve = self._methods.get(path)
-        if serve is None:
+        method = self._methods.get(path)
+        if method is None:
             call.end(UNIMPLEMENTED, "Method not found!")
             return
+        serve, at_once = method
+        if at_once is None:
+            self._serve(call, serve)
+        else:
+            call.at_once = at_once
+            self._begun.append((call, serve))
+
+    def settle(self) -> None:
+        """What came was told: serve calls that were not answered at once, and see to answers that
+        wait for their clients to read. For connections."""
+        if self._begun:
+            begun, self._begun = self._begun, []
+            for call, serve in begun:
+                call.at_once = None
+                if not call.over:
+                    self._serve(call, _finish if call.ended else serve)
+
+    def _serve(self, call: ServerCall, serve: Serve) -> None:
         task = call.task = call.loop.create_task(_served(call, serve))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -270,6 +291,20 @@ class Http2Server:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
         self._sockets.clear()
+
+
+def _at_once(answer: AtOnce, call: ServerCall, message: bytes) -> bool:
+    """Whether a call was answered, or failed to be."""
+    try:
+        return answer(call, message)
+    except Exception as error:
+        log.exception("a method failed")
+        call.end(UNKNOWN, f"Unexpected {type(error).__name__}")
+        return True
+
+
+async def _finish(call: ServerCall) -> None:
+    await call.finish()
 
 
 async def _served(call: ServerCall, serve: Serve) -> None:

@@ -6,15 +6,15 @@ cancelled when the client gives the call up, its time is over or its connection 
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from time import monotonic
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from ._session import Session
 from ._streams import HEADERS_TOO_LONG, MESSAGE_COMPRESSED, MESSAGE_TOO_LONG, Stream
 from .outcome import DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED
-from .request_head import ANSWER_HEAD, RequestHead, status_head, status_trailers
+from .request_head import ANSWER_HEAD, DONE, RequestHead, status_head, status_trailers
 from .server_limits import ByteBound, ServerLimits
 from .wire import Header, Metadata, encode_metadata
 
@@ -72,9 +72,13 @@ class Host(Protocol):
         """Have a call served, or end it."""
         ...
 
+    def settle(self) -> None:
+        """What came was told: have calls served that might have been answered at once."""
+        ...
+
 
 class ServerCall:
-    """`task` serves it, from `began` on."""
+    """`task` serves it, from `began` on, unless `at_once` has answered it when its message came."""
 
     __slots__ = (
         "_answered",
@@ -89,6 +93,7 @@ class ServerCall:
         "_timer",
         "_trailing",
         "_waiter",
+        "at_once",
         "began",
         "ended",
         "loop",
@@ -106,6 +111,7 @@ class ServerCall:
         """its status was said, or it was given up"""
         self.over = False
         """its stream has ended"""
+        self.at_once: AtOnce | None = None
         self.task: asyncio.Task[None] | None = None
         self._messages: deque[bytes] = deque()
         self._metadata = head.metadata
@@ -203,6 +209,14 @@ class ServerCall:
         if not self.over:
             await self._left()
 
+    def answer(self, message: bytes) -> None:
+        """The one message and a good end, of what is answered at once: it is sent with the rest
+        of the turn's."""
+        self.ended = True
+        if self._timer is not None:
+            self._stop_timer()
+        self._session.answer(self._stream, ANSWER_HEAD, message, DONE)
+
     async def abort(self, code: Status, details: str = "", trailing: Metadata = ()) -> NoReturn:
         """End it with a status, wait until that has left, and raise CallAborted."""
         self.end(code.value[0], details, _fitting(trailing))
@@ -240,6 +254,11 @@ class ServerCall:
     # The connection's side
 
     def on_message(self, message: bytes) -> None:
+        if self.at_once is not None:
+            at_once, self.at_once, stream = self.at_once, None, self._stream
+            if not (stream.ended or stream.violation) and at_once(self, message):
+                self._connection.take(stream, len(message))
+                return
         self._messages.append(message)
         if self._reader is not None:
             self._wake(self._reader)
@@ -331,6 +350,11 @@ class ServerCall:
     def _wake(self, waiter: "asyncio.Future[None]") -> None:
         if not waiter.done():
             waiter.set_result(None)
+
+
+AtOnce: TypeAlias = Callable[[ServerCall, bytes], bool]
+"""Ends a call whose message this is, or leaves it as it is: False. It must not raise."""
+Serve: TypeAlias = Callable[[ServerCall], Awaitable[None]]
 
 
 @lru_cache(maxsize=1024)

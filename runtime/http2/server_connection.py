@@ -151,6 +151,7 @@ class ServerConnection(Connection):
     def _feed(self, data: memoryview | bytes, size: int) -> int:
         """One connection full of calls does not hold up the others: the rest has its next turn."""
         taken = super()._feed(data, size)
+        self._host.settle()
         if taken < size:
             assert self._transport is not None
             self._rest = bytes(data[taken:size])
@@ -307,8 +308,7 @@ class ServerConnection(Connection):
 
     def _on_stream_end(self, call: ServerCall | None, code: int) -> None:
         now = self._loop.time()
-        if not len(self.session):
-            self._quiet_since = now
+        self._quiet_since = now if not len(self.session) else self._quiet_since
         if call is not None:
             call.on_end()
         if code and self._guard.on_reset(now, now if call is None else call.began):

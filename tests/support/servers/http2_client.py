@@ -7,7 +7,7 @@ from typing import Any
 
 from support.servers import http2_frames as raw
 
-from dynamo_router.runtime.http2 import Http2Server, ServerCall, ServerLimits
+from dynamo_router.runtime.http2 import AtOnce, Http2Server, ServerCall, ServerLimits
 from dynamo_router.runtime.http2.library import make_session
 
 
@@ -23,13 +23,16 @@ async def hang(call: ServerCall) -> None:
 
 @asynccontextmanager
 async def listening(
-    methods: Mapping[str, Any] | None = None, limits: ServerLimits | None = None, **more: Any
+    methods: Mapping[str, Any] | None = None,
+    limits: ServerLimits | None = None,
+    at_once: Mapping[str, AtOnce] | None = None,
+    **more: Any,
 ) -> AsyncIterator[tuple[Http2Server, int]]:
     """A server with its port; stopped, with nothing left over, when the block ends."""
     methods = {"/a.B/echo": echo, "/a.B/hang": hang} if methods is None else methods
     server = Http2Server(limits, **more)
     port = server.bind("127.0.0.1", 0)
-    await server.start(methods)
+    await server.start(methods, at_once)
     try:
         yield server, port
     finally:
