@@ -26,7 +26,6 @@ from ..runtime.clock import SystemClock
 from ..runtime.settings import bad_setting, option
 from ..workers.channels import Metadata
 from ..workers.engine_facts import EngineFacts
-from ..workers.failures import Origin
 from ..workers.trtllm_client import EngineIdentity
 from ..workers.trtllm_proto import pb
 from .load import generate_bodies, new_prompts
@@ -102,9 +101,6 @@ class MemoryEngine:
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> MemoryCall:
         return MemoryCall(self._answers)
-
-    def origin_of(self, error: Any) -> Origin:
-        return Origin.ROUTER
 
     async def embed(self, *_: Any, **__: Any) -> bytes:
         return b""

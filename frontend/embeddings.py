@@ -4,11 +4,12 @@ import asyncio
 import base64
 from typing import Any, Literal
 
-import grpc
 import msgspec
 import numpy as np
 
 from ..router.dispatch import Dispatcher
+from ..runtime.errors import StatusCode
+from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
 from .application import HttpCall, answer_json
 from .openai import BAD_BODY, ApiError, bad_body
@@ -69,7 +70,7 @@ class Embeddings:
                 ]
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
-            if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            if isinstance(error, EngineCallError) and error.code() is StatusCode.UNIMPLEMENTED:
                 text = "this model's engines make no embeddings"
                 raise ApiError(404, text, code="no_embeddings") from None
             raise error from None

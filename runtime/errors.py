@@ -1,4 +1,6 @@
-"""What can go wrong, split by who can do something about it."""
+"""What can go wrong, split by who can do something about it, and gRPC's words for it."""
+
+from enum import IntEnum
 
 
 class RouterError(Exception):
@@ -52,3 +54,29 @@ class EventError(RouterError, RuntimeError):
         super().__init__(message)
         self.worker_id = worker_id
         self.code = code
+
+
+class StatusCode(IntEnum):
+    """How a call ended: gRPC's codes (its doc/statuscodes.md), as they stand on the wire.
+
+    grpc has an enum of the same names. It is asked for only where grpc itself carries a call: the
+    way of a request does without it.
+    """
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16

@@ -5,17 +5,14 @@ The one table for dispatch, health and metrics. Pure.
 
 import enum
 import re
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-import grpc
+from ..runtime.errors import StatusCode
 
 MAX_DETAILS = 1024
 """Characters of an error's text that are passed on: beyond 8 to 16 kB of metadata a client's
 gRPC replaces the whole status by RESOURCE_EXHAUSTED."""
-
-
-CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-"""Statuses by the numbers that stand for them on the wire."""
 
 
 class Origin(enum.Enum):
@@ -47,27 +44,34 @@ class Origin(enum.Enum):
     """an error of our own"""
 
 
-class EngineCallError(grpc.RpcError):
-    """A call that failed without grpc.aio, in gRPC's words, and where it did."""
+class EngineCallError(Exception):
+    """A call to an engine that failed, in gRPC's words whatever the dialect, and where it did."""
 
     def __init__(
         self,
-        origin: Origin,
-        code: grpc.StatusCode,
+        origin: Origin | Callable[[], Origin],
+        code: StatusCode,
         details: str,
         trailing: tuple[tuple[str, str | bytes], ...] = (),
     ) -> None:
         super().__init__(details)
-        self.origin = origin
+        self._origin = origin
         self._code, self._details, self._trailing = code, details, trailing
 
-    def code(self) -> grpc.StatusCode:
+    @property
+    def origin(self) -> Origin:
+        """Ask right after it failed: it may depend on how the connection fares by then."""
+        if not isinstance(self._origin, Origin):
+            self._origin = self._origin()
+        return self._origin
+
+    def code(self) -> StatusCode:
         return self._code
 
     def details(self) -> str:
         return self._details
 
-    def trailing_metadata(self) -> Any:
+    def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return self._trailing
 
 
@@ -106,11 +110,10 @@ class Verdict(NamedTuple):
     cause: str
 
 
-_Code = grpc.StatusCode
-_REQUESTS = (_Code.INVALID_ARGUMENT, _Code.OUT_OF_RANGE)
+_REQUESTS = (StatusCode.INVALID_ARGUMENT, StatusCode.OUT_OF_RANGE)
 # The worker cannot do it now: another one has every chance. CANCELLED is what a server that
 # shuts down says; a call that we cancel ourselves is not judged by its status.
-_PASSING = (_Code.UNAVAILABLE, _Code.CANCELLED)
+_PASSING = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 
 _BY_ORIGIN = {
     Origin.CONNECT: Verdict(Blame.TRANSPORT, Retry.YES, "connect"),
@@ -132,7 +135,7 @@ CONNECTION_CAUSES = frozenset(
 """Causes that say that a worker is not connected."""
 
 
-def judge(origin: Origin, code: grpc.StatusCode, *, started: bool) -> Verdict:
+def judge(origin: Origin, code: StatusCode, *, started: bool) -> Verdict:
     """What a failure means. `started`: a message was passed to the client already.
 
     `code` matters for Origin.ENGINE only. Nothing that has started is retried.
@@ -146,11 +149,11 @@ def judge(origin: Origin, code: grpc.StatusCode, *, started: bool) -> Verdict:
     return Verdict(blame, Retry.NO, verdict.cause)
 
 
-def _of_engine(code: grpc.StatusCode) -> Verdict:
+def _of_engine(code: StatusCode) -> Verdict:
     cause = code.name.lower()
     if code in _REQUESTS:
         return Verdict(Blame.REQUEST, Retry.ONCE, cause)
-    if code is _Code.RESOURCE_EXHAUSTED:
+    if code is StatusCode.RESOURCE_EXHAUSTED:
         return Verdict(Blame.OVERLOAD, Retry.YES, cause)
     return Verdict(Blame.EITHER, Retry.YES if code in _PASSING else Retry.ONCE, cause)
 
@@ -162,12 +165,12 @@ _STATUS_SIZE = re.compile(
     r"received (?:initial |trailing )?metadata size exceeds (?:hard|soft) limit \(.*", re.DOTALL
 )
 # With these codes: a connection that was lost, or that carried what is no HTTP/2.
-_BROKEN = (_Code.UNAVAILABLE, _Code.UNKNOWN, _Code.INTERNAL)
+_BROKEN = (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN, StatusCode.INTERNAL)
 _NOT_READ = "Failed parsing HTTP/2 ("  # by the engine's gRPC
 _NOT_CONNECTED = "failed to connect to all addresses"
 
 
-def origin_of(code: grpc.StatusCode, details: str, *, connected: bool) -> Origin:
+def origin_of(code: StatusCode, details: str, *, connected: bool) -> Origin:
     """Where the failure of a gRPC call arose. gRPC itself does not tell: a status that the
     client side makes up looks like one that was sent.
 
@@ -176,7 +179,7 @@ def origin_of(code: grpc.StatusCode, details: str, *, connected: bool) -> Origin
     """
     removed = _STREAM_REMOVED.fullmatch(details)
     said = removed.group(1) if removed else details
-    if code is _Code.RESOURCE_EXHAUSTED:
+    if code is StatusCode.RESOURCE_EXHAUSTED:
         size = _MESSAGE_SIZE.fullmatch(said)
         if size:
             return Origin.ANSWER_SIZE if size.group(1) == "Received" else Origin.REQUEST_SIZE
@@ -184,7 +187,7 @@ def origin_of(code: grpc.StatusCode, details: str, *, connected: bool) -> Origin
             return Origin.STATUS_SIZE
     if code in _BROKEN and removed:
         return Origin.TRANSPORT
-    if code is _Code.UNAVAILABLE:
+    if code is StatusCode.UNAVAILABLE:
         if details.startswith(_NOT_CONNECTED):
             return Origin.CONNECT
         if not connected or details.startswith(_NOT_READ):

@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
-import grpc
 import structlog
 
 from ..runtime.clock import Clock
@@ -22,7 +21,7 @@ from .dialects import EngineClient, OpenAiClient
 from .engine_check import usual_model, why_refused
 from .engine_facts import EngineFacts, merge_facts
 from .engine_table import EngineTable
-from .failures import Origin, shortened
+from .failures import EngineCallError, Origin, shortened
 from .health_tracker import HealthPolicy, HealthTracker
 from .outliers import OutlierPolicy
 from .prompt_limits import PromptLimits
@@ -301,17 +300,17 @@ class HealthMonitor:
             if describe or changed or not ready:
                 try:
                     said, facts = await engine.client.describe(timeout=timeout)
-                except grpc.RpcError as error:
+                except EngineCallError as error:
                     # It is well, as it says itself; what it was known for still holds.
-                    if not ready or changed or engine.client.origin_of(error) is not Origin.ENGINE:
+                    if not ready or changed or error.origin is not Origin.ENGINE:
                         raise
                     engine.tracker.on_probe_ok(self._clock.now())
                 else:
                     self._admit(engine, identity.or_else(said), facts)
             else:
                 engine.tracker.on_probe_ok(self._clock.now())
-        except grpc.RpcError as error:
-            reason = f"{error.code().name}: {shortened(error.details() or '')}"
+        except EngineCallError as error:
+            reason = f"{error.code().name}: {shortened(error.details())}"
             engine.tracker.on_probe_failed(self._clock.now(), reason)
         except WorkerError as error:
             engine.tracker.on_probe_failed(self._clock.now(), shortened(str(error)))

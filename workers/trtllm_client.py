@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
-from ..runtime.errors import WorkerError
+from ..runtime.errors import StatusCode, WorkerError
 from ..runtime.identity import MAX_WORKER_ID
 from ..runtime.security import ClientTls
 from .cache_control import ask_prefetch
@@ -67,7 +66,7 @@ class EngineIdentity:
 
 
 class TrtllmClient:
-    """The way to one engine, over nghttp2 or grpc.aio. Methods raise grpc.RpcError when it does.
+    """The way to one engine, over nghttp2 or grpc.aio. Methods raise EngineCallError when it does.
 
     `timeout` is in seconds everywhere; a call without an answer by then fails with
     DEADLINE_EXCEEDED. With `tls` the engine is believed, and shown who we are, as that says; its
@@ -109,10 +108,6 @@ class TrtllmClient:
         None: the engine does not know how.
         """
         return await ask_prefetch(self._channel, request, timeout=timeout, metadata=metadata)
-
-    def origin_of(self, error: grpc.RpcError) -> Origin:
-        """Where the failure of a call arose; ask right after it failed."""
-        return self._channel.origin_of(error)
 
     async def embed(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
@@ -195,7 +190,7 @@ def _read_answer(method: str, response: Any, answer: bytes) -> Any:
         return response.FromString(answer)
     except DecodeError:
         text = f"the answer to {method} cannot be read"
-        raise EngineCallError(Origin.ENGINE, grpc.StatusCode.INTERNAL, text) from None
+        raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text) from None
 
 
 async def _or_none(
@@ -203,8 +198,8 @@ async def _or_none(
 ) -> tuple[EngineIdentity, Any]:
     try:
         return await question
-    except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+    except EngineCallError as error:
+        if error.code() is StatusCode.UNIMPLEMENTED:
             return EngineIdentity(), None
         raise
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import grpc
 import msgspec
 
 from ...router.dispatch import status_of
 from ...router.services import PINNED_WORKER_KEY
+from ...runtime.errors import StatusCode
 from ..application import Handler, HttpCall, answer_json
 from ..asgi import Message
 from ..completions import MODEL_ROUTES
@@ -140,4 +140,4 @@ def _nobody_took_it(error: Exception) -> bool:
     """Whether no worker was there for the request, which another pool may have."""
     if isinstance(error, ApiError):
         return error.status == 503
-    return status_of(error)[0] is grpc.StatusCode.UNAVAILABLE
+    return status_of(error)[0] is StatusCode.UNAVAILABLE

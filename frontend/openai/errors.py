@@ -6,12 +6,11 @@ Clients retry 408, 409, 429 and from 500 on, and obey retry-after.
 import re
 from typing import Any
 
-import grpc
 import msgspec
 
 from ...router.access import AccessError
 from ...router.dispatch import status_of
-from ...runtime.errors import InvalidRequestError
+from ...runtime.errors import InvalidRequestError, StatusCode
 
 RETRY_AFTER_S = 1
 _TYPES = {
@@ -30,18 +29,18 @@ _TYPES = {
     504: "timeout_error",
 }
 _STATUSES = {
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.OUT_OF_RANGE: 400,
-    grpc.StatusCode.FAILED_PRECONDITION: 400,
-    grpc.StatusCode.UNAUTHENTICATED: 401,
-    grpc.StatusCode.PERMISSION_DENIED: 403,
-    grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.ALREADY_EXISTS: 409,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
-    grpc.StatusCode.CANCELLED: 499,
-    grpc.StatusCode.UNIMPLEMENTED: 501,
-    grpc.StatusCode.UNAVAILABLE: 503,
-    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+    StatusCode.INVALID_ARGUMENT: 400,
+    StatusCode.OUT_OF_RANGE: 400,
+    StatusCode.FAILED_PRECONDITION: 400,
+    StatusCode.UNAUTHENTICATED: 401,
+    StatusCode.PERMISSION_DENIED: 403,
+    StatusCode.NOT_FOUND: 404,
+    StatusCode.ALREADY_EXISTS: 409,
+    StatusCode.RESOURCE_EXHAUSTED: 429,
+    StatusCode.CANCELLED: 499,
+    StatusCode.UNIMPLEMENTED: 501,
+    StatusCode.UNAVAILABLE: 503,
+    StatusCode.DEADLINE_EXCEEDED: 504,
 }
 _PATH = re.compile(r" - at `\$\.?([^`]*)`")
 

@@ -4,20 +4,19 @@ POST /reload.
 
 from typing import Any, TypeVar
 
-import grpc
 import msgspec
 from aiohttp import web
 
-from ...runtime.errors import ConfigError
+from ...runtime.errors import ConfigError, StatusCode
 from ...runtime.http_site import json_response
 from .reload import Reloader
 from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
 
 _HTTP_STATUS = {
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.ALREADY_EXISTS: 409,
-    grpc.StatusCode.FAILED_PRECONDITION: 409,
+    StatusCode.INVALID_ARGUMENT: 400,
+    StatusCode.NOT_FOUND: 404,
+    StatusCode.ALREADY_EXISTS: 409,
+    StatusCode.FAILED_PRECONDITION: 409,
 }
 _YES = ("", "1", "true", "yes")
 
@@ -103,7 +102,7 @@ async def _read(request: web.Request, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(await request.read() or b"{}", type=kind)
     except msgspec.DecodeError as error:
-        raise AdminError(grpc.StatusCode.INVALID_ARGUMENT, f"bad body: {error}") from None
+        raise AdminError(StatusCode.INVALID_ARGUMENT, f"bad body: {error}") from None
 
 
 def _answer(status: WorkerStatus, code: int = 200, **more: Any) -> web.Response:

@@ -2,8 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-import grpc
-
+from ...runtime.errors import StatusCode
 from ...runtime.grpc_servers import ServerCall
 from ..proto import router_pb2 as pb
 from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
@@ -50,7 +49,7 @@ class WorkerRpcs:
         try:
             if self._admin is None:
                 text = "this router's workers are not changed by calls"
-                raise AdminError(grpc.StatusCode.UNIMPLEMENTED, text)
+                raise AdminError(StatusCode.UNIMPLEMENTED, text)
             status = await call(self._admin)
         except AdminError as error:
             await context.abort(error.code, str(error))

@@ -5,11 +5,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc
 import structlog
 
 from ...runtime.clock import Clock
-from ...runtime.errors import ConfigError, RouterError
+from ...runtime.errors import ConfigError, RouterError, StatusCode
 from ...runtime.supervised import stopped, supervise
 from ...workers.health import HealthMonitor
 from ...workers.registry import WorkerState
@@ -26,7 +25,7 @@ log = structlog.get_logger(__name__)
 class AdminError(RouterError):
     """What was asked for cannot be done; `code` is the status of the call."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
 
@@ -83,11 +82,11 @@ class WorkerAdmin:
                 self._check_id_is_free(parsed.worker_id)
                 self._monitor.add(url, weight=weight, origin="admin")
         except ConfigError as error:
-            raise AdminError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+            raise AdminError(StatusCode.INVALID_ARGUMENT, str(error)) from None
         if known is not None:
             if not known.draining:
                 text = f"worker {parsed.address} is there already, as {known.worker_id}"
-                raise AdminError(grpc.StatusCode.ALREADY_EXISTS, text)
+                raise AdminError(StatusCode.ALREADY_EXISTS, text)
             self.resume(known, weight)
             return self._status(known), False
         engine = self._monitor.find(parsed.address)
@@ -106,7 +105,7 @@ class WorkerAdmin:
         """
         if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s >= 0):
             text = f"deadline {deadline_s!r} must be finite and at least 0"
-            raise AdminError(grpc.StatusCode.INVALID_ARGUMENT, text)
+            raise AdminError(StatusCode.INVALID_ARGUMENT, text)
         engine = self._find(name)
         self._monitor.drain(engine)
         if deadline_s is not None:
@@ -121,7 +120,7 @@ class WorkerAdmin:
         count = self._in_flight(engine)
         if count and not force:
             raise AdminError(
-                grpc.StatusCode.FAILED_PRECONDITION,
+                StatusCode.FAILED_PRECONDITION,
                 f"worker {name} has {count} requests in flight: drain it first, or use force",
             )
         said = self._status(engine)
@@ -184,14 +183,14 @@ class WorkerAdmin:
         if engine is None and name.isascii() and name.isdecimal() and len(name) <= 20:
             engine = self._monitor.engine(int(name))
         if engine is None:
-            raise AdminError(grpc.StatusCode.NOT_FOUND, f"there is no worker {name[:100]!r}")
+            raise AdminError(StatusCode.NOT_FOUND, f"there is no worker {name[:100]!r}")
         return engine
 
     def _check_id_is_free(self, worker_id: int | None) -> None:
         holder = None if worker_id is None else self._monitor.engine(worker_id)
         if holder is not None:
             text = f"worker id {worker_id} is held by {holder.url.address}"
-            raise AdminError(grpc.StatusCode.ALREADY_EXISTS, text)
+            raise AdminError(StatusCode.ALREADY_EXISTS, text)
 
     def _in_flight(self, engine: WatchedEngine) -> int:
         worker_id = engine.worker_id
@@ -221,4 +220,4 @@ class WorkerAdmin:
 def _check_weight(weight: float) -> None:
     if not 0 < weight <= 1:
         text = f"weight {weight!r} is not above 0 and at most 1"
-        raise AdminError(grpc.StatusCode.INVALID_ARGUMENT, text)
+        raise AdminError(StatusCode.INVALID_ARGUMENT, text)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-import grpc
-
 from ...runtime.clock import Clock
+from ...runtime.errors import StatusCode
 from ...workers.registry import WorkerRegistry
 from ..dispatch import Flight
 
@@ -65,17 +64,17 @@ class Incidents:
         newest = list(islice(reversed(self._kept), max(0, self.last - number)))
         return [incident for incident in reversed(newest) if incident.number > number]
 
-    def on_refused(self, code: grpc.StatusCode) -> None:
+    def on_refused(self, code: StatusCode) -> None:
         """A request was refused before it was read."""
-        if code is not grpc.StatusCode.OK:
+        if code is not StatusCode.OK:
             self._add("request", None, f"refused: {_said(code)}")
 
-    def on_request(self, flight: Flight, code: grpc.StatusCode) -> None:
+    def on_request(self, flight: Flight, code: StatusCode) -> None:
         """A request had attempts that failed, or failed itself."""
         for attempt in flight.attempts:
             text = f"attempt failed: {attempt.verdict.cause}, {attempt.details[:WORDS]}"
             self._add("attempt", str(attempt.worker_id), text)
-        if code is grpc.StatusCode.OK or code is grpc.StatusCode.CANCELLED:
+        if code is StatusCode.OK or code is StatusCode.CANCELLED:
             return
         decision = flight.decision
         worker = None if decision is None else str(decision.worker.worker_id)
@@ -123,5 +122,5 @@ class Incidents:
         return None
 
 
-def _said(code: grpc.StatusCode) -> str:
+def _said(code: StatusCode) -> str:
     return code.name.lower().replace("_", " ")

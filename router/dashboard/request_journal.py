@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
-import grpc
-
 from ...runtime.clock import Clock
+from ...runtime.errors import StatusCode
 from ..dispatch import DispatchObserver, Flight
 from ..policy import Decision
 from .incidents import Incidents
@@ -53,12 +52,12 @@ class RequestJournal:
     def on_retry(self, flight: Flight, error: BaseException) -> None:
         self._inner.on_retry(flight, error)
 
-    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
+    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
         self._inner.on_end(flight, code)
         if flight is None:
             self._incidents.on_refused(code)
             return
-        if flight.attempts.failed or code is not grpc.StatusCode.OK:
+        if flight.attempts.failed or code is not StatusCode.OK:
             self._incidents.on_request(flight, code)
         self.last += 1
         self._ended.append(  # in words once a page asks: nobody does for most of them
@@ -97,7 +96,7 @@ def _told(
     first_message_at: float | None,
     decision: Decision | None,
     prompt_tokens: int,
-    code: grpc.StatusCode,
+    code: StatusCode,
     failures: int,
     messages: int,
     streaming: bool,

@@ -14,13 +14,12 @@ from collections import ChainMap, Counter
 from collections.abc import Iterable
 from typing import cast
 
-import grpc
-
 from ...runtime.clock import Clock
-from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ...runtime.errors import InvalidRequestError, NoWorkersError, StatusCode
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.limit_hits import LimitHits
 from ...workers.channels import Metadata
+from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
 from ..admission import NO_OBJECTIVES, NORMAL, Admission, Objectives, Urgency
@@ -165,7 +164,7 @@ class Dispatcher:
         hit the wrong one of the two. A request without an id is given one, which the answers carry.
         """
         flight = None
-        code, said = grpc.StatusCode.OK, ""
+        code, said = StatusCode.OK, ""
         trace = self._tracing.begin(metadata)
         try:
             facts = self.reader.generate_at_once(request)
@@ -190,10 +189,10 @@ class Dispatcher:
                 reply.changes.append(restore_id(flight.request_id, own))
             return await self._serve(flight, reply, metadata, stops_held)
         except asyncio.CancelledError as error:
-            code = grpc.StatusCode.CANCELLED
+            code = StatusCode.CANCELLED
             if flight is None or not self._relay.is_late(flight):
                 raise
-            code = grpc.StatusCode.DEADLINE_EXCEEDED
+            code = StatusCode.DEADLINE_EXCEEDED
             if flight.taken_back is None or cast("asyncio.Task[object]", flight.task).uncancel():
                 raise  # by its client's deadline: nobody is there to be told
             raise RequestTimeoutError(flight.taken_back.text) from error
@@ -204,7 +203,7 @@ class Dispatcher:
                 and flight is not None
                 and self._relay.is_late(flight)
             ):
-                code = grpc.StatusCode.DEADLINE_EXCEEDED
+                code = StatusCode.DEADLINE_EXCEEDED
             raise
         finally:
             if flight is not None:
@@ -216,7 +215,7 @@ class Dispatcher:
                 self.prefetcher.on_over(flight.request_id)
                 if flight.session is not None:
                     self._end_session(flight, code)
-                if code is not grpc.StatusCode.OK:
+                if code is not StatusCode.OK:
                     self._ledger.on_request_failed(flight, code, said)
             self._observer.on_end(flight, code)
             trace.ended(flight, code, said)
@@ -234,7 +233,7 @@ class Dispatcher:
             return True, "not started yet"
         try:
             return await flight.client.abort(flight.request_id, timeout=ABORT_TIMEOUT_S)
-        except grpc.RpcError as error:
+        except EngineCallError as error:
             # The worker does not answer: at least let go of it.
             if flight.call is not None:
                 flight.call.cancel()
@@ -338,10 +337,10 @@ class Dispatcher:
                 self.migrations.on_given_up(flight)
                 raise failure
 
-    def _end_session(self, flight: Flight, code: grpc.StatusCode) -> None:
+    def _end_session(self, flight: Flight, code: StatusCode) -> None:
         """A request of a session is over; a worker that failed it need not have the next one."""
         assert flight.session is not None
-        failed = code is not grpc.StatusCode.OK and len(flight.attempts)
+        failed = code is not StatusCode.OK and len(flight.attempts)
         if failed and flight.decision is not None and not flight.attempts.is_own_fault:
             self._sessions.unbind(flight.session, flight.decision.worker)
         self._sessions.end(flight.session)

@@ -9,12 +9,10 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import grpc
-
 from ...runtime.errors import NoWorkersError, RouterError
 from ...runtime.limit_hits import LimitHits
 from ...workers.channels import Metadata
-from ...workers.failures import Origin, Retry
+from ...workers.failures import EngineCallError, Origin, Retry
 from ..kv_router import KvRouter
 from ..policy import Decision
 from .attempts import RetryBudget
@@ -202,7 +200,7 @@ class Hedging:
             hedge.first, hedge.won = first, True
             flight.take_back(TakenBack.OVERTAKEN)
             return None
-        except grpc.RpcError as error:
+        except EngineCallError as error:
             assert hedge.sent is not None
             return relay.failed_by(twin, hedge.sent, error)
         except asyncio.CancelledError:

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-import grpc
 import structlog
 
 from ...runtime.clock import Clock
-from ...runtime.errors import WorkerError
+from ...runtime.errors import StatusCode, WorkerError
 from ...workers.failures import Blame, Origin, judge, shortened
 from ...workers.health import HealthMonitor
 from ..policy import Decision
@@ -22,13 +21,13 @@ LOGGED_DETAILS = 200
 """Characters of a worker's words in the log."""
 
 # What an engine says of itself, rather than of the request: its client hears that in our words.
-_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 # A request that failed on no worker: what is not its client's doing.
 _FAILURES = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.INTERNAL,
+    StatusCode.UNAVAILABLE,
+    StatusCode.RESOURCE_EXHAUSTED,
+    StatusCode.DEADLINE_EXCEEDED,
+    StatusCode.INTERNAL,
 )
 
 log = structlog.get_logger(__name__)
@@ -87,7 +86,7 @@ class AttemptLedger:
         self,
         flight: Flight,
         origin: Origin,
-        code: grpc.StatusCode,
+        code: StatusCode,
         details: str,
         error: Exception | None = None,
     ) -> Exception:
@@ -95,7 +94,7 @@ class AttemptLedger:
         assert flight.decision is not None
         worker_id = flight.decision.worker.worker_id
         flight.call = None
-        if flight.aborted and code is grpc.StatusCode.CANCELLED:
+        if flight.aborted and code is StatusCode.CANCELLED:
             self._reports.given_up(worker_id)
             return RequestAbortedError(f"request {flight.request_id} was aborted")
         verdict = judge(origin, code, started=flight.messages > 0)
@@ -133,7 +132,7 @@ class AttemptLedger:
         """Its task was cancelled while a worker had it; `late`: because its time was over."""
         reports = self._reports
         if late and not flight.messages:
-            verdict = judge(Origin.DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED, started=False)
+            verdict = judge(Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, started=False)
             said = "nothing came of it in time"
             flight.attempts.add(Attempt(worker_id, Origin.DEADLINE, verdict, said))
             pinned = flight.pinned is not None
@@ -151,7 +150,7 @@ class AttemptLedger:
             flight.prefill_timer = None
         self._load_fell()
 
-    def on_request_failed(self, flight: Flight, code: grpc.StatusCode, said: str) -> None:
+    def on_request_failed(self, flight: Flight, code: StatusCode, said: str) -> None:
         """A request ended otherwise than well; `said` is what its client is told.
 
         A line in the log, unless that is its client's own doing.

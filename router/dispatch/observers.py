@@ -2,10 +2,10 @@
 
 from typing import Protocol
 
-import grpc
 import structlog
 
 from ...runtime.clock import Clock
+from ...runtime.errors import StatusCode
 from ...runtime.logs import UNLIMITED
 from .generate_answer import told_output_tokens
 from .request import Flight
@@ -22,7 +22,7 @@ class DispatchObserver(Protocol):
     def on_retry(self, flight: Flight, error: BaseException) -> None:
         """Another worker is tried, because the one before failed with this error."""
 
-    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
+    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
         """The request ended; None if it was refused before it became a flight."""
 
 
@@ -33,7 +33,7 @@ class NoObserver:
 
     def on_retry(self, flight: Flight, error: BaseException) -> None: ...
 
-    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None: ...
+    def on_end(self, flight: Flight | None, code: StatusCode) -> None: ...
 
 
 class OutputLedger(Protocol):
@@ -60,7 +60,7 @@ class OutputTracking:
     def on_retry(self, flight: Flight, error: BaseException) -> None:
         self._inner.on_retry(flight, error)
 
-    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
+    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
         self._inner.on_end(flight, code)
 
 
@@ -75,7 +75,7 @@ class AccessLog:
         self.on_message = inner.on_message
         self.on_retry = inner.on_retry
 
-    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
+    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
         self._inner.on_end(flight, code)
         fields: dict[str, object] = {UNLIMITED: True, "status": code.name}
         if flight is not None:

@@ -4,13 +4,11 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-import grpc
-
 from ...runtime.clock import Clock
-from ...runtime.errors import NoWorkersError
+from ...runtime.errors import NoWorkersError, StatusCode
 from ...workers.channels import Metadata
 from ...workers.dialects import EngineClient
-from ...workers.failures import Origin, judge
+from ...workers.failures import EngineCallError, Origin, judge
 from ...workers.health import HealthMonitor
 from .attempts import Attempt, Attempts
 from .observers import DispatchObserver
@@ -89,7 +87,7 @@ class PlainCalls:
         timeout: float | None,
         metadata: Metadata,
     ) -> None:
-        code, said = grpc.StatusCode.OK, ""
+        code, said = StatusCode.OK, ""
         self.in_flight += 1
         trace = self._tracing.begin_call(method, metadata)
         try:
@@ -132,13 +130,13 @@ class PlainCalls:
             try:
                 await call(client, left, told, count)
                 return
-            except grpc.RpcError as error:
-                origin = client.origin_of(error)
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout is not None:
+            except EngineCallError as error:
+                origin = error.origin
+                if error.code() is StatusCode.DEADLINE_EXCEEDED and timeout is not None:
                     origin = Origin.DEADLINE
                 verdict = judge(origin, error.code(), started=passed > 0)
                 self._monitor.reports.noticed(worker_id, verdict)
-                failure = Attempt(worker_id, origin, verdict, error.details() or "")
+                failure = Attempt(worker_id, origin, verdict, error.details())
                 attempts.add(failure)
                 others = {w for w, _ in self._monitor.ready_workers()} - attempts.worker_ids
                 if not attempts.may_go_on or not others:

@@ -6,12 +6,11 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import cast
 
-import grpc
-
 from ...runtime.clock import Clock
+from ...runtime.errors import StatusCode
 from ...workers.channels import Metadata, deliver
 from ...workers.dialects import EngineCall, EngineClient, rank_metadata
-from ...workers.failures import Origin
+from ...workers.failures import EngineCallError, Origin
 from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
 from ..migration import EndedEarlyError
@@ -112,7 +111,7 @@ class Relay:
                 return self.failed(flight, Origin.EMPTY, "it ended without an answer")
             ledger.on_served(flight)
             return None
-        except grpc.RpcError as error:
+        except EngineCallError as error:
             assert sent is not None
             return self.failed_by(flight, sent, error)
         except OvertakenError:
@@ -156,20 +155,20 @@ class Relay:
 
     def failed(self, flight: Flight, origin: Origin, said: str) -> Exception:
         """There was no answer, nor a status that says why."""
-        code = grpc.StatusCode.OK if origin is Origin.EMPTY else grpc.StatusCode.UNAVAILABLE
+        code = StatusCode.OK if origin is Origin.EMPTY else StatusCode.UNAVAILABLE
         return self._ledger.on_failed(flight, origin, code, said)
 
-    def failed_by(self, flight: Flight, sent: Sent, error: grpc.RpcError) -> Exception:
+    def failed_by(self, flight: Flight, sent: Sent, error: EngineCallError) -> Exception:
         """Its call ended with a status."""
         sent.running = False
-        origin, details = sent.client.origin_of(error), error.details() or ""
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and self.is_late(flight):
+        origin, details = error.origin, error.details()
+        if error.code() is StatusCode.DEADLINE_EXCEEDED and self.is_late(flight):
             origin = Origin.DEADLINE
         return self._ledger.on_failed(flight, origin, error.code(), details, error)
 
     def taken_back(self, flight: Flight) -> Exception:
         """Its call was cancelled, and not because its client went away."""
-        code, why = grpc.StatusCode.CANCELLED, flight.taken_back
+        code, why = StatusCode.CANCELLED, flight.taken_back
         if why is TakenBack.OVERTAKEN:
             assert flight.decision is not None
             self._monitor.reports.given_up(flight.decision.worker.worker_id)

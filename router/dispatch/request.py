@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import grpc
-
+from ...runtime.errors import StatusCode
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.channels import Metadata
 from ...workers.dialects import EngineCall, EngineClient
-from ...workers.failures import Origin
+from ...workers.failures import EngineCallError, Origin
 from ..admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ..affinity import Session
 from ..migration import CarriedStream
@@ -57,7 +56,7 @@ class RequestTrace(Protocol):
     def attempt_ended(self, flight: "Flight") -> None:
         """However it did: a failure is the last of `flight.attempts`."""
 
-    def ended(self, flight: "Flight | None", code: grpc.StatusCode, said: str) -> None:
+    def ended(self, flight: "Flight | None", code: StatusCode, said: str) -> None:
         """The request ended; None if it could not be read."""
 
 
@@ -71,7 +70,7 @@ class CallTrace(Protocol):
     def attempt_ended(self, messages: int, failure: Attempt | None) -> None:
         """However it did, after so many messages."""
 
-    def ended(self, code: grpc.StatusCode, said: str) -> None: ...
+    def ended(self, code: StatusCode, said: str) -> None: ...
 
 
 class Tracing(Protocol):
@@ -102,7 +101,7 @@ class NoTrace:
 
     def attempt_ended(self, flight: "Flight") -> None: ...
 
-    def ended(self, flight: "Flight | None", code: grpc.StatusCode, said: str) -> None: ...
+    def ended(self, flight: "Flight | None", code: StatusCode, said: str) -> None: ...
 
 
 class NoCallTrace:
@@ -113,7 +112,7 @@ class NoCallTrace:
 
     def attempt_ended(self, messages: int, failure: Attempt | None) -> None: ...
 
-    def ended(self, code: grpc.StatusCode, said: str) -> None: ...
+    def ended(self, code: StatusCode, said: str) -> None: ...
 
 
 NO_TRACE, NO_CALL_TRACE = NoTrace(), NoCallTrace()
@@ -235,5 +234,5 @@ class Aborts:
 
 
 async def _send(client: EngineClient, request_id: str) -> None:
-    with contextlib.suppress(grpc.RpcError):
+    with contextlib.suppress(EngineCallError):
         await client.abort(request_id, timeout=ABORT_TIMEOUT_S)

@@ -8,19 +8,19 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from secrets import randbits
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import grpc
 import structlog
 
 from ...indexer.event_index import EventIndex
 from ...indexer.wire import CLEARED_EVENTS, encode_heartbeat, frame_batch, read_head
 from ...runtime.backoff import Backoff
-from ...runtime.errors import ConfigError
+from ...runtime.errors import ConfigError, StatusCode
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.supervised import stopped, supervise
 from ...workers.channels import EventCall
-from ...workers.event_dialects import EventsEnded, EventsRefused, PulledCall
+from ...workers.event_dialects import EventsEnded, EventsRefused
+from ...workers.failures import EngineCallError
 from .event_doors import EventDoors
 from .stream_cursor import StreamCursor, StreamStep
 
@@ -37,14 +37,12 @@ FULL_WAIT_S = 0.05
 
 log = structlog.get_logger(__name__)
 
-SomeCall: TypeAlias = "EventCall | PulledCall"
-
 
 @runtime_checkable
 class Subscriber(Protocol):
     """The way to an engine that may tell its events."""
 
-    def subscribe_kv_events(self, start: int) -> SomeCall: ...
+    def subscribe_kv_events(self, start: int) -> EventCall: ...
 
 
 class StreamListener(Protocol):
@@ -121,7 +119,7 @@ class EngineStream:
         self._ranks = {rank: _Rank() for rank in ranks}
         self._first_rank = min(self._ranks)
         self._cursor = StreamCursor()
-        self._call: SomeCall | None = None
+        self._call: EventCall | None = None
         self._task: asyncio.Task[None] | None = None
         self._resyncing = False
         self._believed = False
@@ -213,8 +211,8 @@ class EngineStream:
             except _Ended as end:
                 lasting = isinstance(end, _NoStream)
                 self.error = str(end)
-            except grpc.RpcError as error:
-                lasting = error.code() is grpc.StatusCode.UNIMPLEMENTED
+            except EngineCallError as error:
+                lasting = error.code() is StatusCode.UNIMPLEMENTED
                 self.error = f"{error.code().name}: {error.details()}"
             self._cursor.on_broken()
             self._listener.on_stream(self._worker_id, False, lasting=lasting)
@@ -232,14 +230,13 @@ class EngineStream:
         try:
             async with asyncio.timeout(HEADERS_S):
                 await call.initial_metadata()
-            message: object = await self._first(call)
-            while isinstance(message, bytes):
+            message = await self._first(call)
+            while True:
                 self._take(message)
                 while self._unposted:
                     await asyncio.sleep(FULL_WAIT_S)
                     self._post_again()
                 message = await call.read()
-            raise _Ended(f"it ended with {(await call.code()).name}")
         except StopAsyncIteration:
             raise _Ended("it ended with OK") from None
         except asyncio.CancelledError:
@@ -252,7 +249,7 @@ class EngineStream:
             self._call = None
             call.cancel()
 
-    async def _first(self, call: SomeCall) -> object:
+    async def _first(self, call: EventCall) -> bytes:
         """The first message of a subscription, which counts as taken from then on, or when the
         engine was quiet for a while."""
         reading = asyncio.ensure_future(call.read())
@@ -261,8 +258,7 @@ class EngineStream:
             if not reading.done():
                 self._up()
             message = await reading
-            if isinstance(message, bytes):
-                self._up()
+            self._up()
             return message
         finally:
             reading.cancel()

@@ -6,11 +6,8 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-import grpc
-
-from ...runtime.errors import RouterError
+from ...runtime.errors import RouterError, StatusCode
 from ...runtime.grpc_servers import Method, Methods, ServerCall
-from ...workers.failures import CODES
 from ..access import Caller, Role, current_account, current_caller, set_account, set_caller
 from ..dispatch import status_of
 from .link import DeciderAwayError, DeciderLink, refused
@@ -42,14 +39,14 @@ class RelayedService:
             check_content(len(request))
             answer = await link.ask(call)
         except DeciderAwayError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"nobody decides now: {error}")
+            await context.abort(StatusCode.UNAVAILABLE, f"nobody decides now: {error}")
         except RouterError as error:
             await context.abort(*status_of(error))
         except asyncio.CancelledError:
             link.give_up(call)
             raise
         if answer.code:
-            await context.abort(CODES[answer.code], answer.details)
+            await context.abort(StatusCode(answer.code), answer.details)
         message: bytes = answer.message
         return message
 
@@ -62,7 +59,7 @@ def _told(metadata: Metadata) -> list[tuple[str, str]]:
 class _Aborted(Exception):
     """A method ended its call with a status."""
 
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+    def __init__(self, code: StatusCode, details: str) -> None:
         super().__init__(details)
         self.code, self.details = code, details
 
@@ -104,7 +101,7 @@ class CarriedCall:
     async def finish(self) -> None: ...
 
     async def abort(
-        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()
+        self, code: StatusCode, details: str = "", trailing_metadata: Metadata = ()
     ) -> NoReturn:
         raise _Aborted(code, details)
 
@@ -128,15 +125,15 @@ async def _answer(method: Method, call: Call) -> Answer | Refused:
             try:
                 request = method.decode(call.request)
             except Exception:
-                code = grpc.StatusCode.INVALID_ARGUMENT
+                code = StatusCode.INVALID_ARGUMENT
                 text = "the message is not of the method's type"
-                return Answer(call.serial, b"", code.value[0], text)
+                return Answer(call.serial, b"", code, text)
         answering: Awaitable[Any] = method.answer(request, CarriedCall(call.metadata))
         answer = await answering
         message = answer if method.encode is None else method.encode(answer)
         check_content(len(message))
         return Answer(call.serial, message)
     except _Aborted as ended:
-        return Answer(call.serial, b"", ended.code.value[0], ended.details)
+        return Answer(call.serial, b"", ended.code, ended.details)
     except RouterError as error:
         return refused(call.serial, error)

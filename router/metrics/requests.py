@@ -7,11 +7,11 @@ counted in plain integers here; families and labels are made at the scrape.
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-import grpc
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ...runtime.clock import Clock
+from ...runtime.errors import StatusCode
 from ..dispatch import Flight, status_of, told_usage
 from .histogram import LONG_SECONDS, MILLISECONDS, RATIO, SECONDS, TOKENS, Histogram, HistogramRow
 from .worker_requests import WorkerRequests
@@ -20,7 +20,7 @@ OUTCOMES = ("good", "ttft", "itl", "both", "failed")
 """Of requests with objectives: kept, or which of them were missed, or it had no answer."""
 KEPT_MESSAGES = 64
 """How many last messages may wait to be read."""
-_OK = grpc.StatusCode.OK
+_OK = StatusCode.OK
 
 
 class RequestMetrics:
@@ -33,8 +33,8 @@ class RequestMetrics:
         self._now = clock.now
         self._workers = workers
         self._well = 0  # requests that ended so
-        self._ended: Counter[grpc.StatusCode] = Counter()  # the others
-        self._retries: Counter[grpc.StatusCode] = Counter()
+        self._ended: Counter[StatusCode] = Counter()  # the others
+        self._retries: Counter[StatusCode] = Counter()
         self._objectives: Counter[str] = Counter()
         self._overlap_blocks = [0, 0, 0]  # on devices, in host memory, on disk
         self._last_messages: list[bytes] = []
@@ -104,7 +104,7 @@ class RequestMetrics:
     def on_retry(self, flight: Flight, error: BaseException) -> None:
         self._retries[status_of(error)[0]] += 1
 
-    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
+    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
         if code is _OK:
             self._well += 1
         else:
@@ -131,12 +131,12 @@ class RequestMetrics:
         if flight.messages and flight.facts.sequences == 1:
             self._keep(flight.last_message)
 
-    def _count_objectives(self, flight: Flight, code: grpc.StatusCode) -> None:
+    def _count_objectives(self, flight: Flight, code: StatusCode) -> None:
         """Of streaming requests for one answer; a message counts as a token."""
         if not flight.facts.streaming or flight.facts.sequences > 1:
             return
         if code is not _OK:
-            if code not in (grpc.StatusCode.CANCELLED, grpc.StatusCode.INVALID_ARGUMENT):
+            if code not in (StatusCode.CANCELLED, StatusCode.INVALID_ARGUMENT):
                 self._objectives["failed"] += 1
             return
         first, last = flight.first_message_at, flight.last_message_at
@@ -145,7 +145,7 @@ class RequestMetrics:
 
     def on_refused(self) -> None:
         """A request found no room, before anybody looked at it."""
-        self._ended[grpc.StatusCode.RESOURCE_EXHAUSTED] += 1
+        self._ended[StatusCode.RESOURCE_EXHAUSTED] += 1
 
     # What Prometheus is told
 
@@ -208,7 +208,7 @@ class RequestMetrics:
                 self._cached.observe(usage.cached_tokens)
 
 
-def _by_code(name: str, help: str, counts: Counter[grpc.StatusCode]) -> Metric:
+def _by_code(name: str, help: str, counts: Counter[StatusCode]) -> Metric:
     family = CounterMetricFamily(name, help, labels=["status"])
     for code, count in counts.items():
         family.add_metric([code.name.lower()], count)

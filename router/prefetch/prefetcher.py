@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Set
 from typing import Protocol
 
-import grpc
-
 from ...runtime.identity import WorkerWithDpRank
 from ...workers.dialects import rank_metadata
+from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
 from ..kv_router import KvRouter
 from ..policy import Decision
@@ -81,7 +80,7 @@ class Prefetcher:
             client = self._monitor.client(worker.worker_id)
             if client is not None:
                 blocks = await client.prefetch(body, timeout=TIMEOUT_S, metadata=metadata)
-        except grpc.RpcError:
+        except EngineCallError:
             pass  # it was a favour: the request itself will show what is wrong
         finally:
             self.plan.on_answer(request_id, worker, blocks)

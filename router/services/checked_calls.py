@@ -9,9 +9,7 @@ from contextvars import copy_context
 from functools import lru_cache
 from typing import Any, Protocol
 
-import grpc
-
-from ...runtime.errors import RouterError
+from ...runtime.errors import RouterError, StatusCode
 from ...runtime.grpc_servers import AnswerAtOnce, AtOnce, Method, ServerCall, answer_call
 from ...workers.channels import Metadata
 from ..access import AccessError, GrpcGuard, current_caller, set_account
@@ -19,7 +17,7 @@ from ..admission import SharedBound
 from ..dispatch import MAX_DECODED_BYTES, status_of
 from .call_limits import CallLimits
 
-_INVALID = grpc.StatusCode.INVALID_ARGUMENT
+_INVALID = StatusCode.INVALID_ARGUMENT
 
 
 class Http2Call(ServerCall, Protocol):
@@ -30,7 +28,7 @@ class Http2Call(ServerCall, Protocol):
 
 
 class _CallRefused(Exception):  # noqa: N818 - it is how a call is ended, and no error
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+    def __init__(self, code: StatusCode, details: str) -> None:
         super().__init__(details)
         self.code, self.details = code, details
 
@@ -76,10 +74,10 @@ class CheckedCalls:
                 set_account(caller)
                 found = answer(message, call.invocation_metadata())
             except _CallRefused as error:
-                call.end(error.code.value[0], error.details)
+                call.end(error.code, error.details)
             except RouterError as error:
                 code, text = status_of(error)
-                call.end(code.value[0], text)
+                call.end(code, text)
             else:
                 if found is None:
                     return False
@@ -95,7 +93,7 @@ class CheckedCalls:
             self._guard.admit(path, call)
         except AccessError as error:
             known = error.authenticated
-            code = grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED
+            code = StatusCode.PERMISSION_DENIED if known else StatusCode.UNAUTHENTICATED
             raise _CallRefused(code, str(error)) from None
         calls, metadata = self._calls, call.invocation_metadata()
         if metadata and _size_of(metadata) > calls.max_metadata_bytes:
@@ -145,7 +143,7 @@ def _size_of(metadata: Metadata) -> int:
 def _no_capacity(calls: CallLimits, bound: SharedBound, why: str) -> _CallRefused:
     if bound is calls.requests:
         calls.on_request_refused()
-    return _CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"no room for the call: {why}")
+    return _CallRefused(StatusCode.RESOURCE_EXHAUSTED, f"no room for the call: {why}")
 
 
 async def _read(calls: CallLimits, call: ServerCall) -> bytes:
@@ -156,7 +154,7 @@ async def _read(calls: CallLimits, call: ServerCall) -> bytes:
     except TimeoutError:
         calls.hits.hit("message_timeout_s")
         text = "the call's message did not come"
-        await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+        await call.abort(StatusCode.DEADLINE_EXCEEDED, text)
     if message is None:
         await call.abort(_INVALID, "the call has no message")
     return message

@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from ...runtime.errors import StatusCode
 from ...runtime.grpc_servers import Method, Methods, ServerCall
 
 REFLECTION = tuple(f"grpc.reflection.{v}.ServerReflection" for v in ("v1", "v1alpha"))
@@ -26,7 +27,7 @@ class _TypedCall:
         await self._call.write(message.SerializeToString())
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
-        await self._call.abort(code, details)
+        await self._call.abort(StatusCode(code.value[0]), details)
 
 
 class HealthService:

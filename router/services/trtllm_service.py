@@ -8,13 +8,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-import grpc
 import structlog
-from grpc import aio
 
-from ...runtime.errors import InvalidRequestError, NoWorkersError
+from ...runtime.errors import InvalidRequestError, NoWorkersError, StatusCode
 from ...runtime.grpc_servers import Method, Methods, PeerGoneError, ServerCall
 from ...runtime.identity import WorkerWithDpRank, as_worker
 from ...workers.cache_control import RETURNING_KEY
@@ -131,7 +129,7 @@ class TrtllmService:
 
     async def _subscribe_kv_events(self, request: bytes, context: ServerCall) -> None:
         await context.abort(
-            grpc.StatusCode.UNIMPLEMENTED,
+            StatusCode.UNIMPLEMENTED,
             "a router has no KV cache of its own; subscribe to its workers",
         )
 
@@ -168,11 +166,11 @@ async def abort_with(context: ServerCall, error: Exception) -> NoReturn:
     if isinstance(error, ClientGoneError):
         # Nobody is there to be told.
         raise asyncio.CancelledError from error
-    if isinstance(error, aio.AioRpcError | EngineCallError):
-        trailing = tuple(cast("Sequence[tuple[str, str | bytes]]", error.trailing_metadata() or ()))
+    if isinstance(error, EngineCallError):
+        trailing = error.trailing_metadata()
         if sum(len(key) + len(value) for key, value in trailing) > MAX_TRAILING_BYTES:
             trailing = ()
-    elif code is grpc.StatusCode.INTERNAL:
+    elif code is StatusCode.INTERNAL:
         log.error("request failed", exc_info=error)
     await context.abort(code, details, trailing)
 

@@ -2,20 +2,21 @@
 
 import time
 
-import grpc
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, Status, set_span_in_context
+from opentelemetry.trace import StatusCode as SpanStatus
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import Attributes
 
+from ...runtime.errors import StatusCode
 from ...workers.channels import Metadata
 from ...workers.trtllm_proto import SERVICE
 from ..dispatch import Attempt, CallTrace, Flight, RequestTrace
 
 NAME = f"{SERVICE}/Generate"
 _CONTEXT_KEYS = ("traceparent", "tracestate")
-_CLIENTS_DOING = (grpc.StatusCode.CANCELLED,)
+_CLIENTS_DOING = (StatusCode.CANCELLED,)
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -82,16 +83,15 @@ class _ServerSpan:
         span.set_attribute("dynamo.messages", messages)
         if failure is not None:
             span.set_attribute("dynamo.cause", failure.verdict.cause)
-            span.set_status(Status(StatusCode.ERROR, failure.details[:200]))
+            span.set_status(Status(SpanStatus.ERROR, failure.details[:200]))
         span.end()
 
-    def _ended(self, code: grpc.StatusCode, said: str) -> None:
+    def _ended(self, code: StatusCode, said: str) -> None:
         span = self._span
         if span.is_recording():
-            number: int = code.value[0]
-            span.set_attribute("rpc.grpc.status_code", number)
-            if code is not grpc.StatusCode.OK and code not in _CLIENTS_DOING:
-                span.set_status(Status(StatusCode.ERROR, said[:200]))
+            span.set_attribute("rpc.grpc.status_code", int(code))
+            if code is not StatusCode.OK and code not in _CLIENTS_DOING:
+                span.set_status(Status(SpanStatus.ERROR, said[:200]))
         span.end()
 
 
@@ -121,7 +121,7 @@ class _CallTrace(_ServerSpan):
             self._failed.append(f"{failure.worker_id}:{failure.verdict.cause}")
         self._span.set_attribute("dynamo.messages", messages)
 
-    def ended(self, code: grpc.StatusCode, said: str) -> None:
+    def ended(self, code: StatusCode, said: str) -> None:
         if self._failed:
             self._span.set_attribute("dynamo.failed_attempts", self._failed)
         self._ended(code, said)
@@ -176,7 +176,7 @@ class _RequestTrace(_ServerSpan):
             failure = flight.attempts.last
         self._attempt_ended(flight.messages, failure)
 
-    def ended(self, flight: Flight | None, code: grpc.StatusCode, said: str) -> None:
+    def ended(self, flight: Flight | None, code: StatusCode, said: str) -> None:
         if self._span.is_recording() and flight is not None:
             self._describe(flight)
         self._ended(code, said)

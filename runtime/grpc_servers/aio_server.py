@@ -8,6 +8,7 @@ from typing import Any, NoReturn, cast
 import grpc
 from grpc import aio
 
+from ..errors import StatusCode
 from ..http2 import ServerLimits
 from ..security import ServerTls
 from .methods import AtOnce, Metadata, PeerGoneError, Serve, ServerCall
@@ -16,6 +17,7 @@ Context = aio.ServicerContext[Any, Any]
 PENDING_CALLS = 4
 """As many times our limit on calls may wait for our loop to see them before grpc.aio drops some.
 They hold no message yet."""
+_CODES = {StatusCode(code.value[0]): code for code in grpc.StatusCode}
 
 
 class AioCall:
@@ -68,10 +70,10 @@ class AioCall:
         """Nothing: each message was waited for."""
 
     async def abort(
-        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()
+        self, code: StatusCode, details: str = "", trailing_metadata: Metadata = ()
     ) -> NoReturn:
         try:
-            await self._context.abort(code, details, trailing_metadata)
+            await self._context.abort(_CODES[code], details, trailing_metadata)
         except (aio.AbortError, aio.UsageError):
             raise  # how it ends the call, and a bug of ours
         except Exception as gone:

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
-import grpc
-
+from ..errors import StatusCode
 from ..http2 import PeerGoneError
 
 __all__ = ["Method", "Methods", "PeerGoneError", "ServerCall", "answer_call", "served_plainly"]
@@ -61,7 +60,7 @@ class ServerCall(Protocol):
         ...
 
     async def abort(
-        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()
+        self, code: StatusCode, details: str = "", trailing_metadata: Metadata = ()
     ) -> NoReturn:
         """End it with a status. What it raises is to be let through."""
         ...
@@ -113,14 +112,14 @@ def served_plainly(method: Method) -> Serve:
             return
         message = await call.read()
         if message is None:
-            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+            await call.abort(StatusCode.INVALID_ARGUMENT, "the call has no message")
         request: Any = message
         if method.decode is not None:
             try:
                 request = method.decode(message)
             except Exception:
                 text = "the message is not of the method's type"
-                await call.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+                await call.abort(StatusCode.INVALID_ARGUMENT, text)
         await answer_call(method, request, call)
 
     return serve

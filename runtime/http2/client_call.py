@@ -9,25 +9,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
+from ..errors import StatusCode
 from ._streams import SOUND, Stream
-from .outcome import (
-    CANCELLED,
-    DEADLINE_EXCEEDED,
-    OK,
-    REFUSED_STREAM,
-    UNAVAILABLE,
-    Fault,
-    Outcome,
-    outcome_of,
-)
+from .outcome import REFUSED_STREAM, Fault, Outcome, outcome_of
 from .wire import Header, decode_metadata
 
 MOST_REFUSALS = 10
 """So often a call that the peer did not look at is sent again."""
 REFUSAL_PAUSE_S = 0.001
 """Before the second time; the first is at once, and each later pause twice as long."""
-_WELL, _DONE = [(b"grpc-status", b"0")], Outcome(None, OK)  # what mostly ends an answer
-CANCELLED_HERE = Outcome(Fault.STATUS, CANCELLED, "cancelled by this side")
+_WELL, _DONE = [(b"grpc-status", b"0")], Outcome(None, StatusCode.OK)  # what mostly ends an answer
+CANCELLED_HERE = Outcome(Fault.STATUS, StatusCode.CANCELLED, "cancelled by this side")
 
 
 Take: TypeAlias = Callable[[bytes], bytes | None]
@@ -221,7 +213,7 @@ class ClientCall:
         self._connection = self._stream = None
         if self._refusals > MOST_REFUSALS:
             text = f"the request was refused {self._refusals} times before it was looked at"
-            self.end(Outcome(Fault.STATUS, UNAVAILABLE, text))
+            self.end(Outcome(Fault.STATUS, StatusCode.UNAVAILABLE, text))
         elif self._refusals == 1:
             self._channel.submit(self)
         else:
@@ -233,7 +225,7 @@ class ClientCall:
         if self._stream is not None and not self._stream.begun:
             self.on_refused()
         else:
-            self.end(Outcome(Fault.BROKEN, UNAVAILABLE, why))
+            self.end(Outcome(Fault.BROKEN, StatusCode.UNAVAILABLE, why))
 
     def on_discarded(self) -> None:
         """Its channel was closed."""
@@ -261,7 +253,7 @@ class ClientCall:
 
     def _on_deadline(self) -> None:
         self._timer = None
-        self._give_up(Outcome(Fault.DEADLINE, DEADLINE_EXCEEDED, "Deadline Exceeded"))
+        self._give_up(Outcome(Fault.DEADLINE, StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
     def _give_up(self, outcome: Outcome) -> None:
         connection, stream = self._connection, self._stream

@@ -7,18 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...runtime.backoff import Backoff
+from ..errors import StatusCode
 from ._session import SessionError
 from .client_call import CANCELLED_HERE, CallError, ClientCall
 from .client_connection import ClientConnection
 from .keepalive import Keepalive
 from .library import load_library, make_session
-from .outcome import (
-    INTERNAL,
-    RESOURCE_EXHAUSTED,
-    UNAVAILABLE,
-    Fault,
-    Outcome,
-)
+from .outcome import Fault, Outcome
 from .wire import Metadata, encode_metadata, encode_timeout
 
 USER_AGENT = b"dynamo-router"
@@ -102,14 +97,14 @@ class ClientChannel:
         if len(message) > self.max_message_bytes:
             sizes = f"{len(message)} vs. {self.max_message_bytes}"
             text = f"CLIENT: Sent message larger than max ({sizes})"
-            outcome = Outcome(Fault.REQUEST_SIZE, RESOURCE_EXHAUSTED, text)
+            outcome = Outcome(Fault.REQUEST_SIZE, StatusCode.RESOURCE_EXHAUSTED, text)
         if timeout is not None:
             more = ((b"grpc-timeout", encode_timeout(timeout)),)
         if metadata:
             try:
                 more += encode_metadata(metadata)
             except ValueError as error:
-                outcome = Outcome(Fault.STATUS, INTERNAL, str(error))
+                outcome = Outcome(Fault.STATUS, StatusCode.INTERNAL, str(error))
         call = ClientCall(self, head, more, message, timeout)
         if outcome is not None:
             call.end(outcome)
@@ -131,7 +126,7 @@ class ClientChannel:
             return
         loop = asyncio.get_running_loop()
         if self._connecting is None and loop.time() < self._retry_at:
-            call.end(Outcome(Fault.CONNECT, UNAVAILABLE, self._failure))
+            call.end(Outcome(Fault.CONNECT, StatusCode.UNAVAILABLE, self._failure))
             return
         self._waiting[call] = None
         if self._connecting is None:
@@ -211,7 +206,7 @@ class ClientChannel:
         self._retry_at = asyncio.get_running_loop().time() + self._backoff.next()
         waiting, self._waiting = self._waiting, {}
         for call in waiting:
-            call.end(Outcome(Fault.CONNECT, UNAVAILABLE, self._failure))
+            call.end(Outcome(Fault.CONNECT, StatusCode.UNAVAILABLE, self._failure))
 
     async def _open(self) -> ClientConnection:
         """A connection whose peer has sent its settings. OSError if there is none."""

@@ -4,6 +4,7 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..errors import StatusCode
 from ._streams import (
     HEADERS_TOO_LONG,
     MESSAGE_COMPRESSED,
@@ -14,10 +15,7 @@ from ._streams import (
 )
 from .wire import Header, decode_message, decode_metadata
 
-OK, CANCELLED, UNKNOWN = 0, 1, 2
-DEADLINE_EXCEEDED, PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 4, 7, 8, 9
-UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 12, 13, 14, 16
-LAST_CODE = UNAUTHENTICATED
+LAST_CODE = StatusCode.UNAUTHENTICATED
 REFUSED_STREAM = 7
 """HTTP/2's code of a stream that was not looked at."""
 
@@ -45,27 +43,27 @@ class Outcome(NamedTuple):
     """How a call ended. `fault` is None if it went well; `code` is gRPC's."""
 
     fault: Fault | None
-    code: int
+    code: StatusCode
     details: str = ""
     trailers: tuple[tuple[str, str | bytes], ...] = ()
 
 
 # By gRPC's description of its protocol; what is not named there is INTERNAL or UNKNOWN.
 _OF_RESET = {
-    REFUSED_STREAM: UNAVAILABLE,
-    8: CANCELLED,
-    11: RESOURCE_EXHAUSTED,
-    12: PERMISSION_DENIED,
+    REFUSED_STREAM: StatusCode.UNAVAILABLE,
+    8: StatusCode.CANCELLED,
+    11: StatusCode.RESOURCE_EXHAUSTED,
+    12: StatusCode.PERMISSION_DENIED,
 }
 _OF_HTTP = {
-    b"400": INTERNAL,
-    b"401": UNAUTHENTICATED,
-    b"403": PERMISSION_DENIED,
-    b"404": UNIMPLEMENTED,
-    b"429": UNAVAILABLE,
-    b"502": UNAVAILABLE,
-    b"503": UNAVAILABLE,
-    b"504": UNAVAILABLE,
+    b"400": StatusCode.INTERNAL,
+    b"401": StatusCode.UNAUTHENTICATED,
+    b"403": StatusCode.PERMISSION_DENIED,
+    b"404": StatusCode.UNIMPLEMENTED,
+    b"429": StatusCode.UNAVAILABLE,
+    b"502": StatusCode.UNAVAILABLE,
+    b"503": StatusCode.UNAVAILABLE,
+    b"504": StatusCode.UNAVAILABLE,
 }
 
 
@@ -75,14 +73,15 @@ def outcome_of(stream: Stream, reset: int, max_message_bytes: int) -> Outcome:
     if violation == MESSAGE_TOO_LONG:
         sizes = f"{stream.message_bytes} vs. {max_message_bytes}"
         text = f"CLIENT: Received message larger than max ({sizes})"
-        return Outcome(Fault.ANSWER_SIZE, RESOURCE_EXHAUSTED, text)
+        return Outcome(Fault.ANSWER_SIZE, StatusCode.RESOURCE_EXHAUSTED, text)
     if violation == HEADERS_TOO_LONG:
         text = "the answer's headers are longer than our limit"
-        return Outcome(Fault.STATUS_SIZE, RESOURCE_EXHAUSTED, text)
+        return Outcome(Fault.STATUS_SIZE, StatusCode.RESOURCE_EXHAUSTED, text)
     if violation == MESSAGE_COMPRESSED:
-        return Outcome(Fault.STATUS, INTERNAL, "a message is compressed, and we asked for none")
+        text = "a message is compressed, and we asked for none"
+        return Outcome(Fault.STATUS, StatusCode.INTERNAL, text)
     if violation not in (SOUND, MESSAGE_CUT):
-        return Outcome(Fault.STATUS, RESOURCE_EXHAUSTED, "no memory for the answer")
+        return Outcome(Fault.STATUS, StatusCode.RESOURCE_EXHAUSTED, "no memory for the answer")
     said = find(stream.trailers, b"grpc-status")
     rest = stream.trailers
     if said is None:
@@ -90,13 +89,13 @@ def outcome_of(stream: Stream, reset: int, max_message_bytes: int) -> Outcome:
     if said is not None:
         return _as_said(said, rest, violation == MESSAGE_CUT)
     if reset:
-        code = _OF_RESET.get(reset, INTERNAL)
+        code = _OF_RESET.get(reset, StatusCode.INTERNAL)
         return Outcome(Fault.STATUS, code, f"Received RST_STREAM with error code {reset}")
     http = find(stream.headers, b":status")
     if http not in (None, b"200"):
         text = f"Received http2 header with status: {http.decode('latin-1')}"
-        return Outcome(Fault.STATUS, _OF_HTTP.get(http, UNKNOWN), text)
-    return Outcome(Fault.STATUS, UNKNOWN, "the answer ended without a status")
+        return Outcome(Fault.STATUS, _OF_HTTP.get(http, StatusCode.UNKNOWN), text)
+    return Outcome(Fault.STATUS, StatusCode.UNKNOWN, "the answer ended without a status")
 
 
 def find(headers: Iterable[Header], name: bytes) -> bytes | None:
@@ -108,11 +107,11 @@ def find(headers: Iterable[Header], name: bytes) -> bytes | None:
 
 
 def _as_said(status: bytes, trailers: list[Header], cut: bool) -> Outcome:
-    code = int(status) if status.isdigit() and len(status) <= 2 else UNKNOWN
-    code = code if code <= LAST_CODE else UNKNOWN
-    if code == OK:
+    number = int(status) if status.isdigit() and len(status) <= 2 else -1
+    code = StatusCode(number) if 0 <= number <= LAST_CODE else StatusCode.UNKNOWN
+    if code is StatusCode.OK:
         if cut:
-            return Outcome(Fault.STATUS, INTERNAL, "the answer ended within a message")
-        return Outcome(None, OK)
+            return Outcome(Fault.STATUS, StatusCode.INTERNAL, "the answer ended within a message")
+        return Outcome(None, StatusCode.OK)
     text = decode_message(find(trailers, b"grpc-message") or b"")
     return Outcome(Fault.STATUS, code, text, decode_metadata(trailers))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .outcome import INTERNAL
+from ..errors import StatusCode
 from .wire import Header, decode_metadata, decode_timeout, encode_message
 
 GRPC_TYPE = b"application/grpc"
@@ -40,7 +40,7 @@ def read_head(headers: Sequence[Header]) -> RequestHead | Refusal:
         elif name == b"grpc-timeout":
             timeout_s = decode_timeout(value)
             if timeout_s is None:
-                return Refusal(status_head(INTERNAL, "grpc-timeout is no time"))
+                return Refusal(status_head(StatusCode.INTERNAL, "grpc-timeout is no time"))
     if method != b"POST":
         return Refusal(((b":status", b"405"), (b"allow", b"POST")))
     if kind != GRPC_TYPE and not kind.startswith((b"application/grpc+", b"application/grpc;")):

@@ -9,9 +9,9 @@ import ssl
 from collections.abc import Mapping
 from functools import partial
 
+from ..errors import StatusCode
 from ..limit_hits import LimitLog
 from .library import load_library, make_session
-from .outcome import UNAVAILABLE, UNIMPLEMENTED, UNKNOWN
 from .server_call import AtOnce, CallAborted, PeerGoneError, Serve, ServerCall
 from .server_connection import NOTICE_S, ServerConnection
 from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
@@ -135,7 +135,7 @@ class Http2Server:
         for connection in list(self._connections.values()):
             connection.leave()
             for call in connection.calls:
-                call.end(UNAVAILABLE, "the server shuts down")
+                call.end(StatusCode.UNAVAILABLE, "the server shuts down")
             connection.flush()
         for task in self._tasks:
             task.cancel()
@@ -165,7 +165,7 @@ class Http2Server:
         """Have a call served, or end it: for connections."""
         method = self._methods.get(path)
         if method is None:
-            call.end(UNIMPLEMENTED, "Method not found!")
+            call.end(StatusCode.UNIMPLEMENTED, "Method not found!")
             return
         serve, at_once = method
         if at_once is None:
@@ -299,7 +299,7 @@ def _at_once(answer: AtOnce, call: ServerCall, message: bytes) -> bool:
         return answer(call, message)
     except Exception as error:
         log.exception("a method failed")
-        call.end(UNKNOWN, f"Unexpected {type(error).__name__}")
+        call.end(StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}")
         return True
 
 
@@ -320,7 +320,7 @@ async def _served(call: ServerCall, serve: Serve) -> None:
             call.give_up()
     except Exception as error:
         log.exception("a method failed")
-        call.end(UNKNOWN, f"Unexpected {type(error).__name__}")
+        call.end(StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}")
     finally:
         if not call.over:
             call.linger()

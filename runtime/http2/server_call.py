@@ -11,9 +11,9 @@ from functools import lru_cache
 from time import monotonic
 from typing import Any, NoReturn, Protocol, TypeAlias
 
+from ..errors import StatusCode
 from ._session import Session
 from ._streams import HEADERS_TOO_LONG, MESSAGE_COMPRESSED, MESSAGE_TOO_LONG, Stream
-from .outcome import DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED
 from .request_head import ANSWER_HEAD, DONE, RequestHead, status_head, status_trailers
 from .server_limits import ByteBound, ServerLimits
 from .wire import Header, Metadata, encode_metadata
@@ -31,13 +31,6 @@ class PeerGoneError(Exception):
 
 class CallAborted(Exception):  # noqa: N818 - it is how `abort` ends a call, and no error
     """The call was ended by `abort`."""
-
-
-class Status(Protocol):
-    """A status as gRPC's Python has them: its number, and its name."""
-
-    @property
-    def value(self) -> tuple[int, str]: ...
 
 
 class Carrier(Protocol):
@@ -203,7 +196,7 @@ class ServerCall:
 
     async def finish(self) -> None:
         """End it well, and wait until all of it has left."""
-        self.end(OK)
+        self.end(StatusCode.OK)
         if not self.over:
             self._connection.flush()
         if not self.over:
@@ -217,9 +210,11 @@ class ServerCall:
             self._stop_timer()
         self._session.answer(self._stream, ANSWER_HEAD, message, DONE)
 
-    async def abort(self, code: Status, details: str = "", trailing: Metadata = ()) -> NoReturn:
+    async def abort(
+        self, code: StatusCode, details: str = "", trailing_metadata: Metadata = ()
+    ) -> NoReturn:
         """End it with a status, wait until that has left, and raise CallAborted."""
-        self.end(code.value[0], details, _fitting(trailing))
+        self.end(code, details, _fitting(trailing_metadata))
         await self._left()
         raise CallAborted(details)
 
@@ -277,15 +272,15 @@ class ServerCall:
         """Its request is refused, wherever its task is."""
         if why == MESSAGE_COMPRESSED:
             known = ((b"grpc-accept-encoding", b"identity"),)
-            self.end(UNIMPLEMENTED, "compressed messages are not taken", known)
+            self.end(StatusCode.UNIMPLEMENTED, "compressed messages are not taken", known)
         elif why == MESSAGE_TOO_LONG:
             sizes = f"{self._stream.message_bytes} vs. {self._connection.limits.max_message_bytes}"
             text = f"SERVER: Received message larger than max ({sizes})"
-            self.end(RESOURCE_EXHAUSTED, text)
+            self.end(StatusCode.RESOURCE_EXHAUSTED, text)
         elif why == HEADERS_TOO_LONG:
-            self.end(RESOURCE_EXHAUSTED, "the call's metadata is too long")
+            self.end(StatusCode.RESOURCE_EXHAUSTED, "the call's metadata is too long")
         else:
-            self.end(RESOURCE_EXHAUSTED, "no room for the call's message")
+            self.end(StatusCode.RESOURCE_EXHAUSTED, "no room for the call's message")
         self._cancel()
 
     def on_end(self) -> None:
@@ -320,7 +315,7 @@ class ServerCall:
         elif self._answered:
             self.give_up()
         else:
-            self.end(DEADLINE_EXCEEDED, "Deadline Exceeded")
+            self.end(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
             self._cancel()
 
     async def _left(self) -> None:

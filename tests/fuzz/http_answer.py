@@ -3,13 +3,13 @@
 import json
 from typing import Any
 
-import grpc
 from support.servers.http_engine import event, part, usage
 
 from dynamo_router.runtime.errors import WorkerError
 from dynamo_router.workers.dialects.openai_answers import MissingTokens, reader_of
 from dynamo_router.workers.dialects.openai_requests import EngineKind
 from dynamo_router.workers.dialects.sse import EventReader
+from dynamo_router.workers.failures import EngineCallError
 from dynamo_router.workers.trtllm_proto import pb
 
 _MOST_TOKENS, _MOST_BYTES = 8, 4096
@@ -41,7 +41,7 @@ def _outcome(kind: EngineKind, pieces: list[bytes]) -> object:
         last = pb.GenerateResponse.FromString(reader.complete()).complete
     except OverflowError:
         return OverflowError
-    except (WorkerError, grpc.RpcError) as error:
+    except (WorkerError, EngineCallError) as error:
         return type(error), told
     assert told == list(last.output_token_ids) and last.cached_tokens <= last.prompt_tokens == 5
     assert len(told) <= _MOST_TOKENS or kind is EngineKind.LLAMA  # a text's own tokens may be more

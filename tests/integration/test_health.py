@@ -11,7 +11,7 @@ from support.fake_engine import FakeEngine
 from support.polling import until
 
 from dynamo_router.runtime.clock import SystemClock
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.errors import ConfigError, StatusCode
 from dynamo_router.runtime.identity import WorkerWithDpRank, address_worker_id
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.health import HealthMonitor
@@ -306,7 +306,7 @@ async def test_reports_about_strangers_are_ignored() -> None:
         reports = monitor.reports
         reports.sent(404)
         for origin in Origin:
-            verdict = judge(origin, grpc.StatusCode.UNAVAILABLE, started=False)
+            verdict = judge(origin, StatusCode.UNAVAILABLE, started=False)
             reports.failed(404, verdict, 1.0)
             reports.convicted(404, verdict)
         for end in (reports.undecided, reports.given_up):

@@ -8,7 +8,6 @@ import socket
 import threading
 from pathlib import Path
 
-import grpc
 import pytest
 from grpc import aio
 from support.fake_engine import FakeEngine, prompt, stall
@@ -20,7 +19,7 @@ from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.mock_process import MockEnginesConfig
 from dynamo_router.router.serve import Server
 from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.errors import ConfigError, StatusCode
 from dynamo_router.workers.channels import ConnectionPolicy, data_path_of
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState
@@ -95,7 +94,7 @@ async def test_mock_engines_are_one_child_that_goes_with_it() -> None:
         os.kill(child, 9)
         for entry in server.router.registry.entries():
             # As a request would; else probes tell.
-            lost = judge(Origin.TRANSPORT, grpc.StatusCode.UNAVAILABLE, started=False)
+            lost = judge(Origin.TRANSPORT, StatusCode.UNAVAILABLE, started=False)
             server.monitor.reports.failed(entry.worker_id, lost, 0.0)
         await until(lambda: not server.monitor.ready_clients())
         states = {entry.state for entry in server.router.registry.entries()}

@@ -18,19 +18,17 @@ from dynamo_router.router.dispatch.observers import NoObserver
 from dynamo_router.router.dispatch.request import Flight
 from dynamo_router.router.request_limits import RequestLimits
 from dynamo_router.router.services.trtllm_service import abort_with
-from dynamo_router.runtime.errors import ConfigError, NoWorkersError
+from dynamo_router.runtime.errors import ConfigError, NoWorkersError, StatusCode
 from dynamo_router.runtime.grpc_servers.aio_server import AioCall
-
-Code = grpc.StatusCode
 
 
 class Ends(NoObserver):
     """Keeps how requests ended."""
 
     def __init__(self) -> None:
-        self.codes: list[grpc.StatusCode] = []
+        self.codes: list[StatusCode] = []
 
-    def on_end(self, flight: Flight | None, code: grpc.StatusCode) -> None:
+    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
         self.codes.append(code)
 
 
@@ -50,7 +48,7 @@ async def test_a_client_that_leaves_while_it_is_written_to_is_cancelled_and_no_e
                 await until(lambda flight=flight: flight.writing)  # its window is full
                 call.cancel()
                 await rig.settled()
-        assert ends.codes == [Code.CANCELLED] * 8
+        assert ends.codes == [StatusCode.CANCELLED] * 8
         assert not [entry for entry in logs if entry["event"] == "request failed"]
 
 
@@ -63,13 +61,13 @@ async def test_a_client_that_reads_nothing_is_ended() -> None:
         await first(call)
         await until(lambda: engine.aborted == ["reader"])
         await rig.settled()
-        assert ends.codes == [Code.DEADLINE_EXCEEDED]
+        assert ends.codes == [StatusCode.DEADLINE_EXCEEDED]
         assert rig.dispatcher.hits.counts() == {"write_timeout_s": 1}
         with pytest.raises(aio.AioRpcError) as caught:
             while await call.read() is not aio.EOF:
                 pass
             await call
-        assert caught.value.code() is Code.DEADLINE_EXCEEDED
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "did not read" in (caught.value.details() or "")
 
 
@@ -89,7 +87,7 @@ async def test_the_whole_time_is_bounded(script: Any) -> None:
         (engine,) = rig.engines
         call = rig.call(prompt("long"))
         await until(lambda: ends.codes)
-        assert ends.codes == [Code.DEADLINE_EXCEEDED]
+        assert ends.codes == [StatusCode.DEADLINE_EXCEEDED]
         assert rig.dispatcher.hits.counts() == {"total_timeout_s": 1}
         await until(lambda: engine.aborted == ["long"])
         await rig.settled()
@@ -102,9 +100,9 @@ async def test_a_clients_deadline_is_counted_as_one(script: Any) -> None:
     async with Rig(FakeEngine(script), observer=ends) as rig:
         (engine,) = rig.engines
         call = rig.call(prompt("late"), timeout=0.4)
-        assert await call.code() is Code.DEADLINE_EXCEEDED
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await rig.settled()
-        assert ends.codes == [Code.DEADLINE_EXCEEDED]
+        assert ends.codes == [StatusCode.DEADLINE_EXCEEDED]
         await until(lambda: engine.aborted == ["late"] or engine.cancelled == ["late"])
 
 
@@ -133,7 +131,7 @@ async def test_a_request_does_not_wait_for_ever() -> None:
         await until(lambda: doors.server.dispatcher.in_flight == 1)
         with pytest.raises(aio.AioRpcError) as caught:
             await doors.answers(prompt("r2", tokens=64))
-        assert caught.value.code() is Code.RESOURCE_EXHAUSTED
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "has waited for" in (caught.value.details() or "")
         samples = await doors.metrics()
         assert samples['dynamo_router_limits_hit_total{limit="queue_timeout_s"}'] == 1
@@ -170,5 +168,5 @@ async def test_aborts_still_end_what_waits() -> None:
         second = call(prompt("r2", tokens=64).SerializeToString())
         await until(lambda: doors.server.dispatcher.in_flight == 2)
         await doors.server.dispatcher.abort("r2")
-        assert await asyncio.wait_for(second.code(), 15) is Code.CANCELLED
+        assert await asyncio.wait_for(second.code(), 15) is grpc.StatusCode.CANCELLED
         first_one.cancel()

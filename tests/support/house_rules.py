@@ -153,6 +153,21 @@ def tests_that_import_tests(tests: Path) -> list[str]:
     )
 
 
+def imports_of_library(
+    tree: SourceTree, library: str, floors: Collection[str], allowed: Reasons
+) -> list[str]:
+    """Modules of these floors that take something of a library which only some may know."""
+    found = set()
+    for path, file in tree.files.items():
+        module = module_name(path)
+        if top_of(module) in floors and module not in allowed and file.suffix == ".py":
+            for dots, base, names, _ in python_imports(file.read_text()):
+                taken = [base] if base else names
+                if not dots and any(top_of(name) == library for name in taken):
+                    found.add(f"{module} imports {library}")
+    return sorted(found)
+
+
 def needless(tree: SourceTree, allowed: Reasons) -> list[str]:
     """Modules on a list of exceptions that the tree no longer has."""
     known = tree.modules | tree.packages

@@ -1,6 +1,6 @@
 """The house as docs/architecture.md draws it, held on the imports that the files really have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,21 @@ CIRCLES = {
         "RadixTree.dump_tree_as_events, a name of Dynamo's, calls the Python that lists a tree"
     ),
 }
+# The way of a request needs no grpc. Here it carries calls itself, or gives what only it has.
+KNOW_GRPC = {
+    "router.metrics.process": "its version is told",
+    "router.proto.router_pb2_grpc": "generated",
+    "router.services.standard_services": "gRPC's own services of health and reflection",
+    "runtime.grpc_servers.aio_server": "the fallback",
+    "runtime.kv_stores.etcd_connection": "etcd's client is made on it",
+    "runtime.kv_stores.etcd_store": "etcd's client is made on it",
+    "runtime.kv_stores.etcd_watch": "etcd's client is made on it",
+    "runtime.request_planes.grpc_carrier": "Dynamo's plane over gRPC",
+    "runtime.request_planes.grpc_listener": "Dynamo's plane over gRPC",
+    "runtime.security.client_tls": "the fallback's credentials",
+    "runtime.security.server_tls": "the fallback's credentials",
+    "workers.channels.aio_channel": "the fallback",
+}
 SHORT_NOUNS = {
     "bench.traces._tokens": "the token ids of a trace's blocks, made natively",
     "__main__": "python -m dynamo_router",
@@ -59,6 +74,9 @@ RULES: dict[str, Rule] = {
         tree, BESIDE_THE_DOOR
     ),
     "private names stay in their room": rules.private_names_taken,
+    "only the edges know grpc": lambda tree: rules.imports_of_library(
+        tree, "grpc", ("frontend", "router", "workers", "runtime"), KNOW_GRPC
+    ),
     "a folder has at most 20 modules": lambda tree: rules.crowded_folders(tree.files, 20),
     "a file has at most 400 lines": lambda tree: rules.long_files(tree, 400),
     "a file is a noun": lambda tree: rules.crumbs(tree, 40, SHORT_NOUNS),
@@ -89,8 +107,10 @@ def test_every_folder_of_the_package_has_a_floor(house: SourceTree) -> None:
 
 
 def test_no_exception_outlives_its_reason(house: SourceTree) -> None:
-    for allowed in (NOUNS_OF_RUNTIME, BESIDE_THE_DOOR, SHORT_NOUNS):
+    for allowed in (NOUNS_OF_RUNTIME, BESIDE_THE_DOOR, KNOW_GRPC, SHORT_NOUNS):
         assert rules.needless(house, allowed) == []
+    every = rules.imports_of_library(house, "grpc", FLOORS, {})
+    settle([text for text in every if not text.startswith("bench.")], _naming(KNOW_GRPC))
     short = [f"{module} has fewer than 40 lines" for module in SHORT_NOUNS]
     settle(rules.crumbs(house, 40, {}), short)
     settle(rules.circles(house), list(CIRCLES))
@@ -101,6 +121,10 @@ def test_tests_keep_the_rules_that_concern_them() -> None:
     assert rules.tests_that_import_tests(ROOT / "tests") == []
     assert rules.crowded_folders(tests.files, 20) == []
     settle(rules.long_files(tests, 400), TESTS_TO_SPLIT)
+
+
+def _naming(modules: Collection[str]) -> list[str]:
+    return [f"{module} imports grpc" for module in modules]
 
 
 TESTS_TO_SPLIT: list[str] = [
@@ -213,6 +237,16 @@ BROKEN: list[tuple[str, Files, list[str]]] = [
         "private names stay in their room",
         {"router/kv_router.py": "from .policy import Cost, _secret, __all__\n"},
         ["router/kv_router.py imports router.policy.__init__: _secret"],
+    ),
+    (
+        "only the edges know grpc",
+        {
+            "router/a.py": "def f():\n    from grpc import aio\n",
+            "router/b.py": "import os, grpc.aio\n",
+            "router/c.py": "from . import grpc\nimport grpc_health\n",
+            "bench/d.py": "import grpc\n",
+        },
+        ["router.a imports grpc", "router.b imports grpc"],
     ),
     (
         "a folder has at most 20 modules",

@@ -4,10 +4,10 @@ Not in trtllm.TrtllmService: a method of its own, with the GenerateRequest that 
 engine that does not know it answers UNIMPLEMENTED, as gRPC servers do.
 """
 
-import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import UInt64Value
 
+from ...runtime.errors import StatusCode
 from ..channels import EngineChannel, Metadata
 from ..failures import EngineCallError, Origin
 
@@ -25,7 +25,7 @@ async def ask_prefetch(
 ) -> int | None:
     """How many blocks the engine at the other end loads; None if it does not know how.
 
-    `request` is the serialized GenerateRequest, `timeout` in seconds. Raises grpc.RpcError for
+    `request` is the serialized GenerateRequest, `timeout` in seconds. Raises EngineCallError for
     whatever else goes wrong.
     """
     try:
@@ -33,10 +33,10 @@ async def ask_prefetch(
             PREFETCH_METHOD, request, timeout=timeout, metadata=metadata
         )
         return int(UInt64Value.FromString(answer).value)
-    except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+    except EngineCallError as error:
+        if error.code() is StatusCode.UNIMPLEMENTED:
             return None
         raise
     except DecodeError:
         text = "the answer to Prefetch cannot be read"
-        raise EngineCallError(Origin.ENGINE, grpc.StatusCode.INTERNAL, text) from None
+        raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text) from None

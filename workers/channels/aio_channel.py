@@ -1,20 +1,47 @@
 """A channel to an engine on grpc.aio."""
 
 import asyncio
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 from grpc import aio
 
+from ...runtime.errors import StatusCode
 from ...runtime.security import ClientTls
-from ..failures import Origin, origin_of
-from .engine_channel import EngineCall, Metadata
+from ..failures import EngineCallError, Origin, origin_of
+from .engine_channel import Metadata
 from .policy import ConnectionPolicy
 
 RENEWAL_GRACE_S = 3600.0
 """How long calls may go on over a channel whose credentials were renewed."""
 
-AioCall: TypeAlias = "aio.UnaryStreamCall[bytes, bytes]"
+
+class AioCall:
+    """A call under way, of an EngineChannel and of its events."""
+
+    def __init__(self, call: Any, error_of: "Callable[[aio.AioRpcError], EngineCallError]") -> None:
+        self._call, self._error_of = call, error_of
+        self._messages = aiter(call)
+
+    def __aiter__(self) -> "AioCall":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            message: bytes = await anext(self._messages)
+        except aio.AioRpcError as error:
+            raise self._error_of(error) from None
+        return message
+
+    async def initial_metadata(self) -> object:
+        return await self._call.initial_metadata()
+
+    def read(self) -> Awaitable[bytes]:
+        return anext(self)
+
+    def cancel(self) -> bool:
+        return bool(self._call.cancel())
 
 
 class AioChannel:
@@ -58,26 +85,18 @@ class AioChannel:
         *,
         timeout: float | None = None,
         metadata: Metadata | None = None,
-    ) -> EngineCall:
+    ) -> "AioCall":
         """Cancelling only the task that iterates is not enough to end a call: in the first
         milliseconds of one grpc.aio may forget it.
         """
-        return self.events(method, request, timeout=timeout, metadata=metadata)
-
-    def events(
-        self,
-        method: str,
-        request: bytes,
-        *,
-        timeout: float | None = None,
-        metadata: Metadata | None = None,
-    ) -> AioCall:
-        """The same, as grpc.aio's own call."""
         start = self._streams.get(method)
         if start is None:  # no (de)serializers: bytes go through as they are
             start = self._streams[method] = self._channel.unary_stream(method, None, None)
-        call: AioCall = start(request, timeout=timeout, metadata=metadata)
-        return call
+        return AioCall(start(request, timeout=timeout, metadata=metadata), self._error_of)
+
+    def events(self, method: str, request: bytes) -> "AioCall":
+        """Begin a call whose reader goes on for as long as there is an engine."""
+        return self.stream(method, request)
 
     async def unary(
         self,
@@ -93,12 +112,20 @@ class AioChannel:
         call = start(request, timeout=timeout, metadata=metadata)
         try:
             return tuple(await call.initial_metadata() or ()), await call
+        except aio.AioRpcError as error:
+            raise self._error_of(error) from None
         finally:
             call.cancel()  # nothing, if it has ended
 
-    def origin_of(self, error: grpc.RpcError) -> Origin:
-        connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
-        return origin_of(error.code(), error.details() or "", connected=connected)
+    def _error_of(self, error: aio.AioRpcError) -> EngineCallError:
+        code, details = StatusCode(error.code().value[0]), error.details() or ""
+
+        def origin() -> Origin:
+            connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
+            return origin_of(code, details, connected=connected)
+
+        trailing: Any = error.trailing_metadata() or ()
+        return EngineCallError(origin, code, details, tuple(trailing))
 
     async def close(self) -> None:
         if self._tls is not None and self._renew in self._tls.files.listeners:

@@ -1,15 +1,11 @@
 """What a client of an engine needs of the channel to it, whichever library carries the bytes.
 
-Failures are grpc.RpcErrors; `timeout` is in seconds, and a call without an answer by then fails
+Failures are EngineCallErrors; `timeout` is in seconds, and a call without an answer by then fails
 with DEADLINE_EXCEEDED.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias
-
-import grpc
-
-from ..failures import Origin
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
@@ -17,7 +13,7 @@ Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 class EngineCall(Protocol):
     """A call under way: iterate it for the engine's messages.
 
-    After `cancel` the iteration raises asyncio.CancelledError; grpc.RpcError where it failed.
+    After `cancel` the iteration raises asyncio.CancelledError; EngineCallError where it failed.
     """
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
@@ -71,10 +67,6 @@ class EngineChannel(Protocol):
         metadata: Metadata | None = None,
     ) -> tuple[Metadata, bytes]:
         """The initial metadata and the one message of an answer. The call ends with the task."""
-        ...
-
-    def origin_of(self, error: grpc.RpcError) -> Origin:
-        """Where the failure of a call over this channel arose; ask right after it failed."""
         ...
 
     async def close(self) -> None:

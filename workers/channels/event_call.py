@@ -5,7 +5,7 @@ Over nghttp2 a batch costs its reader 0.6 times the CPU that it costs over grpc.
 
 import asyncio
 from collections.abc import Awaitable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ...runtime.http2 import ClientCall
 
@@ -13,31 +13,18 @@ LOOK_S = 0.01
 """How often it is looked whether the engine has accepted a subscription."""
 
 
-class NamedCode(Protocol):
-    """How a call ended: gRPC's status, or what stands for it."""
-
-    @property
-    def name(self) -> str: ...
-
-
 class EventCall(Protocol):
-    """What it reads fails with grpc.RpcError; with asyncio.CancelledError once it was cancelled."""
+    """What it reads fails with EngineCallError; once it was cancelled, with CancelledError."""
 
     async def initial_metadata(self) -> object:
         """Returns once the engine has accepted it."""
         ...
 
-    def read(self) -> Awaitable[object]:
-        """The next message; what is no bytes, or StopAsyncIteration, is the end."""
+    def read(self) -> Awaitable[bytes]:
+        """The next message; StopAsyncIteration if it ended well."""
         ...
 
-    async def code(self) -> NamedCode: ...
-
     def cancel(self) -> object: ...
-
-
-class _Ok(NamedTuple):
-    name: str = "OK"
 
 
 class Http2EventCall:
@@ -53,9 +40,6 @@ class Http2EventCall:
 
     def read(self) -> Awaitable[bytes]:
         return anext(self._call)
-
-    async def code(self) -> NamedCode:
-        return _Ok()
 
     def cancel(self) -> bool:
         return self._call.cancel()

@@ -1,10 +1,9 @@
 """A channel to an engine on nghttp2: failures in gRPC's words, and where they arose."""
 
-import grpc
-
+from ...runtime.errors import StatusCode
 from ...runtime.http2 import ClientCall, ClientChannel, Fault, Outcome, Tls
 from ...runtime.security import ClientTls
-from ..failures import CODES, EngineCallError, Origin, origin_of
+from ..failures import EngineCallError, Origin, origin_of
 from .engine_channel import Metadata
 from .event_call import Http2EventCall
 from .policy import ConnectionPolicy
@@ -36,7 +35,7 @@ class Http2Channel:
         if tls is not None:
             trust = Tls(lambda: tls.ssl_context, tls.name_of(tls_name))
             tls.files.listeners.append(self._renew)
-        self._channel = ClientChannel(address, policy.channel_limits(), trust, _error_of)
+        self._channel = ClientChannel(address, policy.channel_limits(), trust, self._error_of)
 
     def _renew(self, _: object) -> None:
         self._channel.renew()
@@ -68,22 +67,24 @@ class Http2Channel:
             answer = None
             async for message in call:
                 if answer is not None:
-                    raise _error_of(Outcome(Fault.STATUS, 13, "the answer has too many messages"))
+                    raise _internal("the answer has too many messages")
                 answer = message
             if answer is None:
-                raise _error_of(Outcome(Fault.STATUS, 13, "the answer has no message"))
+                raise _internal("the answer has no message")
             return call.initial_metadata, answer
         finally:
             call.cancel()
 
-    def origin_of(self, error: grpc.RpcError) -> Origin:
-        if not isinstance(error, EngineCallError):
-            return Origin.ROUTER
-        if error.origin is Origin.ENGINE and error.code() is grpc.StatusCode.UNAVAILABLE:
+    def _error_of(self, outcome: Outcome) -> EngineCallError:
+        assert outcome.fault is not None
+        code, details = outcome.code, outcome.details
+        if outcome.fault is Fault.STATUS and code is StatusCode.UNAVAILABLE:
             # An engine's gRPC that goes away may say so by a status, as if its application did.
-            connected = self._channel.is_connected
-            return origin_of(error.code(), error.details(), connected=connected)
-        return error.origin
+            def origin() -> Origin:
+                return origin_of(code, details, connected=self._channel.is_connected)
+
+            return EngineCallError(origin, code, details, outcome.trailers)
+        return EngineCallError(_ORIGINS[outcome.fault], code, details, outcome.trailers)
 
     async def close(self) -> None:
         if self._tls is not None and self._renew in self._tls.files.listeners:
@@ -91,7 +92,5 @@ class Http2Channel:
         await self._channel.close()
 
 
-def _error_of(outcome: Outcome) -> EngineCallError:
-    assert outcome.fault is not None
-    origin, code = _ORIGINS[outcome.fault], CODES[outcome.code]
-    return EngineCallError(origin, code, outcome.details, outcome.trailers)
+def _internal(text: str) -> EngineCallError:
+    return EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text)

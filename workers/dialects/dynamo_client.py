@@ -6,11 +6,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-
 from ...runtime.clock import Clock
 from ...runtime.components import NOTHING, data_of
-from ...runtime.errors import InvalidRequestError, WorkerError
+from ...runtime.errors import InvalidRequestError, StatusCode, WorkerError
 from ...runtime.request_planes import (
     Answer,
     AnswerListener,
@@ -29,20 +27,19 @@ from .failed_call import FailedCall, failure_of, unimplemented
 
 CANARY_AFTER_S = 10.0
 """A worker that was silent for so long is sent a small request, when its health is asked for."""
-_Code = grpc.StatusCode
 
 # What a fault of the request plane is to failures.py; Origin.ENGINE where it is the worker's word.
 _FAILURES = {
-    Fault.UNREACHABLE: (Origin.CONNECT, _Code.UNAVAILABLE),
-    Fault.UNAVAILABLE: (Origin.ENGINE, _Code.UNAVAILABLE),
-    Fault.OVERLOADED: (Origin.ENGINE, _Code.RESOURCE_EXHAUSTED),
-    Fault.SILENT: (Origin.SILENCE, _Code.UNAVAILABLE),
-    Fault.REFUSED: (Origin.ENGINE, _Code.INTERNAL),
-    Fault.BROKEN: (Origin.TRANSPORT, _Code.UNAVAILABLE),
-    Fault.PROTOCOL: (Origin.ENGINE, _Code.INTERNAL),
-    Fault.INVALID: (Origin.ENGINE, _Code.INVALID_ARGUMENT),
-    Fault.FAILED: (Origin.ENGINE, _Code.INTERNAL),
-    Fault.TOO_LARGE: (Origin.REQUEST_SIZE, _Code.RESOURCE_EXHAUSTED),
+    Fault.UNREACHABLE: (Origin.CONNECT, StatusCode.UNAVAILABLE),
+    Fault.UNAVAILABLE: (Origin.ENGINE, StatusCode.UNAVAILABLE),
+    Fault.OVERLOADED: (Origin.ENGINE, StatusCode.RESOURCE_EXHAUSTED),
+    Fault.SILENT: (Origin.SILENCE, StatusCode.UNAVAILABLE),
+    Fault.REFUSED: (Origin.ENGINE, StatusCode.INTERNAL),
+    Fault.BROKEN: (Origin.TRANSPORT, StatusCode.UNAVAILABLE),
+    Fault.PROTOCOL: (Origin.ENGINE, StatusCode.INTERNAL),
+    Fault.INVALID: (Origin.ENGINE, StatusCode.INVALID_ARGUMENT),
+    Fault.FAILED: (Origin.ENGINE, StatusCode.INTERNAL),
+    Fault.TOO_LARGE: (Origin.REQUEST_SIZE, StatusCode.RESOURCE_EXHAUSTED),
 }
 _ALIVE = (Fault.OVERLOADED, Fault.INVALID)
 """Answers to a canary that only somebody gives who is well."""
@@ -85,9 +82,6 @@ class DynamoClient:
         rank = next((int(value) for key, value in metadata or () if key == DP_RANK_KEY), None)
         return DynamoCall(self, request, timeout, rank)
 
-    def origin_of(self, error: grpc.RpcError) -> Origin:
-        return error.origin if isinstance(error, EngineCallError) else Origin.ROUTER
-
     async def embed(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> bytes:
@@ -100,7 +94,7 @@ class DynamoClient:
 
     async def check_health(self, *, timeout: float) -> EngineIdentity:
         """Send a canary if the worker was silent for CANARY_AFTER_S: its registration alone says
-        that its process lives, not that it answers. WorkerError or grpc.RpcError if it does not.
+        that its process lives, not that it answers. WorkerError or EngineCallError if it does not.
         """
         if self._now() - self._heard >= CANARY_AFTER_S:
             try:

@@ -1,15 +1,12 @@
 """What the router needs of an engine's client, whatever its dialect.
 
-Requests and answers are those of trtllm.TrtllmService, serialized; failures are grpc.RpcErrors.
+Requests and answers are those of trtllm.TrtllmService, serialized; failures are EngineCallErrors.
 """
 
 from typing import Protocol
 
-import grpc
-
 from ..channels import EngineCall, Metadata
 from ..engine_facts import EngineFacts
-from ..failures import Origin
 from ..registry import WorkerEntry
 from ..trtllm_client import EngineIdentity
 
@@ -41,7 +38,6 @@ class EngineClient(Protocol):
     async def prefetch(
         self, request: bytes, *, timeout: float, metadata: Metadata | None = None
     ) -> int | None: ...
-    def origin_of(self, error: grpc.RpcError) -> Origin: ...
     async def embed(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> bytes: ...

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import aiohttp
-import grpc
 
+from ...runtime.errors import StatusCode
 from ...runtime.security import ClientTls, EngineKey
 from ..channels import WINDOW_BYTES, ConnectionPolicy
 from ..failures import EngineCallError, Origin
@@ -24,7 +24,6 @@ KEEP_S = 2.0
 DRAIN_S = 0.5
 ERROR_BYTES = 16 << 10
 """Of an error's body, as much is read."""
-_Code = grpc.StatusCode
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "dynamo-router"}
 
 
@@ -132,7 +131,7 @@ class EngineHttp:
 
     def _too_large(self) -> EngineCallError:
         text = f"the answer is longer than {self._policy.max_message_bytes} bytes"
-        return EngineCallError(Origin.ANSWER_SIZE, _Code.RESOURCE_EXHAUSTED, text)
+        return EngineCallError(Origin.ANSWER_SIZE, StatusCode.RESOURCE_EXHAUSTED, text)
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -152,7 +151,7 @@ class EngineHttp:
 
     def _opened_session(self) -> aiohttp.ClientSession:
         if self._closed:
-            raise EngineCallError(Origin.CONNECT, _Code.UNAVAILABLE, "its client was closed")
+            raise EngineCallError(Origin.CONNECT, StatusCode.UNAVAILABLE, "its client was closed")
         if self._session is None:  # made in the loop that it is used in
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_S),
@@ -174,14 +173,14 @@ def _translated() -> Iterator[None]:
         raise _failure(Origin.CONNECT, error) from error
     except aiohttp.ClientResponseError as error:
         text = f"the answer is no HTTP: {error.message}"
-        raise EngineCallError(Origin.ENGINE, _Code.INTERNAL, text) from error
+        raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text) from error
     except TimeoutError as error:
         text = "no answer in time"
-        raise EngineCallError(Origin.ENGINE, _Code.DEADLINE_EXCEEDED, text) from error
+        raise EngineCallError(Origin.ENGINE, StatusCode.DEADLINE_EXCEEDED, text) from error
     except (aiohttp.ClientError, OSError) as error:
         raise _failure(Origin.TRANSPORT, error) from error
 
 
 def _failure(origin: Origin, error: Exception) -> EngineCallError:
     text = str(error) or type(error).__name__
-    return EngineCallError(origin, _Code.UNAVAILABLE, text)
+    return EngineCallError(origin, StatusCode.UNAVAILABLE, text)

@@ -1,13 +1,13 @@
-"""Failures of calls in gRPC's words, whatever the dialect."""
+"""Failures of calls in gRPC's words, whatever the dialect.
+
+Over gRPC an engine says them itself; elsewhere they are made here, so that dispatch judges all by
+one table.
+"""
 
 from collections.abc import AsyncGenerator
 
-import grpc
-
-from ...runtime.errors import InvalidRequestError, WorkerError
+from ...runtime.errors import InvalidRequestError, StatusCode, WorkerError
 from ..failures import EngineCallError, Origin
-
-_Code = grpc.StatusCode
 
 
 class FailedCall:
@@ -26,16 +26,16 @@ class FailedCall:
 
 def unimplemented(text: str) -> EngineCallError:
     """What an engine is asked for that its dialect has no word for."""
-    return EngineCallError(Origin.ENGINE, _Code.UNIMPLEMENTED, text)
+    return EngineCallError(Origin.ENGINE, StatusCode.UNIMPLEMENTED, text)
 
 
 def failure_of(error: BaseException) -> BaseException:
     """What the reader of a call is told of an error that is none of gRPC's."""
     if isinstance(error, InvalidRequestError):
-        return EngineCallError(Origin.ENGINE, _Code.INVALID_ARGUMENT, str(error))
+        return EngineCallError(Origin.ENGINE, StatusCode.INVALID_ARGUMENT, str(error))
     if isinstance(error, WorkerError):
-        return EngineCallError(Origin.ENGINE, _Code.INTERNAL, str(error))
+        return EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, str(error))
     if isinstance(error, TimeoutError):
         text = "no answer by the deadline"
-        return EngineCallError(Origin.DEADLINE, _Code.DEADLINE_EXCEEDED, text)
+        return EngineCallError(Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, text)
     return error

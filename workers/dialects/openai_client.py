@@ -5,11 +5,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 import aiohttp
-import grpc
 import msgspec
 from google.protobuf.message import DecodeError
 
-from ...runtime.errors import InvalidRequestError, WorkerError
+from ...runtime.errors import InvalidRequestError, StatusCode, WorkerError
 from ...runtime.security import ClientTls, EngineKey
 from ..channels import ConnectionPolicy, Metadata
 from ..engine_facts import EngineFacts
@@ -28,8 +27,8 @@ from .pumped_call import PumpedCall, end_calls
 _PASSED_ON = ("traceparent", "tracestate")
 _RANK_HEADER = "X-data-parallel-rank"
 _STREAM, _WHOLE = "text/event-stream", "application/json"
-_NOT_THERE = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
-_UNTOLD = (*_NOT_THERE, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+_NOT_THERE = (StatusCode.NOT_FOUND, StatusCode.UNIMPLEMENTED)
+_UNTOLD = (*_NOT_THERE, StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED)
 
 
 class OpenAiClient:
@@ -66,9 +65,6 @@ class OpenAiClient:
         headers = _headers(metadata or ())
         return PumpedCall(lambda: self._messages(request, headers), timeout, self._calls)
 
-    def origin_of(self, error: grpc.RpcError) -> Origin:
-        return error.origin if isinstance(error, EngineCallError) else Origin.ROUTER
-
     async def embed(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> bytes:
@@ -92,7 +88,7 @@ class OpenAiClient:
 
     async def check_health(self, *, timeout: float) -> EngineIdentity:
         """Ask /health, or /v1/models where there is no such thing. WorkerError with the engine's
-        own words, or grpc.RpcError, if it is not well."""
+        own words, or EngineCallError, if it is not well."""
         try:
             try:
                 await self._http.ask("GET", "/health", timeout=timeout)
@@ -255,7 +251,7 @@ def _embedding(message: pb.EmbedRequest, body: bytes) -> bytes:
             ).SerializeToString()
             return answer
     text = "its embedding cannot be read"
-    raise EngineCallError(Origin.ENGINE, grpc.StatusCode.INTERNAL, text)
+    raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text)
 
 
 def _headers(metadata: Metadata) -> dict[str, str]:

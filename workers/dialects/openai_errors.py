@@ -2,27 +2,26 @@
 
 from typing import Any
 
-import grpc
 import msgspec
 
+from ...runtime.errors import StatusCode
 from ..failures import EngineCallError, Origin, shortened
 
-_Code = grpc.StatusCode
 _CODES = {
-    400: _Code.INVALID_ARGUMENT,
-    401: _Code.UNAUTHENTICATED,
-    403: _Code.PERMISSION_DENIED,
-    404: _Code.NOT_FOUND,
-    405: _Code.UNIMPLEMENTED,
-    408: _Code.UNAVAILABLE,
-    413: _Code.RESOURCE_EXHAUSTED,
-    422: _Code.INVALID_ARGUMENT,
-    429: _Code.RESOURCE_EXHAUSTED,
-    501: _Code.UNIMPLEMENTED,
-    502: _Code.UNAVAILABLE,
-    503: _Code.UNAVAILABLE,
-    504: _Code.UNAVAILABLE,
-    529: _Code.RESOURCE_EXHAUSTED,
+    400: StatusCode.INVALID_ARGUMENT,
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    405: StatusCode.UNIMPLEMENTED,
+    408: StatusCode.UNAVAILABLE,
+    413: StatusCode.RESOURCE_EXHAUSTED,
+    422: StatusCode.INVALID_ARGUMENT,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    501: StatusCode.UNIMPLEMENTED,
+    502: StatusCode.UNAVAILABLE,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.UNAVAILABLE,
+    529: StatusCode.RESOURCE_EXHAUSTED,
 }
 _TOO_LARGE = 413
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -39,16 +38,15 @@ def error_of(status: int, body: bytes = b"", retry_after: str | None = None) -> 
     if retry_after:
         text += f" (retry after {retry_after[:64]})"
     origin = Origin.REQUEST_SIZE if status == _TOO_LARGE else Origin.ENGINE
-    return EngineCallError(origin, _CODES.get(status, _Code.INTERNAL), shortened(text))
+    return EngineCallError(origin, _CODES.get(status, StatusCode.INTERNAL), shortened(text))
 
 
 def error_in(error: Any) -> EngineCallError:
     """The failure that `error` of an answer tells, which began as if all were well."""
     code = str(error.get("code")) if isinstance(error, dict) else ""
     status = int(code) if code.isdecimal() and len(code) == 3 else 500
-    return EngineCallError(
-        Origin.ENGINE, _CODES.get(status, _Code.INTERNAL), shortened(_words_of({"error": error}))
-    )
+    text = shortened(_words_of({"error": error}))
+    return EngineCallError(Origin.ENGINE, _CODES.get(status, StatusCode.INTERNAL), text)
 
 
 def _words_of(body: Any) -> str:

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-import grpc
-
 from ...runtime.request_planes import AnswerQueue
+from ..failures import EngineCallError
 from .failed_call import failure_of
 
 
@@ -14,7 +13,7 @@ class PumpedCall:
     """A call under way; see EngineCall. It begins at once, whether or not anybody reads.
 
     It is in `calls` while it runs. What `messages` raises is what the call failed with, in gRPC's
-    words: errors of other kinds than grpc.RpcError are translated.
+    words: errors of other kinds than EngineCallError are translated.
     """
 
     def __init__(
@@ -69,4 +68,4 @@ def _failure_of(task: "asyncio.Task[None]") -> BaseException | None:
     if task.cancelled():
         return asyncio.CancelledError()
     error = task.exception()
-    return error if error is None or isinstance(error, grpc.RpcError) else failure_of(error)
+    return error if error is None or isinstance(error, EngineCallError) else failure_of(error)

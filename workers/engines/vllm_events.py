@@ -3,7 +3,7 @@
 import structlog
 
 from ...runtime.supervised import stopped, supervise
-from ..event_dialects import EventsRefused, PulledCall, ZmqEvents
+from ..event_dialects import EventsEnded, EventsRefused, PulledCall, ZmqEvents
 from ..serving import KvEvent, OnEvents
 from ..trtllm_proto import common_pb
 from .cache_mirror import CacheMirror
@@ -37,7 +37,8 @@ class VllmEvents:
             call: PulledCall = self._subscriber.subscribe_kv_events(start)
             try:
                 await call.initial_metadata()
-                while (batch := await call.read()) is not None:
+                while True:
+                    batch = await call.read()
                     number = common_pb.KvEventBatch.FromString(batch).sequence_number
                     if number <= self._last:  # of another numbering
                         self._forget(0)
@@ -52,6 +53,8 @@ class VllmEvents:
                     asked = False
                     self._last = number
                     self._tell(*self._mirror.apply(batch))
+            except EventsEnded:
+                pass  # once more
             except EventsRefused as error:
                 log.error("the engine's KV events cannot be told", reason=str(error))
                 self._tell(0, self._mirror.clear(0))

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 
 class EventsRefused(Exception):
@@ -11,13 +10,6 @@ class EventsRefused(Exception):
 
 class EventsEnded(Exception):
     """The subscription is over; the message says why. It may be tried again."""
-
-
-@dataclass(frozen=True)
-class EndCode:
-    """Why a call ended, where gRPC would have a status."""
-
-    name: str
 
 
 class PulledCall:
@@ -32,27 +24,20 @@ class PulledCall:
         self._open, self._pull = open, pull
         self._reading: asyncio.Future[bytes] | None = None
         self._cancelled = False
-        self._end = EndCode("OK")
 
     async def initial_metadata(self) -> None:
         """EventsRefused if it cannot be had at all."""
         await self._open()
 
-    async def read(self) -> bytes | None:
-        """The next batch, None at the end. CancelledError once it was cancelled."""
+    async def read(self) -> bytes:
+        """The next batch; EventsEnded at the end. CancelledError once it was cancelled."""
         if self._cancelled:
             raise asyncio.CancelledError
         self._reading = asyncio.ensure_future(self._pull())
         try:
             return await self._reading
-        except EventsEnded as end:
-            self._end = EndCode(str(end))
-            return None
         finally:
             self._reading = None
-
-    async def code(self) -> EndCode:
-        return self._end
 
     def cancel(self) -> None:
         """End it: a read that waits is cancelled."""

@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
-import grpc
-
+from ...runtime.errors import StatusCode
 from ...runtime.grpc_servers import Methods
 from ..serving import KvEvent, KvEventFeed, KvSubscription, ServedEngine
 from ..trtllm_proto import SERVICE
@@ -39,7 +38,7 @@ class FaultyCalls:
             if failure == "OK":
                 return None
             if failure is not None:
-                await context.abort(grpc.StatusCode[failure], TEXT)
+                await context.abort(StatusCode[failure], TEXT)
             return await answer(message, context)
 
         return late

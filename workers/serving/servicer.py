@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-import grpc
-
-from ...runtime.errors import InvalidRequestError, NoWorkersError, WorkerError
+from ...runtime.errors import InvalidRequestError, NoWorkersError, StatusCode, WorkerError
 from ...runtime.grpc_servers import Method, Methods, ServerCall
 from ..cache_control import PREFETCH_METHOD, RETURNING_KEY, encode_loaded
 from ..dialects import DP_RANK_KEY, TrtllmAnswer, with_handoff
@@ -22,10 +20,10 @@ MOST_ANSWERS = 256
 """To one request, of an engine that does not say how many requests it runs at a time."""
 _MOST_DIGITS = 9  # of a number in metadata
 _MOST_ANNOUNCED = 4096  # characters: metadata has a limit, and more ranks go unannounced
-_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
-_INVALID = grpc.StatusCode.INVALID_ARGUMENT
-_UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-_UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
+_EXHAUSTED = StatusCode.RESOURCE_EXHAUSTED
+_INVALID = StatusCode.INVALID_ARGUMENT
+_UNAVAILABLE = StatusCode.UNAVAILABLE
+_UNIMPLEMENTED = StatusCode.UNIMPLEMENTED
 
 
 class TrtllmServicer:
@@ -109,14 +107,14 @@ class TrtllmServicer:
                         await context.write(last)
         except InvalidRequestError as error:
             duplicate = error.field == "request_id"
-            code = grpc.StatusCode.ALREADY_EXISTS if duplicate else _INVALID
+            code = StatusCode.ALREADY_EXISTS if duplicate else _INVALID
             await context.abort(code, str(error))
         except NoWorkersError as error:
             await context.abort(_EXHAUSTED, str(error))
         except EngineUnavailableError as error:
             await context.abort(_UNAVAILABLE, str(error))
         except WorkerError as error:
-            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+            await context.abort(StatusCode.INTERNAL, str(error))
 
     async def prefetch(self, message: Any, context: ServerCall) -> int:
         """Load blocks of a request that is expected from lower tiers: how many."""

@@ -26,6 +26,7 @@ from support.serving import Doors, serving
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.runtime.security import ClientTls, WorkerTlsConfig
 from dynamo_router.workers.dialects import OpenAiClient
+from dynamo_router.workers.failures import EngineCallError
 from dynamo_router.workers.registry import WorkerState
 
 PATH = "/v1/completions"
@@ -159,6 +160,6 @@ async def test_over_tls(tmp_path: Path) -> None:
             assert await tokens(doors, "r1") == [11, 12]
             others = Authority(tmp_path / "others", "others")
             stranger = OpenAiClient(engine.address, tls=ClientTls(WorkerTlsConfig(ca=others.ca)))
-            with pytest.raises(grpc.RpcError, match="certificate"):
+            with pytest.raises(EngineCallError, match="certificate"):
                 await stranger.check_health(timeout=5)
             await stranger.close()

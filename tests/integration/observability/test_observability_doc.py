@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import grpc
 import pytest
 import yaml
 from structlog.testing import capture_logs
@@ -16,10 +15,11 @@ from support.rig import Rig
 from dynamo_router.router.dispatch import AccessLog
 from dynamo_router.router.dispatch.observers import NoObserver
 from dynamo_router.runtime.clock import SystemClock
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.runtime.logs import UNLIMITED
 
 DOC = (ROOT / "docs" / "observability.md").read_text()
-GONE = grpc.StatusCode.UNAVAILABLE
+GONE = StatusCode.UNAVAILABLE
 METRIC = re.compile(r"\| `(\w+)` \| (\w+) \| ([\w, -]+) \| .+ \|")
 SILENT = {
     "dynamo_router_access_refused_total": "reason",

@@ -8,11 +8,12 @@ from grpc import aio
 from support.fake_engine import FakeEngine, prompt
 from support.serving import Doors, serving
 
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.trtllm_proto import pb
 
-FULL = judge(Origin.ENGINE, grpc.StatusCode.RESOURCE_EXHAUSTED, started=False)
+FULL = judge(Origin.ENGINE, StatusCode.RESOURCE_EXHAUSTED, started=False)
 FAILURES = 10
 """Enough of them for the longest time that a worker is left alone after one, some seconds."""
 

@@ -24,6 +24,7 @@ from dynamo_router.runtime import supervised
 from dynamo_router.runtime.errors import WorkerError
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.runtime.security import ServerTlsConfig
+from dynamo_router.workers.failures import EngineCallError
 from dynamo_router.workers.outliers import OutlierPolicy
 
 BLOCK = 16
@@ -93,7 +94,7 @@ async def _send_requests(server: Server) -> None:
         try:
             body = prompt(f"r{number}", 8 + number % 50).SerializeToString()
             await server.dispatcher.generate(body, respond)
-        except (grpc.RpcError, WorkerError):
+        except (EngineCallError, WorkerError):
             pass
 
 

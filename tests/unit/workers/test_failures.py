@@ -2,16 +2,17 @@
 
 import asyncio
 
-import grpc
 import pytest
 from support.adversity.fault_proxy import FaultProxy
 from support.fake_engine import FakeEngine, Script, chunk, fail, hang, pb, prompt
 from support.polling import until
 
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.workers.channels import DATA_PATHS, ConnectionPolicy, data_path_of
 from dynamo_router.workers.failures import (
     MAX_DETAILS,
     Blame,
+    EngineCallError,
     Origin,
     Retry,
     Verdict,
@@ -21,7 +22,7 @@ from dynamo_router.workers.failures import (
 )
 from dynamo_router.workers.trtllm_client import TrtllmClient
 
-Code = grpc.StatusCode
+Code = StatusCode
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ Code = grpc.StatusCode
     [Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED, Code.INTERNAL],
 )
 def test_what_may_be_the_requests_or_the_workers_fault_gets_one_more_opinion(
-    code: grpc.StatusCode,
+    code: StatusCode,
 ) -> None:
     assert judge(Origin.ENGINE, code, started=False) == Verdict(
         Blame.EITHER, Retry.ONCE, code.name.lower()
@@ -66,13 +67,13 @@ def test_what_may_be_the_requests_or_the_workers_fault_gets_one_more_opinion(
         (Origin.ROUTER, Code.INTERNAL, Verdict(Blame.US, Retry.NO, "internal")),
     ],
 )
-def test_whose_fault_it_is(origin: Origin, code: grpc.StatusCode, verdict: Verdict) -> None:
+def test_whose_fault_it_is(origin: Origin, code: StatusCode, verdict: Verdict) -> None:
     assert judge(origin, code, started=False) == verdict
 
 
 @pytest.mark.parametrize("origin", Origin)
 @pytest.mark.parametrize("code", Code)
-def test_nothing_that_has_started_is_tried_again(origin: Origin, code: grpc.StatusCode) -> None:
+def test_nothing_that_has_started_is_tried_again(origin: Origin, code: StatusCode) -> None:
     before, after = judge(origin, code, started=False), judge(origin, code, started=True)
     assert after.retry is Retry.NO and after.cause == before.cause
     assert after.blame in (before.blame, Blame.CLIENT)
@@ -229,6 +230,6 @@ async def _origin(client: TrtllmClient, body: bytes | None = None) -> Origin:
     try:
         async for _ in call:
             pass
-    except grpc.RpcError as error:
-        return client.origin_of(error)
+    except EngineCallError as error:
+        return error.origin
     raise AssertionError("the call went well")

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-import grpc
 import pytest
 from support.polling import until
 
 from dynamo_router.router.dashboard.incidents import ALIKE_S, KEPT_INCIDENTS, Incidents
 from dynamo_router.runtime.clock import ManualClock
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.workers.registry import WorkerRegistry, WorkerState
 
 
@@ -49,9 +49,9 @@ def test_workers_that_come_change_and_leave(incidents: Incidents, registry: Work
 
 def test_a_storm_of_the_same_is_one_line(incidents: Incidents, clock: ManualClock) -> None:
     for _ in range(100):
-        incidents.on_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        incidents.on_refused(StatusCode.RESOURCE_EXHAUSTED)
         clock.advance(ALIKE_S / 2)
-    incidents.on_refused(grpc.StatusCode.INVALID_ARGUMENT)
+    incidents.on_refused(StatusCode.INVALID_ARGUMENT)
     assert texts(incidents) == [
         (None, "refused: resource exhausted", 100),
         (None, "refused: invalid argument", 1),
@@ -60,13 +60,13 @@ def test_a_storm_of_the_same_is_one_line(incidents: Incidents, clock: ManualCloc
     (again, _) = incidents.since(99)
     assert (again.number, again.number - again.count + 1) == (100, 1)
     clock.advance(2 * ALIKE_S)
-    incidents.on_refused(grpc.StatusCode.INVALID_ARGUMENT)
+    incidents.on_refused(StatusCode.INVALID_ARGUMENT)
     assert len(incidents.since(0)) == 3
 
 
 def test_they_are_bounded(incidents: Incidents, clock: ManualClock) -> None:
     for _ in range(2 * KEPT_INCIDENTS):
-        incidents.on_refused(grpc.StatusCode.INTERNAL)
+        incidents.on_refused(StatusCode.INTERNAL)
         clock.advance(2 * ALIKE_S)
     kept = incidents.since(0)
     assert len(kept) == KEPT_INCIDENTS and kept[-1].number == incidents.last

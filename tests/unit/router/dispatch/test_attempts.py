@@ -1,16 +1,16 @@
 """Whether a request is tried again, and whose fault its failures were."""
 
-import grpc
 import pytest
 
 from dynamo_router.router.dispatch.attempts import Attempt, Attempts, RetryBudget
 from dynamo_router.router.dispatch.prefill_estimate import STEP_S, PrefillEstimate
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.workers.failures import Origin, judge
 
-Code = grpc.StatusCode
+Code = StatusCode
 
 
-def tried(*failures: tuple[int, Origin, grpc.StatusCode], most: int = 5) -> Attempts:
+def tried(*failures: tuple[int, Origin, StatusCode], most: int = 5) -> Attempts:
     attempts = Attempts(most)
     for worker_id, origin, code in failures:
         verdict = judge(origin, code, started=False)
@@ -18,11 +18,11 @@ def tried(*failures: tuple[int, Origin, grpc.StatusCode], most: int = 5) -> Atte
     return attempts
 
 
-def engine(worker_id: int, code: grpc.StatusCode) -> tuple[int, Origin, grpc.StatusCode]:
+def engine(worker_id: int, code: StatusCode) -> tuple[int, Origin, StatusCode]:
     return worker_id, Origin.ENGINE, code
 
 
-def broken(worker_id: int) -> tuple[int, Origin, grpc.StatusCode]:
+def broken(worker_id: int) -> tuple[int, Origin, StatusCode]:
     return worker_id, Origin.TRANSPORT, Code.UNAVAILABLE
 
 

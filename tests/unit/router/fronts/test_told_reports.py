@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_router.router.fronts.messages import Report
 from dynamo_router.router.fronts.told_reports import ToldReports, take_report
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.request_reports import RequestReports
 
@@ -30,11 +30,11 @@ def make(kind: Callable[..., RequestReports], clock: Clock, lost: list[int]) -> 
 
 
 VERDICTS = [
-    judge(Origin.CONNECT, grpc.StatusCode.UNAVAILABLE, started=False),
-    judge(Origin.ENGINE, grpc.StatusCode.INTERNAL, started=False),
-    judge(Origin.ENGINE, grpc.StatusCode.RESOURCE_EXHAUSTED, started=False),
-    judge(Origin.EMPTY, grpc.StatusCode.OK, started=False),
-    judge(Origin.SILENCE, grpc.StatusCode.CANCELLED, started=False),
+    judge(Origin.CONNECT, StatusCode.UNAVAILABLE, started=False),
+    judge(Origin.ENGINE, StatusCode.INTERNAL, started=False),
+    judge(Origin.ENGINE, StatusCode.RESOURCE_EXHAUSTED, started=False),
+    judge(Origin.EMPTY, StatusCode.OK, started=False),
+    judge(Origin.SILENCE, StatusCode.CANCELLED, started=False),
 ]
 calls = st.one_of(
     st.tuples(st.sampled_from(("sent", "given_up", "undecided")), st.just(())),

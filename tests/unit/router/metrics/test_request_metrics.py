@@ -1,6 +1,5 @@
 """What is counted of requests: by message, by end, by worker."""
 
-import grpc
 import pytest
 from support.fake_engine import chunk, complete, prompt
 
@@ -12,6 +11,7 @@ from dynamo_router.router.metrics.requests import KEPT_MESSAGES, OUTCOMES, Reque
 from dynamo_router.router.metrics.worker_requests import WorkerRequests
 from dynamo_router.router.policy.decision import Decision
 from dynamo_router.runtime.clock import ManualClock
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerRegistry
@@ -60,7 +60,7 @@ def end(request: object, *tokens: int) -> bytes:
 def test_an_answer_is_counted_by_its_last_message() -> None:
     metrics, request = Fixture().metrics, prompt()
     for _ in range(KEPT_MESSAGES + 1):
-        metrics.on_end(flight(b"", end(request, 1, 2, 3)), grpc.StatusCode.OK)
+        metrics.on_end(flight(b"", end(request, 1, 2, 3)), StatusCode.OK)
         assert len(metrics._last_messages) < KEPT_MESSAGES
     told = samples(metrics)
     assert told["dynamo_component_router_output_sequence_tokens_sum"] == 3 * (KEPT_MESSAGES + 1)
@@ -73,7 +73,7 @@ def test_several_answers_are_counted_one_by_one() -> None:
     for message in (chunk(request, 5).SerializeToString(), end(request, 1, 2), end(request, 1)):
         metrics.on_message(several, message, 1.0)
         several.messages, several.last_message = several.messages + 1, message
-    metrics.on_end(several, grpc.StatusCode.OK)
+    metrics.on_end(several, StatusCode.OK)
     told = samples(metrics)
     assert told["dynamo_component_router_output_sequence_tokens_count"] == 2
     assert told["dynamo_component_router_output_sequence_tokens_sum"] == 3
@@ -81,9 +81,9 @@ def test_several_answers_are_counted_one_by_one() -> None:
 
 def test_cut_off_and_unreadable_answers_do_no_harm() -> None:
     metrics = Fixture(2).metrics
-    metrics.on_end(flight(b"\xff\xff"), grpc.StatusCode.UNAVAILABLE)
-    metrics.on_end(flight(), grpc.StatusCode.CANCELLED)
-    metrics.on_end(None, grpc.StatusCode.INVALID_ARGUMENT)
+    metrics.on_end(flight(b"\xff\xff"), StatusCode.UNAVAILABLE)
+    metrics.on_end(flight(), StatusCode.CANCELLED)
+    metrics.on_end(None, StatusCode.INVALID_ARGUMENT)
     told = samples(metrics)
     assert told["dynamo_component_router_output_sequence_tokens_count"] == 0
     assert told["dynamo_component_router_requests_totalcancelled"] == 1
@@ -120,7 +120,7 @@ def test_a_request_lasts_from_its_arrival_to_its_end() -> None:
     sent = flight()
     sent.queue_s, sent.sent_at = 1.5, 2.0
     told.clock.advance(5.0)
-    told.metrics.on_end(sent, grpc.StatusCode.OK)
+    told.metrics.on_end(sent, StatusCode.OK)
     seen = samples(told.metrics)
     assert seen["dynamo_router_request_duration_seconds_sum"] == 5.0
     assert seen["dynamo_router_queue_wait_seconds_sum"] == 1.5
@@ -134,7 +134,7 @@ def test_who_waited_in_vain_has_waited() -> None:
     refused = flight()
     refused.decision = None
     told.clock.advance(7.0)
-    told.metrics.on_end(refused, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    told.metrics.on_end(refused, StatusCode.RESOURCE_EXHAUSTED)
     seen = samples(told.metrics)
     assert seen["dynamo_router_queue_wait_seconds_sum"] == 7.0
     assert seen["dynamo_router_request_duration_seconds_count"] == 0
@@ -145,12 +145,12 @@ def test_each_worker_that_was_tried_is_counted(served: bool) -> None:
     told = Fixture()
     told.registry.add(2)
     tried = flight()
-    lost = judge(Origin.CONNECT, grpc.StatusCode.UNAVAILABLE, started=False)
+    lost = judge(Origin.CONNECT, StatusCode.UNAVAILABLE, started=False)
     tried.attempts = Attempts(3)
     tried.attempts.add(Attempt(2, Origin.CONNECT, lost, ""))
     if not served:
         tried.attempts.add(Attempt(1, Origin.CONNECT, lost, ""))
-    code = grpc.StatusCode.OK if served else grpc.StatusCode.UNAVAILABLE
+    code = StatusCode.OK if served else StatusCode.UNAVAILABLE
     told.metrics.on_end(tried, code)
     counts = {worker: told.workers.counts(worker) for worker in (1, 2)}
     assert {w: (c.requests, c.served) for w, c in counts.items() if c is not None} == {
@@ -162,12 +162,12 @@ def test_each_worker_that_was_tried_is_counted(served: bool) -> None:
 def test_what_is_counted_of_a_worker_goes_with_it() -> None:
     told = Fixture()
     told.registry.add(1, dp_size=2)
-    told.metrics.on_end(flight(), grpc.StatusCode.OK)
+    told.metrics.on_end(flight(), StatusCode.OK)
     told.registry.add(1)  # one of its ranks goes, it stays
     counts = told.workers.counts(1)
     assert counts is not None and counts.requests == 1
     told.registry.remove(1)
-    told.metrics.on_end(flight(), grpc.StatusCode.OK)  # of a request that was there
+    told.metrics.on_end(flight(), StatusCode.OK)  # of a request that was there
     assert told.workers.counts(1) is None
     told.registry.add(1)
     counts = told.workers.counts(1)
@@ -185,7 +185,7 @@ def test_answers_are_counted_by_their_objectives(
     made = flight(*[b""] * 11)
     made.objectives = Objectives(ttft_ms=200.0, itl_ms=20.0)
     made.first_message_at, made.last_message_at = first_at, last_at
-    fixture.metrics.on_end(made, grpc.StatusCode.OK)
+    fixture.metrics.on_end(made, StatusCode.OK)
     told = samples(fixture.metrics)
     assert {name: told[f"dynamo_router_objectives_total{name}"] for name in OUTCOMES} == {
         name: float(name == outcome) for name in OUTCOMES
@@ -195,18 +195,18 @@ def test_answers_are_counted_by_their_objectives(
 @pytest.mark.parametrize(
     ("code", "failed"),
     [
-        (grpc.StatusCode.UNAVAILABLE, 1),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, 1),
-        (grpc.StatusCode.CANCELLED, 0),
-        (grpc.StatusCode.INVALID_ARGUMENT, 0),
+        (StatusCode.UNAVAILABLE, 1),
+        (StatusCode.RESOURCE_EXHAUSTED, 1),
+        (StatusCode.CANCELLED, 0),
+        (StatusCode.INVALID_ARGUMENT, 0),
     ],
 )
 def test_a_request_without_an_answer_misses_its_objectives_unless_that_is_its_clients_doing(
-    code: grpc.StatusCode, failed: int
+    code: StatusCode, failed: int
 ) -> None:
     metrics = Fixture().metrics
     metrics.on_end(flight(), code)
-    metrics.on_end(flight(b"", streaming=False), grpc.StatusCode.OK)
+    metrics.on_end(flight(b"", streaming=False), StatusCode.OK)
     told = samples(metrics)
     counts = [told[f"dynamo_router_objectives_total{name}"] for name in OUTCOMES]
     assert counts == [0, 0, 0, 0, failed]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import grpc
 import pytest
 from support.observability.exposition import families, samples, values_of
 
@@ -16,7 +15,7 @@ from dynamo_router.router.metrics.worker_requests import WorkerRequests
 from dynamo_router.router.metrics.workers import worker_metrics
 from dynamo_router.router.observability import ObservabilityConfig
 from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.errors import ConfigError, StatusCode
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState
@@ -70,7 +69,7 @@ def small() -> Iterator[Fleet]:
     fleet.router.close()
 
 
-FAILED = judge(Origin.EMPTY, grpc.StatusCode.OK, started=False)
+FAILED = judge(Origin.EMPTY, StatusCode.OK, started=False)
 
 
 async def test_load_and_caches_are_told_by_rank(fleet: Fleet) -> None:

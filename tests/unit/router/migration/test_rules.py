@@ -2,18 +2,18 @@
 
 from typing import Any
 
-import grpc
 import pytest
 from support.fake_engine import prompt
 
 from dynamo_router.router.migration import failure_moves, why_fixed
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.workers.failures import Blame, Origin, Verdict, judge
 from dynamo_router.workers.trtllm_proto import pb
 
-Code = grpc.StatusCode
+Code = StatusCode
 
 
-def verdict(origin: Origin, code: grpc.StatusCode = Code.UNAVAILABLE) -> Verdict:
+def verdict(origin: Origin, code: StatusCode = Code.UNAVAILABLE) -> Verdict:
     return judge(origin, code, started=True)
 
 

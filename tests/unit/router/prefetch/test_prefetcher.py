@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import grpc
 from support.polling import until
 
 from dynamo_router import KvRouter, KvRouterConfig
@@ -12,12 +11,13 @@ from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
 from dynamo_router.router.prefetch import Prefetcher
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.failures import EngineCallError, Origin
 
 BLOCK = 4
 TOKENS = list(range(10, 51))
-Answer = int | None | grpc.StatusCode
+Answer = int | None | StatusCode
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Engines:
 
     async def prefetch(self, request: bytes, *, timeout: float, metadata: Any) -> int | None:
         self.asked.append((request, metadata))
-        if isinstance(self.answer, grpc.StatusCode):
+        if isinstance(self.answer, StatusCode):
             raise EngineCallError(Origin.ENGINE, self.answer, "no")
         return self.answer
 
@@ -99,7 +99,7 @@ async def test_an_engine_that_does_not_know_the_call_is_asked_once() -> None:
 
 async def test_a_call_that_fails_is_of_no_consequence() -> None:
     with router_with("host_pinned") as router:
-        engines = Engines(grpc.StatusCode.UNAVAILABLE)
+        engines = Engines(StatusCode.UNAVAILABLE)
         prefetcher = Prefetcher(router, cast(Any, engines))
         for name in "ab":
             prefetcher.on_held(Request(name), router.prompt(TOKENS))

@@ -13,6 +13,7 @@ from support.polling import until
 from support.servers import http2_frames as raw
 from support.servers.http2_peer import answer_to, answers_well, peer
 
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.runtime.http2 import (
     CallError,
     ChannelLimits,
@@ -22,14 +23,7 @@ from dynamo_router.runtime.http2 import (
 )
 from dynamo_router.runtime.http2._session import SessionError
 from dynamo_router.runtime.http2.client_connection import ClientConnection
-from dynamo_router.runtime.http2.outcome import (
-    CANCELLED,
-    DEADLINE_EXCEEDED,
-    FAILED_PRECONDITION,
-    RESOURCE_EXHAUSTED,
-    UNAVAILABLE,
-    Outcome,
-)
+from dynamo_router.runtime.http2.outcome import Outcome
 
 LIMITS = ChannelLimits()
 Serve = Callable[[bytes, Any], Awaitable[None]]
@@ -107,13 +101,13 @@ async def test_a_status_of_grpcs_server() -> None:
 
     async with grpc_server(serve) as (_, address), channel_to(address) as channel:
         said = await outcome(channel.call("/a/B", b""))
-    assert said == Outcome(Fault.STATUS, FAILED_PRECONDITION, "nö 50%", (("a", "b"),))
+    assert said == Outcome(Fault.STATUS, StatusCode.FAILED_PRECONDITION, "nö 50%", (("a", "b"),))
 
 
 async def test_the_deadline_is_kept_on_this_side() -> None:
     async with peer() as (_, address), channel_to(address) as channel:
         said = await outcome(channel.call("/a/B", b"", timeout=0.05))
-        assert (said.fault, said.code) == (Fault.DEADLINE, DEADLINE_EXCEEDED)
+        assert (said.fault, said.code) == (Fault.DEADLINE, StatusCode.DEADLINE_EXCEEDED)
 
 
 async def test_a_call_that_is_cancelled_ends_at_the_peer() -> None:
@@ -132,7 +126,7 @@ async def test_a_call_that_is_cancelled_ends_at_the_peer() -> None:
         with pytest.raises(asyncio.CancelledError):
             await anext(call)
         await asyncio.wait_for(ended.wait(), 10)
-        assert call.outcome is not None and call.outcome.code == CANCELLED
+        assert call.outcome is not None and call.outcome.code == StatusCode.CANCELLED
 
 
 async def test_a_reader_that_is_cancelled_loses_no_message() -> None:
@@ -176,7 +170,7 @@ async def test_nobody_listens() -> None:
     async with grpc_server(echo_thrice) as (server, address), channel_to(address) as channel:
         await server.stop(None)
         said = await outcome(channel.call("/a/B", b""))
-        assert (said.fault, said.code) == (Fault.CONNECT, UNAVAILABLE)
+        assert (said.fault, said.code) == (Fault.CONNECT, StatusCode.UNAVAILABLE)
         assert "failed to connect to all addresses" in said.details
 
 
@@ -225,7 +219,7 @@ async def test_one_that_is_always_refused_fails_in_the_end() -> None:
             if frame.kind == raw.HEADERS
         )
         said = await outcome(channel.call("/a/B", b""))
-        assert (said.fault, said.code) == (Fault.STATUS, UNAVAILABLE)
+        assert (said.fault, said.code) == (Fault.STATUS, StatusCode.UNAVAILABLE)
         assert len(script.streams(0)) == 11
 
 
@@ -279,7 +273,7 @@ async def test_a_connection_that_breaks_under_a_call(how: str | bytes) -> None:
         else:
             writer.transport.abort()
         said = await outcome(call)
-        assert (said.fault, said.code) == (Fault.BROKEN, UNAVAILABLE)
+        assert (said.fault, said.code) == (Fault.BROKEN, StatusCode.UNAVAILABLE)
         assert not channel.is_connected
 
 
@@ -299,7 +293,7 @@ async def test_what_is_too_large_is_not_sent() -> None:
         channel_to(address, max_message_bytes=1000) as channel,
     ):
         said = await outcome(channel.call("/a/B", bytes(1001)))
-        assert (said.fault, said.code) == (Fault.REQUEST_SIZE, RESOURCE_EXHAUSTED)
+        assert (said.fault, said.code) == (Fault.REQUEST_SIZE, StatusCode.RESOURCE_EXHAUSTED)
         said = await outcome(channel.call("/a/B", b"", metadata=(("a b", "c"),)))
         assert said.fault is Fault.STATUS and not script.connections
 

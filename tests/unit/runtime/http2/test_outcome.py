@@ -5,19 +5,10 @@ from collections.abc import Callable
 import pytest
 from support.servers import http2_frames as raw
 
+from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.runtime.http2._streams import END
 from dynamo_router.runtime.http2.library import make_session
-from dynamo_router.runtime.http2.outcome import (
-    CANCELLED,
-    INTERNAL,
-    OK,
-    RESOURCE_EXHAUSTED,
-    UNAVAILABLE,
-    UNKNOWN,
-    Fault,
-    Outcome,
-    outcome_of,
-)
+from dynamo_router.runtime.http2.outcome import Fault, Outcome, outcome_of
 
 HEAD = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a"), (b":authority", b"h"))
 MOST = 1000
@@ -56,38 +47,46 @@ Check = Callable[[Outcome], bool]
 @pytest.mark.parametrize(
     ("answer", "fault", "code"),
     [
-        (status(b"0"), None, OK),
-        (status(b"8", (b"grpc-message", b"too%20many")), Fault.STATUS, RESOURCE_EXHAUSTED),
-        (status(b"99"), Fault.STATUS, UNKNOWN),
-        (status(b"-1"), Fault.STATUS, UNKNOWN),
-        (status(b""), Fault.STATUS, UNKNOWN),
-        (only_headers((b":status", b"200"), (b"grpc-status", b"14")), Fault.STATUS, UNAVAILABLE),
-        (raw.headers(1, end=True), Fault.STATUS, UNKNOWN),
-        (http(b"503"), Fault.STATUS, UNAVAILABLE),
-        (http(b"418"), Fault.STATUS, UNKNOWN),
-        (http(b"400"), Fault.STATUS, INTERNAL),
-        (reset(7), Fault.STATUS, UNAVAILABLE),
-        (reset(8), Fault.STATUS, CANCELLED),
-        (reset(11), Fault.STATUS, RESOURCE_EXHAUSTED),
-        (reset(2), Fault.STATUS, INTERNAL),
-        (raw.headers(1) + raw.data(1, bytes(3)) + reset(8), Fault.STATUS, CANCELLED),
+        (status(b"0"), None, StatusCode.OK),
+        (
+            status(b"8", (b"grpc-message", b"too%20many")),
+            Fault.STATUS,
+            StatusCode.RESOURCE_EXHAUSTED,
+        ),
+        (status(b"99"), Fault.STATUS, StatusCode.UNKNOWN),
+        (status(b"-1"), Fault.STATUS, StatusCode.UNKNOWN),
+        (status(b""), Fault.STATUS, StatusCode.UNKNOWN),
+        (
+            only_headers((b":status", b"200"), (b"grpc-status", b"14")),
+            Fault.STATUS,
+            StatusCode.UNAVAILABLE,
+        ),
+        (raw.headers(1, end=True), Fault.STATUS, StatusCode.UNKNOWN),
+        (http(b"503"), Fault.STATUS, StatusCode.UNAVAILABLE),
+        (http(b"418"), Fault.STATUS, StatusCode.UNKNOWN),
+        (http(b"400"), Fault.STATUS, StatusCode.INTERNAL),
+        (reset(7), Fault.STATUS, StatusCode.UNAVAILABLE),
+        (reset(8), Fault.STATUS, StatusCode.CANCELLED),
+        (reset(11), Fault.STATUS, StatusCode.RESOURCE_EXHAUSTED),
+        (reset(2), Fault.STATUS, StatusCode.INTERNAL),
+        (raw.headers(1) + raw.data(1, bytes(3)) + reset(8), Fault.STATUS, StatusCode.CANCELLED),
         (
             raw.headers(1)
             + raw.data(1, b"\0\0\0\0\5abc")
             + raw.headers(1, ((b"grpc-status", b"0"),), end=True),
             Fault.STATUS,
-            INTERNAL,
+            StatusCode.INTERNAL,
         ),
-        (raw.headers(1) + raw.data(1, raw.message(b"x", True)), Fault.STATUS, INTERNAL),
+        (raw.headers(1) + raw.data(1, raw.message(b"x", True)), Fault.STATUS, StatusCode.INTERNAL),
         (
             raw.headers(1) + raw.data(1, raw.message(bytes(MOST + 1))),
             Fault.ANSWER_SIZE,
-            RESOURCE_EXHAUSTED,
+            StatusCode.RESOURCE_EXHAUSTED,
         ),
         (
             status(b"13", (b"grpc-message", b"x" * 5000)),
             Fault.STATUS_SIZE,
-            RESOURCE_EXHAUSTED,
+            StatusCode.RESOURCE_EXHAUSTED,
         ),
     ],
 )

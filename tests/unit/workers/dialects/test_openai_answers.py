@@ -3,12 +3,11 @@
 import json
 from typing import Any
 
-import grpc
 import pytest
 from support.fake_engine import prompt
 from support.servers.http_engine import answers_of, part, usage
 
-from dynamo_router.runtime.errors import WorkerError
+from dynamo_router.runtime.errors import StatusCode, WorkerError
 from dynamo_router.workers.dialects.openai_answers import MissingTokens, reader_of
 from dynamo_router.workers.dialects.openai_errors import error_of
 from dynamo_router.workers.dialects.openai_facts import completion_facts, llama_facts, model_in
@@ -156,7 +155,7 @@ def test_more_cached_than_there_is() -> None:
 def test_engines_that_tell_no_ids_are_refused_by_name(kind: EngineKind, event: Any) -> None:
     with pytest.raises(EngineCallError, match="no token ids") as error:
         read(kind, prompt("r1", 8), event)
-    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert error.value.code() is StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 from support.fake_engine import prompt
 from support.polling import until
@@ -23,7 +22,7 @@ from support.servers.http_engine import (
     stream_head,
 )
 
-from dynamo_router.runtime.errors import WorkerError
+from dynamo_router.runtime.errors import StatusCode, WorkerError
 from dynamo_router.workers.channels import ConnectionPolicy
 from dynamo_router.workers.dialects import OpenAiClient
 from dynamo_router.workers.failures import EngineCallError, Origin
@@ -172,7 +171,7 @@ async def test_an_answer_that_is_none(engine: HttpEngine, client: OpenAiClient, 
     answer, origin, code = BAD[name]
     engine.answers[PATH] = answer
     error = await failure(client, timeout=10)
-    assert (client.origin_of(error), error.code().name) == (origin, code), error.details()
+    assert (error.origin, error.code().name) == (origin, code), error.details()
     assert len(error.details()) <= 1024
     engine.answers[PATH] = WHOLE  # and the client is none the worse for it
     assert (await generated(client))[0] == [11, 12]
@@ -197,7 +196,7 @@ async def test_a_whole_answer_that_is_none(
     engine.answers[PATH] = reply(body)
     request = prompt("r1", 8)
     request.streaming = False
-    assert client.origin_of(await failure(client, request)) is origin
+    assert (await failure(client, request)).origin is origin
 
 
 async def silence(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -221,8 +220,8 @@ async def comments(asked: Asked, writer: asyncio.StreamWriter) -> None:
 async def test_a_deadline(engine: HttpEngine, client: OpenAiClient, script: Script) -> None:
     engine.answers[PATH] = script
     error = await failure(client, timeout=0.05)
-    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert client.origin_of(error) is Origin.DEADLINE
+    assert error.code() is StatusCode.DEADLINE_EXCEEDED
+    assert error.origin is Origin.DEADLINE
     await engine.left.wait()
 
 
@@ -289,7 +288,7 @@ async def test_a_reader_that_is_slow_makes_the_engine_wait(
 async def test_nobody_listens(client: OpenAiClient, engine: HttpEngine) -> None:
     await engine.__aexit__()
     error = await failure(client)
-    assert client.origin_of(error) is Origin.CONNECT
+    assert error.origin is Origin.CONNECT
     with pytest.raises(EngineCallError):
         await client.check_health(timeout=1)
     await engine.__aenter__()
@@ -303,14 +302,14 @@ async def test_after_its_end_nothing_is_sent(engine: HttpEngine, client: OpenAiC
     with pytest.raises(asyncio.CancelledError):
         async for _ in call:
             pass
-    assert client.origin_of(await failure(client)) is Origin.CONNECT
+    assert (await failure(client)).origin is Origin.CONNECT
 
 
 async def test_a_request_that_it_has_no_word_for(engine: HttpEngine, client: OpenAiClient) -> None:
     request = prompt("r1", 8)
     request.sampling_config.beam_width = 4
     error = await failure(client, request)
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and not engine.generations
+    assert error.code() is StatusCode.INVALID_ARGUMENT and not engine.generations
 
 
 async def test_health(engine: HttpEngine, client: OpenAiClient) -> None:
@@ -363,7 +362,7 @@ async def test_embeddings(engine: HttpEngine, client: OpenAiClient) -> None:
     asked = pb.EmbedRequest(request_id="e", tokenized=pb.TokenizedInput(input_token_ids=[1, 2]))
     with pytest.raises(EngineCallError) as error:
         await client.embed(asked.SerializeToString())
-    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+    assert error.value.code() is StatusCode.NOT_FOUND
     engine.answers["/v1/embeddings"] = reply(b'{"data": [{"embedding": [0.5, 2]}]}')
     answer = pb.EmbedResponse.FromString(await client.embed(asked.SerializeToString()))
     assert list(answer.embedding) == [0.5, 2.0] and answer.prompt_tokens == 2

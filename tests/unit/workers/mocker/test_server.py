@@ -15,8 +15,9 @@ from support.calls import messages_of
 from support.polling import until
 
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.errors import ConfigError, StatusCode
 from dynamo_router.runtime.identity import address_worker_id
+from dynamo_router.workers.failures import EngineCallError
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.mocker.server import MockServer
@@ -392,7 +393,7 @@ async def test_blocks_in_host_memory_are_loaded_ahead_of_a_request(knows: bool) 
             on_device = {block.token_ids[0] for block in server.engine.cached_blocks()}
             assert on_device >= {0, 4, 8, 12}
             assert await client.prefetch(expected, timeout=20.0) == 0
-            with pytest.raises(grpc.RpcError) as refused:
+            with pytest.raises(EngineCallError) as refused:
                 await client.prefetch(generate("b", ()).SerializeToString(), timeout=20.0)
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert refused.value.code() is StatusCode.INVALID_ARGUMENT
         await client.close()
