@@ -1,4 +1,4 @@
-"""Clients that others wrote, at the gRPC port: gRPC's C++ library, grpclib on h2, and Envoy."""
+"""Clients that others wrote, at the gRPC port: gRPC C++ and grpc-js, grpclib on h2, and Envoy."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,30 +10,37 @@ import grpc
 import pytest
 from support.fake_engine import FakeEngine, chunk, complete, fail, hang, prompt, stall
 from support.polling import until
-from support.servers.grpc_peers.cpp import CppClient, program
+from support.servers.grpc_peers.cpp import cpp_program
 from support.servers.grpc_peers.envoy import envoy_before
+from support.servers.grpc_peers.node import node_program
 from support.servers.grpc_peers.peers import Client, grpclib_client
+from support.servers.grpc_peers.program import ProgramClient
 from support.serving import serving
 
+from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 GENERATE = f"/{SERVICE}/Generate"
 Opener = Callable[..., Any]
 
 
-@pytest.fixture(params=["grpc C++", "grpclib", "grpclib through Envoy"])
+PROGRAMS = {"grpc C++": cpp_program, "grpc-js": node_program}
+
+
+@pytest.fixture(params=[*PROGRAMS, "grpclib", "grpclib through Envoy"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     """Serves engines; a client of that kind, and the server."""
 
     @asynccontextmanager
     async def open_server(*engines: FakeEngine, **config: Any) -> AsyncIterator[tuple[Client, Any]]:
         async with AsyncExitStack() as stack:
-            if request.param == "grpc C++":
-                await asyncio.to_thread(program)
+            command = None
+            if request.param in PROGRAMS:
+                command = await asyncio.to_thread(PROGRAMS[request.param])
             doors = await stack.enter_async_context(serving(*engines, **config))
             address = doors.server.grpc_address
-            if request.param == "grpc C++":
-                yield CppClient(address), doors
+            if command is not None:
+                yield ProgramClient(command, address), doors
                 return
             if "Envoy" in request.param:
                 address = await stack.enter_async_context(envoy_before(address, tmp_path))
@@ -61,10 +68,27 @@ async def test_messages_and_their_end(opened: Opener) -> None:
 
 async def test_many_calls_at_once(opened: Opener) -> None:
     async with opened(FakeEngine()) as (client, _):
-        calls = 4 if isinstance(client, CppClient) else 200
+        calls = 4 if isinstance(client, ProgramClient) else 200
         asked = (client.call(GENERATE, [body(f"r{n}")]) for n in range(calls))
         answers = await asyncio.gather(*asked)
         assert [(each.code, len(each.messages)) for each in answers] == [(0, 3)] * calls
+
+
+async def test_a_selection_and_what_becomes_of_it(opened: Opener) -> None:
+    service = "/dynamo_router.v1.RouterService"
+    asked = rpb.SelectWorkerRequest(token_ids=range(64), request_id="s1")
+    booked = rpb.BookedRequest(request_id="s1").SerializeToString()
+    async with opened(FakeEngine(worker_id=7)) as (client, doors):
+        answer = await client.call(f"{service}/SelectWorker", [asked.SerializeToString()])
+        chosen = rpb.SelectWorkerResponse.FromString(answer.messages[0])
+        assert (answer.code, chosen.worker.worker_id, chosen.booked) == (0, 7, True)
+        assert doors.server.router.requests_of(7) == 1
+        again = await client.call(f"{service}/SelectWorker", [asked.SerializeToString()])
+        assert (again.code, again.messages) == (6, [])
+        for method in ("MarkPrefillComplete", "Free"):
+            ended = await client.call(f"{service}/{method}", [booked])
+            assert rpb.BookingResponse.FromString(ended.messages[0]).known
+        assert doors.server.router.requests_of(7) == 0
 
 
 async def test_a_call_that_is_given_up_ends_at_the_engine(opened: Opener) -> None:

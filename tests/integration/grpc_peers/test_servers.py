@@ -1,4 +1,4 @@
-"""Servers that others wrote, at the end of our channel: gRPC's C++ library, grpclib, Envoy."""
+"""Servers that others wrote, at the end of our channel: gRPC C++ and grpc-js, grpclib, Envoy."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,20 +6,24 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from support.servers.grpc_peers.cpp import cpp_server, program
+from support.servers.grpc_peers.cpp import cpp_program
 from support.servers.grpc_peers.envoy import envoy_before
+from support.servers.grpc_peers.node import node_program
 from support.servers.grpc_peers.peers import grpclib_server
+from support.servers.grpc_peers.program import program_server
 
 from dynamo_router.runtime.http2 import CallError, ClientCall, ClientChannel, Outcome
 
+PROGRAMS = {"grpc C++": cpp_program, "grpc-js": node_program}
 
-@pytest.fixture(params=["grpc C++", "grpclib", "grpclib behind Envoy"])
+
+@pytest.fixture(params=[*PROGRAMS, "grpclib", "grpclib behind Envoy"])
 async def channel(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClientChannel]:
     """To a server of that kind."""
     async with AsyncExitStack() as stack:
-        if request.param == "grpc C++":
-            await asyncio.to_thread(program)
-            address = await stack.enter_async_context(cpp_server())
+        if request.param in PROGRAMS:
+            command = await asyncio.to_thread(PROGRAMS[request.param])
+            address = await stack.enter_async_context(program_server(command))
         else:
             address = await stack.enter_async_context(grpclib_server())
         if "Envoy" in request.param:
