@@ -16,6 +16,9 @@ from support.polling import until
 NO_LAME_DUCK = {"DYNAMO_ROUTER_LAME_DUCK_S": "0"}
 """Nobody balances load in front of a test's router, so it need not wait for that at its end."""
 
+BUSY_S = 60.0
+"""How long a process may take to start, or to end, on a machine that is busy with others."""
+
 
 class Command:
     """One running `dynamo-router ...`; its output, both streams, is in `text`."""
@@ -31,13 +34,12 @@ class Command:
     def text(self) -> str:
         return self._output.read_text()
 
-    async def says(self, word: str, timeout_s: float = 60.0) -> str:
+    async def says(self, word: str, timeout_s: float = BUSY_S) -> str:
         """The first line with `word` in it, once it is there."""
 
         def lines() -> list[str]:
             return [line for line in self.text.splitlines() if word in line]
 
-        # Starting a process takes long on a machine that is busy.
         await until(lambda: lines() or self._process.returncode is not None, timeout_s)
         assert lines(), f"never said {word!r}, but:\n{self.text}"
         return lines()[0]
@@ -54,8 +56,11 @@ class Command:
 
     async def ended(self) -> int:
         """Wait for its end without a signal: one to a process that is gone would hide its code."""
-        async with asyncio.timeout(20):
-            return await self._process.wait()
+        try:
+            async with asyncio.timeout(BUSY_S):  # it may not have begun
+                return await self._process.wait()
+        except TimeoutError:
+            raise AssertionError(f"it did not end, but said:\n{self.text}") from None
 
 
 @asynccontextmanager
