@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from os import environ
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from support.machines import lengthen
 
 THOROUGH = environ.get("HYPOTHESIS_PROFILE") == "thorough"
 
 # How long an example takes says how busy the machine is. A run that gates a change judges that
 # change: it draws the same examples each time. The thorough runs are those that look for new ones.
-settings.register_profile("untimed", deadline=None, derandomize=not THOROUGH)
+settings.register_profile(
+    "untimed",
+    deadline=None,
+    derandomize=not THOROUGH,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("untimed")
 
 

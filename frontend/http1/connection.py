@@ -18,35 +18,20 @@ import structlog
 from ..asgi import Client, Receive, Scope, Send
 from ..openai import ApiError
 from .exchange import Exchange, refusal
+from .limits import HttpLimits, has_left
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
 """What answers a connection's requests."""
+
+_SPOKEN = ("1.0", "1.1")
+_UNSPOKEN = ApiError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
 
 log = structlog.get_logger(__name__)
 
 
 class _RefusedError(Exception):
     """The bytes that come are no request of ours."""
-
-
-@dataclass(frozen=True)
-class HttpLimits:
-    """What a client may send, and how slowly. A request has `request_s` and a second more for each
-    `least_bytes_per_s` that came of it."""
-
-    head_bytes: int = 64 << 10
-    """of a request: its line and headers"""
-    headers: int = 256
-    pipelined: int = 16
-    """requests behind the one that is being answered"""
-    unread_bytes: int = 64 << 10
-    """of a body that nobody asked for yet, beyond which no more is read"""
-    request_s: float = 30.0
-    least_bytes_per_s: float = 500.0
-    linger_s: float = 2.0
-    """how long a client that is refused in the middle of its request may go on sending it: to be
-    cut off at once, it would not read why"""
 
 
 @dataclass
@@ -80,6 +65,7 @@ class HttpConnection(asyncio.Protocol):
         self._began = 0.0
         self._came = 0
         self._slow: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
         # Of those that were read
         self._exchange: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
@@ -117,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
             if self._arriving is not None:
                 self._arriving.keep_alive = False
         except httptools.HttpParserError as error:
-            self._refuse(self._found or ApiError(400, f"this is no HTTP/1.1 request: {error}"))
+            self._refuse(self._found or self._no_request(error))
         else:
             if self._silent_bytes > self._limits.head_bytes:
                 self._refuse(self._too_long())
@@ -134,6 +120,7 @@ class HttpConnection(asyncio.Protocol):
         self._closing = True
         self._connections.open.discard(self)
         self._stop_watching()
+        self._stop_looking()
         for exchange in (self._exchange, *self._waiting):
             if exchange is not None:
                 exchange.on_gone()
@@ -216,6 +203,8 @@ class HttpConnection(asyncio.Protocol):
                 self._stop(self._too_long())
         raw_path, query = self._split_url()
         version = parser.get_http_version()
+        if version not in _SPOKEN:
+            self._stop(_UNSPOKEN)
         names = [name for name, _ in self._headers]
         hosts = names.count(b"host")
         if hosts > 1 or (version == "1.1" and not hosts):
@@ -361,11 +350,25 @@ class HttpConnection(asyncio.Protocol):
         if not self._paused:
             self._paused = True
             self._transport.pause_reading()
+            self._look = self._loop.call_later(self._limits.look_s, self._on_look)
 
     def _read_on(self) -> None:
         if self._paused and not self._transport.is_closing():
             self._paused = False
+            self._stop_looking()
             self._transport.resume_reading()
+
+    def _on_look(self) -> None:
+        """Nothing is read, so nothing else says that the client left."""
+        if has_left(self._transport):
+            self.abort()
+        else:
+            self._look = self._loop.call_later(self._limits.look_s, self._on_look)
+
+    def _stop_looking(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
 
     def _is_full(self) -> bool:
         """Whether enough was read ahead. Before that, reading goes on while a request is answered:
@@ -375,6 +378,14 @@ class HttpConnection(asyncio.Protocol):
         if current is not None:
             unread += current.unread
         return unread > limits.unread_bytes or len(self._waiting) > limits.pipelined // 2
+
+    def _no_request(self, error: Exception) -> ApiError:
+        """What the parser makes nothing of; it takes no version but those that it knows."""
+        if self._in_head or not self._reading:
+            version = self._parser.get_http_version()
+            if version not in (*_SPOKEN, "0.0"):
+                return _UNSPOKEN
+        return ApiError(400, f"this is no HTTP/1.1 request: {error}")
 
     def _too_long(self) -> ApiError:
         limits = self._limits

@@ -27,7 +27,11 @@ _TYPES = {
     499: "cancelled",
     503: "service_unavailable_error",
     504: "timeout_error",
+    505: "invalid_request_error",
 }
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+"""OpenAI's, of what has one by its status alone; a code is a text or null: some clients take no
+number."""
 _STATUSES = {
     StatusCode.INVALID_ARGUMENT: 400,
     StatusCode.OUT_OF_RANGE: 400,
@@ -63,7 +67,7 @@ class ApiError(Exception):
                 "message": str(self),
                 "type": _TYPES.get(self.status, "server_error"),
                 "param": self.param,
-                "code": self.code if self.code is not None else self.status,
+                "code": self.code if self.code is not None else _CODES.get(self.status),
             }
         }
 

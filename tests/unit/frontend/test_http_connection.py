@@ -2,6 +2,7 @@
 leave, wait or do not read."""
 
 import asyncio
+import sys
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -245,6 +246,29 @@ async def test_a_client_that_leaves_ends_the_work(body: bytes, behind: bytes) ->
         await begun.wait()
         writer.close()
         await until(lambda: ended == ["/left"] and not rig.connections.open)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell what is behind bytes")
+async def test_a_client_that_leaves_behind_what_is_not_read_ends_the_work() -> None:
+    left, begun = asyncio.Event(), asyncio.Event()
+
+    async def works(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        begun.set()
+        try:
+            await client.unless_gone(for_ever())
+        except ClientLeftError:
+            left.set()
+
+    async with serving(works, HttpLimits(look_s=0.01)) as rig:
+        for ahead in (12, 0):
+            left.clear()
+            begun.clear()
+            _, writer = await rig.open()
+            writer.write(post(b"" if ahead else b"x" * 100_000) + post(b"") * ahead)
+            await begun.wait()
+            writer.close()
+            await left.wait()
+            await until(lambda: not rig.connections.open)
 
 
 async def test_who_does_not_read_is_waited_for() -> None:

@@ -14,7 +14,13 @@ ENDLESS = b"x" * 5000
 REFUSED = [
     (b"hello\r\n\r\n", 400),
     (b"\x16\x03\x01\x02\x00\x01\x00", 400),  # a client of TLS
-    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+    (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", 505),
+    (b"GET / HTTP/1.2\r\nhost: x\r\n\r\n", 505),
+    (b"GET / HTTP/3\r\nhost: x\r\n\r\n", 505),
+    (b"GET / HTTP/0.9\r\nhost: x\r\n\r\n", 505),
+    (b"GET /\r\n\r\n", 505),
+    (b"GET / HTTX/1.1\r\nhost: x\r\n\r\n", 400),
     (b"POST /a HTTP/1.1\r\nhost: x\r\nno header\r\n\r\n", 400),
     (b"POST /a HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx", 400),
     (b"POST /a HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
@@ -49,6 +55,7 @@ async def test_what_is_no_request_is_told_why(sent: bytes, status: int, size: in
         assert head.startswith(b"HTTP/1.1 %d " % status), found
         told = json.loads(body)["error"]
         assert told["type"] == "invalid_request_error" and told["message"]
+        assert told["code"] is None
         assert bodies(await rig.send(post(b"x", "/a", CLOSE))) == [b"POST /a? x"]
         await until(lambda: not rig.connections.open)
 

@@ -73,4 +73,4 @@ async def test_a_client_is_told_what_its_template_refuses(
     told = api_error(found.value)
     error = told.body["error"]
     assert told.status == 400 and error.pop("message").endswith("roles must alternate")
-    assert error == {"type": "invalid_request_error", "param": "messages", "code": 400}
+    assert error == {"type": "invalid_request_error", "param": "messages", "code": None}
