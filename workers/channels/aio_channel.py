@@ -22,7 +22,7 @@ class AioCall:
 
     def __init__(self, call: Any, error_of: "Callable[[aio.AioRpcError], EngineCallError]") -> None:
         self._call, self._error_of = call, error_of
-        self._messages = aiter(call)
+        self._messages: Any = aiter(call)
 
     def __aiter__(self) -> "AioCall":
         return self
@@ -33,6 +33,10 @@ class AioCall:
         except aio.AioRpcError as error:
             raise self._error_of(error) from None
         return message
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await self._messages.aclose()
 
     async def initial_metadata(self) -> object:
         return await self._call.initial_metadata()
