@@ -100,8 +100,6 @@ class PredictedCaches:
     def match(self, local_hashes: LocalHashes, count: int) -> npt.NDArray[np.uint32] | None:
         """Overlap in blocks by number, below `count`; None: of nobody. Good until the next call."""
         found = None
-        if self.is_empty:
-            return None
         for number, index in enumerate(self._indexes):
             if not len(index):
                 continue

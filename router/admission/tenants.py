@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ...runtime.errors import InvalidRequestError
 from ...runtime.settings import bad_setting, is_finite, option
+from ..policy import not_below_share
 
 CACHE_NAMESPACE, CALLER = "cache_namespace", "caller"
 MAX_NAME = 256  # characters of a tenant's name that count
@@ -94,10 +95,6 @@ class TenantConfig:
                         raise InvalidRequestError(f"{key} must be text to name a tenant")
                     name = value
         return name[:MAX_NAME]
-
-
-def _is_not_below() -> float:
-    return 1.0
 
 
 class RecentUse(NamedTuple):
@@ -187,7 +184,7 @@ class TenantShares:
 
     def below_share_of(self, tenant: str, now: float) -> Callable[[], float]:
         """`below_share`, to be asked for if it is needed."""
-        return partial(self.below_share, tenant, now) if self.enabled else _is_not_below
+        return partial(self.below_share, tenant, now) if self.enabled else not_below_share
 
     def recent_use(self, now: float) -> RecentUse:
         """How the work of late was divided."""

@@ -119,7 +119,8 @@ def parse_generate(
     bytes body not None, uint64_t max_tokens=0xFFFFFFFF, uint64_t max_id=0xFFFFFFFF
 ):
     """(request_id, token_ids, largest token, max_tokens, sequences, task_id | None,
-    cache_salt_id | None, has media, streaming, has retention) of a serialized request; ValueError if it is none.
+    cache_salt_id | None, has media, streaming, has retention) of a serialized request; ValueError
+    if it is none.
 
     OverflowError, with what is too long and by what it is measured, before any of it is decoded: an
     id of more than `max_id` bytes, more than `max_tokens` tokens. Works outside the GIL.

@@ -4,7 +4,7 @@ Entered by KvRouter and by authors of policies, who derive from `Policy`; knows 
 on their way.
 """
 
-from .base import MODES, Candidates, HeardBooking, Mode, Policy
+from .base import MODES, Candidates, HeardBooking, Mode, Policy, not_below_share
 from .cost import (
     LOWER_TIER_WEIGHTS,
     Blocks,
@@ -57,4 +57,5 @@ __all__ = [
     "pick",
     "pick_lowest",
     "terms",
+    "not_below_share",
 ]

@@ -10,7 +10,7 @@ cdef extern from *:
     #define FORECAST_MIN_STEP_S 1e-6
     #define FORECAST_SLOWEST 8.0
     #define FORECAST_EQUAL_SPEED 0.1
-    #define FORECAST_EQUAL_RATIO 1.0999
+    #define FORECAST_EQUAL_RATIO (1.0 + FORECAST_EQUAL_SPEED - 1e-4)
     """
     const double CONTEXT_TOKENS "FORECAST_CONTEXT_TOKENS"   # the fits' unit of contexts
     const double CHUNK_TOKENS "FORECAST_CHUNK_TOKENS"   # the fits' unit of prompt tokens

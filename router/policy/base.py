@@ -54,7 +54,7 @@ class Candidates:
         self.disk_overlaps = disk_overlaps
         self.weights_given = weights_given
         self.unheard = unheard
-        self.below_share: Callable[[], float] = _not_below_share
+        self.below_share: Callable[[], float] = not_below_share
         """how many times less than its share its tenant has had of late, at least 1"""
         self.saved_prefill_blocks = (
             overlaps if saved_prefill_blocks is None else saved_prefill_blocks
@@ -88,7 +88,8 @@ class Candidates:
         return self._active_requests
 
     def blocks_with(self, number: int) -> float:
-        """Decode blocks that one worker has with this request."""
+        """Decode blocks that one worker has with this request; 0 for the chosen one where its
+        cache has no known size, for which nobody counted them."""
         if self.chosen is not None and self.chosen[0] == number:
             return self.chosen[1]
         if self._potential_blocks is not None:
@@ -103,7 +104,8 @@ class Candidates:
         return np.maximum(tokens, 1)
 
 
-def _not_below_share() -> float:
+def not_below_share() -> float:
+    """Of a tenant that has had its share, or of none."""
     return 1.0
 
 
