@@ -19,7 +19,7 @@ from ...runtime.errors import ConfigError, StatusCode
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.supervised import stopped, supervise
 from ...workers.channels import EventCall
-from ...workers.event_dialects import EventsEnded, EventsRefused
+from ...workers.event_dialects import EventsEnded, EventsLost, EventsRefused
 from ...workers.failures import EngineCallError
 from .event_doors import EventDoors
 from .stream_cursor import StreamCursor, StreamStep
@@ -206,6 +206,9 @@ class EngineStream:
                 continue
             except EventsEnded as end:
                 self.error = str(end)
+                if isinstance(end, EventsLost):
+                    self._forget()
+                    await self._flush()
             except TimeoutError:
                 self.error = f"no answer in {HEADERS_S:g} s"
             except _Ended as end:
@@ -233,9 +236,7 @@ class EngineStream:
             message = await self._first(call)
             while True:
                 self._take(message)
-                while self._unposted:
-                    await asyncio.sleep(FULL_WAIT_S)
-                    self._post_again()
+                await self._flush()
                 message = await call.read()
         except StopAsyncIteration:
             raise _Ended("it ended with OK") from None
@@ -248,6 +249,13 @@ class EngineStream:
         finally:
             self._call = None
             call.cancel()
+
+    def _forget(self) -> None:
+        """What was told is not to be believed any more."""
+        if self._believed and self._cursor.synced:
+            for number in self._ranks:
+                self._post(number, b"", 0, clears=True)
+        self._cursor.lose_all()
 
     async def _first(self, call: EventCall) -> bytes:
         """The first message of a subscription, which counts as taken from then on, or when the
@@ -323,6 +331,9 @@ class EngineStream:
         if self._unposted or not self._index.post(frame):
             self._unposted.append(frame)
 
-    def _post_again(self) -> None:
-        while self._unposted and self._index.post(self._unposted[0]):
-            self._unposted.popleft()
+    async def _flush(self) -> None:
+        """Wait until the index had room for all."""
+        while self._unposted:
+            await asyncio.sleep(FULL_WAIT_S)
+            while self._unposted and self._index.post(self._unposted[0]):
+                self._unposted.popleft()

@@ -66,6 +66,11 @@ class StreamCursor:
         self._next = self._chunk = None
         self.synced = False
 
+    def lose_all(self) -> None:
+        """Nobody knows whether what was applied still holds: it was taken back."""
+        self.forget()
+        self.complete, self.synced = False, True
+
     def take(self, head: BatchHead) -> StreamStep:
         """The next batch of the subscription; move on as if the step were done."""
         if head.chunk_count:

@@ -1,139 +1,165 @@
-"""Engines that tell their KV events over gRPC, each behind a network with faults, by a seed.
+"""Engines that tell their KV events by a stream of their own (gRPC, ZMQ with a replay, HTTP), each
+behind a network with faults, and the routers that read them: schedules by a seed.
 
 While a fault is there the engines' caches change, by requests that take another way. After each
-step the index is what the engines hold. ADVERSITY_SEED=N runs that seed alone.
+step every router's index is what the engines hold. Where events were lost that nobody can have
+again it claims no more than that, and is what they hold once their caches were turned over.
+ADVERSITY_SEED=N runs that seed alone.
 """
 
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections import deque
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from os import environ
 from random import Random
 
 import pytest
 from grpc import aio
-from support.adversity.fault_proxy import FaultProxy, garbage
-from support.adversity.true_index import untrue
+from support.adversity.event_ways import WAYS, EventWay, Fault
+from support.adversity.true_index import overclaimed, untrue
 from support.calls import messages_of
 from support.fake_engine import prompt
 from support.polling import until
 from support.serving import BLOCK, Doors, serving
 
+from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.workers.channels import ConnectionPolicy
+from dynamo_router.workers.event_dialects import zmq_events
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.fleet import MockFleet
-from dynamo_router.workers.mocker.server import MockServer
 from dynamo_router.workers.trtllm_proto import SERVICE
 
 SEEDS = (int(environ["ADVERSITY_SEED"]),) if "ADVERSITY_SEED" in environ else (1, 2)
 ENGINES = 3
+ROUTERS = {"http": 1}
+"""Else two; each event over HTTP is told to one."""
 TRUE_S = 40.0
 """The longest that a step may take to heal, on a busy machine; 5 s on one of its own."""
-CACHE = EngineConfig(block_size=BLOCK, num_gpu_blocks=64, vocab_size=10_000)  # small: it evicts
+BLOCKS = 64
+CACHE = EngineConfig(block_size=BLOCK, num_gpu_blocks=BLOCKS, vocab_size=10_000)  # it evicts
+LONGEST = 12
+"""Blocks of a prompt."""
 CONNECTION = ConnectionPolicy(
     connect_timeout_s=2.0, keepalive_s=1.0, keepalive_timeout_s=1.0
 )  # as quick to notice a peer that stands still as a test needs
 
 
 class World:
-    """A router, and engines behind proxies, without an event plane."""
+    """Routers, and engines whose events come by `ways`, without an event plane."""
 
-    def __init__(self, doors: Doors, fleet: MockFleet, proxies: list[FaultProxy]) -> None:
-        self._doors, self._fleet, self._proxies = doors, fleet, proxies
+    def __init__(self, kind: str, fleet: MockFleet, ways: list[EventWay]) -> None:
+        self._kind, self._fleet, self._ways = kind, fleet, ways
+        self._routers: list[tuple[Doors, AsyncExitStack]] = []
         self._asked = 0
-        self._prompts: list[list[int]] = []
+        self._prompts: deque[list[int]] = deque(maxlen=40)
         self.slowest_s = 0.0
-        """the longest that the index took to be true after a step"""
+        """the longest that the indexes took to be true after a step"""
 
-    @property
-    def faults(self) -> list[Callable[[Random, FaultProxy, MockServer], Awaitable[None]]]:
-        return [self.cut, self.refused, self.half_open, self.deaf, self.late, self.slow,
-                self.garbled, self.restarted]  # fmt: skip
+    async def start_router(self) -> None:
+        stack = AsyncExitStack()
+        doors = await stack.enter_async_context(
+            serving(
+                workers=tuple(way.url for way in self._ways),
+                router=KvRouterConfig(block_size=BLOCK, seed=1, router_predicted_ttl_secs=0),
+                event_sources=self._kind,
+                connection=CONNECTION,
+            )
+        )
+        self._routers.append((doors, stack))
 
-    async def cut(self, rng: Random, proxy: FaultProxy, engine: MockServer) -> None:
-        proxy.cut()
+    async def close(self) -> None:
+        for _, stack in self._routers:
+            await stack.aclose()
+        self._routers.clear()
 
-    async def refused(self, rng: Random, proxy: FaultProxy, engine: MockServer) -> None:
-        await proxy.refuse()
-        proxy.cut()
+    def faults(self, rng: Random) -> list[tuple[EventWay, Fault]]:
+        """All that may befall an engine, each at one of them, in an order of the seed's."""
+        drawn = [rng.choice(self._ways) for _ in self._ways[0].faults]
+        faults = [(way, way.faults[number]) for number, way in enumerate(drawn)]
+        faults.append((self._ways[0], self.router_restarted))
+        return rng.sample(faults, len(faults))
 
-    async def half_open(self, rng: Random, proxy: FaultProxy, engine: MockServer) -> None:
-        proxy.stall(rng.choice(("up", "down")))
+    async def router_restarted(self, rng: Random) -> None:
+        _, stack = self._routers.pop(0)
+        await stack.aclose()
+        await self.start_router()
 
-    async def deaf(self, rng: Random, proxy: FaultProxy, engine: MockServer) -> None:
-        proxy.stall("up", "down")
-        proxy.cut()
-
-    async def late(self, rng: Random, proxy: FaultProxy, engine: MockServer) -> None:
-        proxy.latency_s = rng.uniform(0.05, 0.5)
-
-    async def slow(self, rng: Random, proxy: FaultProxy, engine: MockServer) -> None:
-        proxy.bytes_per_s = rng.uniform(5_000, 50_000)
-
-    async def garbled(self, rng: Random, proxy: FaultProxy, engine: MockServer) -> None:
-        proxy.inject(rng.choice(("up", "down")), garbage(rng.randrange(1000)))
-
-    async def restarted(self, rng: Random, proxy: FaultProxy, engine: MockServer) -> None:
-        """The engine is another one, with an empty cache and numbers that begin anew."""
-        await engine.restart()
-
-    async def change_caches(self, rng: Random) -> None:
-        """A few requests at each engine, past the proxies."""
+    async def change_caches(self, rng: Random, requests: int = 4, *, anew: bool = False) -> None:
+        """A few requests at each engine, past the proxies; `anew`: prompts that none has cached."""
         for engine in self._fleet.engines:
             async with aio.insecure_channel(engine.address) as channel:
                 generate = channel.unary_stream(f"/{SERVICE}/Generate", None, None)
-                for _ in range(4):
+                for _ in range(requests):
                     self._asked += 1
                     request = prompt(f"direct {self._asked}", 0)
-                    first = 1 + 1000 * rng.randrange(8)
-                    tokens = range(first, first + BLOCK * rng.randint(2, 12))
+                    first = rng.randrange(9000) if anew else 1 + 1000 * rng.randrange(8)
+                    blocks = LONGEST if anew else rng.randint(2, LONGEST)
+                    tokens = range(first, first + BLOCK * blocks)
                     request.tokenized.input_token_ids.extend(tokens)
                     self._prompts.append(list(tokens))
                     await messages_of(generate(request.SerializeToString()))
 
-    def wrong(self) -> str:
-        index = self._doors.server.router.index
-        return untrue(index, self._fleet.engines, self._prompts[-40:], BLOCK)
+    async def step(self, rng: Random, way: EventWay, fault: Fault) -> None:
+        await self.change_caches(rng)
+        await fault(rng)
+        await self.change_caches(rng)
+        await way.heal()
+        await self.change_caches(rng)
+        if not any(each.loses for each in self._ways):
+            await self._holds(fault.__name__, untrue, TRUE_S)
+            return
+        await self._holds(fault.__name__, overclaimed, TRUE_S)
+        for _ in range(int(TRUE_S)):
+            await self.change_caches(rng, 2 * BLOCKS // LONGEST, anew=True)
+            with suppress(AssertionError):
+                await self._holds(fault.__name__, not_held, 1.0)
+                return
+        await self._holds(fault.__name__, not_held, 1.0)
 
-    async def step(self, rng: Random, fault: Callable[..., Awaitable[None]]) -> None:
-        number = rng.randrange(ENGINES)
-        proxy, engine = self._proxies[number], self._fleet.engines[number]
-        await self.change_caches(rng)
-        await fault(rng, proxy, engine)
-        await self.change_caches(rng)
-        await proxy.heal()
-        await self.change_caches(rng)
+    async def _holds(self, name: str, wrong: Callable[..., str], deadline_s: float) -> None:
+        """Whether nothing is `wrong` with any router's index, before long."""
+        indexes: list[EventIndex] = [doors.server.router.index for doors, _ in self._routers]
+
+        def word() -> str:
+            words = (wrong(index, self._fleet.engines, self._prompts, BLOCK) for index in indexes)
+            return next(filter(None, words), "")
+
         began = time.monotonic()
         try:
-            await until(lambda: not self.wrong(), TRUE_S)
+            await until(lambda: not word(), deadline_s)
         except AssertionError:
-            raise AssertionError(f"after {fault.__name__}: {self.wrong()}") from None
+            raise AssertionError(f"after {name}: {word()}") from None
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
 
 
+not_held = partial(untrue, exact=False)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_the_index_is_true_after_each_step(seed: int) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_indexes_are_true_after_each_step(
+    way: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way.startswith("zmq"):
+        pytest.importorskip("zmq")
+        monkeypatch.setattr(zmq_events, "REPLAY_WAIT_S", 0.3)
     rng = Random(seed)
     config = MockerConfig(workers=ENGINES, port=0, engine=CACHE, speedup_ratio=1000.0,
                           heartbeat_s=0.3)  # fmt: skip
+    kind = way.partition(",")[0]
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(MockFleet(config))
-        proxies = []
-        for address in fleet.addresses:
-            proxy = FaultProxy(int(address.rpartition(":")[2]))
-            await proxy.start()
-            stack.push_async_callback(proxy.close)
-            proxies.append(proxy)
-        doors = await stack.enter_async_context(
-            serving(
-                workers=tuple(f"grpc://{proxy.address}" for proxy in proxies),
-                router=KvRouterConfig(block_size=BLOCK, seed=1, router_predicted_ttl_secs=0),
-                event_sources="grpc",
-                connection=CONNECTION,
-            )
-        )
-        world = World(doors, fleet, proxies)
-        for fault in rng.sample(world.faults, len(world.faults)):
-            await world.step(rng, fault)
-        print(f"slowest {world.slowest_s:.1f} s")  # shown by -s
+        ways = [WAYS[way](engine) for engine in fleet.engines]
+        for each in ways:
+            stack.push_async_callback(each.close)
+            await each.start()
+        world = World(kind, fleet, ways)
+        stack.push_async_callback(world.close)
+        for _ in range(ROUTERS.get(kind, 2)):
+            await world.start_router()
+        for engines_way, fault in world.faults(rng):
+            await world.step(rng, engines_way, fault)
+        print(f"{way}: slowest {world.slowest_s:.1f} s")  # shown by -s

@@ -4,13 +4,14 @@ Entered by whoever reads an engine's events: a subscriber here gives calls as th
 """
 
 from .http_events import HttpEvents
-from .pulled_call import EventsEnded, EventsRefused, PulledCall
+from .pulled_call import EventsEnded, EventsLost, EventsRefused, PulledCall
 from .trtllm_events import TrtllmEvents
 from .zmq_events import ZmqEvents
 from .zmq_payload import ZmqPayload
 
 __all__ = [
     "EventsEnded",
+    "EventsLost",
     "EventsRefused",
     "HttpEvents",
     "PulledCall",

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from .pulled_call import EventsEnded, EventsRefused, PulledCall
+from .pulled_call import EventsEnded, EventsLost, EventsRefused, PulledCall
 from .trtllm_events import TrtllmEvents
 
 PATH = "/kv_cache_events"
@@ -35,7 +35,6 @@ class HttpEvents:
         self._events = TrtllmEvents()
         self._session: aiohttp.ClientSession | None = None
         self._held: deque[bytes] = deque()  # batches that were drained, and not told yet
-        self._restarted = False  # those are the first of an engine that was started anew
 
     def subscribe_kv_events(self, start: int) -> PulledCall:
         """What is drained from now on; nothing can be had again."""
@@ -45,20 +44,14 @@ class HttpEvents:
                 self._session = aiohttp.ClientSession(
                     timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
                 )
-            self._held.extend(await self._drain())
+            await self._drain()
 
         async def pull() -> bytes:
             pause_s = FIRST_PAUSE_S
             while not self._held:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                batches = await self._drain()
-                self._held.extend(batches)
-                if self._restarted:
-                    raise EventsEnded("the engine was started anew")
-            if self._restarted and start:
-                return self._held[0]  # its number says that all begins anew: it is told then
-            self._restarted = False
+                await self._drain()
             return self._held.popleft()
 
         return PulledCall(open, pull)
@@ -69,29 +62,40 @@ class HttpEvents:
         if session is not None:
             await session.close()
 
-    async def _drain(self) -> list[bytes]:
-        """What is new. EventsEnded if the engine does not answer, or not as it should."""
+    async def _drain(self) -> None:
+        """Hold what is new. EventsEnded if the engine did not hear the question, EventsLost if it
+        may have answered, or begins anew."""
         assert self._session is not None
         try:
             async with self._session.get(self._url) as answer:
                 if answer.status in (404, 405, 501):
                     raise EventsRefused(f"it has no {PATH}: {answer.status}")
-                if answer.status != 200:
+                if answer.status in (429, 503):  # before it looked
                     raise EventsEnded(f"{PATH} answered {answer.status}")
+                if answer.status != 200:
+                    raise self._lose(f"{PATH} answered {answer.status}")
                 body = bytearray()
                 async for part in answer.content.iter_chunked(1 << 16):
                     body += part
                     if len(body) > MAX_BYTES:
                         raise ValueError(f"more than {MAX_BYTES} bytes")
-                events = _decode(body)
-            if self._events.begins_anew(events):
-                self._events.forget()
-                self._held.clear()
-                self._restarted = True
-            return self._events.batches(events)
+            events = _decode(body)
+            back_to = self._events.back_to(events)
+            if back_to is not None:
+                lost = self._lose("the engine was started anew")
+                if back_to == 0:  # else they are old ones, or nobody knows what goes before them
+                    self._held.extend(self._events.batches(events))
+                raise lost
+            self._held.extend(self._events.batches(events))
+        except aiohttp.ClientConnectorError as error:
+            raise EventsEnded(f"{PATH}: {error}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise EventsEnded(f"{PATH}: {error or type(error).__name__}") from error
+            raise self._lose(f"{PATH}: {error or type(error).__name__}") from error
         except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            self._events.forget()  # what it said is lost: the numbers begin anew
-            self._restarted = True
-            raise EventsEnded(f"{PATH} cannot be read: {error}") from error
+            raise self._lose(f"{PATH} cannot be read: {error}") from error
+
+    def _lose(self, reason: str) -> EventsLost:
+        """Begin anew: what the engine told last is lost, or another one answers."""
+        self._events.forget()
+        self._held.clear()
+        return EventsLost(reason)

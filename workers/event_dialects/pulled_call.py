@@ -12,6 +12,10 @@ class EventsEnded(Exception):
     """The subscription is over; the message says why. It may be tried again."""
 
 
+class EventsLost(EventsEnded):
+    """It is over, and of what was told until now nobody knows any more whether it holds."""
+
+
 class PulledCall:
     """Reads what `pull` gives, one serialized KvEventBatch at a time, until it raises EventsEnded.
 

@@ -24,11 +24,14 @@ class TrtllmEvents:
         self.strange = 0
         """events of an unknown type"""
 
-    def begins_anew(self, events: Iterable[dict[str, Any]]) -> bool:
-        """Whether the engine that tells these is another one than before."""
-        return any(
-            event["event_id"] <= self._last.get(_rank(event), -1) for event in events if event
-        )
+    def back_to(self, events: Iterable[dict[str, Any]]) -> int | None:
+        """The first number among these that was told before; None if there is none. 0: the engine
+        was started anew."""
+        for event in filter(None, events):
+            number = int(event["event_id"])
+            if number <= self._last.get(_rank(event), -1):
+                return number
+        return None
 
     def forget(self) -> None:
         """Another engine's numbers begin."""

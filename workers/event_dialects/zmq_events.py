@@ -7,21 +7,30 @@ on; what came before, or got lost, the replay socket tells as far back as the en
 import asyncio
 import importlib
 import struct
+import time
 from collections import deque
 from typing import Any
 
+from ...runtime.backoff import Backoff
 from ...runtime.errors import ConfigError
-from ...runtime.supervised import stopped, supervise
-from .pulled_call import EventsEnded, PulledCall
+from .pulled_call import EventsEnded, EventsLost, PulledCall
 from .zmq_payload import ZmqPayload
 
 REPLAY_WAIT_S = 1.0
 """How long the engine may take for each further message of a replay."""
 MOST_HELD = 100_000
 """Messages that ZMQ keeps for us while we are busy, and of a replay; engines keep as many."""
+ASK_AGAIN_S = (0.25, 30.0)
+"""Until a replay that ended in its midst is asked for the rest: the first wait, and the longest."""
+QUIET_S = 2.0
+"""After so long without a message the replay is asked for one that got lost as the last."""
+RENEW_MS = 3000
+"""How long a socket may take to be connected until another one is tried."""
 POLL_MS = 250
 UNREADABLE = b"\xff"
 """In place of a batch that cannot be read: the reader takes it for damaged, and begins anew."""
+NOTHING_YET = b""
+"""The batch 0, without events, before all that an engine publishes."""
 _END = b"\xff" * 8
 _NUMBER = struct.Struct(">Q")
 
@@ -51,14 +60,13 @@ class ZmqEvents:
         self._payload = ZmqPayload(block_size)
         self._context: Any = None
         self._live: Any = None
-        self._watching: asyncio.Task[None] | None = None
-        self._connected = asyncio.Event()
-        self._lost = False  # the connection was, since the last call began
+        self._monitor: Any = None
+        self._connected = False
+        self._lost = False  # the connection was, since it was last made sure who is there
         self._heard = -1  # the number of the last message that was published
         self._replayed: dict[int, int] = {}  # hashes of what may still be heard, by number
         self._last: Message = (-1, b"")  # the last one that was told, perhaps in vain
-        self._restarted = False  # another numbering has begun, and was not told from its beginning
-        self._held: Message | None = None  # its first message that was heard
+        self._held: Message | None = None  # the first that was heard of an engine started anew
         self.short_replays = 0
         """replays that ended without their end"""
 
@@ -66,28 +74,52 @@ class ZmqEvents:
         """Batches from the one that is numbered `start` on, 0: from the first that there is."""
         replayed: deque[Message] = deque()
         told = start - 2  # below 0: nothing that goes before
+        idle = False  # the engine has published nothing yet
+        ended = True  # the replay has; else it is asked again, from what came
+        again = Backoff(*ASK_AGAIN_S)
+        ask_at = 0.0
+
+        async def replay() -> None:
+            nonlocal ended, ask_at
+            found, ended = await self._replay(max(told + 1, 0))
+            replayed.extend(found)
+            self._replayed = {number: hash(payload) for number, payload in replayed}
+            if found or ended:
+                again.reset()
+            ask_at = time.monotonic() + (QUIET_S if ended else again.next())
 
         async def open() -> None:
-            nonlocal told
+            nonlocal idle
             await self._connect()
-            if self._lost:
+            if self._lost and not await self._goes_on():
+                # What is queued may be of another engine than the one that is there now.
+                self._disconnect()
+                await self._connect()
                 self._lost = False
-                self._restarted = self._restarted or not await self._goes_on()
-            if start == 0 or self._restarted:
+                if start:
+                    raise EventsLost("another engine may have answered since the connection broke")
+            self._lost = False
+            if start == 0:
                 self._payload.forget()
-                told = -1
-            replayed.extend(await self._replay(max(told + 1, 0)))
-            self._replayed = {number: hash(payload) for number, payload in replayed}
+            await replay()
+            idle = told < 0 and ended and not replayed
 
         async def pull() -> bytes:
-            nonlocal told
-            while True:
-                number, payload = replayed.popleft() if replayed else await self._hear(start)
-                if number > told:
-                    break
+            nonlocal told, idle, ask_at
+            if idle:
+                idle = False
+                return NOTHING_YET
+            number, payload = told, b""
+            while number <= told:
+                if replayed:
+                    number, payload = replayed.popleft()
+                elif heard := await self._hear(ask_at if self._replay_address else None):
+                    number, payload = heard
+                    if ended:
+                        ask_at = time.monotonic() + QUIET_S
+                else:
+                    await replay()
             told, self._last = number, (number, payload)
-            if start == 0:
-                self._restarted = False
             batch = self._payload.batch(payload, number + 1)
             return UNREADABLE if batch is None else batch
 
@@ -95,83 +127,106 @@ class ZmqEvents:
 
     async def close(self) -> None:
         """Let go of the sockets. Idempotent."""
-        task, self._watching = self._watching, None
-        await stopped(task)
-        if self._context is not None:
-            self._context.destroy(0)  # with its sockets
-            self._context = self._live = None
-            self._connected.clear()
-            self._lost, self._held = True, None
+        self._disconnect()
+        context, self._context = self._context, None
+        if context is not None:
+            context.destroy(0)
 
     async def _connect(self) -> None:
         """Wait until the engine is connected."""
+        while True:
+            if self._live is None:
+                self._open_socket()
+            self._look()
+            if self._connected:
+                return
+            if not await self._monitor.poll(RENEW_MS):
+                self._disconnect()  # ZMQ does not try again where it got something else than ZMQ
+
+    def _open_socket(self) -> None:
         zmq = self._zmq
         if self._context is None:
             self._context = self._asyncio.Context()
-            self._live = self._context.socket(zmq.SUB)
-            for option, value in (
-                (zmq.RCVHWM, MOST_HELD),
-                (zmq.IPV6, 1),
-                (zmq.RECONNECT_IVL, 100),
-                (zmq.RECONNECT_IVL_MAX, 2000),
-            ):
-                self._live.setsockopt(option, value)
-            self._live.subscribe(b"")
-            events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-            monitor = self._live.get_monitor_socket(events)
-            self._watching = supervise("zmq monitor", lambda: self._watch(monitor))
-            self._live.connect(self._address)
-        await self._connected.wait()
+        self._live = self._context.socket(zmq.SUB)
+        for option, value in (
+            (zmq.RCVHWM, MOST_HELD),
+            (zmq.IPV6, 1),
+            (zmq.RECONNECT_IVL, 100),
+            (zmq.RECONNECT_IVL_MAX, 2000),
+        ):
+            self._live.setsockopt(option, value)
+        self._live.subscribe(b"")
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitor = self._live.get_monitor_socket(events)
+        self._live.connect(self._address)
 
-    async def _watch(self, monitor: Any) -> None:
-        while True:
-            told = await self._monitoring.recv_monitor_message(monitor)
-            if told["event"] == self._zmq.EVENT_DISCONNECTED:
-                self._lost = True
-                self._connected.clear()
-            elif told["event"] == self._zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected.set()
-            else:
-                return
+    def _disconnect(self) -> None:
+        """Let go of what is queued, too."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.disable_monitor()
+            self._monitor.close(0)
+            live.close(0)
+        self._connected, self._lost = False, True
+        self._heard, self._held = -1, None
+        self._replayed.clear()
+
+    def _look(self) -> None:
+        """Take in what became of the connection until now."""
+        zmq = self._zmq
+        monitor = zmq.Socket.shadow(self._monitor)
+        while monitor.poll(0):
+            told = self._monitoring.parse_monitor_message(monitor.recv_multipart())["event"]
+            self._connected = told == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._lost = self._lost or told == zmq.EVENT_DISCONNECTED
 
     async def _goes_on(self) -> bool:
         """Whether the engine is the one that told the last message."""
         number, payload = self._last
-        return number >= 0 and (await self._replay(number, most=1)) == [(number, payload)]
+        return number >= 0 and (await self._replay(number, most=1))[0] == [(number, payload)]
 
-    async def _hear(self, start: int) -> Message:
-        """The next message that is published, or the first of an engine that was started anew."""
-        if self._held is not None:
-            held = self._held
-            if start == 0:
-                self._held = None
+    async def _hear(self, until: float | None) -> Message | None:
+        """The next message that is published, or the first of an engine that was started anew; None
+        if there is none at that time."""
+        held, self._held = self._held, None
+        if held is not None:
             return held
         zmq = self._zmq
+        live = zmq.Socket.shadow(self._live)
         while True:
+            try:
+                frames = live.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                frames = ()
+            # Of what came behind a lost connection nobody knows yet who has published it.
+            self._look()
             if self._lost:
                 raise EventsEnded("the connection was lost")
-            try:
-                frames = await self._live.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not frames:
+                if until is not None and time.monotonic() >= until:
+                    return None
                 await self._live.poll(POLL_MS)
                 continue
             if len(frames) != 3 or len(frames[1]) != 8:
                 continue
             number = _NUMBER.unpack(frames[1])[0]
             again = self._replayed.pop(number, None)
-            begins = number <= self._heard or again not in (None, hash(frames[2]))
+            if (number, frames[2]) == self._last or again == hash(frames[2]):
+                continue  # twice, or late: it was told
+            begins = number <= self._heard or again is not None
             self._heard = number
             if begins:
                 self._replayed.clear()
-                self._restarted, self._held = True, (number, frames[2])
-                raise EventsEnded("the engine was started anew")
+                self._held = number, frames[2]
+                raise EventsLost("the engine was started anew")
             return number, frames[2]
 
-    async def _replay(self, begin: int, most: int = MOST_HELD) -> list[Message]:
-        """What the engine still has from `begin` on; less if it stops in the midst of that."""
+    async def _replay(self, begin: int, most: int = MOST_HELD) -> tuple[list[Message], bool]:
+        """What the engine still has from `begin` on; less if it stops in the midst of that; and
+        whether that is all."""
         found: list[Message] = []
         if self._replay_address is None:
-            return found
+            return found, False
         zmq = self._zmq
         socket = self._context.socket(zmq.DEALER)
         try:
@@ -186,10 +241,10 @@ class ZmqEvents:
                     if len(frames) not in (3, 4) or len(frames[-2]) != 8:
                         continue
                     if frames[-2] == _END and not frames[-1]:
-                        break
+                        return found, True
                     found.append((_NUMBER.unpack(frames[-2])[0], frames[-1]))
         except TimeoutError:
             self.short_replays += 1
         finally:
             socket.close(0)
-        return found
+        return found, False

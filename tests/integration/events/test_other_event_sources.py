@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from aiohttp import web
 from support.fake_engine import FakeEngine
 from support.fleet import eventually
-from support.free_port import free_port
+from support.kv_events.drained_engine import DrainedEngine
+from support.kv_events.drained_engine import stored as drained_stored
 from support.kv_events.engine_events import stored
 from support.serving import BLOCK, Doors, serving
 
@@ -44,32 +44,13 @@ async def test_events_over_zmq() -> None:
 
 
 async def test_events_over_http() -> None:
-    waiting = [
-        {
-            "event_id": 0,
-            "data": {
-                "type": "stored",
-                "parent_hash": None,
-                "blocks": [
-                    {"block_hash": 9, "tokens": [{"token_id": t} for t in PROMPT[:BLOCK]]},
-                ],
-            },
-        }
-    ]
-
-    async def drain(request: web.Request) -> web.Response:
-        events, waiting[:] = list(waiting), []
-        return web.json_response(events)
-
-    application = web.Application()
-    application.router.add_get("/kv_cache_events", drain)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
+    drained = DrainedEngine()
+    drained.happen(drained_stored(9, PROMPT[:BLOCK]))
+    await drained.start()
     try:
         async with FakeEngine() as engine:
-            url = f"{engine.url}?events=http://127.0.0.1:{port}"
+            url = f"{engine.url}?events={drained.url}"
             async with serving(workers=(url,), router=TOLD, event_sources="http") as doors:
                 await is_row(doors, "http", "exact", 1)
     finally:
-        await runner.cleanup()
+        await drained.stop()

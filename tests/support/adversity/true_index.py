@@ -1,12 +1,12 @@
 """Whether an index claims of mock engines in this process what they hold."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from support.adversity.engine_cache import leading_blocks
 
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.hashing import block_hashes
-from dynamo_router.indexer.source import SourceState
+from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.mocker.server import MockServer
 
@@ -16,21 +16,55 @@ def untrue(
     engines: Iterable[MockServer],
     prompts: Collection[Sequence[int]],
     block_size: int,
+    *,
+    exact: bool = True,
 ) -> str:
-    """A word on what is wrong; empty if each engine's source is exact, with as many blocks as it
-    holds, and as many of each prompt."""
-    sources = {source.worker.worker_id: source for source in index.sources()}
-    scores = [index.scores(block_hashes(list(prompt), block_size)) for prompt in prompts]
-    for engine in engines:
-        held = {block.block_hash % 2**64 for block in engine.engine.cached_blocks()}
-        source = sources.get(engine.worker_id)
-        if source is None or source.state is not SourceState.EXACT:
+    """A word on what is wrong; empty if each engine's source is exact (where that is asked for),
+    with as many blocks as it holds, and as many of each prompt."""
+    for engine, source, found in _claims(index, engines, prompts, block_size):
+        if source is None or (exact and source.state is not SourceState.EXACT):
             return f"{engine.worker_id} is {source and source.state}"
+        held = _held(engine)
         if source.blocks != len(held):
             return f"{engine.worker_id} holds {len(held)} blocks, the index has {source.blocks}"
-        for prompt, found in zip(prompts, scores, strict=True):
+        for prompt, claimed in zip(prompts, found, strict=True):
             expected = leading_blocks(list(prompt), held, block_size)
-            claimed = found.get(WorkerWithDpRank(engine.worker_id, 0), 0)
             if claimed != expected:
                 return f"{engine.worker_id} holds {expected} blocks of a prompt, not {claimed}"
     return ""
+
+
+def overclaimed(
+    index: EventIndex,
+    engines: Iterable[MockServer],
+    prompts: Collection[Sequence[int]],
+    block_size: int,
+) -> str:
+    """A word on what the index claims of engines beyond what they hold; empty if nothing."""
+    for engine, source, found in _claims(index, engines, prompts, block_size):
+        held = _held(engine)
+        if source is not None and source.blocks > len(held):
+            return f"{engine.worker_id} holds {len(held)} blocks, the index has {source.blocks}"
+        for prompt, claimed in zip(prompts, found, strict=True):
+            expected = leading_blocks(list(prompt), held, block_size)
+            if claimed > expected:
+                return f"{engine.worker_id} holds {expected} blocks of a prompt, not {claimed}"
+    return ""
+
+
+def _claims(
+    index: EventIndex,
+    engines: Iterable[MockServer],
+    prompts: Collection[Sequence[int]],
+    block_size: int,
+) -> Iterator[tuple[MockServer, SourceStatus | None, list[int]]]:
+    """Of each engine its source, and the leading blocks of each prompt that the index claims."""
+    sources = {source.worker.worker_id: source for source in index.sources()}
+    scores = [index.scores(block_hashes(list(prompt), block_size)) for prompt in prompts]
+    for engine in engines:
+        worker = WorkerWithDpRank(engine.worker_id, 0)
+        yield engine, sources.get(engine.worker_id), [found.get(worker, 0) for found in scores]
+
+
+def _held(engine: MockServer) -> set[int]:
+    return {block.block_hash % 2**64 for block in engine.engine.cached_blocks()}

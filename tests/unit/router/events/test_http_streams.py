@@ -1,13 +1,11 @@
 """A stream that is drained over HTTP, as TensorRT-LLM's OpenAI server offers it."""
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
-from support.free_port import free_port
+from support.kv_events.drained_engine import DrainedEngine, stored
 from support.polling import until
 
 from dynamo_router.indexer.event_index import EventIndex
@@ -26,24 +24,8 @@ def block(number: int) -> list[int]:
     return list(range(SIZE * number, SIZE * (number + 1)))
 
 
-class DrainedEngine:
-    """Tells each event once, numbered by rank, as the documentation has it."""
-
-    def __init__(self) -> None:
-        self.waiting: list[dict[str, Any]] = []
-        self.next: dict[int, int] = {}
-        self.status = 200
-        self.body: bytes | None = None
-        self.asked = 0
-
-    def happen(self, data: dict[str, Any], rank: int = 0, lost: bool = False, **more: Any) -> None:
-        event_id = self.next.get(rank, 0)
-        self.next[rank] = event_id + 1
-        event = {"event_id": event_id, "data": data, **more}
-        if rank:
-            event["attention_dp_rank"] = rank
-        if not lost:
-            self.waiting.append(event)
+class Engine(DrainedEngine):
+    """Of single blocks."""
 
     def created(self, window: int) -> None:
         data = {"type": "created", "num_blocks_per_cache_level": [100, 0]}
@@ -54,20 +36,6 @@ class DrainedEngine:
 
     def remove(self, *numbers: int, **more: Any) -> None:
         self.happen({"type": "removed", "block_hashes": [100 + n for n in numbers]}, **more)
-
-    async def answer(self, request: web.Request) -> web.Response:
-        self.asked += 1
-        if self.status != 200:
-            return web.Response(status=self.status)
-        events, self.waiting = self.waiting, []
-        body = json.dumps([*events, {}]).encode() if self.body is None else self.body
-        return web.Response(body=body, content_type="application/json")
-
-
-def stored(block_hash: Any, tokens: list[int], parent: Any = None, **more: Any) -> dict[str, Any]:
-    unique = [{"type": "unique_token", "token_id": t, "token_extra_id": 0} for t in tokens]
-    kept = {"type": "stored_block", "block_hash": block_hash, "cache_level": 0, "priority": 35}
-    return {"type": "stored", "parent_hash": parent, "blocks": [{**kept, "tokens": unique, **more}]}
 
 
 class Reader:
@@ -102,25 +70,20 @@ class Reader:
 
 
 @asynccontextmanager
-async def reading(engine: DrainedEngine, ranks: int = 1) -> AsyncIterator[Reader]:
-    application = web.Application()
-    application.router.add_get("/kv_cache_events", engine.answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port := free_port())
-    await site.start()
-    reader = Reader(f"http://127.0.0.1:{port}", ranks)
+async def reading(engine: Engine, ranks: int = 1) -> AsyncIterator[Reader]:
+    await engine.start()
+    reader = Reader(engine.url, ranks)
     reader.stream.open()
     try:
         yield reader
     finally:
         await reader.stream.close()
-        await runner.cleanup()
+        await engine.stop()
         reader.index.close()
 
 
 async def test_events_of_an_engine_that_has_just_started_are_exact() -> None:
-    engine = DrainedEngine()
+    engine = Engine()
     engine.created(128)
     engine.store(1)
     async with reading(engine) as reader:
@@ -133,7 +96,7 @@ async def test_events_of_an_engine_that_has_just_started_are_exact() -> None:
 
 
 async def test_events_that_somebody_else_drained_show_as_a_hole() -> None:
-    engine = DrainedEngine()
+    engine = Engine()
     engine.store(1)
     async with reading(engine) as reader:
         await until(reader.holds(1))
@@ -144,7 +107,7 @@ async def test_events_that_somebody_else_drained_show_as_a_hole() -> None:
 
 
 async def test_a_late_reader_does_not_claim_to_know_all() -> None:
-    engine = DrainedEngine()
+    engine = Engine()
     engine.store(1, lost=True)
     engine.store(2)
     async with reading(engine) as reader:
@@ -153,7 +116,7 @@ async def test_a_late_reader_does_not_claim_to_know_all() -> None:
 
 
 async def test_an_engine_that_is_started_anew_is_forgotten() -> None:
-    engine = DrainedEngine()
+    engine = Engine()
     for number in range(5):
         engine.store(number)
     async with reading(engine) as reader:
@@ -167,7 +130,7 @@ async def test_an_engine_that_is_started_anew_is_forgotten() -> None:
 
 
 async def test_ranks_have_numbers_of_their_own() -> None:
-    engine = DrainedEngine()
+    engine = Engine()
     engine.store(1)
     engine.store(2, rank=1)
     engine.store(3)
@@ -177,7 +140,7 @@ async def test_ranks_have_numbers_of_their_own() -> None:
 
 
 async def test_the_largest_window_and_whole_blocks_count() -> None:
-    engine = DrainedEngine()
+    engine = Engine()
     engine.created(128)
     engine.created(4096)
     engine.store(1, window_size=4096)
@@ -190,7 +153,7 @@ async def test_the_largest_window_and_whole_blocks_count() -> None:
 
 
 async def test_a_block_that_moves_to_host_memory_is_not_claimed_any_more() -> None:
-    engine = DrainedEngine()
+    engine = Engine()
     engine.store(1)
     engine.store(2)
     async with reading(engine) as reader:
@@ -203,7 +166,7 @@ async def test_a_block_that_moves_to_host_memory_is_not_claimed_any_more() -> No
 
 
 async def test_an_answer_that_cannot_be_read_is_a_loss() -> None:
-    engine = DrainedEngine()
+    engine = Engine()
     engine.store(1)
     async with reading(engine) as reader:
         await until(reader.holds(1))
@@ -215,8 +178,35 @@ async def test_an_answer_that_cannot_be_read_is_a_loss() -> None:
         assert not reader.stream.is_complete
 
 
+async def test_an_answer_that_breaks_off_is_a_loss_at_once() -> None:
+    engine = Engine()
+    engine.store(1)
+    async with reading(engine) as reader:
+        await until(reader.holds(1))
+        engine.answers_lost = 1
+        engine.remove(1)
+        await until(reader.holds())  # nothing more is told
+        await until(lambda: reader.stream.is_synced)
+        assert not reader.stream.is_complete
+
+
+async def test_an_old_answer_that_comes_again_is_not_believed() -> None:
+    engine = Engine()
+    for number in range(1, 4):
+        engine.store(number)
+    async with reading(engine) as reader:
+        await until(reader.holds(1, 2, 3))
+        engine.remove(2)
+        await until(reader.holds(1, 3))
+        engine.waiting = [{"event_id": 1, "data": stored(102, block(2))}]
+        await until(reader.holds())
+        assert not reader.stream.is_complete
+        engine.store(4)
+        await until(reader.holds(4))
+
+
 async def test_a_server_without_the_route_is_refused_and_a_broken_one_tried_again() -> None:
-    engine = DrainedEngine()
+    engine = Engine()
     engine.status = 503
     async with reading(engine) as reader:
         await until(lambda: engine.asked > 2)
@@ -231,6 +221,6 @@ def test_salts_adapters_and_strange_hashes() -> None:
     tell = [
         {"event_id": 0, "data": stored(2**64 - 1, block(1), cache_salt="x", mm_keys=[["a", 0]])}
     ]
-    assert len(events.batches(tell)) == 1 and events.begins_anew(tell)
+    assert len(events.batches(tell)) == 1 and events.back_to(tell) == 0
     with pytest.raises(EventsRefused, match="hash_algo"):
         events.batches([{"event_id": 1, "data": stored("ab" * 32, block(1))}])

@@ -26,6 +26,9 @@ W = WorkerWithDpRank(7)
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq_events, "REPLAY_WAIT_S", 0.2)
+    monkeypatch.setattr(zmq_events, "ASK_AGAIN_S", (0.02, 0.1))
+    monkeypatch.setattr(zmq_events, "QUIET_S", 0.1)
+    monkeypatch.setattr(zmq_events, "RENEW_MS", 200)
     monkeypatch.setattr(zmq_events, "POLL_MS", 20)
 
 
@@ -142,16 +145,38 @@ async def test_a_replay_cut_short_is_asked_for_again(publisher: ZmqPublisher) ->
     publisher.cut_after = 2
     await tell(publisher, 1, 2, 3)
     async with reading(publisher) as reader:
-        await until(lambda: bool(reader.up))
-        await until(reader.holds(1, 2))
+        await until(reader.holds(1, 2, 3))  # with no word of the engine's in between
+        assert publisher.asked[0] == 0 and 2 in publisher.asked
+        publisher.cut_after, publisher.lose = 0, 1
+        await tell(publisher, 4, 5)
+        await until(lambda: publisher.asked[-1] >= 3)
         publisher.cut_after = None
-        await tell(publisher, 4)
-        await until(reader.holds(1, 2, 3, 4))
+        await until(reader.holds(1, 2, 3, 4, 5))
         assert reader.stream.is_complete
         seen = reader.doors.short_replays
         assert seen > 0
         await reader.doors.close(W.worker_id)
         assert reader.doors.short_replays >= seen  # it is counted on
+
+
+async def test_a_last_message_that_gets_lost_is_asked_for(publisher: ZmqPublisher) -> None:
+    async with reading(publisher) as reader:
+        await tell(publisher, 1, 2)
+        await until(reader.holds(1, 2))
+        publisher.lose = 1
+        await tell(publisher, -1)
+        await until(reader.holds(2))
+        assert reader.stream.is_complete and reader.counts.gaps == 0
+
+
+async def test_messages_told_twice_or_out_of_order_change_nothing(publisher: ZmqPublisher) -> None:
+    async with reading(publisher) as reader:
+        await tell(publisher, 1)
+        await until(reader.holds(1))
+        publisher.twice = publisher.swap = 2
+        await tell(publisher, 2, -1, 3, 4, -2, 5)
+        await until(reader.holds(3, 4, 5))
+        assert reader.stream.is_complete
 
 
 async def test_what_the_replay_keeps_no_more_is_not_claimed(publisher: ZmqPublisher) -> None:
@@ -198,6 +223,21 @@ async def test_an_engine_that_is_started_anew_is_forgotten(
             assert reader.stream.is_complete
         else:
             await until(lambda: not reader.holds(1, 2, 3)() and reader.stream.is_synced)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_a_quiet_engine_that_was_started_anew_is_forgotten(
+    publisher: ZmqPublisher, replay: bool
+) -> None:
+    async with reading(publisher, replay=replay) as reader:
+        await until(lambda: bool(reader.up))
+        await tell(publisher, 1, 2)
+        await until(reader.holds(1, 2))
+        await publisher.stop()
+        await until(lambda: reader.up[-1] is False)
+        publisher.start()
+        await until(reader.holds())
+        await until(lambda: reader.stream.is_complete is replay)
 
 
 async def test_a_numbering_that_goes_back_is_noticed(publisher: ZmqPublisher) -> None:
