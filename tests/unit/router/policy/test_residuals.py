@@ -3,18 +3,21 @@
 import random
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.residuals import ResidualsOracle
 
-from dynamo_router.router.policy.residuals import (
+from dynamo_router.router.policy.residuals._residuals import Residuals
+from dynamo_router.router.policy.residuals.watch import (
     CHECK_EVERY,
     CONFIRMED,
     FAILS,
     LEAST,
     MOST_TRUSTED,
     TRUSTED,
+    WINDOW,
     WORKER_WINDOW,
-    Residuals,
     ResidualWatch,
 )
 
@@ -162,8 +165,38 @@ def test_whatever_it_is_told_it_changes_slowly_and_says_so(told: list[tuple[int,
 
 @given(st.lists(st.tuples(TIMES, TIMES), min_size=LEAST, max_size=80), st.floats(0.01, 100))
 def test_scatter_does_not_know_a_common_factor(pairs: list[Pair], factor: float):
-    plain, scaled = Residuals(80, 1e-9), Residuals(80, 1e-9)
+    plain, scaled = (Residuals(80, 1e-9, LEAST) for _ in range(2))
     for foreseen, took in pairs:
         plain.add(foreseen + 1, took + 1)
         scaled.add(factor * (foreseen + 1), took + 1)
     assert abs(plain.scatter() - scaled.scatter()) < 1e-6
+
+
+ANY_TIMES = st.floats(-1.0, 1e6, allow_nan=False) | st.sampled_from([0.0, 0.1, 0.2])
+
+
+@given(
+    st.lists(st.tuples(ANY_TIMES, ANY_TIMES), min_size=1, max_size=60),
+    st.sampled_from([1, 2, 5, 24, WINDOW]),
+    st.sampled_from([1, 2, 24]),
+    st.sampled_from([0.002, 0.05]),
+)
+def test_the_kernel_says_what_its_plain_twin_says(
+    pairs: list[Pair], window: int, least: int, slack_s: float
+) -> None:
+    least = min(least, window)
+    kernel, plain = Residuals(window, slack_s, least), ResidualsOracle(window, slack_s, least)
+    for foreseen_s, took_s in pairs:
+        kernel.add(foreseen_s, took_s)
+        plain.add(foreseen_s, took_s)
+        assert kernel.told == plain.told
+        assert kernel.scatter() == plain.scatter() and kernel.skill() == plain.skill()
+        assert kernel.telling() == plain.telling()
+
+
+def test_residuals_that_cannot_be() -> None:
+    for window, least in ((0, 0), (4, 0), (4, 5)):
+        with pytest.raises(ValueError, match=f"{least} predictions of {window}"):
+            Residuals(window, 0.05, least)
+    with pytest.raises(ValueError, match="no prediction"):
+        Residuals(4, 0.05, 1).telling()

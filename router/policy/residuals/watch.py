@@ -4,11 +4,12 @@ A prediction's residual is the logarithm of how many times longer it took than w
 all take longer by the same factor changes no choice between workers; what counts is how far the
 residuals scatter around their median, beside how far the times themselves scatter around theirs: a
 forecast whose residuals scatter as much as the times do tells no more than the usual time would.
+The predictions themselves are kept by the kernel `_residuals`.
 """
 
-import math
-from collections import deque
 from dataclasses import dataclass
+
+from ._residuals import Residuals
 
 WINDOW = 64  # latest predictions that count, of the fleet
 WORKER_WINDOW = 32  # and of one worker
@@ -29,10 +30,6 @@ TTFT_SLACK_S = 0.05  # differences that are small beside this are none
 ITL_SLACK_S = 0.002
 
 
-Prediction = tuple[float, float, float, float]
-"""What is kept of one: its residual, the logarithm of the time it took, and foreseen and seen s."""
-
-
 @dataclass(frozen=True)
 class FailedPrediction:
     """What failed: `ttft` or `itl` of the fleet, or the TTFTs of single workers.
@@ -46,61 +43,6 @@ class FailedPrediction:
     took_s: float
     scatter: float
     worker: int | None = None
-
-
-class Residuals:
-    """The latest predictions of one kind: how well they did."""
-
-    def __init__(self, window: int, slack_s: float) -> None:
-        self._kept: deque[Prediction] = deque(maxlen=window)
-        self._slack = slack_s
-        self.told = 0
-        """predictions, ever"""
-
-    def add(self, foreseen_s: float, took_s: float) -> Prediction:
-        """A prediction came true so. What is kept of it, for others of the same slack."""
-        took = math.log(max(0.0, took_s) + self._slack)
-        residual = took - math.log(max(0.0, foreseen_s) + self._slack)
-        prediction = residual, took, foreseen_s, took_s
-        self.keep(prediction)
-        return prediction
-
-    def keep(self, prediction: Prediction) -> None:
-        """The same, from what `add` returned."""
-        self.told += 1
-        self._kept.append(prediction)
-
-    def failed(self, kind: str, worker: int | None = None) -> "FailedPrediction":
-        """The latest prediction that is off by as much as half of them are, or more."""
-        middle = sorted(each[0] for each in self._kept)[len(self._kept) // 2]
-        scatter = self.scatter()
-        _, _, foreseen_s, took_s = next(
-            each for each in reversed(self._kept) if abs(each[0] - middle) >= scatter
-        )
-        return FailedPrediction(kind, foreseen_s, took_s, scatter, worker)
-
-    def scatter(self) -> float:
-        """Median distance of the residuals from their median; 0 while too few are known."""
-        if len(self._kept) < LEAST:
-            return 0.0
-        return _scatter([each[0] for each in self._kept])
-
-    def skill(self) -> float:
-        """Share of the times' own scatter that was foreseen; 1 while too few are known."""
-        if len(self._kept) < LEAST:
-            return 1.0
-        usual = _scatter([each[1] for each in self._kept])
-        return 1.0 - self.scatter() / usual if usual > 0 else -math.inf
-
-    @property
-    def fail(self) -> bool:
-        """Whether they are clearly no better than the usual time would be."""
-        return self.scatter() > FAILS and self.skill() < FAILS_SKILL
-
-    @property
-    def hold(self) -> bool:
-        """Whether they are clearly good, or say much."""
-        return self.scatter() < HOLDS or self.skill() > HOLDS_SKILL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +73,8 @@ class ResidualWatch:
         self.trusted = True
         self.falls = 0
         self.failed: FailedPrediction | None = None
-        self._ttft = Residuals(WINDOW, TTFT_SLACK_S)
-        self._itl = Residuals(WINDOW, ITL_SLACK_S)
+        self._ttft = Residuals(WINDOW, TTFT_SLACK_S, LEAST)
+        self._itl = Residuals(WINDOW, ITL_SLACK_S, LEAST)
         self._workers: dict[int, Residuals] = {}
         self._known: set[int] = set()  # workers of which enough is known,
         self._failing: set[int] = set()  # and those of them whose predictions fail
@@ -142,14 +84,14 @@ class ResidualWatch:
 
     def on_first_token(self, worker: int, foreseen_s: float, took_s: float) -> bool:
         """A first token came so long after its booking. Whether `trusted` changed."""
-        prediction = self._ttft.add(foreseen_s, took_s)
+        self._ttft.add(foreseen_s, took_s)
         own = self._workers.get(worker)
         if own is None:
-            own = self._workers[worker] = Residuals(WORKER_WINDOW, TTFT_SLACK_S)
-        own.keep(prediction)
+            own = self._workers[worker] = Residuals(WORKER_WINDOW, TTFT_SLACK_S, LEAST)
+        own.add(foreseen_s, took_s)
         if own.told >= LEAST and own.told % WORKER_CHECK_EVERY == 0:
             self._known.add(worker)
-            (self._failing.add if own.fail else self._failing.discard)(worker)
+            (self._failing.add if _fail(own) else self._failing.discard)(worker)
         return self._ttft.told % CHECK_EVERY == 0 and self._check()
 
     def on_answer(self, foreseen_s: float, took_s: float) -> None:
@@ -190,31 +132,34 @@ class ResidualWatch:
         return True
 
     def _fail(self) -> bool:
-        return self._ttft.fail or self._itl.fail or self._failing_share() >= FAILING_SHARE
+        return _fail(self._ttft) or _fail(self._itl) or self._failing_share() >= FAILING_SHARE
 
     def _failed(self) -> FailedPrediction:
         """What speaks against the forecast, where something does."""
-        if self._ttft.fail:
-            return self._ttft.failed("ttft")
-        if self._itl.fail:
-            return self._itl.failed("itl")
+        if _fail(self._ttft):
+            return _failed(self._ttft, "ttft")
+        if _fail(self._itl):
+            return _failed(self._itl, "itl")
         worst = max(self._failing, key=lambda worker: self._workers[worker].scatter())
-        return self._workers[worst].failed("worker_ttft", worst)
+        return _failed(self._workers[worst], "worker_ttft", worst)
 
     def _hold(self) -> bool:
-        return self._ttft.hold and self._itl.hold and self._failing_share() < FAILING_SHARE / 2
+        return _hold(self._ttft) and _hold(self._itl) and self._failing_share() < FAILING_SHARE / 2
 
     def _failing_share(self) -> float:
         return len(self._failing) / len(self._known) if len(self._known) > 1 else 0.0
 
 
-def _scatter(values: list[float]) -> float:
-    """Median distance from the median, of the upper ones where there are two."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    middle = ordered[half]
-    # Both halves in ascending order: what is sorted already takes no time to sort.
-    distances = [middle - value for value in ordered[half::-1]]
-    distances += [value - middle for value in ordered[half + 1 :]]
-    distances.sort()
-    return distances[half]
+def _fail(known: Residuals) -> bool:
+    """Whether they are clearly no better than the usual time would be."""
+    return known.scatter() > FAILS and known.skill() < FAILS_SKILL
+
+
+def _hold(known: Residuals) -> bool:
+    """Whether they are clearly good, or say much."""
+    return known.scatter() < HOLDS or known.skill() > HOLDS_SKILL
+
+
+def _failed(known: Residuals, kind: str, worker: int | None = None) -> FailedPrediction:
+    foreseen_s, took_s = known.telling()
+    return FailedPrediction(kind, foreseen_s, took_s, known.scatter(), worker)
