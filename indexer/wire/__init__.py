@@ -13,7 +13,7 @@ from .codec import (
     encode_router_event,
 )
 from .events import TIERS, EventData, Removed, RouterEvent, StorageTier, Stored, StoredBlock
-from .grpc_batch import CLEARED_EVENTS, BatchHead, frame_batch, read_head
+from .grpc_batch import CLEARED_EVENTS, BatchHead, frame_batch, plain_batch, read_head
 
 __all__ = [
     "BatchHead",
@@ -33,5 +33,6 @@ __all__ = [
     "encode_heartbeat",
     "encode_router_event",
     "frame_batch",
+    "plain_batch",
     "read_head",
 ]

@@ -6,7 +6,7 @@ the index decodes the batch itself.
 
 from typing import NamedTuple
 
-from . import _grpc_batch, _grpc_head
+from . import _grpc_batch, _grpc_head, _plain_events
 
 CLEARED_EVENTS = 4
 """Events of the index that a frame begins with if it clears: one for each tier."""
@@ -65,3 +65,16 @@ def frame_batch(
     return _grpc_batch.frame_batch(
         data, worker_id, dp_rank, publisher_id, sequence, first_event_id, block_size, clears
     )
+
+
+def plain_batch(payload: bytes, sequence: int, block_size: int) -> bytes | None:
+    """What vLLM or SGLang published over ZMQ, as a serialized KvEventBatch of that number.
+
+    A payload is msgpack: [timestamp, events, ...], and an event a map, or an array of its fields.
+    Most are plain: full blocks of our size in the engine's own memory, named by numbers, and their
+    removal. Their tokens go from one form into the other without a Python object for each. None for
+    all else (adapters, salts, other keys, tiers, sizes, groups; what cannot be read): it is left to
+    workers/event_dialects/zmq_payload.py, which knows every event, and is what this is held to.
+    OverflowError if a number does not fit.
+    """
+    return _plain_events.plain_batch(payload, sequence, block_size)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ...indexer.wire import plain_batch
 from ..trtllm_proto import common_pb
 from .pulled_call import EventsRefused
 
@@ -61,6 +62,10 @@ class ZmqPayload:
 
         EventsRefused if its blocks cannot be those of our index.
         """
+        if self._size_known and not self._salts:
+            plain = plain_batch(payload, sequence, self._block_size)
+            if plain is not None:
+                return plain
         try:
             decoded = _decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,0 +1,3 @@
+"""Types of the `_plain_events` kernel; grpc_batch.py says more."""
+
+def plain_batch(payload: bytes, sequence: int, block_size: int) -> bytes | None: ...

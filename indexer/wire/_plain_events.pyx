@@ -1,0 +1,370 @@
+"""What vLLM and SGLang publish over ZMQ as a KvEventBatch, if it is plain.
+
+Plain are full blocks of our size on the device, named by numbers, without an adapter, a salt or
+other keys; their removal; and a clear. The face, grpc_batch.py, says what becomes of all else.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport UINT32_MAX, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memmove, memset
+
+from ...runtime.native._memory cimport vector_reserve
+from ._grpc_fields cimport (
+    BLOCK_HASH, BLOCK_HASHES, BLOCK_SIZE, BLOCKS, CLEARED, EVENTS, PARENT_BLOCK_HASH, REMOVED,
+    REMOVED_TIER, SEQUENCE_NUMBER, STORED, STORED_SPEC_KIND, STORED_TIER, TOKEN_IDS,
+)
+from ._msgpack_reader cimport bswap16, bswap32
+from ._reader cimport (
+    DECODE_OK, ITEM_ARRAY, ITEM_INT, ITEM_NIL, ITEM_TEXT, Item, ByteReader, remaining,
+)
+from ._syntax cimport (
+    at_end, field_is, next_element, next_field, open_array, open_struct, read_value, skip_value,
+    text_is,
+)
+
+cdef enum:
+    DEVICE = 1                  # KvCacheTier
+    VARINT = 0                  # wire types
+    DELIMITED = 2
+    HEADS_BYTES = 16            # most that the tags and lengths around an event take
+    EVENT_BYTES = 128           # most the rest of an event takes beside its blocks
+    BLOCK_BYTES = 40            # and of a block beside its tokens
+    TOKEN_BYTES = 5             # and one of those
+    MOST_KIND = 64              # bytes of a name that is copied
+
+cdef struct Event:
+    int field                   # STORED, REMOVED or CLEARED; 0: another one
+    ByteReader hashes           # where its first hash stands
+    uint64_t n_hashes
+    bint has_hashes
+    ByteReader tokens
+    uint64_t n_tokens
+    bint has_tokens
+    bint has_parent
+    uint64_t parent
+    uint64_t block_size
+    const uint8_t* kind         # of its layers; NULL: it does not say
+    uint64_t kind_bytes
+
+cdef struct Output:
+    uint8_t* data
+    size_t size
+    size_t capacity
+
+
+def plain_batch(bytes payload not None, uint64_t sequence, uint32_t block_size):
+    cdef ByteReader reader
+    cdef Item batch, events
+    cdef Event event
+    cdef Output out
+    cdef size_t more
+    memset(&out, 0, sizeof(Output))
+    reader.at = <const uint8_t*>PyBytes_AS_STRING(payload)
+    reader.end = reader.at + PyBytes_GET_SIZE(payload)
+    reader.json = False
+    try:
+        if open_array(&reader, &batch) != DECODE_OK or batch.value < 2:
+            return None
+        if skip_value(&reader) != DECODE_OK or open_array(&reader, &events) != DECODE_OK:
+            return None
+        reserve(&out, EVENT_BYTES)
+        out.size = put_field(out.data, SEQUENCE_NUMBER, sequence) - out.data
+        while next_element(&reader, &events) == DECODE_OK:
+            if not read_event(&reader, &event) or not is_plain(&event, block_size):
+                return None
+            more = event.n_hashes * BLOCK_BYTES + event.n_tokens * TOKEN_BYTES
+            reserve(&out, EVENT_BYTES + more)
+            write_event(&out, &event, block_size)
+        batch.position = 2
+        while next_element(&reader, &batch) == DECODE_OK:
+            if skip_value(&reader) != DECODE_OK:
+                return None
+        if at_end(&reader) != DECODE_OK:
+            return None
+        return PyBytes_FromStringAndSize(<const char*>out.data, out.size)
+    finally:
+        free(out.data)
+
+
+cdef int reserve(Output* out, size_t more) except -1:
+    if not vector_reserve(&out.data, &out.capacity, out.size + more, 1):
+        raise MemoryError
+    return 0
+
+
+cdef bint read_event(ByteReader* reader, Event* event) noexcept nogil:
+    """Read what an event says, and leave its hashes and tokens where they are. False: not plain."""
+    cdef Item fields, key, value
+    memset(event, 0, sizeof(Event))
+    if open_struct(reader, &fields) != DECODE_OK:
+        return False
+    # Its type stands first, in an array as in a map as engines write it.
+    if next_field(reader, &fields, &key) != DECODE_OK or not field_is(&key, b"type", 0):
+        return False
+    if read_value(reader, &value) != DECODE_OK or value.kind != ITEM_TEXT:
+        return False
+    if text_is(&value, b"BlockStored"):
+        event.field = STORED
+    elif text_is(&value, b"BlockRemoved"):
+        event.field = REMOVED
+    elif text_is(&value, b"AllBlocksCleared"):
+        event.field = CLEARED
+    else:
+        return False
+    while fields.position < fields.value:
+        if next_field(reader, &fields, &key) != DECODE_OK:
+            return False
+        if event.field == STORED:
+            if not read_stored(reader, &key, event):
+                return False
+        elif event.field == REMOVED:
+            if not read_removed(reader, &key, event):
+                return False
+        elif skip_value(reader) != DECODE_OK:
+            return False
+    return True
+
+
+cdef bint read_stored(ByteReader* reader, Item* key, Event* event) noexcept nogil:
+    cdef Item value
+    cdef uint64_t left
+    cdef uint32_t token = 0
+    if field_is(key, b"block_hashes", 1):
+        return read_hashes(reader, event)
+    if field_is(key, b"token_ids", 3):
+        if open_array(reader, &value) != DECODE_OK:
+            return False
+        event.tokens, event.n_tokens, event.has_tokens = reader[0], value.value, True
+        left = value.value
+        while left:
+            left -= 1
+            if not take_token(reader, &token):
+                return False
+        return True
+    if field_is(key, b"parent_block_hash", 2):
+        if read_value(reader, &value) != DECODE_OK:
+            return False
+        event.has_parent, event.parent = value.kind == ITEM_INT, value.value
+        return value.kind == ITEM_INT or value.kind == ITEM_NIL
+    if field_is(key, b"block_size", 4):
+        if read_value(reader, &value) != DECODE_OK or value.kind != ITEM_INT or value.negative:
+            return False
+        event.block_size = value.value
+        return True
+    if field_is(key, b"medium", 6):
+        return is_device(reader)
+    if field_is(key, b"group_idx", 10) or field_is(key, b"kv_cache_spec_sliding_window", 12):
+        return skip_value(reader) == DECODE_OK
+    if field_is(key, b"kv_cache_spec_kind", 11):
+        if read_value(reader, &value) != DECODE_OK:
+            return False
+        if value.kind == ITEM_TEXT and value.value:
+            event.kind, event.kind_bytes = value.text, value.value
+            if value.value > MOST_KIND:
+                return False
+            return begins(&value, b"full", 4) or begins(&value, b"mla", 3)
+        return value.kind == ITEM_NIL or value.kind == ITEM_TEXT
+    return is_nothing(reader)  # adapter, salt, keys, place; or what nobody knows here
+
+
+cdef bint read_removed(ByteReader* reader, Item* key, Event* event) noexcept nogil:
+    if field_is(key, b"block_hashes", 1):
+        return read_hashes(reader, event)
+    if field_is(key, b"medium", 2):
+        return is_device(reader)
+    if field_is(key, b"group_idx", 3):
+        return skip_value(reader) == DECODE_OK
+    return is_nothing(reader)
+
+
+cdef inline bint take_token(ByteReader* reader, uint32_t* out) noexcept nogil:
+    """The next value, a token. False if it is none."""
+    cdef Item value
+    cdef size_t left = remaining(reader)
+    cdef uint8_t tag = reader.at[0] if left else 0xC1
+    cdef uint16_t two
+    if tag < 0x80:
+        out[0] = tag
+        reader.at += 1
+        return True
+    if tag == 0xCD and left >= 3:
+        memcpy(&two, reader.at + 1, 2)
+        out[0] = bswap16(two)
+        reader.at += 3
+        return True
+    if tag == 0xCE and left >= 5:
+        memcpy(out, reader.at + 1, 4)
+        out[0] = bswap32(out[0])
+        reader.at += 5
+        return True
+    if read_value(reader, &value) != DECODE_OK or value.kind != ITEM_INT:
+        return False
+    out[0] = <uint32_t>value.value
+    return not value.negative and value.value <= UINT32_MAX
+
+
+cdef bint read_hashes(ByteReader* reader, Event* event) noexcept nogil:
+    cdef Item value
+    cdef uint64_t left
+    if open_array(reader, &value) != DECODE_OK:
+        return False
+    event.hashes, event.n_hashes, event.has_hashes = reader[0], value.value, True
+    left = value.value
+    while left:
+        left -= 1
+        if read_value(reader, &value) != DECODE_OK or value.kind != ITEM_INT:
+            return False
+    return True
+
+
+cdef bint is_device(ByteReader* reader) noexcept nogil:
+    """The next value, a medium, is the device."""
+    cdef Item value
+    if read_value(reader, &value) != DECODE_OK:
+        return False
+    return value.kind == ITEM_NIL or (value.kind == ITEM_TEXT and text_is(&value, b"GPU"))
+
+
+cdef bint is_nothing(ByteReader* reader) noexcept nogil:
+    """The next value says nothing: it is nil, 0, an empty text, or an array of nils."""
+    cdef Item value
+    cdef uint64_t left
+    if read_value(reader, &value) != DECODE_OK:
+        return False
+    if value.kind == ITEM_NIL:
+        return True
+    if value.kind == ITEM_INT or value.kind == ITEM_TEXT:
+        return value.value == 0
+    if value.kind != ITEM_ARRAY:
+        return False
+    left = value.value
+    while left:
+        left -= 1
+        if read_value(reader, &value) != DECODE_OK or value.kind != ITEM_NIL:
+            return False
+    return True
+
+
+cdef bint begins(const Item* item, const char* text, size_t size) noexcept nogil:
+    cdef size_t at
+    if item.value < size:
+        return False
+    for at in range(size):
+        if item.text[at] != <uint8_t>text[at]:
+            return False
+    return True
+
+
+cdef bint is_plain(const Event* event, uint32_t block_size) noexcept nogil:
+    """It has what its type needs."""
+    if event.field == STORED:
+        return event.has_hashes and event.has_tokens and event.block_size == block_size
+    return event.has_hashes or event.field == CLEARED
+
+
+cdef void write_event(Output* out, Event* event, uint32_t block_size) noexcept nogil:
+    """Append it, for which there is room."""
+    cdef uint8_t heads[HEADS_BYTES]
+    cdef uint8_t* begin = out.data + out.size
+    cdef uint8_t* body = begin + HEADS_BYTES
+    cdef uint8_t* at = body
+    cdef uint8_t* head
+    cdef uint8_t inner[HEADS_BYTES]
+    cdef size_t inner_bytes, heads_bytes
+    if event.field == STORED:
+        at = write_stored(at, event, block_size)
+    elif event.field == REMOVED:
+        at = write_removed(at, event)
+    head = put_tag(inner, event.field, DELIMITED)
+    inner_bytes = put_varint(head, at - body) - inner
+    head = put_tag(heads, EVENTS, DELIMITED)
+    heads_bytes = put_varint(head, inner_bytes + (at - body)) - heads
+    memmove(begin + heads_bytes + inner_bytes, body, at - body)
+    memcpy(begin, heads, heads_bytes)
+    memcpy(begin + heads_bytes, inner, inner_bytes)
+    out.size += heads_bytes + inner_bytes + (at - body)
+
+
+cdef uint8_t* write_stored(uint8_t* at, Event* event, uint32_t block_size) noexcept nogil:
+    cdef Item item
+    cdef uint32_t token = 0
+    cdef ByteReader ahead
+    cdef uint64_t block, hash, left = event.n_tokens, count, n
+    cdef size_t token_bytes, size
+    for block in range(event.n_hashes):
+        read_value(&event.hashes, &item)
+        hash = item.value
+        count = min(left, <uint64_t>block_size)
+        left -= count
+        ahead = event.tokens
+        token_bytes = 0
+        for n in range(count):
+            take_token(&ahead, &token)
+            token_bytes += varint_bytes(token)
+        size = token_bytes + 1 + varint_bytes(block_size)
+        size += (1 + varint_bytes(hash)) if hash else 0
+        size += (1 + varint_bytes(token_bytes)) if token_bytes else 0
+        at = put_varint(put_tag(at, BLOCKS, DELIMITED), size)
+        if hash:
+            at = put_field(at, BLOCK_HASH, hash)
+        if token_bytes:
+            at = put_varint(put_tag(at, TOKEN_IDS, DELIMITED), token_bytes)
+            for n in range(count):
+                take_token(&event.tokens, &token)
+                at = put_varint(at, token)
+        at = put_field(at, BLOCK_SIZE, block_size)
+    if event.has_parent:
+        at = put_field(at, PARENT_BLOCK_HASH, event.parent)
+    at = put_field(at, STORED_TIER, DEVICE)
+    at = put_tag(at, STORED_SPEC_KIND, DELIMITED)
+    if event.kind == NULL:
+        return put_text(at, <const uint8_t*>b"full", 4)
+    return put_text(at, event.kind, event.kind_bytes)
+
+
+cdef uint8_t* write_removed(uint8_t* at, Event* event) noexcept nogil:
+    cdef Item item
+    cdef ByteReader ahead = event.hashes
+    cdef size_t size = 0
+    cdef uint64_t n
+    for n in range(event.n_hashes):
+        read_value(&ahead, &item)
+        size += varint_bytes(item.value)
+    if size:
+        at = put_varint(put_tag(at, BLOCK_HASHES, DELIMITED), size)
+        for n in range(event.n_hashes):
+            read_value(&event.hashes, &item)
+            at = put_varint(at, item.value)
+    return put_field(at, REMOVED_TIER, DEVICE)
+
+
+cdef inline size_t varint_bytes(uint64_t number) noexcept nogil:
+    cdef size_t size = 1
+    while number >= 0x80:
+        number >>= 7
+        size += 1
+    return size
+
+
+cdef inline uint8_t* put_varint(uint8_t* at, uint64_t number) noexcept nogil:
+    while number >= 0x80:
+        at[0] = <uint8_t>(number | 0x80)
+        number >>= 7
+        at += 1
+    at[0] = <uint8_t>number
+    return at + 1
+
+
+cdef inline uint8_t* put_tag(uint8_t* at, int field, int kind) noexcept nogil:
+    at[0] = <uint8_t>(field << 3 | kind)
+    return at + 1
+
+
+cdef inline uint8_t* put_field(uint8_t* at, int field, uint64_t number) noexcept nogil:
+    return put_varint(put_tag(at, field, VARINT), number)
+
+
+cdef inline uint8_t* put_text(uint8_t* at, const uint8_t* text, size_t size) noexcept nogil:
+    at = put_varint(at, size)
+    memcpy(at, text, size)
+    return at + size
