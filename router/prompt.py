@@ -128,7 +128,7 @@ def prompt_of(token_ids: Tokens, block_size: int, content: ContentFields) -> Pro
     """
     if not isinstance(token_ids, Prompt):
         return Prompt(token_ids, block_size, Content(**content) if content else NO_CONTENT)
-    if any(value is not None for value in content.values()):
+    if content and any(value is not None for value in content.values()):
         raise ValueError(f"{', '.join(content)}: a Prompt is given that where it is made")
     if token_ids.block_size != block_size:
         raise ValueError(f"a Prompt in blocks of {token_ids.block_size}, not {block_size}")

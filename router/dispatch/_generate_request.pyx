@@ -4,7 +4,7 @@ Submessages that routing does not look into are not checked: that is up to the e
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from ...runtime.native._protobuf cimport (
@@ -171,7 +171,7 @@ def parse_generate(
 
 
 def parse_tokens(
-    const uint8_t[::1] body not None, uint32_t number, uint64_t max_tokens, uint64_t max_rest
+    bytes body not None, uint32_t number, uint64_t max_tokens, uint64_t max_rest
 ):
     """(token_ids, the other fields as a message) of a message whose tokens are field `number`.
 
@@ -182,13 +182,12 @@ def parse_tokens(
     cdef uint64_t n_tokens = 0
     cdef uint64_t n_rest = 0
     cdef uint32_t largest = 0
-    cdef uint32_t[::1] view
-    cdef uint8_t[::1] rest_view
     cdef uint32_t* out = NULL
     cdef uint8_t* other = NULL
+    cdef Py_buffer view
     cdef bint good
-    reader.at = &body[0] if body.shape[0] else NULL
-    reader.end = reader.at + body.shape[0]
+    reader.at = <const uint8_t*>PyBytes_AS_STRING(body)
+    reader.end = reader.at + PyBytes_GET_SIZE(body)
     with nogil:
         good = count_numbers(reader, number, &n_tokens, &n_rest)
     if not good:
@@ -198,15 +197,14 @@ def parse_tokens(
     if n_rest > max_rest:
         raise OverflowError("decoded_bytes", n_rest)
     tokens = np.empty(n_tokens, np.uint32)
-    rest = np.empty(n_rest, np.uint8)
-    if n_tokens:
-        view = tokens
-        out = &view[0]
+    rest = b"" if n_rest == 0 else PyBytes_FromStringAndSize(NULL, n_rest)
     if n_rest:
-        rest_view = rest
-        other = &rest_view[0]
+        other = <uint8_t*>PyBytes_AS_STRING(rest)
+    PyObject_GetBuffer(tokens, &view, PyBUF_WRITABLE)
+    out = <uint32_t*>view.buf
     with nogil:
         good = copy_numbers(reader, number, &out, &largest, &other)
+    PyBuffer_Release(&view)
     if not good:
         raise ValueError("a token id is longer than any number")
-    return tokens, rest.tobytes()
+    return tokens, rest

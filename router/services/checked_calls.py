@@ -5,7 +5,6 @@ Servers bound calls by dropping them without a count, so their own limits are se
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextvars import copy_context
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -84,8 +83,7 @@ class CheckedCalls:
                 call.answer(found)
             return True
 
-        # Who calls is known in a call's own context, as in a task of its own.
-        return lambda call, message: copy_context().run(serve, call, message)
+        return serve
 
     def _caller(self, path: str, call: ServerCall) -> str:
         """Who a call is charged to; _CallRefused if it is refused."""

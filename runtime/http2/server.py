@@ -7,6 +7,7 @@ import random
 import socket
 import ssl
 from collections.abc import Mapping
+from contextvars import copy_context
 from functools import partial
 
 from ..errors import StatusCode
@@ -294,9 +295,9 @@ class Http2Server:
 
 
 def _at_once(answer: AtOnce, call: ServerCall, message: bytes) -> bool:
-    """Whether a call was answered, or failed to be."""
+    """Whether a call was answered, or failed to be. In a context of its own, as a task has one."""
     try:
-        return answer(call, message)
+        return copy_context().run(answer, call, message)
     except Exception as error:
         log.exception("a method failed")
         call.end(StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}")
