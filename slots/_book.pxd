@@ -119,6 +119,13 @@ cdef inline bint has_load(const Book* book, int64_t number) noexcept nogil:
     return 0 <= number < book.n_loads and book.loads[number].present
 
 
+cdef inline void book_in_use(const Book* book, int64_t* in_use, uint32_t n) noexcept nogil:
+    """Set in_use[worker], for the worker numbers below n <= n_loads, to the blocks it has."""
+    cdef uint32_t number
+    for number in range(n):
+        in_use[number] = load_blocks(&book.loads[number])
+
+
 cdef inline int64_t load_blocks(const Load* load) noexcept nogil:
     """The weight of a worker's blocks, rounded half up."""
     return (load.blocks * WHOLE - load.loss + WHOLE // 2) // WHOLE

@@ -15,6 +15,7 @@ from ._book cimport (
     book_complete_prefill,
     book_free,
     book_fresh_hash,
+    book_in_use,
     book_init,
     book_is_sparse,
     book_loads,
@@ -24,7 +25,6 @@ from ._book cimport (
     book_release,
     book_touch,
     has_load,
-    load_blocks,
 )
 
 import numpy
@@ -226,15 +226,12 @@ cdef class SequenceBook:
             raise ValueError(f"worker number {number} is not in use")
         return book_potential_of(&self.book, &hashes[0] if asked else NULL, asked, <uint32_t>number)
 
-    @boundscheck(False)  # an array of n entries, indexed below n
-    @wraparound(False)
     def active_blocks(self):
         cdef uint32_t n = self.book.n_loads
-        cdef uint32_t number
         array = new_array(n, INT64)
         cdef int64_t[::1] out = array
-        for number in range(n):
-            out[number] = load_blocks(&self.book.loads[number])
+        if n:
+            book_in_use(&self.book, &out[0], n)
         return array
 
     @boundscheck(False)  # an array of n entries, indexed below n

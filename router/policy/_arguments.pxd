@@ -1,7 +1,7 @@
 """Checks of what the forecast's methods are given; ValueError, before anything is changed."""
 
 from libc.math cimport isfinite
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t
 
 from ._estimate cimport Prompt
 
@@ -12,6 +12,7 @@ cdef inline int read_prompt(
     uint32_t block_size,
     const uint32_t[::1] overlaps,
     const double[::1] blocks,
+    const int64_t[::1] in_use,
     Py_ssize_t n,
     double now,
 ) except -1:
@@ -23,10 +24,13 @@ cdef inline int read_prompt(
         require_length(overlaps.shape[0], n)
     if blocks is not None:
         require_length(blocks.shape[0], n)
+    if in_use is not None:
+        require_length(in_use.shape[0], n)
     prompt.isl = isl
     prompt.block_size = block_size
     prompt.overlaps = &overlaps[0] if overlaps is not None and n else NULL
     prompt.blocks = &blocks[0] if blocks is not None and n else NULL
+    prompt.in_use = &in_use[0] if in_use is not None and n else NULL
     return 0
 
 

@@ -29,12 +29,14 @@ cdef extern from *:
     #define FORECAST_LATE_SHARE 0.5
     #define FORECAST_LEAD_STEPS 0.5
     #define FORECAST_CROWDED 0.8
+    #define FORECAST_BOOKED_OUT 0.95
     #define FORECAST_ITL_SPREAD 0.08
     #define FORECAST_MEMORY_SPREAD 0.04
     #define FORECAST_MEMORY_RANGE 10.0
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
+    const double BOOKED_OUT "FORECAST_BOOKED_OUT"   # and at which nobody is sent there who can wait
     const double LEAD_STEPS "FORECAST_LEAD_STEPS"   # empty steps before the end of the prompts
     const double ITL_SPREAD "FORECAST_ITL_SPREAD"   # of what is foreseen, in parts of the objective
     const double MEMORY_SPREAD "FORECAST_MEMORY_SPREAD" # of the blocks in use, in parts of a cache
@@ -45,12 +47,14 @@ cdef struct Prompt:             # a request before the workers; arrays by worker
     int64_t block_size
     const uint32_t* overlaps    # blocks of prefill that the worker's cache saves; NULL: none
     const double* blocks        # in use there if it got the request; NULL: unknown
+    const int64_t* in_use       # in use there without it; NULL: none
 
 cdef struct Estimate:           # of one candidate; times in seconds
     double wait_s               # until its prefill can begin
     double prefill_s            # its own steps
     double memory_s             # until its blocks fit
     double delay_s              # that it causes those in its first step, weighed by their waiting
+    double crowding_s               # that those who come during its answer wait longer for room
     double decode_s             # that it and those decoding there cost each other
     double missed               # requests, not seconds, that then miss their ITL objective
     double cost                 # in seconds
@@ -94,7 +98,11 @@ cdef inline double estimate_seconds(
     cdef double blocks = prompt.blocks[number] if prompt.blocks else 0.0
     cdef Backlog ahead = foresee(found, timeline, model, prompt.isl, tokens, blocks, slowness, now)
     cdef double ttft = found.wait_s + found.prefill_s + found.memory_s
-    found.delay_s = 0.0
+    found.crowding_s = found.delay_s = 0.0
+    if found.memory_s > 0.0:
+        found.crowding_s = crowding_s(
+            timeline, model, found.memory_s, prompt.in_use[number] if prompt.in_use else 0.0
+        )
     if ahead.tokens > 0:
         found.delay_s = delay_s(
             timeline, bookings, model, &ahead, tokens, token_s(&model.speed, slowness),
@@ -102,7 +110,7 @@ cdef inline double estimate_seconds(
         )
     found.decode_s = shared_decode_s(timeline, model, slowness, prompt.isl)
     found.cost = (
-        ttft * (1.0 + ttft / model.ttft) + found.delay_s
+        ttft * (1.0 + ttft / model.ttft) + found.delay_s + found.crowding_s
         + model.prefill_weight * found.prefill_s
         + model.decode_weight * found.decode_s
     )
@@ -212,6 +220,36 @@ cdef inline double memory_s(
     return over * MEMORY_SPREAD * model.answer
 
 
+cdef inline double crowding_s(
+    const EngineTimeline* timeline, const Model* model, double memory_with_s, double in_use
+) noexcept nogil:
+    """Seconds that those who come while the prompt is there wait longer for room because of it.
+
+    Each as much as the wait grows by the blocks that it adds. By Little's law as many come during
+    a request's stay as are there.
+    """
+    return timeline.requests * max(0.0, memory_with_s - memory_s(timeline, model, in_use))
+
+
+cdef inline double stay_s(
+    const EngineTimeline* timelines, uint32_t n, const Model* model, uint32_t tokens
+) noexcept nogil:
+    """Seconds for which so many tokens would fill a cache of the mean size, 0 if none is known.
+
+    They stay as long as an answer takes, in their share of it.
+    """
+    cdef uint32_t number
+    cdef double blocks = 0.0
+    cdef int64_t count = 0
+    for number in range(n):
+        if timelines[number].present and timelines[number].blocks > 0.0:
+            blocks += timelines[number].blocks
+            count += 1
+    if count == 0 or model.block_size <= 0:
+        return 0.0
+    return <double>tokens * count / (blocks * model.block_size) * model.answer
+
+
 cdef inline bint is_crowded(const EngineTimeline* timeline, double blocks) noexcept nogil:
     """Whether with so many blocks in use there an engine may have to wait for room, or to evict.
 
@@ -273,7 +311,7 @@ cdef inline double seconds_until_free(
             continue
         has_candidate = True
         if timeline.requests > 0.0 and (
-            grown_blocks(timeline, model, active_blocks[number]) >= timeline.blocks > 0.0
+            grown_blocks(timeline, model, active_blocks[number]) >= BOOKED_OUT * timeline.blocks > 0.0
         ):
             continue
         slowness = timeline_advance(timeline, bookings, &model.speed, now)

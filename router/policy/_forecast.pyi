@@ -79,12 +79,14 @@ class Forecast:
         block_size: int,
         overlaps: npt.NDArray[np.uint32] | None,
         blocks: npt.NDArray[np.float64] | None,
+        in_use: npt.NDArray[np.int64] | None,
         eligible: npt.NDArray[np.bool_],
         now: float,
     ) -> npt.NDArray[np.float64]:
         """The cost of every worker number, inf where it is not eligible.
 
-        `overlaps` and `blocks` are by worker number; None stands for zeros.
+        `overlaps`, and the blocks in use there with the prompt and without it, are by worker
+        number; None stands for zeros.
         """
 
     def choose(
@@ -118,6 +120,7 @@ class Forecast:
         block_size: int,
         overlaps: npt.NDArray[np.uint32] | None,
         blocks: npt.NDArray[np.float64] | None,
+        in_use: npt.NDArray[np.int64] | None,
         n: int,
         now: float,
     ) -> dict[int, dict[str, float]]:
@@ -129,6 +132,10 @@ class Forecast:
         active_blocks: npt.NDArray[np.int64],
         now: float,
     ) -> float: ...
+    def stay_s(self, tokens: int) -> float:
+        """Seconds for which so many tokens would fill a cache of the usual size, if they stay as
+        long as an answer takes; 0 where no size is known."""
+
     def learnt(self) -> tuple[list[float], list[float], float, float, float, float]:
         """(theta of prefill, of decode steps, TTFT, output tokens, answer seconds, stretch)."""
 

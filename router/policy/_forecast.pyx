@@ -9,26 +9,18 @@ from libc.string cimport memset
 
 import numpy
 
-from ...slots._book cimport Book, book_potential, book_potential_of
+from ...slots._book cimport Book, book_in_use, book_potential, book_potential_of
 from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._estimate cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
+from ._estimate cimport stay_s
 from ._model cimport MIN_SAMPLES, Model, believed_tokens, can_compare, fade_speeds, model_init
 from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
 from ._recount cimport recount
-from ._timeline cimport (
-    NO_BOOKING,
-    Booking,
-    EngineTimeline,
-    stream_attended,
-    timeline_advance,
-    timeline_append,
-    timeline_correct,
-    timeline_slowness,
-    timeline_unlink,
-    timeline_withdraw,
-)
+from ._timeline cimport NO_BOOKING, Booking, EngineTimeline, stream_attended, timeline_advance
+from ._timeline cimport timeline_append, timeline_correct, timeline_slowness, timeline_unlink
+from ._timeline cimport timeline_withdraw
 
 cdef object new_array = numpy.empty
 cdef object FLOAT64 = numpy.dtype(numpy.float64)
@@ -65,7 +57,8 @@ cdef class Forecast:
     cdef readonly double least_missed   # objectives, wherever the last prompt scored would go
     cdef readonly double chosen_blocks  # of the worker chosen last, with the prompt; 0: no bound
     cdef Candidate* candidates      # `size` of them, to choose among
-    cdef double* potential          # blocks of `size` workers
+    cdef double* potential          # blocks of `size` workers, with the prompt
+    cdef int64_t* in_use            # and without it
 
     def __cinit__(self, params):
         self.first_free = NO_BOOKING
@@ -77,6 +70,7 @@ cdef class Forecast:
         free(self.timelines)
         free(self.candidates)
         free(self.potential)
+        free(self.in_use)
         free(self.bookings)
 
     # Workers
@@ -217,13 +211,14 @@ cdef class Forecast:
         uint32_t block_size,
         const uint32_t[::1] overlaps,
         const double[::1] blocks,
+        const int64_t[::1] in_use,
         const uint8_t[::1] eligible not None,
         double now,
     ):
         cdef Py_ssize_t n = eligible.shape[0]
         cdef Prompt prompt
         cdef double[::1] costs
-        read_prompt(&prompt, isl, block_size, overlaps, blocks, n, now)
+        read_prompt(&prompt, isl, block_size, overlaps, blocks, in_use, n, now)
         self.reserve(n)
         array = new_array(n, FLOAT64)
         self.least_missed = INFINITY if n else 0.0
@@ -257,7 +252,7 @@ cdef class Forecast:
         cdef Prompt prompt
         cdef Fleet fleet
         fleet.n = eligible.shape[0]
-        read_prompt(&prompt, isl, block_size, overlaps, None, fleet.n, now)
+        read_prompt(&prompt, isl, block_size, overlaps, None, None, fleet.n, now)
         require_length(book.n_loads, fleet.n)
         if unheard is not None:
             require_length(unheard.shape[0], fleet.n)
@@ -269,7 +264,8 @@ cdef class Forecast:
         fleet.unheard, fleet.unheard_s = &unheard[0] if unheard is not None else NULL, unheard_s
         if may_wait_for_memory(&fleet, &self.model, book, asked):
             book_potential(book, hash, asked, self.potential, book.n_loads)
-            prompt.blocks = self.potential
+            book_in_use(book, self.in_use, book.n_loads)
+            prompt.blocks, prompt.in_use = self.potential, self.in_use
         number = choose_cheapest(&prompt, &fleet, &self.model, now, u, self.candidates)
         self.chosen_blocks = 0.0
         if number >= 0 and self.timelines[number].blocks > 0.0:
@@ -282,6 +278,7 @@ cdef class Forecast:
         uint32_t block_size,
         const uint32_t[::1] overlaps,
         const double[::1] blocks,
+        const int64_t[::1] in_use,
         uint32_t n,
         double now,
     ):
@@ -289,7 +286,7 @@ cdef class Forecast:
         cdef Prompt prompt
         cdef uint8_t[::1] memory
         cdef Estimate* estimates
-        read_prompt(&prompt, isl, block_size, overlaps, blocks, n, now)
+        read_prompt(&prompt, isl, block_size, overlaps, blocks, in_use, n, now)
         self.reserve(n)
         found = {}
         if n:
@@ -322,6 +319,9 @@ cdef class Forecast:
             self.timelines, n, self.bookings, &self.model, &eligible[0], &active_blocks[0], now
         )
 
+    def stay_s(self, uint32_t tokens):
+        return stay_s(self.timelines, self.size, &self.model, tokens)
+
     # What was learnt
 
     def learnt(self):
@@ -348,6 +348,7 @@ cdef class Forecast:
             self.timelines = <EngineTimeline*>regrown(self.timelines, n, sizeof(EngineTimeline))
             self.candidates = <Candidate*>regrown(self.candidates, n, sizeof(Candidate))
             self.potential = <double*>regrown(self.potential, n, sizeof(double))
+            self.in_use = <int64_t*>regrown(self.in_use, n, sizeof(int64_t))
             memset(&self.timelines[self.size], 0, (n - self.size) * sizeof(EngineTimeline))
             self.size = <uint32_t>n
         return 0

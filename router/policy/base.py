@@ -74,6 +74,11 @@ class Candidates:
         return self._potential_blocks
 
     @property
+    def active_blocks(self) -> Counts:
+        """Decode blocks each worker has without it."""
+        return self.slots.active_blocks()
+
+    @property
     def prefill_tokens(self) -> Counts:
         """Prompt tokens each worker has still to prefill, without this request."""
         if self._prefill_tokens is None:

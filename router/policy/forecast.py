@@ -1,14 +1,15 @@
 """The policy `forecast`: route by what a prompt will cost where, in seconds of waiting.
 
-    cost = ttft * (1 + ttft / usual) + delay
+    cost = ttft * (1 + ttft / usual) + delay + crowding
         + prefill_weight * prefill + decode_weight * decode + miss_weight * missed
     ttft = wait + prefill + memory
 
 `wait` works off the prompt tokens sent there before, `prefill` computes this prompt's own that are
 not cached; both are steps of a latency model that is learnt from first tokens. `delay` is what
 those suffer whose last step this prompt would fill up, `memory` the time until its blocks have
-room, `decode` what it and the requests decoding there cost each other, `missed` how many more of
-them then miss their ITL objective. docs/routing.md has the reasons.
+room, `crowding` how much longer those then wait for room who come later, `decode` what it and the
+requests decoding there cost each other, `missed` how many more of them then miss their ITL
+objective. docs/routing.md has the reasons.
 """
 
 import logging
@@ -28,7 +29,7 @@ from .residuals import ResidualState, ResidualWatch
 CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
 ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend to
 COLD_BUDGET = 8192  # prompt tokens in a step of the usual engine
-ORDER_PENALTY = 20.0  # times the seconds that it computes may a prompt wait for shorter ones
+ORDER_PENALTY = 20.0  # times the seconds that it takes may a prompt wait for shorter ones
 MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and tell of computing
 MOST_MISSED = 0.7  # objectives that a request may cost where what is too much is shed
 UNHEARD = 2.0  # usual TTFTs: what waiting for one costs where `ttft` is the usual one
@@ -118,6 +119,7 @@ class ForecastPolicy(Policy):
             candidates.block_size,
             self._saved(candidates),
             candidates.potential_blocks,
+            candidates.active_blocks,
             candidates.eligible,
             candidates.now,
         )
@@ -171,6 +173,7 @@ class ForecastPolicy(Policy):
             candidates.block_size,
             self._saved(candidates),
             candidates.potential_blocks,
+            candidates.active_blocks,
             len(candidates.eligible),
             candidates.now,
         )
@@ -209,15 +212,17 @@ class ForecastPolicy(Policy):
     def order_penalty_s(self, uncached_tokens: int) -> float:
         """Seconds by which its turn is later than its arrival: the longer a prompt, the later.
 
-        The shortest first keeps the mean low, and as its own time grows nobody waits for ever. The
-        longest go first: they make the 99th percentile, and they cost the others little if they
-        begin while there are other workers to go to.
+        What it takes: the time in which it computes, and for which its tokens would fill a cache.
+        The shortest first keeps the mean low, and nobody waits for ever. The longest go first: they
+        make the 99th percentile, and cost others little while there are other workers to go to.
         """
         if not self._watch.trusted:
             return 0.0
         learnt = self.learnt()
         seconds = learnt.token_s * uncached_tokens
-        return 0.0 if seconds > LONGEST * learnt.ttft_s else ORDER_PENALTY * seconds
+        if seconds > LONGEST * learnt.ttft_s:
+            return 0.0
+        return ORDER_PENALTY * (seconds + self._forecast.stay_s(uncached_tokens))
 
     def on_worker(self, number: int, entry: WorkerEntry) -> None:
         """A worker came, or what is known of it has changed."""

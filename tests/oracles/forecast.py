@@ -176,7 +176,9 @@ class BelievedFleet:
 
     def explain(self, tokens, worker=0):
         """The terms of this prompt's cost on a worker, now."""
-        return self.forecast.explain(tokens, BLOCK_SIZE, None, None, self.workers, self.now)[worker]
+        return self.forecast.explain(tokens, BLOCK_SIZE, None, None, None, self.workers, self.now)[
+            worker
+        ]
 
     def until_free(self):
         everyone = np.ones(self.workers, np.bool_)

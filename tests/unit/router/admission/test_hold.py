@@ -229,14 +229,30 @@ def test_dynamos_cost_holds_nobody(clock: ManualClock) -> None:
 
 def test_short_prompts_wait_less_for_others_and_the_longest_for_none(router: KvRouter) -> None:
     tokens, penalty_s = router.queue_terms(prompt(100, 5000))
-    assert tokens == 100 and penalty_s == pytest.approx(ORDER_PENALTY * 100 * TOKEN_S, rel=0.3)
-    assert router.queue_terms(prompt(200, 5000))[1] == pytest.approx(2 * penalty_s)
     assert isinstance(router._policy, GuardedPolicy)
     policy = router._policy._inner
     assert isinstance(policy, ForecastPolicy)
-    usual = policy.learnt().ttft_s
-    longest = int(1.5 * LONGEST * usual / TOKEN_S)
+    learnt = policy.learnt()
+    stay_s = 100 / (100 * BLOCK) * learnt.answer_s  # in a cache of 100 blocks
+    expected = ORDER_PENALTY * (100 * learnt.token_s + stay_s)
+    assert tokens == 100 and penalty_s == pytest.approx(expected)
+    assert learnt.token_s == pytest.approx(TOKEN_S, rel=0.3)
+    assert router.queue_terms(prompt(200, 5000))[1] == pytest.approx(2 * penalty_s)
+    longest = int(1.5 * LONGEST * learnt.ttft_s / TOKEN_S)
     assert router.queue_terms(prompt(longest, 5000))[1] == 0.0
+
+
+def test_where_nobody_told_a_cache_size_the_order_is_by_computing_alone() -> None:
+    kernel = Forecast(ForecastParams(step_s=0.02, output_tokens=100.0))
+    kernel.add_worker(0, None, None)
+    kernel.book("r", 0, 10, 10, 0.0, 0.0, BLOCK)
+    assert kernel.stay_s(1600) == 0
+    for number, blocks in ((1, 100), (2, 300)):
+        kernel.add_worker(number, None, blocks)
+    assert kernel.stay_s(1600) == pytest.approx(0.5 * 100 * 0.02)  # 100 blocks of 200
+    kernel.remove_worker(2)
+    assert kernel.stay_s(1600) == pytest.approx(100 * 0.02)
+    assert Forecast(ForecastParams()).stay_s(1600) == 0
 
 
 def test_an_order_that_was_asked_for_is_kept(clock: ManualClock) -> None:

@@ -169,6 +169,26 @@ def test_the_choice_knows_that_room_is_short(router: KvRouter, clock: ManualCloc
     assert {router.best_worker(prompt(999, 100))[0] for _ in range(20)} == {1}
 
 
+def test_a_prompt_goes_where_it_takes_no_room_from_those_who_come(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    """Two workers in whose caches room is as short: one's requests share the prompt's blocks."""
+    for number in range(4):
+        for worker in range(2):
+            told = prompt(number + 10 * worker, 220 * BLOCK)
+            router.best_worker(told, f"r{number}-{worker}", pinned_worker=worker)
+            clock.advance(1.0)
+            router.mark_prefill_complete(f"r{number}-{worker}")
+    asked = prompt(10, 100 * BLOCK)  # in use on the second, though by the index no cache has it
+    other, holder = (each.policy_terms or {} for each in router.explain(asked).candidates)
+    assert (
+        holder["crowding_s"] == 0 < other["crowding_s"]
+        and holder["prefill_s"] == other["prefill_s"]
+    )
+    assert other["crowding_s"] == pytest.approx(4 * (other["memory_s"] - holder["memory_s"]))
+    assert router.best_worker(asked)[0] == 1
+
+
 def test_a_worker_that_owes_first_tokens_is_avoided_the_more_the_later_they_are(
     router: KvRouter, clock: ManualClock
 ) -> None:
@@ -232,7 +252,7 @@ def test_an_explanation_adds_up(router: KvRouter, clock: ManualClock) -> None:
         assert own is not None
         ttft = own["wait_s"] + own["prefill_s"] + own["memory_s"]
         rest = params.prefill_weight * own["prefill_s"] + params.decode_weight * own["decode_s"]
-        rest += params.miss_weight * own["missed"]
+        rest += params.miss_weight * own["missed"] + own["crowding_s"]
         assert own["cost"] == pytest.approx(ttft * (1 + ttft / usual) + own["delay_s"] + rest)
 
 
@@ -275,11 +295,11 @@ def test_the_kernel_refuses_what_cannot_be() -> None:
         with pytest.raises(ValueError, match="now must be finite"):
             kernel.book("r", 0, 10, 10, now)
         with pytest.raises(ValueError, match="now must be finite"):
-            kernel.score(10, 16, None, None, everyone, now)
+            kernel.score(10, 16, None, None, None, everyone, now)
     with pytest.raises(ValueError, match="isl must be at least 1"):
-        kernel.score(0, 16, None, None, everyone, 0.0)
+        kernel.score(0, 16, None, None, None, everyone, 0.0)
     with pytest.raises(ValueError, match="an entry for each of 1 worker numbers"):
-        kernel.score(10, 16, np.zeros(4, np.uint32), None, everyone, 0.0)
+        kernel.score(10, 16, np.zeros(4, np.uint32), None, None, everyone, 0.0)
     assert len(kernel) == 0
 
 
@@ -300,11 +320,13 @@ def test_a_request_that_ends_in_its_first_step_leaves_no_step_behind() -> None:
     kernel.add_worker(0, None, None)
     everyone = np.ones(1, np.bool_)
     kernel.book("first", 0, 10, 10, 0.0)
-    kernel.score(10, 16, None, None, everyone, 5.0)  # its prompt is computed, it is not told yet
+    kernel.score(
+        10, 16, None, None, None, everyone, 5.0
+    )  # its prompt is computed, it is not told yet
     kernel.book("second", 0, 10, 10, 5.0)
     kernel.end("second", 5.0, 0)
     kernel.first_token("first", 5.0)
     kernel.end("first", 5.0, 1)
     kernel.check_integrity()
-    [row] = kernel.explain(10, 16, None, None, 1, 5.001).values()
+    [row] = kernel.explain(10, 16, None, None, None, 1, 5.001).values()
     assert row["wait_s"] == 0

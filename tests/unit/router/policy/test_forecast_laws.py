@@ -149,7 +149,7 @@ def test_beside_more_decodes_nothing_is_sooner_or_cheaper(decoding, queue, token
     for worker in range(workers):
         for turn, length in enumerate(queue):
             kernel.book(f"queued {worker}, {turn}", worker, length, length, 1.0)
-    rows = kernel.explain(tokens, 16, None, None, workers, 1.001)
+    rows = kernel.explain(tokens, 16, None, None, None, workers, 1.001)
     for less, more in zip(range(workers - 1), range(1, workers), strict=True):
         for term in ("wait_s", "prefill_s", "decode_s", "cost"):
             assert rows[more][term] >= rows[less][term] - 1e-12, term
@@ -351,7 +351,7 @@ def sent_and_found(claim: int, found: int, times: int, workers: int = 2) -> Fore
 def prefill_s(kernel: Forecast, claim: int) -> list[float]:
     """Of a prompt of 4096 tokens, `claim` of which every worker is said to have cached."""
     overlaps = np.full(2, claim // 64, np.uint32)
-    rows = kernel.explain(4096, 64, overlaps, None, 2, 1e6)
+    rows = kernel.explain(4096, 64, overlaps, None, None, 2, 1e6)
     return [rows[number]["prefill_s"] for number in range(2)]
 
 

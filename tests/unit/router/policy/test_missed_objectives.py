@@ -17,19 +17,19 @@ def test_who_comes_goes_where_objectives_are_met_anyway_or_missed_anyway() -> No
         for turn in range(requests):
             kernel.book(f"{worker}, {turn}", worker, 1000, 1, 0.0)
             kernel.first_token(f"{worker}, {turn}", 0.0)
-    rows = kernel.explain(1000, 16, None, None, 3, 0.001)
+    rows = kernel.explain(1000, 16, None, None, None, 3, 0.001)
     met, on_the_edge, lost = (rows[worker]["missed"] for worker in range(3))
     assert met < 0.01
     assert lost == pytest.approx(1.0, abs=0.01)
     assert on_the_edge > 2.0
     heavier = Forecast(replace(params, miss_weight=params.miss_weight + 1.0))
     heavier.add_worker(0, 8192, None)
-    row = heavier.explain(1000, 16, None, None, 1, 0.001)[0]
+    row = heavier.explain(1000, 16, None, None, None, 1, 0.001)[0]
     alone = Forecast(params)
     alone.add_worker(0, 8192, None)
-    assert row["cost"] - alone.explain(1000, 16, None, None, 1, 0.001)[0]["cost"] == pytest.approx(
-        row["missed"]
-    )
+    assert row["cost"] - alone.explain(1000, 16, None, None, None, 1, 0.001)[0][
+        "cost"
+    ] == pytest.approx(row["missed"])
 
 
 def test_answers_teach_how_much_longer_a_token_takes_beside_prompts() -> None:
