@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from ..router.access import Access, Caller, PageCheck, rule_of, set_account
@@ -39,6 +41,8 @@ class HttpCall(NamedTuple):
     client: Client
     query: bytes = b""
     """what stands behind the path's question mark"""
+    ids: npt.NDArray[np.uint32] | None = None
+    """token ids of its prompt, where they were taken out of the body"""
 
     @property
     def told(self) -> dict[str, str]:

@@ -36,9 +36,10 @@ from .prefill import PrefillWorkers, no_prefill_workers
 from .processor import ModelText
 from .prompts import MOST_PROMPTS, PromptReader, Tokens
 
+COMPLETIONS_ROUTE = "POST /v1/completions"
 MODEL_ROUTES = (
     "POST /v1/chat/completions",
-    "POST /v1/completions",
+    COMPLETIONS_ROUTE,
     "POST /v1/embeddings",
     "POST /tokenize",
     "POST /detokenize",
@@ -93,7 +94,7 @@ class Completions:
         self._last_name = ""
         self.routes: dict[str, Handler] = {
             "POST /v1/chat/completions": self._chat,
-            "POST /v1/completions": self._complete,
+            COMPLETIONS_ROUTE: self._complete,
             "POST /v1/embeddings": self._embed,
             "POST /tokenize": self._tokenize,
             "POST /detokenize": self._detokenize,
@@ -124,7 +125,7 @@ class Completions:
 
     async def _complete(self, call: HttpCall) -> None:
         request: CompletionRequest = read_request(call.body, CompletionRequest)
-        prompts = await self._prompts.of_completion(request)
+        prompts = await self._prompts.of_completion(request, call.ids)
         echoed = [""] * len(prompts)
         if request.echo:
             echoed = [self._text.decode(prompt) for prompt in prompts]

@@ -87,7 +87,7 @@ class AttachedFrontend(Frontend):
             pool.dispatcher, pool.monitor, pool.reader, text, config.frontend, config.model_id
         )
         super().__init__(
-            ModelRoutes(OneModel(completions, pool)).routes,
+            ModelRoutes(OneModel(completions, pool), reader=pool.reader).routes,
             config,
             server.security,
             pool.hits,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import structlog
 
 from ..router.access import Security, is_loopback
-from ..router.dispatch import NoTrace
+from ..router.dispatch import NoTrace, RequestReader
 from ..router.metrics import MetricsPage, build_metrics, pooled_metrics, process_metrics
 from ..router.pool import MOST_WORKERS, WorkerPlane
 from ..router.tracing import span_export_of
@@ -97,13 +97,16 @@ class ModelServer:
         )
         self.models = ModelManager(ModelWatcher(store, wanted), shared)
         stack.push_async_callback(self.models.close)
+        hits = LimitHits()
+        reader = RequestReader(config.router.block_size, config.peers, hits)
+        stack.callback(reader.close)
         routes = {
-            **ModelRoutes(self.models).routes,
+            **ModelRoutes(self.models, reader=reader).routes,
             **PoolDashboard(self.models).routes,
             "GET /metrics": self._show_metrics,
         }
         frontend = self._frontend = Frontend(
-            routes, config, self.security, LimitHits(), workers=MOST_WORKERS
+            routes, config, self.security, hits, workers=MOST_WORKERS
         )
         stack.push_async_callback(frontend.close)
         await frontend.listen(config.http_port)

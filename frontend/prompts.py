@@ -28,9 +28,13 @@ class PromptReader:
         """A conversation's prompt."""
         return _given_ids(request) or await self.render(request.messages, request)
 
-    async def of_completion(self, request: CompletionRequest) -> list[Tokens]:
-        """The prompts of a completion."""
+    async def of_completion(
+        self, request: CompletionRequest, ids: Tokens | None = None
+    ) -> list[Tokens]:
+        """The prompts of a completion; `ids`: they were taken out of it."""
         given = _given_ids(request)
+        if given is None and ids is not None:
+            return [ids]
         return [given] if given else await self.read(bytes(request.prompt), "prompt")
 
     async def render(

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from ...router.dispatch import status_of
+from ...router.dispatch import RequestReader, status_of
 from ...router.services import PINNED_WORKER_KEY
-from ...runtime.errors import StatusCode
+from ...runtime.errors import InvalidRequestError, StatusCode
 from ..application import Handler, HttpCall, answer_json
 from ..asgi import Message
-from ..completions import MODEL_ROUTES
+from ..completions import COMPLETIONS_ROUTE, MODEL_ROUTES
 from ..openai import ApiError, unknown_model
 from .directory import Answering, Directory, ModelEntry, in_order
 
@@ -30,8 +30,16 @@ _NAMED = msgspec.json.Decoder(_Named)
 class ModelRoutes:
     """Handlers by route."""
 
-    def __init__(self, directory: Directory, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        rng: random.Random | None = None,
+        *,
+        reader: RequestReader | None = None,
+    ) -> None:
+        """`reader` takes token ids out of bodies; without one their decoders find them there."""
         self._directory = directory
+        self._reader = reader
         self._rng = rng or random.Random()
         self._created = int(time.time())
 
@@ -49,6 +57,8 @@ class ModelRoutes:
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another one is asked if nobody is left in
         the first: a request that did not begin belongs to none yet."""
+        if self._reader is not None and route == COMPLETIONS_ROUTE:
+            call = await _without_ids(call, self._reader)
         pools = _with_pinned(call, self._pools(call))
         if len(pools) == 1:
             await pools[0].handlers[route](call)
@@ -114,6 +124,16 @@ class ModelRoutes:
             "context_window": limit,
         }
         return {**told, "parent": entry.parent} if entry.parent else told
+
+
+async def _without_ids(call: HttpCall, reader: RequestReader) -> HttpCall:
+    """Where the prompt is a list of token ids: the same with them apart, so that no decoder has to
+    go through them. What is wrong with them is for who reads the prompt to say."""
+    try:
+        ids, rest = await reader.json_tokens(call.body, b"prompt")
+    except InvalidRequestError:
+        return call
+    return call._replace(body=rest, ids=ids) if len(ids) else call
 
 
 def _with_pinned(call: HttpCall, pools: Sequence[Answering]) -> Sequence[Answering]:

@@ -14,6 +14,7 @@ from dynamo_router.frontend.models import ModelRoutes
 from dynamo_router.frontend.models.directory import Answering, ModelEntry, in_order
 from dynamo_router.frontend.openai import ApiError
 from dynamo_router.router.access import Caller
+from dynamo_router.router.dispatch import RequestReader
 from dynamo_router.runtime.errors import InvalidRequestError, NoWorkersError
 
 ROUTE = "POST /v1/completions"
@@ -75,6 +76,40 @@ async def test_it_goes_to_the_model_that_it_names() -> None:
     a, b = FakePool(), FakePool()
     assert await ask(FakeDirectory(a=[a], b=[b]), {"model": "b", "prompt": "x"})
     assert (a.asked, b.asked) == (0, 1)
+
+
+async def test_token_ids_are_taken_out_of_the_body_once() -> None:
+    """What is no list of them stays where it is, for who reads the prompt to refuse."""
+    reader, found = RequestReader(16), list[HttpCall]()
+
+    class Pool(FakePool):
+        @property
+        def handlers(self) -> Mapping[str, Handler]:
+            async def answer(call: HttpCall) -> None:
+                found.append(call)
+
+            return {ROUTE: answer}
+
+    routes = ModelRoutes(FakeDirectory(a=[Pool()]), reader=reader).routes
+
+    async def ask_with(prompt: str) -> HttpCall:
+        said = b'{"model": "a", "prompt": %b, "n": 1}' % prompt.encode()
+        await routes[ROUTE](HttpCall(Caller("x"), "", {}, said, "id", nobody, Client()))
+        return found[-1]
+
+    try:
+        call = await ask_with("[1, 2, 4294967295]")
+        assert call.ids is not None and call.ids.tolist() == [1, 2, (1 << 32) - 1]
+        assert json.loads(call.body) == {"model": "a", "prompt": [], "n": 1}
+        for prompt in ('"text"', "[]", '["a", "b"]', "[[1], [2]]", "[1, -1]", "[1.5]"):
+            call = await ask_with(prompt)
+            assert call.ids is None and json.loads(call.body)["prompt"] == json.loads(prompt)
+    finally:
+        reader.close()
+
+
+async def nobody(message: Any) -> None:
+    raise AssertionError("nobody is answered")
 
 
 async def test_an_unknown_model_is_told_which_there_are() -> None:
