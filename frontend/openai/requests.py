@@ -100,8 +100,7 @@ class Sampling(msgspec.Struct, kw_only=True):
         for field, low, high in _RANGES:
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
-                shown = f"at least {low:g}" if high == _NO_MOST else f"in {low:g}..{high:g}"
-                raise ApiError(400, f"{field} must be {shown}", param=field)
+                raise ApiError(400, f"{field} must be in {low}..{high}", param=field)
         if self.top_p is not None and not self.top_p > 0:
             raise ApiError(400, "top_p must be greater than 0", param="top_p")
         if self.repetition_penalty is not None and not self.repetition_penalty > 0:
@@ -131,7 +130,6 @@ class Sampling(msgspec.Struct, kw_only=True):
             raise ApiError(400, text, param="response_format")
 
 
-_NO_MOST = float("inf")
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, (1 << 31) - 1),
     ("max_completion_tokens", 1, (1 << 31) - 1),

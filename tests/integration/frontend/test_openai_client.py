@@ -18,6 +18,7 @@ from dynamo_router.router.access import FRONTEND_RULES
 from dynamo_router.router.peer_limits import PeerLimits
 
 MODEL = "tiny"
+WORD = {"model": MODEL, "prompt": "a"}
 ASK: Any = [{"role": "user", "content": "Hello"}]
 
 
@@ -242,6 +243,14 @@ async def test_a_stream_without_tokens_is_kept_alive(engine: FakeEngine) -> None
         ("/v1/completions", {"model": MODEL, "prompt": ["a"] * 65, "n": 2}, 400, "more than 128"),
         ("/v1/completions", {"model": MODEL, "prompt": [5000]}, 400, "out of range"),
         ("/v1/chat/completions", {"model": MODEL, "messages": []}, 400, "empty"),
+        ("/v1/completions", {**WORD, "prompt": ["a", 1]}, 400, "list of either"),
+        ("/v1/completions", {**WORD, "prompt": [[1], 2]}, 400, "list of either"),
+        ("/v1/completions", {**WORD, "stop": ["x"] * 33}, 400, "stop has more than 32 entries"),
+        ("/v1/completions", {**WORD, "n": 129}, 400, "n must be in 1..128"),
+        ("/v1/completions", {**WORD, "n": 2, "temperature": 0}, 400, "n above 1"),
+        ("/v1/completions", {**WORD, "max_tokens": 0}, 400, "max_tokens must be in 1..2147483647"),
+        ("/v1/completions", {**WORD, "logit_bias": {"5": 1}}, 400, "logit_bias cannot be passed"),
+        ("/v1/completions", {**WORD, "nvext": {"other": 1}}, 400, "other"),
         ("/v1/nothing", {}, 404, "there is no /v1/nothing"),
         ("/v1/models", {}, 405, "does not take POST"),
         ("/tokenize", {}, 400, "either prompt or messages"),
@@ -252,6 +261,8 @@ async def test_bad_requests(served: Served, path: str, body: Any, status: int, w
     found, told = await served.post(path, body)
     assert found == status and words in told["error"]["message"]
     assert set(told["error"]) == {"message", "type", "param", "code"}
+    kind = "not_found_error" if status == 404 else "invalid_request_error"
+    assert told["error"]["type"] == kind and told["error"]["code"] is None
 
 
 @pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Host": "evil.example"}])
