@@ -87,6 +87,11 @@ BENCHES: Mapping[str, Entry] = {
         "bench.dispatcher:DispatcherBenchConfig",
         "bench.dispatcher:run",
     ),
+    "streams": Entry(
+        "Events of engines over ZMQ until they are visible.",
+        "bench.streams:StreamsBenchConfig",
+        "bench.streams:run",
+    ),
     "bookings": Entry(
         "Sharing load between routers.", "bench.bookings:BookingsBenchConfig", "bench.bookings:run"
     ),

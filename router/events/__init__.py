@@ -5,6 +5,8 @@ Entered by `serve`; the index itself needs none of it.
 """
 
 from .durable_events import DurableEvents
+from .engine_stream import EngineStream, StreamCounts
+from .event_doors import EventDoors
 from .event_sources import EventSources
 from .feed import EventFeed
 from .index_peers import IndexPeers
@@ -15,6 +17,8 @@ from .worker_queries import WorkerQueries
 
 __all__ = [
     "DurableEvents",
+    "EngineStream",
+    "EventDoors",
     "EventFeed",
     "EventIntake",
     "EventRecovery",
@@ -24,6 +28,7 @@ __all__ = [
     "RecoveryActions",
     "SYNC_RETRY_S",
     "SnapshotTask",
+    "StreamCounts",
     "TICK_S",
     "WorkerQueries",
 ]

@@ -1,0 +1,49 @@
+"""The bench of events over ZMQ: what engines say arrives, and bad settings are named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynamo_router.bench.stream_source import CACHED_RUNS, RUNS, StreamLoad, payloads
+from dynamo_router.bench.streams import StreamsBenchConfig, run
+from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.workers.event_dialects import ZmqPayload
+from dynamo_router.workers.trtllm_proto import common_pb
+
+
+def test_it_ends_with_all_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("zmq")
+    path = tmp_path / "out.json"
+    small = StreamsBenchConfig(
+        engines=2, block_size=4, run_blocks=8, messages=40, rounds=1, json=str(path)
+    )
+    assert run(small) == 0
+    row = json.loads(path.read_text())["streams"]
+    assert row["stored_per_s"]["min"] > 0 and row["bytes_per_message"]["min"] > 8 * 4
+    assert "stored blocks/s" in capsys.readouterr().out
+
+
+def test_each_run_is_removed_before_it_comes_again() -> None:
+    load = StreamLoad([0], 1, block_size=4, run_blocks=3, blocks_per_s=0.0, seed=1)
+    held: set[int] = set()
+    translator = ZmqPayload(4)
+    for turn, payload in enumerate(payloads(load, 0) * 2):
+        batch = translator.batch(payload, turn + 1)
+        assert batch is not None
+        removed, stored = common_pb.KvEventBatch.FromString(batch).events
+        held.difference_update(removed.removed.block_hashes)
+        new = {block.block_hash for block in stored.stored.blocks}
+        assert len(new) == 3 and not held & new
+        held |= new
+        assert len(held) == 3 * min(turn + 1, CACHED_RUNS)
+    assert CACHED_RUNS < RUNS
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("engines", 0), ("block_size", 0), ("messages", 0), ("blocks_per_s", -1.0), ("seed", -1)],
+)
+def test_a_value_out_of_range_names_its_key(key: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}: "):
+        StreamsBenchConfig(**{key: value})  # type: ignore[arg-type]
