@@ -61,6 +61,8 @@ class ZmqEvents:
         self._context: Any = None
         self._live: Any = None
         self._monitor: Any = None
+        self._at_once: Any = None  # those two, read without waiting
+        self._told_at_once: Any = None
         self._connected = False
         self._lost = False  # the connection was, since it was last made sure who is there
         self._heard = -1  # the number of the last message that was published
@@ -158,6 +160,8 @@ class ZmqEvents:
         self._live.subscribe(b"")
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self._monitor = self._live.get_monitor_socket(events)
+        self._at_once = zmq.Socket.shadow(self._live)
+        self._told_at_once = zmq.Socket.shadow(self._monitor)
         self._live.connect(self._address)
 
     def _disconnect(self) -> None:
@@ -167,6 +171,7 @@ class ZmqEvents:
             live.disable_monitor()
             self._monitor.close(0)
             live.close(0)
+            self._at_once = self._told_at_once = None
         self._connected, self._lost = False, True
         self._heard, self._held = -1, None
         self._replayed.clear()
@@ -174,8 +179,8 @@ class ZmqEvents:
     def _look(self) -> None:
         """Take in what became of the connection until now."""
         zmq = self._zmq
-        monitor = zmq.Socket.shadow(self._monitor)
-        while monitor.poll(0):
+        monitor = self._told_at_once
+        while monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             told = self._monitoring.parse_monitor_message(monitor.recv_multipart())["event"]
             self._connected = told == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._lost = self._lost or told == zmq.EVENT_DISCONNECTED
@@ -192,7 +197,7 @@ class ZmqEvents:
         if held is not None:
             return held
         zmq = self._zmq
-        live = zmq.Socket.shadow(self._live)
+        live = self._at_once
         while True:
             try:
                 frames = live.recv_multipart(zmq.NOBLOCK)
