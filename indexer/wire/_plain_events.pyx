@@ -4,7 +4,7 @@ Plain are full blocks of our size on the device, named by numbers, without an ad
 other keys; their removal; and a clear. The face, grpc_batch.py, says what becomes of all else.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport UINT32_MAX, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove, memset
 
@@ -13,7 +13,7 @@ from ._grpc_fields cimport (
     BLOCK_HASH, BLOCK_HASHES, BLOCK_SIZE, BLOCKS, CLEARED, EVENTS, PARENT_BLOCK_HASH, REMOVED,
     REMOVED_TIER, SEQUENCE_NUMBER, STORED, STORED_SPEC_KIND, STORED_TIER, TOKEN_IDS,
 )
-from ._msgpack_reader cimport bswap16, bswap32
+from ._msgpack_reader cimport bswap32
 from ._reader cimport (
     DECODE_OK, ITEM_ARRAY, ITEM_INT, ITEM_NIL, ITEM_TEXT, Item, ByteReader, remaining,
 )
@@ -22,12 +22,15 @@ from ._syntax cimport (
     text_is,
 )
 
+cdef extern from *:
+    int clz "__builtin_clz"(unsigned int) noexcept nogil
+
 cdef enum:
     DEVICE = 1                  # KvCacheTier
     VARINT = 0                  # wire types
     DELIMITED = 2
     HEADS_BYTES = 16            # most that the tags and lengths around an event take
-    EVENT_BYTES = 128           # most the rest of an event takes beside its blocks
+    EVENT_BYTES = 128           # most the rest of an event takes beside its blocks, and 8 to spare
     BLOCK_BYTES = 40            # and of a block beside its tokens
     TOKEN_BYTES = 5             # and one of those
     MOST_KIND = 64              # bytes of a name that is copied
@@ -180,23 +183,21 @@ cdef bint read_removed(ByteReader* reader, Item* key, Event* event) noexcept nog
 cdef inline bint take_token(ByteReader* reader, uint32_t* out) noexcept nogil:
     """The next value, a token. False if it is none."""
     cdef Item value
-    cdef size_t left = remaining(reader)
-    cdef uint8_t tag = reader.at[0] if left else 0xC1
-    cdef uint16_t two
-    if tag < 0x80:
-        out[0] = tag
-        reader.at += 1
-        return True
-    if tag == 0xCD and left >= 3:
-        memcpy(&two, reader.at + 1, 2)
-        out[0] = bswap16(two)
-        reader.at += 3
-        return True
-    if tag == 0xCE and left >= 5:
-        memcpy(out, reader.at + 1, 4)
-        out[0] = bswap32(out[0])
-        reader.at += 5
-        return True
+    cdef uint8_t tag, of_number
+    cdef uint32_t four
+    if remaining(reader) >= 5:
+        tag = reader.at[0]
+        of_number = tag - 0xCC  # uint 8, 16 or 32: which of them nobody foresees, so no branch
+        if of_number <= 2:
+            memcpy(&four, reader.at + 1, 4)
+            of_number = 1 << of_number
+            out[0] = bswap32(four) >> (32 - 8 * of_number)
+            reader.at += 1 + of_number
+            return True
+        if tag < 0x80:
+            out[0] = tag
+            reader.at += 1
+            return True
     if read_value(reader, &value) != DECODE_OK or value.kind != ITEM_INT:
         return False
     out[0] = <uint32_t>value.value
@@ -300,7 +301,7 @@ cdef uint8_t* write_stored(uint8_t* at, Event* event, uint32_t block_size) noexc
         token_bytes = 0
         for n in range(count):
             take_token(&ahead, &token)
-            token_bytes += varint_bytes(token)
+            token_bytes += token_varint_bytes(token)
         size = token_bytes + 1 + varint_bytes(block_size)
         size += (1 + varint_bytes(hash)) if hash else 0
         size += (1 + varint_bytes(token_bytes)) if token_bytes else 0
@@ -311,7 +312,7 @@ cdef uint8_t* write_stored(uint8_t* at, Event* event, uint32_t block_size) noexc
             at = put_varint(put_tag(at, TOKEN_IDS, DELIMITED), token_bytes)
             for n in range(count):
                 take_token(&event.tokens, &token)
-                at = put_varint(at, token)
+                at = put_token(at, token)
         at = put_field(at, BLOCK_SIZE, block_size)
     if event.has_parent:
         at = put_field(at, PARENT_BLOCK_HASH, event.parent)
@@ -344,6 +345,23 @@ cdef inline size_t varint_bytes(uint64_t number) noexcept nogil:
         number >>= 7
         size += 1
     return size
+
+
+cdef inline size_t token_varint_bytes(uint32_t token) noexcept nogil:
+    return <size_t>(38 - clz(token | 1)) // 7
+
+
+cdef inline uint8_t* put_token(uint8_t* at, uint32_t token) noexcept nogil:
+    """Its varint, without a branch. Writes 8 bytes, of which up to 5 count."""
+    cdef uint64_t wide = token
+    cdef size_t size = token_varint_bytes(token)
+    wide = (
+        (wide & 0x7F) | (wide & 0x3F80) << 1 | (wide & 0x1FC000) << 2
+        | (wide & 0xFE00000) << 3 | (wide & 0xF0000000ULL) << 4
+    )
+    wide |= 0x80808080ULL & ((<uint64_t>1 << 8 * (size - 1)) - 1)
+    memcpy(at, &wide, 8)
+    return at + size
 
 
 cdef inline uint8_t* put_varint(uint8_t* at, uint64_t number) noexcept nogil:
