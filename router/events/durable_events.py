@@ -115,6 +115,7 @@ class DurableEvents:
         if task is not None and self._plane.reader.is_open:
             try:
                 async with asyncio.timeout(LAST_SAVE_S):
+                    await self._plane.settle()
                     if self._plane.position.sequence > self._saved:
                         await self._save()
             except TimeoutError:

@@ -130,6 +130,11 @@ class JetStreamPlane(PlaneBase):
     async def flush(self) -> bool:
         return await self._plane.flush()
 
+    async def settle(self) -> None:
+        """Have all that was read applied and acknowledged, so that `position` is there."""
+        if self.reader.acked < self.reader.read:
+            await self._acknowledge(self.reader.read)
+
     async def close(self) -> None:
         task, self._task = self._task, None
         await stopped(task)
@@ -140,7 +145,7 @@ class JetStreamPlane(PlaneBase):
         if task is not None and self._name is not None:
             with contextlib.suppress(StoreError):
                 async with asyncio.timeout(1.0):
-                    await self._acknowledge(self.reader.read)
+                    await self.settle()
                     await self._stop_reading()
                     await self.client.withdraw(self._name)
         await self._plane.close()

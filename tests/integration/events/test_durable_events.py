@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 from support.fleet import PROMPT, Fleet, eventually
 from support.free_port import free_port
+from support.polling import until
 from support.processes import command, http_text
 from support.servers.jetstream import JetStreamServer
 
-from dynamo_router.runtime.event_planes import EmbeddedNats
+from dynamo_router.indexer.event_index import EventIndex
+from dynamo_router.router.events import DurableEvents
+from dynamo_router.router.serve_config import ServeConfig
+from dynamo_router.runtime.event_planes import EmbeddedNats, NatsPlane
+from dynamo_router.runtime.jetstream.stream_reader import StreamReader
+from dynamo_router.runtime.kv_stores import NatsAddress
 
 DURABLE = "--durable-kv-events", "--router-id", "first"
 
@@ -99,6 +105,32 @@ async def test_a_snapshot_of_another_block_size_is_refused_by_name(durable: Dura
     await durable.serve(*DURABLE, "--router-reset-states")
     assert "were deleted" in durable.fleet.router.text
     await eventually(lambda: durable.knows(PROMPT, 6))
+
+
+async def test_what_was_read_a_moment_ago_is_in_the_last_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that stops need not have acknowledged anything yet."""
+    monkeypatch.setattr(StreamReader, "ack_due", lambda reader, now: None)
+    server = JetStreamServer(tmp_path / "nats")
+    server.start()
+    index = EventIndex()
+    try:
+        config, address = ServeConfig(router_id="first"), NatsAddress(server.url)
+        durable = DurableEvents(config, index, NatsPlane(server.url), address)
+        plane = await durable.open()
+        subject = plane.client.names.subject
+        await plane.subscribe(subject, lambda _, payload: None)
+        await until(lambda: plane.reader.is_open)
+        await plane.publish(subject, b"{}")
+        await until(lambda: plane.reader.read == 1)
+        assert plane.position.sequence == 0
+        await durable.close()
+        assert durable.saves == 1
+        assert plane.position.sequence == 1
+    finally:
+        index.close()
+        server.kill()
 
 
 async def test_ghosts_of_engines_that_restarted_meanwhile_go(durable: Durable) -> None:
