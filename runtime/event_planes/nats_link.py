@@ -9,7 +9,8 @@ writing its backlog to the dead socket, and it is parked before it does anything
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -26,25 +27,47 @@ FLUSH_TIMEOUT_S = 5
 MAX_UNSENT_BYTES = 1 << 20
 MESSAGES_A_TURN = 64
 """Read, or handed to a handler, before whatever else is due on the loop gets its turn."""
+AT_ONCE = 16
+"""So many of them as they are read; what more comes in a turn waits for a task, within bounds."""
+Handler: TypeAlias = Callable[[str, bytes], None]
+"""Takes a subject and a payload. Raises nothing."""
 _NEVER_S = 10**6
 _NO_LIMIT = 1 << 62
 
 
 class _Client(Client):
     """nats-py's client, which would send its credentials in the clear if a server at a tls://
-    address, or somebody in between, says that it has no TLS; and would read all that has come in
-    one go, however much that is."""
+    address, or somebody in between, says that it has no TLS; would read all that has come in
+    one go, however much that is; and would wake a task for each message of a subscription."""
 
     secret = False
     _read = 0
+    _given = 0  # to handlers in this turn, as they were read
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain: dict[int, tuple[Subscription, Handler]] = {}
+        """by their numbers, those whose handlers want nothing but subject and payload"""
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        await super()._process_msg(sid, subject, reply, data, headers)
+        plain = self.plain.get(sid)
+        if plain is None or self._given == AT_ONCE or plain[0].pending_msgs:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        else:
+            if not self._given:
+                asyncio.get_running_loop().call_soon(self._begin_turn)
+            self._given += 1
+            self.stats["in_msgs"] += 1
+            self.stats["in_bytes"] += len(data)
+            plain[1](subject.decode(), data)
         self._read += 1
         if self._read % MESSAGES_A_TURN == 0:
             await asyncio.sleep(0)
+
+    def _begin_turn(self) -> None:
+        self._given = 0
 
     def _connect_command(self) -> bytes:
         writer = getattr(self._transport, "_io_writer", None)
@@ -131,7 +154,7 @@ class NatsLink:
     async def subscribe(
         self,
         subject: str,
-        handler: Callable[[str, bytes], None],
+        handler: Handler,
         max_messages: int,
         max_bytes: int,
         group: str = "",
@@ -142,7 +165,10 @@ class NatsLink:
         def on_message(message: Msg) -> None:
             handler(message.subject, message.data)
 
-        return await self.subscribe_messages(subject, on_message, max_messages, max_bytes, group)
+        bounds = max_messages, max_bytes
+        subscription = await self._subscribe(subject, on_message, *bounds, group)
+        self._client.plain[subscription._id] = subscription, handler
+        return partial(self._end, subscription)
 
     async def subscribe_messages(
         self,
@@ -153,7 +179,17 @@ class NatsLink:
         group: str = "",
     ) -> Callable[[], Awaitable[None]]:
         """As `subscribe`, with the headers of messages."""
+        subscription = await self._subscribe(subject, handler, max_messages, max_bytes, group)
+        return partial(self._end, subscription)
 
+    async def _subscribe(
+        self,
+        subject: str,
+        handler: Callable[[Msg], None],
+        max_messages: int,
+        max_bytes: int,
+        group: str,
+    ) -> Subscription:
         handled = 0
 
         async def on_message(message: Msg) -> None:
@@ -171,13 +207,13 @@ class NatsLink:
             pending_bytes_limit=max_bytes,
         )
         self._subscriptions.add(subscription)
+        return subscription
 
-        async def end() -> None:
-            if subscription in self._subscriptions:
-                self._subscriptions.discard(subscription)
-                await subscription.unsubscribe()
-
-        return end
+    async def _end(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.discard(subscription)
+            self._client.plain.pop(subscription._id, None)
+            await subscription.unsubscribe()
 
     async def flush(self) -> bool:
         """Wait until the server has read all that was published; False if the link is over.
@@ -203,6 +239,7 @@ class NatsLink:
         self._cut()
         for task in self._flushes:
             task.cancel()
+        self._client.plain.clear()
         for subscription in self._subscriptions:
             _stop(subscription)
         self._subscriptions.clear()
