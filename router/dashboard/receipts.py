@@ -17,7 +17,7 @@ from ..policy import CandidateTerms, Explanation
 from .bounds import Bounds
 from .request_journal import worker_key
 
-SHARE = 0.01
+SHARE = 0.002
 """Of the event loop's time, in the long run, that receipts are made in."""
 BURST_S = 0.1
 KEPT_RECEIPTS = 128

@@ -212,7 +212,7 @@ class EventFeed:
             self._wake.set()  # the index noticed a gap, perhaps by an earlier message
         elif not self._posted:
             self._posted = True
-            self._wake_in(REPLAY_TICK_S)  # or notices one a moment later
+            self._look_in(REPLAY_TICK_S)  # or notices one a moment later
 
     def _on_plane_state(self, state: PlaneState) -> None:
         if state is PlaneState.CONNECTED and self._plane.stats.lapses > self._lapses:
@@ -227,18 +227,28 @@ class EventFeed:
             self._posted = False
             await self.tick()
             self._wake.clear()
-            if self._posted or self._recovery.gap_noticed or self._recovery.waiting:
-                self._wake_in(REPLAY_TICK_S)
-            else:
-                self._wake_in(self._next_upkeep - self._clock.now())
+            self._sleep()
             try:
                 await self._wake.wait()
             finally:
                 self._let_sleep()
 
-    def _wake_in(self, seconds: float) -> None:
+    def _sleep(self) -> None:
+        """Look again in time, which mostly finds nothing to do."""
+        restless = self._posted or self._recovery.gap_noticed or self._recovery.waiting
+        self._look_in(REPLAY_TICK_S if restless else self._next_upkeep - self._clock.now())
+
+    def _look_in(self, seconds: float) -> None:
         self._let_sleep()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._wake.set)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._posted = False
+        due = self._clock.now() >= self._next_upkeep
+        if due or self._recovery.gap_noticed or self._recovery.waiting:
+            self._wake.set()
+        else:
+            self._sleep()
 
     def _let_sleep(self) -> None:
         if self._timer is not None:
