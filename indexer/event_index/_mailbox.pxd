@@ -65,11 +65,12 @@ cdef inline bint mailbox_put(Mailbox* box, const uint8_t* data, size_t size) noe
         box.ring[(box.head + box.length) % box.capacity] = message
         box.length += 1
         box.bytes += size
-        pthread_cond_signal(&box.filled)
     else:
         box.refused += 1
     pthread_mutex_unlock(&box.lock)
-    if not accepted:
+    if accepted:
+        pthread_cond_signal(&box.filled)  # unlocked: whoever wakes need not wait for the lock
+    else:
         free(message.data)
     return accepted
 
