@@ -229,6 +229,30 @@ def test_the_same_on_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     uvloop.run(stall_and_recover())
 
 
+async def test_a_few_messages_wake_no_task_of_their_own(nats: EmbeddedNats) -> None:
+    async with plane_at(nats.url) as plane:
+        await until(lambda: plane.state is PlaneState.CONNECTED)
+        got: list[bytes] = []
+        tasks: set[asyncio.Task[object] | None] = set()
+
+        def on_message(_: str, payload: bytes) -> None:
+            got.append(payload)
+            tasks.add(asyncio.current_task())
+
+        await plane.subscribe("a", on_message)
+        for i in range(20):
+            await plane.publish("a", b"%d" % i)
+            await plane.flush()
+        assert plane._link is not None
+        assert tasks == {plane._link._client._reading_task}
+        # Of many that come together the first are handed over so, and the others behind them.
+        for i in range(20, 520):
+            await plane.publish("a", b"%d" % i)
+        await plane.flush()
+        await until(lambda: len(got) == 520)
+        assert got == [b"%d" % i for i in range(520)]
+
+
 async def test_a_slow_consumer_loses_and_counts(nats: EmbeddedNats) -> None:
     async with plane_at(nats.url, pending_messages=10) as slow, plane_at(nats.url) as sender:
         got: list[bytes] = []
