@@ -1,5 +1,8 @@
 """The wrapper around every message of the event plane: a msgpack map of five fields."""
 
+import time
+from collections.abc import Callable
+
 import msgspec
 
 from .errors import EventError
@@ -25,6 +28,24 @@ _decode = msgspec.msgpack.Decoder(EventEnvelope).decode
 
 def encode_envelope(envelope: EventEnvelope) -> bytes:
     return _encode(envelope)
+
+
+class EnvelopeWriter:
+    """Numbers and dates the messages of one publisher on one topic. `wall_ns`: the time of day."""
+
+    def __init__(
+        self, publisher_id: int, topic: str, wall_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._publisher_id, self._topic, self._wall_ns = publisher_id, topic, wall_ns
+        self._sequence = 0
+
+    def wrap(self, payload: bytes) -> bytes:
+        """The next message."""
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        published_at = self._wall_ns() // 1_000_000
+        return encode_envelope(
+            EventEnvelope(self._publisher_id, sequence, published_at, self._topic, payload)
+        )
 
 
 def decode_envelope(message: bytes) -> EventEnvelope:

@@ -4,16 +4,15 @@ They publish each event by itself, without a picture and without an end: what a 
 when it died is dropped for its age.
 """
 
-import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-from ...runtime.envelope import EventEnvelope, decode_envelope, encode_envelope
+from ...runtime.envelope import EnvelopeWriter, decode_envelope
 from ...runtime.errors import EventError
-from ...slots.replicas import Booked, Ended, Event
+from ...slots.replicas import MAX_COUNT, Booked, Ended, Event
 from .peer_load import PeerLoad
 
 ACTIVE_SEQUENCES = "active_sequences_events"
@@ -23,7 +22,6 @@ EXPIRY_S = 300.0
 LISTENS_S = 300.0
 """and for so long after it was heard of, a router of Dynamo's is told of ours."""
 MAX_BOOKINGS = 65536
-MAX_TOKENS = 2**32 - 1
 _MARK = "dynamo/"
 
 
@@ -72,7 +70,7 @@ class DynamoReplicas:
         self._load, self._router_id = load, router_id
         self._bookings: dict[str, tuple[float, Booked]] = {}  # oldest first
         self._listens_until = float("-inf")
-        self._sequence = 0
+        self._envelopes = EnvelopeWriter(router_id, ACTIVE_SEQUENCES)
         self._workers: dict[str, _Worker] = {}  # of our requests that they were told of
         self.refused = 0
         """bookings for which there was no room"""
@@ -148,14 +146,7 @@ class DynamoReplicas:
             else:
                 worker, data = self._workers[event.request_id], "MarkPrefillCompleted"
             told = _ActiveSequenceEvent(event.request_id, worker, data, self._router_id)
-            yield self._wrap(_encode(told))
-
-    def _wrap(self, payload: bytes) -> bytes:
-        sequence, self._sequence = self._sequence, self._sequence + 1
-        published_at = time.time_ns() // 1_000_000
-        return encode_envelope(
-            EventEnvelope(self._router_id, sequence, published_at, ACTIVE_SEQUENCES, payload)
-        )
+            yield self._envelopes.wrap(_encode(told))
 
     def _book(self, event: _ActiveSequenceEvent, added: _AddRequest, now: float) -> None:
         self._release(event.request_id)
@@ -174,9 +165,9 @@ class DynamoReplicas:
                 event.worker.worker_id,
                 event.worker.dp_rank,
                 np.array(hashes, np.dtype("<u8")).tobytes(),
-                min(max(known, left, 1), MAX_TOKENS),
-                min(max(left, 0), MAX_TOKENS),
-                min(max(added.expected_output_tokens or 0, 0), MAX_TOKENS),
+                min(max(known, left, 1), MAX_COUNT),
+                min(max(left, 0), MAX_COUNT),
+                min(max(added.expected_output_tokens or 0, 0), MAX_COUNT),
             )
         except (OverflowError, ValueError) as error:
             raise EventError(f"no hash of a sequence: {error}") from error

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...runtime.envelope import EventEnvelope, decode_envelope, encode_envelope
+from ...runtime.envelope import EnvelopeWriter, decode_envelope
 from ...runtime.errors import EventError
 from ...runtime.identity import as_worker
 from ..affinity import Binding, SessionAffinity
@@ -52,8 +52,8 @@ class SessionSync:
         publisher_id: int,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._sessions, self._publisher_id, self._wall_ns = sessions, publisher_id, wall_ns
-        self._sequence = 0
+        self._sessions, self._wall_ns = sessions, wall_ns
+        self._envelopes = EnvelopeWriter(publisher_id, SESSION_AFFINITY, wall_ns)
         self._told_at: dict[int, float] = {}
 
     @property
@@ -87,16 +87,10 @@ class SessionSync:
 
     def messages(self) -> list[bytes]:
         """What the others are to be told now."""
-        return [self._wrap(binding) for binding in self._sessions.take_untold(AT_ONCE)]
+        untold = self._sessions.take_untold(AT_ONCE)
+        return [self._envelopes.wrap(_encode(_update_of(binding))) for binding in untold]
 
-    def _wrap(self, binding: Binding) -> bytes:
-        sequence, self._sequence = self._sequence, self._sequence + 1
-        worker = binding.worker
-        update = _Update(
-            binding.key, worker.worker_id, worker.dp_rank, binding.sequence, binding.writer
-        )
-        published_at = self._wall_ns() // 1_000_000
-        payload = _encode(update)
-        return encode_envelope(
-            EventEnvelope(self._publisher_id, sequence, published_at, SESSION_AFFINITY, payload)
-        )
+
+def _update_of(binding: Binding) -> _Update:
+    worker = binding.worker
+    return _Update(binding.key, worker.worker_id, worker.dp_rank, binding.sequence, binding.writer)

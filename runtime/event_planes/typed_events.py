@@ -1,7 +1,6 @@
 """EventPublisher and EventSubscriber: values of a type on an event plane, numbered and checked."""
 
 import asyncio
-import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 import msgspec
 from structlog import get_logger
 
-from ..envelope import EventEnvelope, decode_envelope, encode_envelope
+from ..envelope import EnvelopeWriter, decode_envelope
 from ..errors import EventError
 from .event_plane import EventPlane, Handler, Subscription
 
@@ -62,18 +61,13 @@ class EventPublisher(Generic[T]):
     def __init__(self, plane: EventPlane, subject: str) -> None:
         """The last segment of `subject` is the topic. Values are what msgspec can encode."""
         self._plane, self._subject = plane, subject
-        self._topic = subject.rpartition(".")[2]
         self.publisher_id = randbits(53)
+        self._envelopes = EnvelopeWriter(self.publisher_id, subject.rpartition(".")[2])
         self._encode = msgspec.msgpack.Encoder().encode
-        self._sequence = 0
 
     async def publish(self, value: T) -> None:
         """Send one value. Never waits for the carrier; TypeError if it cannot be encoded."""
-        payload = self._encode(value)
-        sequence, self._sequence = self._sequence, self._sequence + 1
-        stamp = time.time_ns() // 1_000_000
-        envelope = EventEnvelope(self.publisher_id, sequence, stamp, self._topic, payload)
-        await self._plane.publish(self._subject, encode_envelope(envelope))
+        await self._plane.publish(self._subject, self._envelopes.wrap(self._encode(value)))
 
 
 class EventSubscriber(Generic[T]):

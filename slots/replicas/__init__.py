@@ -4,6 +4,7 @@ Pure: messages and `now` go in, messages and changes of load come out.
 """
 
 from .messages import (
+    MAX_COUNT,
     Ask,
     Batch,
     Beat,
@@ -20,6 +21,7 @@ from .own_bookings import OwnBookings
 from .peer_book import PeerBook, PeerCounts, PeerSink
 
 __all__ = [
+    "MAX_COUNT",
     "Ask",
     "Batch",
     "Beat",

@@ -11,8 +11,9 @@ from ...runtime.errors import EventError
 
 HASH_BYTES = 8
 MAX_CHUNKS = 4096
-_MOST = 2**32 - 1
-_Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+MAX_COUNT = 2**32 - 1
+"""Largest of the numbers of a booking: tokens, and ranks."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -27,7 +28,7 @@ class Booked(msgspec.Struct, frozen=True, array_like=True, tag="booked"):
     worker_id: _Number
     dp_rank: _Count
     hashes: bytes
-    isl: Annotated[int, msgspec.Meta(gt=0, le=_MOST)]
+    isl: Annotated[int, msgspec.Meta(gt=0, le=MAX_COUNT)]
     prefill_tokens: _Count
     expected_output_tokens: _Count = 0
     prefilled: bool = False

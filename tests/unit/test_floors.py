@@ -56,7 +56,6 @@ SHORT_NOUNS = {
     "__main__": "python -m dynamo_router",
     "runtime.backoff": "the delays of a retry loop",
     "runtime.clock": "monotonic time, real and of a test",
-    "runtime.envelope": "the message around an event: a wire format is a file of its own",
     "runtime.kv_stores.file_names": "keys as file names: a format is a file of its own",
     "workers.trtllm_proto": "the engine's generated stubs, whose import warns",
 }
