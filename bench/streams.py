@@ -26,7 +26,8 @@ from ..workers.worker_url import WorkerUrl
 from .results import Output, format_number, new_table, spread
 from .stream_source import CACHED_RUNS, Published, StreamLoad
 
-DRAIN_S = 60.0
+STANDSTILL_S = 60.0
+"""After so long in which nothing became visible nothing more is waited for."""
 LOOK_S = 0.002
 
 
@@ -97,7 +98,7 @@ async def measure(config: StreamsBenchConfig) -> dict[str, float]:
             stream.open()
         cpu = process_time()
         publishing = asyncio.create_task(_publish(load))
-        seen_ns = await _all_seen(index, listener, stored)
+        seen_ns = await _all_seen(index, listener, stored, publishing)
         cpu = process_time() - cpu
     finally:
         for stream in streams:
@@ -128,17 +129,25 @@ async def _publish(load: StreamLoad) -> Published:
     return msgspec.json.decode(printed, type=Published)
 
 
-async def _all_seen(index: EventIndex, listener: _Listener, stored: int) -> int:
-    """The monotonic time in ns at which the last of so many stored blocks was visible."""
-    deadline = monotonic_ns() + int(DRAIN_S * 1e9)
-    while monotonic_ns() < deadline:
+async def _all_seen(
+    index: EventIndex, listener: _Listener, stored: int, publishing: asyncio.Task[Published]
+) -> int:
+    """The monotonic time in ns at which the last of so many stored blocks was visible.
+
+    RouterError if they do not come: engines publish until they are not read any more.
+    """
+    seen, changed_ns = 0, monotonic_ns()
+    while seen < stored:
         if listener.refused:
             raise RouterError(f"the events were refused: {listener.refused}")
-        if index.tier_counters()["device"]["stored"] >= stored:
-            return monotonic_ns()
+        if publishing.done():
+            publishing.result()  # raises what they failed with
+        if monotonic_ns() - changed_ns > STANDSTILL_S * 1e9:
+            raise RouterError(f"of {stored} stored blocks {seen} arrived")
         await asyncio.sleep(LOOK_S)
-    seen = index.tier_counters()["device"]["stored"]
-    raise RouterError(f"of {stored} stored blocks {seen} arrived")
+        before, seen = seen, index.tier_counters()["device"]["stored"]
+        changed_ns = monotonic_ns() if seen > before else changed_ns
+    return changed_ns
 
 
 def _free_ports(count: int) -> list[int]:

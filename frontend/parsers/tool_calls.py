@@ -14,6 +14,8 @@ class ToolCall(NamedTuple):
 
 
 class Parsed(NamedTuple):
+    """What a piece of an answer comes to."""
+
     content: str = ""
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()

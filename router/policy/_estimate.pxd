@@ -54,7 +54,7 @@ cdef struct Estimate:           # of one candidate; times in seconds
     double prefill_s            # its own steps
     double memory_s             # until its blocks fit
     double delay_s              # that it causes those in its first step, weighed by their waiting
-    double crowding_s               # that those who come during its answer wait longer for room
+    double crowding_s           # that those who come during its answer wait longer for room
     double decode_s             # that it and those decoding there cost each other
     double missed               # requests, not seconds, that then miss their ITL objective
     double cost                 # in seconds

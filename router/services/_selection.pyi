@@ -1,3 +1,5 @@
+"""Types of the `_selection` kernel; router_service.py calls it."""
+
 def write_selection(
     worker_id: int,
     dp_rank: int,
@@ -8,4 +10,6 @@ def write_selection(
     booked: bool,
     host_overlap_blocks: int,
     disk_overlap_blocks: int,
-) -> bytes: ...
+) -> bytes:
+    """A serialized SelectWorkerResponse. OverflowError if a number is none of its field's,
+    UnicodeEncodeError if the address is no text."""

@@ -22,8 +22,13 @@ _INVALID = StatusCode.INVALID_ARGUMENT
 class Http2Call(ServerCall, Protocol):
     """A call that can be ended without waiting until that has left."""
 
-    def answer(self, message: bytes) -> None: ...
-    def end(self, code: int, text: str = "") -> None: ...
+    def answer(self, message: bytes) -> None:
+        """End it well, with this message."""
+        ...
+
+    def end(self, code: int, text: str = "") -> None:
+        """End it with a status."""
+        ...
 
 
 class _CallRefused(Exception):  # noqa: N818 - it is how a call is ended, and no error

@@ -42,7 +42,7 @@ class RouterService(WorkerRpcs):
         self._router = router
         self._reader = reader
         self._share = answer_share()
-        self._asked: dict[str, _AskedMethod] = {}
+        self._prompt_methods: dict[str, _AskedMethod] = {}
         self._at_once: dict[str, AnswerAtOnce] = {
             "SelectWorker": self._select_at_once,
             "MarkPrefillComplete": partial(_booked_at_once, self._mark_prefill_complete),
@@ -59,7 +59,7 @@ class RouterService(WorkerRpcs):
         decode, fields = request.FromString, request.DESCRIPTOR.fields_by_name
         if "token_ids" in fields:
             asked = _AskedMethod(answer, request, request(), "request_id" in fields)
-            self._asked[method.name] = asked
+            self._prompt_methods[method.name] = asked
             decode, answer = None, partial(self._with_prompt, asked)
         encode = None if method.name == "SelectWorker" else _serialize
         return Method(answer, decode, encode, at_once=at_once)
@@ -87,7 +87,7 @@ class RouterService(WorkerRpcs):
         if found is None:
             return None
         tokens, rest = found
-        request = self._decoded(self._asked["SelectWorker"], rest)
+        request = self._decoded(self._prompt_methods["SelectWorker"], rest)
         _, session = _asked(metadata)
         prompt = self._reader.prompt_at_once(tokens, request.lora_name, request.cache_namespace)
         return self._selected(request, prompt, session)
@@ -131,7 +131,7 @@ class RouterService(WorkerRpcs):
     def _select(
         self, request: pb.SelectWorkerRequest, prompt: Prompt, session: Session | None
     ) -> Decision:
-        if request is self._asked["SelectWorker"].blank and session is None:
+        if request is self._prompt_methods["SelectWorker"].blank and session is None:
             return self._router.decide(prompt)
         tokens_out = request.HasField("expected_output_tokens")
         sessions, allowed = self._router.sessions, list(request.allowed_worker_ids)

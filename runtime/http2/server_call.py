@@ -105,6 +105,7 @@ class ServerCall:
         self.over = False
         """its stream has ended"""
         self.at_once: AtOnce | None = None
+        """set by its server, which sees to what it raises"""
         self.task: asyncio.Task[None] | None = None
         self._messages: deque[bytes] = deque()
         self._metadata = head.metadata
@@ -348,7 +349,7 @@ class ServerCall:
 
 
 AtOnce: TypeAlias = Callable[[ServerCall, bytes], bool]
-"""Ends a call whose message this is, or leaves it as it is: False. It must not raise."""
+"""Ends a call whose message this is, or leaves it as it is: False."""
 Serve: TypeAlias = Callable[[ServerCall], Awaitable[None]]
 
 

@@ -62,8 +62,7 @@ class ServerConnection(Connection):
         self._output = CountedBytes(host.output_bound, OUTPUT_STEP)
         self._unfinished = 0  # the stream whose headers have begun to come
         self._header_timer: asyncio.TimerHandle | None = None
-        session.most_new = NEW_CALLS_AT_ONCE
-        session.most_frames = limits.max_frames
+        session.most_new, session.most_frames = NEW_CALLS_AT_ONCE, limits.max_frames
         self._flushing = False
         self._heads = HeadReader()
         self._timer: asyncio.TimerHandle | None = None
@@ -308,7 +307,8 @@ class ServerConnection(Connection):
 
     def _on_stream_end(self, call: ServerCall | None, code: int) -> None:
         now = self._loop.time()
-        self._quiet_since = now if not len(self.session) else self._quiet_since
+        if not len(self.session):
+            self._quiet_since = now
         if call is not None:
             call.on_end()
         if code and self._guard.on_reset(now, now if call is None else call.began):

@@ -20,7 +20,7 @@ RENEWAL_GRACE_S = 3600.0
 class AioCall:
     """A call under way, of an EngineChannel and of its events."""
 
-    def __init__(self, call: Any, error_of: "Callable[[aio.AioRpcError], EngineCallError]") -> None:
+    def __init__(self, call: Any, error_of: Callable[[aio.AioRpcError], EngineCallError]) -> None:
         self._call, self._error_of = call, error_of
         self._messages: Any = aiter(call)
 
@@ -89,7 +89,7 @@ class AioChannel:
         *,
         timeout: float | None = None,
         metadata: Metadata | None = None,
-    ) -> "AioCall":
+    ) -> AioCall:
         """Cancelling only the task that iterates is not enough to end a call: in the first
         milliseconds of one grpc.aio may forget it.
         """
@@ -98,7 +98,7 @@ class AioChannel:
             start = self._streams[method] = self._channel.unary_stream(method, None, None)
         return AioCall(start(request, timeout=timeout, metadata=metadata), self._error_of)
 
-    def events(self, method: str, request: bytes) -> "AioCall":
+    def events(self, method: str, request: bytes) -> AioCall:
         """Begin a call whose reader goes on for as long as there is an engine."""
         return self.stream(method, request)
 

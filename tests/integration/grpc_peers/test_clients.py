@@ -10,11 +10,9 @@ import grpc
 import pytest
 from support.fake_engine import FakeEngine, chunk, complete, fail, hang, prompt, stall
 from support.polling import until
-from support.servers.grpc_peers.cpp import cpp_program
 from support.servers.grpc_peers.envoy import envoy_before
-from support.servers.grpc_peers.node import node_program
 from support.servers.grpc_peers.peers import Client, grpclib_client
-from support.servers.grpc_peers.program import ProgramClient
+from support.servers.grpc_peers.program import PROGRAMS, ProgramClient
 from support.serving import serving
 
 from dynamo_router.router.proto import router_pb2 as rpb
@@ -22,9 +20,6 @@ from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 GENERATE = f"/{SERVICE}/Generate"
 Opener = Callable[..., Any]
-
-
-PROGRAMS = {"grpc C++": cpp_program, "grpc-js": node_program}
 
 
 @pytest.fixture(params=[*PROGRAMS, "grpclib", "grpclib through Envoy"])

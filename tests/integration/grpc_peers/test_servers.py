@@ -6,15 +6,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from support.servers.grpc_peers.cpp import cpp_program
 from support.servers.grpc_peers.envoy import envoy_before
-from support.servers.grpc_peers.node import node_program
 from support.servers.grpc_peers.peers import grpclib_server
-from support.servers.grpc_peers.program import program_server
+from support.servers.grpc_peers.program import PROGRAMS, program_server
 
 from dynamo_router.runtime.http2 import CallError, ClientCall, ClientChannel, Outcome
-
-PROGRAMS = {"grpc C++": cpp_program, "grpc-js": node_program}
 
 
 @pytest.fixture(params=[*PROGRAMS, "grpclib", "grpclib behind Envoy"])

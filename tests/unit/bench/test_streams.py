@@ -1,13 +1,14 @@
 """The bench of events over ZMQ: what engines say arrives, and bad settings are named."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from dynamo_router.bench.stream_source import CACHED_RUNS, RUNS, StreamLoad, payloads
 from dynamo_router.bench.streams import StreamsBenchConfig, run
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.errors import ConfigError, RouterError
 from dynamo_router.workers.event_dialects import ZmqPayload
 from dynamo_router.workers.trtllm_proto import common_pb
 
@@ -22,6 +23,13 @@ def test_it_ends_with_all_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str
     row = json.loads(path.read_text())["streams"]
     assert row["stored_per_s"]["min"] > 0 and row["bytes_per_message"]["min"] > 8 * 4
     assert "stored blocks/s" in capsys.readouterr().out
+
+
+def test_engines_that_cannot_begin_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("zmq")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RouterError, match="the engines of the benchmark failed"):
+        run(StreamsBenchConfig(engines=1, messages=1, rounds=1))
 
 
 def test_each_run_is_removed_before_it_comes_again() -> None:

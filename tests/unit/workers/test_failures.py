@@ -22,12 +22,15 @@ from dynamo_router.workers.failures import (
 )
 from dynamo_router.workers.trtllm_client import TrtllmClient
 
-Code = StatusCode
-
 
 @pytest.mark.parametrize(
     "code",
-    [Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED, Code.INTERNAL],
+    [
+        StatusCode.FAILED_PRECONDITION,
+        StatusCode.UNIMPLEMENTED,
+        StatusCode.PERMISSION_DENIED,
+        StatusCode.INTERNAL,
+    ],
 )
 def test_what_may_be_the_requests_or_the_workers_fault_gets_one_more_opinion(
     code: StatusCode,
@@ -40,31 +43,31 @@ def test_what_may_be_the_requests_or_the_workers_fault_gets_one_more_opinion(
 @pytest.mark.parametrize(
     ("origin", "code", "verdict"),
     [
-        (Origin.ENGINE, Code.UNAVAILABLE, Verdict(Blame.EITHER, Retry.YES, "unavailable")),
-        (Origin.ENGINE, Code.CANCELLED, Verdict(Blame.EITHER, Retry.YES, "cancelled")),
+        (Origin.ENGINE, StatusCode.UNAVAILABLE, Verdict(Blame.EITHER, Retry.YES, "unavailable")),
+        (Origin.ENGINE, StatusCode.CANCELLED, Verdict(Blame.EITHER, Retry.YES, "cancelled")),
         (
             Origin.ENGINE,
-            Code.RESOURCE_EXHAUSTED,
+            StatusCode.RESOURCE_EXHAUSTED,
             Verdict(Blame.OVERLOAD, Retry.YES, "resource_exhausted"),
         ),
         (
             Origin.ENGINE,
-            Code.INVALID_ARGUMENT,
+            StatusCode.INVALID_ARGUMENT,
             Verdict(Blame.REQUEST, Retry.ONCE, "invalid_argument"),
         ),
-        (Origin.EMPTY, Code.OK, Verdict(Blame.WORKER, Retry.YES, "empty")),
+        (Origin.EMPTY, StatusCode.OK, Verdict(Blame.WORKER, Retry.YES, "empty")),
         (
             Origin.ANSWER_SIZE,
-            Code.RESOURCE_EXHAUSTED,
+            StatusCode.RESOURCE_EXHAUSTED,
             Verdict(Blame.REQUEST, Retry.ONCE, "answer_too_large"),
         ),
         (
             Origin.TRANSPORT,
-            Code.UNAVAILABLE,
+            StatusCode.UNAVAILABLE,
             Verdict(Blame.TRANSPORT, Retry.YES, "connection_lost"),
         ),
-        (Origin.DEADLINE, Code.DEADLINE_EXCEEDED, Verdict(Blame.SLOW, Retry.NO, "deadline")),
-        (Origin.ROUTER, Code.INTERNAL, Verdict(Blame.US, Retry.NO, "internal")),
+        (Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, Verdict(Blame.SLOW, Retry.NO, "deadline")),
+        (Origin.ROUTER, StatusCode.INTERNAL, Verdict(Blame.US, Retry.NO, "internal")),
     ],
 )
 def test_whose_fault_it_is(origin: Origin, code: StatusCode, verdict: Verdict) -> None:
@@ -72,7 +75,7 @@ def test_whose_fault_it_is(origin: Origin, code: StatusCode, verdict: Verdict) -
 
 
 @pytest.mark.parametrize("origin", Origin)
-@pytest.mark.parametrize("code", Code)
+@pytest.mark.parametrize("code", StatusCode)
 def test_nothing_that_has_started_is_tried_again(origin: Origin, code: StatusCode) -> None:
     before, after = judge(origin, code, started=False), judge(origin, code, started=True)
     assert after.retry is Retry.NO and after.cause == before.cause
@@ -80,7 +83,7 @@ def test_nothing_that_has_started_is_tried_again(origin: Origin, code: StatusCod
 
 
 def test_a_deadline_in_mid_stream_is_the_clients_own() -> None:
-    assert judge(Origin.DEADLINE, Code.DEADLINE_EXCEEDED, started=True).blame is Blame.CLIENT
+    assert judge(Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, started=True).blame is Blame.CLIENT
 
 
 def test_long_texts_are_cut() -> None:
@@ -98,7 +101,7 @@ def test_long_texts_are_cut() -> None:
     ],
 )
 def test_an_engines_own_words_are_not_taken_for_grpcs(said: str) -> None:
-    assert origin_of(Code.RESOURCE_EXHAUSTED, said, connected=True) is Origin.ENGINE
+    assert origin_of(StatusCode.RESOURCE_EXHAUSTED, said, connected=True) is Origin.ENGINE
 
 
 @pytest.fixture(params=DATA_PATHS)
@@ -122,11 +125,11 @@ async def _raises(engine: FakeEngine, request: object, context: object):  # type
 @pytest.mark.parametrize(
     ("script", "origin"),
     [
-        (fail(Code.UNAVAILABLE, "not now"), Origin.ENGINE),
-        (fail(Code.CANCELLED, "no more"), Origin.ENGINE),
-        (fail(Code.RESOURCE_EXHAUSTED, "queue is full"), Origin.ENGINE),
-        (fail(Code.INTERNAL, "x" * 4000), Origin.ENGINE),
-        (fail(Code.INTERNAL, "x" * 20_000), Origin.STATUS_SIZE),
+        (fail(StatusCode.UNAVAILABLE, "not now"), Origin.ENGINE),
+        (fail(StatusCode.CANCELLED, "no more"), Origin.ENGINE),
+        (fail(StatusCode.RESOURCE_EXHAUSTED, "queue is full"), Origin.ENGINE),
+        (fail(StatusCode.INTERNAL, "x" * 4000), Origin.ENGINE),
+        (fail(StatusCode.INTERNAL, "x" * 20_000), Origin.STATUS_SIZE),
         (_large, Origin.ANSWER_SIZE),
         (_raises, Origin.ENGINE),
     ],

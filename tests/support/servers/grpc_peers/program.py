@@ -1,4 +1,4 @@
-"""Clients and servers that are programs with the words of cpp.cc, whoever's library they are on."""
+"""Clients and servers that are programs with the words of cpp.cc, whosever library they are on."""
 
 import asyncio
 import struct
@@ -6,9 +6,13 @@ import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from support.servers.grpc_peers.cpp import cpp_program
+from support.servers.grpc_peers.node import node_program
 from support.servers.grpc_peers.peers import Answer, Pairs
 
 Command = Sequence[str]
+PROGRAMS = {"grpc C++": cpp_program, "grpc-js": node_program}
+"""What gives the command of each."""
 
 
 class ProgramClient:

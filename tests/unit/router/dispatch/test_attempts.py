@@ -7,8 +7,6 @@ from dynamo_router.router.dispatch.prefill_estimate import STEP_S, PrefillEstima
 from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.workers.failures import Origin, judge
 
-Code = StatusCode
-
 
 def tried(*failures: tuple[int, Origin, StatusCode], most: int = 5) -> Attempts:
     attempts = Attempts(most)
@@ -23,52 +21,54 @@ def engine(worker_id: int, code: StatusCode) -> tuple[int, Origin, StatusCode]:
 
 
 def broken(worker_id: int) -> tuple[int, Origin, StatusCode]:
-    return worker_id, Origin.TRANSPORT, Code.UNAVAILABLE
+    return worker_id, Origin.TRANSPORT, StatusCode.UNAVAILABLE
 
 
 def test_attempts_are_bounded() -> None:
-    assert tried(engine(1, Code.UNAVAILABLE), most=2).may_go_on
-    assert not tried(engine(1, Code.UNAVAILABLE), engine(2, Code.UNAVAILABLE), most=2).may_go_on
-    assert not tried((1, Origin.REQUEST_SIZE, Code.RESOURCE_EXHAUSTED)).may_go_on
+    assert tried(engine(1, StatusCode.UNAVAILABLE), most=2).may_go_on
+    assert not tried(
+        engine(1, StatusCode.UNAVAILABLE), engine(2, StatusCode.UNAVAILABLE), most=2
+    ).may_go_on
+    assert not tried((1, Origin.REQUEST_SIZE, StatusCode.RESOURCE_EXHAUSTED)).may_go_on
 
 
 def test_two_workers_that_fail_alike_are_enough() -> None:
-    assert tried(engine(1, Code.INTERNAL)).may_go_on
-    assert not tried(engine(1, Code.INTERNAL), engine(2, Code.UNIMPLEMENTED)).may_go_on
-    assert tried(engine(1, Code.INVALID_ARGUMENT)).may_go_on
-    assert not tried(*(engine(n, Code.INVALID_ARGUMENT) for n in range(2))).may_go_on
-    assert tried(engine(1, Code.INTERNAL), engine(2, Code.UNAVAILABLE)).may_go_on
+    assert tried(engine(1, StatusCode.INTERNAL)).may_go_on
+    assert not tried(engine(1, StatusCode.INTERNAL), engine(2, StatusCode.UNIMPLEMENTED)).may_go_on
+    assert tried(engine(1, StatusCode.INVALID_ARGUMENT)).may_go_on
+    assert not tried(*(engine(n, StatusCode.INVALID_ARGUMENT) for n in range(2))).may_go_on
+    assert tried(engine(1, StatusCode.INTERNAL), engine(2, StatusCode.UNAVAILABLE)).may_go_on
 
 
 def test_a_request_that_breaks_connections_is_not_tried_a_third_time() -> None:
     assert tried(broken(1)).may_go_on
     deadly = tried(broken(1), broken(2))
     assert deadly.is_deadly and not deadly.may_go_on
-    unreached = tried(*((n, Origin.CONNECT, Code.UNAVAILABLE) for n in range(3)))
+    unreached = tried(*((n, Origin.CONNECT, StatusCode.UNAVAILABLE) for n in range(3)))
     assert unreached.may_go_on and not unreached.is_deadly
 
 
 def test_suspects_are_those_whom_another_workers_answer_convicts() -> None:
-    attempts = tried(engine(1, Code.INTERNAL), broken(2), (3, Origin.EMPTY, Code.OK))
-    attempts.add(tried(engine(4, Code.UNAVAILABLE)).last)
+    attempts = tried(engine(1, StatusCode.INTERNAL), broken(2), (3, Origin.EMPTY, StatusCode.OK))
+    attempts.add(tried(engine(4, StatusCode.UNAVAILABLE)).last)
     assert [a.worker_id for a in attempts.take_suspects(served=False)] == [1, 4]
     assert attempts.take_suspects(served=True) == []
-    attempts.add(tried(engine(5, Code.INTERNAL)).last)
+    attempts.add(tried(engine(5, StatusCode.INTERNAL)).last)
     assert [a.worker_id for a in attempts.take_suspects(served=True)] == [5]
-    assert tried(engine(1, Code.INVALID_ARGUMENT)).take_suspects(served=False) == []
-    (refused,) = tried(engine(1, Code.INVALID_ARGUMENT)).take_suspects(served=True)
+    assert tried(engine(1, StatusCode.INVALID_ARGUMENT)).take_suspects(served=False) == []
+    (refused,) = tried(engine(1, StatusCode.INVALID_ARGUMENT)).take_suspects(served=True)
     assert refused.worker_id == 1
 
 
 def test_it_can_be_told_in_a_line() -> None:
-    attempts = tried(broken(1), engine(7, Code.INTERNAL))
+    attempts = tried(broken(1), engine(7, StatusCode.INTERNAL))
     assert attempts.describe() == ["1:connection_lost", "7:internal"]
     assert attempts.worker_ids == {1, 7} and len(attempts) == 2
 
 
 def test_what_a_dead_worker_did_not_do_is_not_done_twice() -> None:
     assert not tried(broken(1)).repeats_work
-    assert tried(engine(1, Code.RESOURCE_EXHAUSTED)).repeats_work
+    assert tried(engine(1, StatusCode.RESOURCE_EXHAUSTED)).repeats_work
 
 
 def test_the_budget_is_a_share_of_the_requests_in_flight_and_at_least_a_few() -> None:

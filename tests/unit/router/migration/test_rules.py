@@ -10,10 +10,8 @@ from dynamo_router.runtime.errors import StatusCode
 from dynamo_router.workers.failures import Blame, Origin, Verdict, judge
 from dynamo_router.workers.trtllm_proto import pb
 
-Code = StatusCode
 
-
-def verdict(origin: Origin, code: StatusCode = Code.UNAVAILABLE) -> Verdict:
+def verdict(origin: Origin, code: StatusCode = StatusCode.UNAVAILABLE) -> Verdict:
     return judge(origin, code, started=True)
 
 
@@ -24,11 +22,11 @@ def verdict(origin: Origin, code: StatusCode = Code.UNAVAILABLE) -> Verdict:
         (verdict(Origin.CONNECT), True),
         (verdict(Origin.SILENCE), True),
         (verdict(Origin.WORKER_DOWN), True),
-        (verdict(Origin.ENGINE, Code.UNAVAILABLE), True),
-        (verdict(Origin.ENGINE, Code.CANCELLED), True),
-        (verdict(Origin.ENGINE, Code.RESOURCE_EXHAUSTED), True),
-        (verdict(Origin.ENGINE, Code.INTERNAL), True),
-        (verdict(Origin.ENGINE, Code.INVALID_ARGUMENT), False),
+        (verdict(Origin.ENGINE, StatusCode.UNAVAILABLE), True),
+        (verdict(Origin.ENGINE, StatusCode.CANCELLED), True),
+        (verdict(Origin.ENGINE, StatusCode.RESOURCE_EXHAUSTED), True),
+        (verdict(Origin.ENGINE, StatusCode.INTERNAL), True),
+        (verdict(Origin.ENGINE, StatusCode.INVALID_ARGUMENT), False),
         (verdict(Origin.ANSWER_SIZE), False),
         (verdict(Origin.DEADLINE), False),
         (verdict(Origin.CLIENT), False),
@@ -45,11 +43,11 @@ def test_every_blame_has_an_answer() -> None:
 
 
 def test_a_request_that_two_engines_fail_at_is_given_up() -> None:
-    broken, lost = verdict(Origin.ENGINE, Code.INTERNAL), verdict(Origin.TRANSPORT)
+    broken, lost = verdict(Origin.ENGINE, StatusCode.INTERNAL), verdict(Origin.TRANSPORT)
     assert not failure_moves([broken, broken])
     assert failure_moves([broken, lost]) and failure_moves([broken, lost, lost])
     assert not failure_moves([broken, lost, broken])
-    passing = verdict(Origin.ENGINE, Code.UNAVAILABLE)
+    passing = verdict(Origin.ENGINE, StatusCode.UNAVAILABLE)
     assert failure_moves([passing] * 5)
 
 
