@@ -10,56 +10,73 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from .tool_calls import Schemas, ToolCall
+from .tool_calls import JSON, Schemas, ToolCall
 
 
 def read_json_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
     """An object {"name", "arguments" or "parameters"}, or a list of them; several objects may
     have white space or semicolons between them."""
-    decoder, calls, at = json.JSONDecoder(), list[ToolCall](), 0
+    calls, at = list[ToolCall](), 0
     text = text.strip()
     while at < len(text):
         try:
-            found, at = decoder.raw_decode(text, at)
+            found, at = JSON.raw_decode(text, at)
+            for each in found if isinstance(found, list) else [found]:
+                if not isinstance(each, dict) or not isinstance(each.get("name"), str):
+                    return None
+                calls.append(
+                    _written(each["name"], each.get("arguments", each.get("parameters", {})))
+                )
         except (ValueError, RecursionError):
             return None
-        for each in found if isinstance(found, list) else [found]:
-            if not isinstance(each, dict) or not isinstance(each.get("name"), str):
-                return None
-            arguments = each.get("arguments", each.get("parameters", {}))
-            if not isinstance(arguments, str):
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            calls.append(ToolCall(each["name"], arguments))
         while at < len(text) and text[at] in "; \n\r\t":
             at += 1
     return calls
 
 
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
+def _pairs(head: re.Pattern[str], end: str, text: str) -> list[tuple[str, str]]:
+    """What `head` says in its group, and the text from there to `end`, of each that has an end.
+
+    The time is that of one walk through the text, however many have none: a `.*?` would look for
+    the end again behind each head.
+    """
+    found, at = list[tuple[str, str]](), 0
+    while (begun := head.search(text, at)) and (to := text.find(end, begun.end())) >= 0:
+        found.append((begun[1], text[begun.end() : to]))
+        at = to + len(end)
+    return found
+
+
+# No head goes beyond the next marker, so that none is looked at twice.
+_FUNCTION = re.compile(r"<function=([^<>\s]+)>")
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>")
 
 
 def read_xml_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
     """<function=NAME><parameter=KEY>VALUE</parameter>...</function>: a value is JSON unless the
     tool's schema calls it a string."""
-    calls = [
-        _typed_call(name, _PARAMETER.findall(body), schemas)
-        for name, body in _FUNCTION.findall(text)
-    ]
-    return calls or None
+    return _all_of(
+        [
+            _typed_call(name, _pairs(_PARAMETER, "</parameter>", body), schemas)
+            for name, body in _pairs(_FUNCTION, "</function>", text)
+        ]
+    )
 
 
-def _typed_call(name: str, given: list[tuple[str, str]], schemas: Schemas) -> ToolCall:
+def _typed_call(name: str, given: list[tuple[str, str]], schemas: Schemas) -> ToolCall | None:
     properties = schemas.get(name, {}).get("properties") or {}
     arguments = {key: _typed(value.strip("\n"), properties.get(key) or {}) for key, value in given}
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    try:
+        return _written(name, arguments)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     if schema.get("type") == "string":
         return text
     try:
-        return json.loads(text)
+        return JSON.decode(text)
     except (ValueError, RecursionError):
         return text
 
@@ -77,14 +94,14 @@ def read_named_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
     return _all_of(calls)
 
 
-_DEEPSEEK = re.compile("<｜tool▁call▁begin｜>(.*?)<｜tool▁call▁end｜>", re.DOTALL)
+_DEEPSEEK = re.compile("(<｜tool▁call▁begin｜>)")
 
 
 def read_deepseek_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
     """Between markers of their own, NAME, a separator, and arguments; V3 and R1 have `function`
     before the name, and the arguments in a fenced block."""
     calls = []
-    for body in _DEEPSEEK.findall(text):
+    for _, body in _pairs(_DEEPSEEK, "<｜tool▁call▁end｜>", text):
         name, _, arguments = body.partition("<｜tool▁sep｜>")
         if name.strip() == "function":
             name, _, arguments = arguments.partition("\n")
@@ -95,17 +112,17 @@ def read_deepseek_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
 
 _KIMI = re.compile(
     r"<\|tool_call_begin\|>\s*(?:functions\.)?([^\s:<]+)(?::\d+)?\s*"
-    r"<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
-    re.DOTALL,
+    r"<\|tool_call_argument_begin\|>"
 )
 
 
 def read_kimi_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
     """functions.NAME:INDEX and arguments, between markers of their own."""
-    return _all_of([_call(name, arguments) for name, arguments in _KIMI.findall(text)])
+    found = _pairs(_KIMI, "<|tool_call_end|>", text)
+    return _all_of([_call(name, arguments) for name, arguments in found])
 
 
-_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_GLM_ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>")
 
 
 def read_glm_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
@@ -114,7 +131,7 @@ def read_glm_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
     name = text.partition("<arg_key>")[0].strip()
     if name not in schemas:
         return None
-    return [_typed_call(name, _GLM_ARGUMENT.findall(text), schemas)]
+    return _all_of([_typed_call(name, _pairs(_GLM_ARGUMENT, "</arg_value>", text), schemas)])
 
 
 def read_python_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
@@ -139,14 +156,35 @@ def _python_call(node: ast.expr) -> ToolCall | None:
         if keyword.arg is None:
             return None
         arguments[keyword.arg] = ast.literal_eval(keyword.value)
-    return ToolCall(ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False))
+    return _written(ast.unparse(node.func), arguments)
+
+
+def _written(name: str, arguments: Any) -> ToolCall:
+    """A call whose arguments were read; ValueError or RecursionError if they cannot be said."""
+    if isinstance(arguments, str):
+        text = arguments
+    else:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        if not _is_text(text):  # half of a surrogate pair, which only an escape can say
+            text = json.dumps(arguments)
+    if not _is_text(name + text):
+        raise ValueError("no text")
+    return ToolCall(name, text)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _call(name: str, arguments: str) -> ToolCall | None:
     """None unless the name is one word, and the arguments are a JSON object."""
     name, arguments = name.strip(), arguments.strip() or "{}"
     try:
-        found = json.loads(arguments)
+        found = JSON.decode(arguments)
     except (ValueError, RecursionError):
         return None
     is_call = isinstance(found, dict) and len(name.split()) == 1

@@ -1,6 +1,5 @@
 """A chat answer's text, piece by piece, as content, reasoning and calls of tools."""
 
-import json
 from typing import Protocol
 
 from ..openai import ToolChoice
@@ -8,7 +7,7 @@ from .call_formats import TOOL_CALL_FORMATS
 from .call_readers import read_json_calls
 from .harmony import HarmonyOutput
 from .reasoning import REASONING_FORMATS, ReasoningParser
-from .tool_calls import Parsed, ToolCall, ToolCallParser
+from .tool_calls import JSON, Parsed, ToolCall, ToolCallParser
 
 GPT_OSS, HARMONY = "gpt_oss", "harmony"
 """One form, by its name among reasoning and among calls: whichever is given, both are found."""
@@ -86,7 +85,7 @@ class MarkedOutput:
         if name is None:
             return tuple(read_json_calls(text, {}) or ())
         try:
-            json.loads(text)
+            JSON.decode(text)
         except (ValueError, RecursionError):
             return ()  # cut short: what there is stays text
         return (ToolCall(name, text),)

@@ -1,18 +1,18 @@
 """Harmony, the form of gpt-oss's answers: messages on channels, with special tokens around them."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .markers import MarkerScanner
-from .tool_calls import Parsed, ToolCall
+from .tool_calls import JSON, Parsed, ToolCall
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)
 """of a message; a model that forgot to end one begins the next one all the same"""
 _OPENINGS = (_START, _CHANNEL, _MESSAGE, "to=")
 """what an answer begins with; the prompt has its role already"""
+_LONGEST = max(map(len, _OPENINGS))
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTIONS = "functions."
@@ -80,7 +80,7 @@ class HarmonyOutput:
 
     def _open(self) -> bool:
         """Whether it is known what comes: a head, or text that is no message."""
-        held = self._scanner.peek().lstrip()
+        held = self._scanner.begun(_LONGEST)
         for opening in _OPENINGS:
             if held.startswith(opening):
                 self._opening = False
@@ -106,7 +106,7 @@ class HarmonyOutput:
             return ""
         arguments, self._arguments = self._arguments.strip() or "{}", ""
         try:
-            json.loads(arguments)
+            JSON.decode(arguments)
         except (ValueError, RecursionError):
             return arguments
         calls.append(ToolCall(head.recipient.removeprefix(_FUNCTIONS), arguments))

@@ -1,6 +1,10 @@
 """Markers in a text that comes piece by piece."""
 
+import re
+from functools import lru_cache
 from typing import NamedTuple
+
+_SPACE = re.compile(r"\s+")
 
 
 class Cut(NamedTuple):
@@ -11,41 +15,56 @@ class Cut(NamedTuple):
 
 
 class MarkerScanner:
-    """Looks for markers and holds back only what could become one."""
+    """Looks for markers and holds back only what could become one.
+
+    A long piece with many markers is walked through once: what was taken of it is cut off when it
+    is used up, and whoever looks for several markers looks for all of them at the same time.
+    """
 
     def __init__(self) -> None:
         self._held = ""
+        self._at = 0  # what is before it was taken
 
     def feed(self, text: str) -> None:
         """The next piece."""
-        self._held += text
+        self._held, self._at = self._held[self._at :] + text, 0
 
     def take_until(self, *markers: str) -> Cut:
         """What is surely before the first of the markers, which is dropped if it is there; what
         follows stays."""
-        held = self._held
-        places = [(at, marker) for marker in markers if (at := held.find(marker)) >= 0]
-        if places:
-            at, marker = min(places)
-            self._held = held[at + len(marker) :]
-            return Cut(held[:at], marker)
-        end = len(held) - max(_overhang(held, marker) for marker in markers)
-        self._held = held[end:]
-        return Cut(held[:end], "")
+        held, at = self._held, self._at
+        if found := _any_of(markers).search(held, at):
+            self._at = found.end()
+            return Cut(held[at : found.start()], found[0])
+        end = len(held) - max(_overhang(held, at, marker) for marker in markers)
+        self._at = end
+        return Cut(held[at:end], "")
 
     def peek(self) -> str:
         """What has not been taken."""
-        return self._held
+        return self._held[self._at :]
+
+    def begun(self, most: int) -> str:
+        """The first characters of it behind white space."""
+        found = _SPACE.match(self._held, self._at)
+        at = found.end() if found else self._at
+        return self._held[at : at + most]
 
     def take_all(self) -> str:
         """All of it: the text is over."""
-        held, self._held = self._held, ""
+        held = self.peek()
+        self._held, self._at = "", 0
         return held
 
 
-def _overhang(text: str, marker: str) -> int:
-    """Length of the longest end of the text that the marker begins with."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+@lru_cache(maxsize=64)
+def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, markers)))
+
+
+def _overhang(text: str, at: int, marker: str) -> int:
+    """Length of the longest end of the text, from there on, that the marker begins with."""
+    for length in range(min(len(marker) - 1, len(text) - at), 0, -1):
         if text.endswith(marker[:length]):
             return length
     return 0

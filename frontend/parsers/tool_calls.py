@@ -1,9 +1,18 @@
 """Calls of tools in a model's answer: where they stand, and what is text around them."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .markers import MarkerScanner
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")
+
+
+JSON = json.JSONDecoder(parse_constant=_refuse)
+"""Without the NaN and Infinity that Python's own takes, and clients do not."""
 
 
 class ToolCall(NamedTuple):
