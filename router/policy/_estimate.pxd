@@ -236,7 +236,7 @@ cdef inline double stay_s(
 ) noexcept nogil:
     """Seconds for which so many tokens would fill a cache of the mean size, 0 if none is known.
 
-    They stay as long as an answer takes, in their share of it.
+    They stay as long as an answer takes, in their share of it: the whole one at most.
     """
     cdef uint32_t number
     cdef double blocks = 0.0
@@ -247,7 +247,7 @@ cdef inline double stay_s(
             count += 1
     if count == 0 or model.block_size <= 0:
         return 0.0
-    return <double>tokens * count / (blocks * model.block_size) * model.answer
+    return min(1.0, <double>tokens * count / (blocks * model.block_size)) * model.answer
 
 
 cdef inline bint is_crowded(const EngineTimeline* timeline, double blocks) noexcept nogil:

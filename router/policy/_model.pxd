@@ -26,6 +26,7 @@ cdef extern from *:
     #define FORECAST_CLAIM_PRIOR 5e4
     #define FORECAST_STRETCH_RECENT 0.02
     #define FORECAST_MOST_STRETCH 4.0
+    #define FORECAST_MOST_SLOWER 2.0
     """
     const double RECENT "FORECAST_RECENT"   # share of the newest value in a running mean
     const double FADE_SPEED "FORECAST_FADE_SPEED"   # of speeds, at a sample of each worker
@@ -35,6 +36,7 @@ cdef extern from *:
     const double LONG_ANSWER "FORECAST_LONG_ANSWER"     # times the usual one, at most
     const double STRETCH_RECENT "FORECAST_STRETCH_RECENT"   # share of the newest stretch
     const double MOST_STRETCH "FORECAST_MOST_STRETCH"   # that one answer counts with
+    const double MOST_SLOWER "FORECAST_MOST_SLOWER"     # times, that one prefill alone may tell
 
 cdef struct Model:              # of the fleet
     Speed speed
@@ -120,6 +122,19 @@ cdef inline void fade_speeds(
         timelines[number].confirmed *= kept
 
 
+cdef inline void learn_slowness(
+    EngineTimeline* timeline, double took, double expected
+) noexcept nogil:
+    """Learn that a prefill took so many seconds where the fleet's model expected others.
+
+    By itself it shows no worker much slower: a stall, of whatever on the way, is over by the next,
+    and would else keep requests away from an idle engine for a minute.
+    """
+    timeline.seen_s += min(took, max(MOST_SLOWER, timeline.lately) * expected)
+    timeline.expected_s += expected
+    timeline.lately = took / expected if expected > 0.0 else 1.0
+
+
 cdef inline double learn_prefill(
     Model* model, EngineTimeline* timeline, const Booking* booking, int64_t position,
     double attended, int64_t steps, double now, bint loaded,
@@ -150,8 +165,7 @@ cdef inline double learn_prefill(
     cdef double expected = fit_predict(&model.speed.prefill, x)
     if not loaded:  # else it would take the time of transfers for that of steps
         if can_compare(model):
-            timeline.seen_s += took
-            timeline.expected_s += expected
+            learn_slowness(timeline, took, expected)
         fit_add(&model.speed.prefill, x, took)
     return took - expected
 

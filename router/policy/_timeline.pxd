@@ -78,6 +78,7 @@ cdef struct EngineTimeline:
     double prefill_s            # seconds in which a step with prompt tokens ran
     double seen_s               # seconds that prefills took, old ones faded,
     double expected_s           # and that the fleet's model had expected
+    double lately               # times what was expected that the last of them took
     double claimed              # prompt tokens that were said to be cached, old ones faded,
     double confirmed            # and that the engine found of them
     bint tells                  # it has ever said that it found any

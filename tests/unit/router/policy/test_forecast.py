@@ -90,6 +90,30 @@ def test_equal_workers_stay_equal(router: KvRouter, clock: ManualClock) -> None:
     assert min(engines.sent.values()) > 60
 
 
+def test_a_stall_does_not_make_a_worker_slow(router: KvRouter, clock: ManualClock) -> None:
+    engines = Engines(router, clock, {0: 1e-4, 1: 1e-4})
+    engines.serve(100, 200)
+    before = engines.sent[1]
+    engines.token_s[1] = 1e-2
+    while engines.sent[1] == before:
+        engines.serve(1, 200)
+    engines.token_s[1] = 1e-4
+    assert policy_of(router).slowness(1) == 1.0
+    engines.sent.clear()
+    engines.serve(100, 200)
+    assert min(engines.sent.values()) > 30
+
+
+def test_what_fills_a_cache_or_more_waits_as_if_it_filled_one(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    router.best_worker(prompt(0, 100), "it tells the block size")
+    policy = policy_of(router)
+    cache, answer_s = 1000 * BLOCK, policy.learnt().answer_s
+    stays = [policy._forecast.stay_s(tokens) for tokens in (cache // 4, cache, 4 * cache)]
+    assert stays == pytest.approx([answer_s / 4, answer_s, answer_s])
+
+
 def test_waiting_shrinks_while_time_passes(router: KvRouter, clock: ManualClock) -> None:
     router.best_worker(prompt(0, 4000), "long", pinned_worker=0)
     clock.advance(0.001)
