@@ -2,6 +2,9 @@
 
 from enum import IntEnum
 
+UNREADABLE_MESSAGE = "the message is not of the method's type"
+"""What a caller of ours is told of bytes that protobuf makes nothing of."""
+
 
 class RouterError(Exception):
     """Base of every error this package raises on purpose."""

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...indexer.hashing import Integers
-from ...runtime.errors import InvalidRequestError
+from ...runtime.errors import UNREADABLE_MESSAGE, InvalidRequestError
 from ...runtime.limit_hits import LimitHits
 from ...runtime.off_loop import OffLoop
 from ..peer_limits import PeerLimits
@@ -23,7 +23,6 @@ MAX_DECODED_BYTES = 64 << 10
 """Longest message that is decoded as a whole; tokens, which have a limit of their own, apart."""
 
 Tokens = npt.NDArray[np.uint32]
-_NO_MESSAGE = "the message is not of the method's type"
 
 
 class RequestReader:
@@ -85,7 +84,7 @@ class RequestReader:
         except OverflowError as error:
             raise self._too_long(error) from None
         except ValueError:
-            raise InvalidRequestError(_NO_MESSAGE) from None
+            raise InvalidRequestError(UNREADABLE_MESSAGE) from None
 
     def tokens_at_once(self, body: bytes, number: int = 1) -> tuple[Tokens, bytes] | None:
         """The same of one that is not long; None: ask for them by `tokens`."""
@@ -96,7 +95,7 @@ class RequestReader:
         except OverflowError as error:
             raise self._too_long(error) from None
         except ValueError:
-            raise InvalidRequestError(_NO_MESSAGE) from None
+            raise InvalidRequestError(UNREADABLE_MESSAGE) from None
 
     async def json_tokens(self, body: bytes, key: bytes) -> tuple[Tokens, bytes]:
         """The token ids under a key of a JSON object, none if they are not there, and the object

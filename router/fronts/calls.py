@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from ...runtime.errors import RouterError, StatusCode
+from ...runtime.errors import UNREADABLE_MESSAGE, RouterError, StatusCode
 from ...runtime.grpc_servers import Method, Methods, ServerCall
 from ..access import Caller, Role, current_account, current_caller, set_account, set_caller
 from ..dispatch import status_of
@@ -126,8 +126,7 @@ async def _answer(method: Method, call: Call) -> Answer | Refused:
                 request = method.decode(call.request)
             except Exception:
                 code = StatusCode.INVALID_ARGUMENT
-                text = "the message is not of the method's type"
-                return Answer(call.serial, b"", code, text)
+                return Answer(call.serial, b"", code, UNREADABLE_MESSAGE)
         answering: Awaitable[Any] = method.answer(request, CarriedCall(call.metadata))
         answer = await answering
         message = answer if method.encode is None else method.encode(answer)

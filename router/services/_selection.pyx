@@ -24,7 +24,7 @@ cdef enum:  # field numbers
     DISK_OVERLAP_BLOCKS = 8
     WORKER_ID = 1  # of Worker
     DP_RANK = 2
-    LONGEST_WORKER = 11 + 6
+    LONGEST_WORKER = 11 + 6  # bytes of both with their tags
 
 
 def write_selection(

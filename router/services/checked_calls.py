@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from functools import lru_cache
 from typing import Any, Protocol
 
-from ...runtime.errors import RouterError, StatusCode
+from ...runtime.errors import UNREADABLE_MESSAGE, RouterError, StatusCode
 from ...runtime.grpc_servers import AnswerAtOnce, AtOnce, Method, ServerCall, answer_call
 from ...workers.channels import Metadata
 from ..access import AccessError, GrpcGuard, current_caller, set_account
@@ -172,7 +172,7 @@ async def _decoded(calls: CallLimits, method: Method, message: bytes, call: Serv
     try:
         return method.decode(message)
     except Exception:
-        await call.abort(_INVALID, "the message is not of the method's type")
+        await call.abort(_INVALID, UNREADABLE_MESSAGE)
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 from google.protobuf.message import DecodeError
 
-from ...runtime.errors import InvalidRequestError, RouterError
+from ...runtime.errors import UNREADABLE_MESSAGE, InvalidRequestError, RouterError
 from ...runtime.grpc_servers import AnswerAtOnce, Metadata, Method, Methods, ServerCall
 from ...runtime.identity import WorkerWithDpRank
 from ...runtime.steps import answer_share, by_steps, finish_in_turns, in_turns, made_in_turns
@@ -99,7 +99,7 @@ class RouterService(WorkerRpcs):
         try:
             request = about.kind.FromString(rest)
         except DecodeError:
-            raise InvalidRequestError("the message is not of the method's type") from None
+            raise InvalidRequestError(UNREADABLE_MESSAGE) from None
         if about.has_id:
             self._reader.check_name("request_id", request.request_id)
         return request

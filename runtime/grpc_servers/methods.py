@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
-from ..errors import StatusCode
+from ..errors import UNREADABLE_MESSAGE, StatusCode
 from ..http2 import PeerGoneError
 
 __all__ = ["Method", "Methods", "PeerGoneError", "ServerCall", "answer_call", "served_plainly"]
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 AnswerAtOnce: TypeAlias = Callable[[bytes, Metadata], bytes | None]
+"""An answer's bytes by those of its request and the call's metadata, None if something has to be
+waited for. RouterError is the status of the call."""
 
 
 class ServerCall(Protocol):
@@ -70,8 +72,7 @@ class Method(NamedTuple):
     """How a method answers: `answer(request, call)` writes its messages, or returns the one.
 
     Requests and answers are bytes unless there is something to decode or encode them. A method
-    that `streams` is given its requests as an iterator. `at_once`, given a request's bytes and the
-    call's metadata, returns the answer's bytes if it needs to wait for nothing.
+    that `streams` is given its requests as an iterator. `at_once` is asked first where it is there.
     """
 
     answer: Callable[[Any, Any], Awaitable[Any]]
@@ -118,8 +119,7 @@ def served_plainly(method: Method) -> Serve:
             try:
                 request = method.decode(message)
             except Exception:
-                text = "the message is not of the method's type"
-                await call.abort(StatusCode.INVALID_ARGUMENT, text)
+                await call.abort(StatusCode.INVALID_ARGUMENT, UNREADABLE_MESSAGE)
         await answer_call(method, request, call)
 
     return serve

@@ -344,9 +344,8 @@ def test_a_request_that_ends_in_its_first_step_leaves_no_step_behind() -> None:
     kernel.add_worker(0, None, None)
     everyone = np.ones(1, np.bool_)
     kernel.book("first", 0, 10, 10, 0.0)
-    kernel.score(
-        10, 16, None, None, None, everyone, 5.0
-    )  # its prompt is computed, it is not told yet
+    # Its prompt is computed, it is not told yet.
+    kernel.score(10, 16, None, None, None, everyone, 5.0)
     kernel.book("second", 0, 10, 10, 5.0)
     kernel.end("second", 5.0, 0)
     kernel.first_token("first", 5.0)
