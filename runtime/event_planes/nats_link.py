@@ -38,14 +38,16 @@ _NO_LIMIT = 1 << 62
 class _Client(Client):
     """nats-py's client, which would send its credentials in the clear if a server at a tls://
     address, or somebody in between, says that it has no TLS; would read all that has come in
-    one go, however much that is; and would wake a task for each message of a subscription."""
+    one go, however much that is; would wake a task for each message of a subscription; and would
+    stop reading for good at a message whose subject or headers it cannot read."""
 
     secret = False
     _read = 0
     _given = 0  # to handlers in this turn, as they were read
 
-    def __init__(self) -> None:
+    def __init__(self, on_dropped: Callable[[], None]) -> None:
         super().__init__()
+        self._on_dropped = on_dropped
         self.plain: dict[int, tuple[Subscription, Handler]] = {}
         """by their numbers, those whose handlers want nothing but subject and payload"""
 
@@ -53,15 +55,18 @@ class _Client(Client):
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
         plain = self.plain.get(sid)
-        if plain is None or self._given == AT_ONCE or plain[0].pending_msgs:
-            await super()._process_msg(sid, subject, reply, data, headers)
-        else:
-            if not self._given:
-                asyncio.get_running_loop().call_soon(self._begin_turn)
-            self._given += 1
-            self.stats["in_msgs"] += 1
-            self.stats["in_bytes"] += len(data)
-            plain[1](subject.decode(), data)
+        try:
+            if plain is None or self._given == AT_ONCE or plain[0].pending_msgs:
+                await super()._process_msg(sid, subject, reply, data, headers)
+            else:
+                if not self._given:
+                    asyncio.get_running_loop().call_soon(self._begin_turn)
+                self._given += 1
+                self.stats["in_msgs"] += 1
+                self.stats["in_bytes"] += len(data)
+                plain[1](subject.decode(), data)
+        except (ValueError, IndexError):  # nothing that ours publish
+            self._on_dropped()
         self._read += 1
         if self._read % MESSAGES_A_TURN == 0:
             await asyncio.sleep(0)
@@ -82,7 +87,7 @@ class NatsLink:
 
     def __init__(self, on_lost: Callable[[], None], on_slow: Callable[[], None]) -> None:
         """`on_lost` is called when the connection is over, `on_slow` for each message dropped."""
-        self._client = _Client()
+        self._client = _Client(on_slow)
         self._on_lost = on_lost
         self._on_slow = on_slow
         self._opened = False

@@ -340,3 +340,31 @@ def test_the_outgoing_buffer_keeps_its_books() -> None:
     assert buffer.push("a", bytes(10)) == 2 and len(buffer) == 2
     assert buffer.push("a", bytes(11)) == 3 and len(buffer) == 0
     assert buffer.clear() == 0
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        b"PUB a.\xff 1\r\nx\r\n",
+        b"HPUB a.b 5 6\r\nabcdex\r\n",
+        b"HPUB a.b 16 17\r\nNATS/1.0 \xff\xff\xff\r\n\r\nx\r\n",
+    ],
+    ids=["subject", "no headers", "headers"],
+)
+async def test_what_cannot_be_read_ends_no_connection(nats: EmbeddedNats, strange: bytes) -> None:
+    async with plane_at(nats.url, heartbeat_s=60.0) as plane:
+        got: list[bytes] = []
+        await plane.subscribe("a.*", lambda _, payload: got.append(payload))
+        await until(lambda: plane.state is PlaneState.CONNECTED)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(nats.url.rpartition(":")[2])
+        )
+        many = 2 * nats_link.AT_ONCE  # so that some wait for their handler
+        writer.write(b'CONNECT {"headers":true,"verbose":false}\r\n' + strange * many)
+        writer.write(b"PUB a.b 3\r\nend\r\n")
+        await writer.drain()
+        await until(lambda: b"end" in got)
+        assert len(got) + plane.stats.receive_dropped == many + 1
+        assert plane.stats.receive_dropped and plane.stats.connects == 1
+        writer.close()
+        await writer.wait_closed()
