@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from .pulled_call import EventsEnded, EventsLost, EventsRefused, PulledCall
+from .pulled_call import NO_EVENTS, EventsEnded, EventsLost, EventsRefused, PulledCall
 from .trtllm_events import TrtllmEvents
 
 PATH = "/kv_cache_events"
@@ -91,7 +91,7 @@ class HttpEvents:
             raise EventsEnded(f"{PATH}: {error}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._lose(f"{PATH}: {error or type(error).__name__}") from error
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (msgspec.DecodeError, *NO_EVENTS) as error:
             raise self._lose(f"{PATH} cannot be read: {error}") from error
 
     def _lose(self, reason: str) -> EventsLost:

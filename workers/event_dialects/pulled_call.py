@@ -3,6 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+NO_EVENTS = (
+    AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError,
+)  # fmt: skip
+"""What reading something as events raises that is none, or nests too deep."""
+
 
 class EventsRefused(Exception):
     """What the engine tells cannot be indexed, now or later; the message says why."""

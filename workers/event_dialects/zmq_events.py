@@ -27,11 +27,13 @@ QUIET_S = 2.0
 RENEW_MS = 3000
 """How long a socket may take to be connected until another one is tried."""
 POLL_MS = 250
+MESSAGES_A_TURN = 64
+"""Of a replay, or of what is passed over, before whatever else is due on the loop gets its turn."""
 UNREADABLE = b"\xff"
 """In place of a batch that cannot be read: the reader takes it for damaged, and begins anew."""
 NOTHING_YET = b""
 """The batch 0, without events, before all that an engine publishes."""
-_END = b"\xff" * 8
+_END = b"\xff" * 8  # ends a replay, so that no message has this number
 _NUMBER = struct.Struct(">Q")
 
 Message = tuple[int, bytes]
@@ -198,7 +200,11 @@ class ZmqEvents:
             return held
         zmq = self._zmq
         live = self._at_once
+        passed_over = 0
         while True:
+            if passed_over == MESSAGES_A_TURN:
+                passed_over = 0
+                await asyncio.sleep(0)  # while nothing is in our hands that could get lost
             try:
                 frames = live.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -212,7 +218,8 @@ class ZmqEvents:
                     return None
                 await self._live.poll(POLL_MS)
                 continue
-            if len(frames) != 3 or len(frames[1]) != 8:
+            passed_over += 1
+            if len(frames) != 3 or len(frames[1]) != 8 or frames[1] == _END:
                 continue
             number = _NUMBER.unpack(frames[1])[0]
             again = self._replayed.pop(number, None)
@@ -230,6 +237,7 @@ class ZmqEvents:
         """What the engine still has from `begin` on; less if it stops in the midst of that; and
         whether that is all."""
         found: list[Message] = []
+        read = 0
         if self._replay_address is None:
             return found, False
         zmq = self._zmq
@@ -241,12 +249,15 @@ class ZmqEvents:
             async with asyncio.timeout(REPLAY_WAIT_S) as waiting:
                 while len(found) < most:
                     frames = await socket.recv_multipart()
-                    waiting.reschedule(asyncio.get_running_loop().time() + REPLAY_WAIT_S)
+                    read += 1
+                    if read % MESSAGES_A_TURN == 0:
+                        await asyncio.sleep(0)
                     # Older engines leave the topic out.
                     if len(frames) not in (3, 4) or len(frames[-2]) != 8:
                         continue
-                    if frames[-2] == _END and not frames[-1]:
-                        return found, True
+                    if frames[-2] == _END:
+                        return found, not frames[-1]
+                    waiting.reschedule(asyncio.get_running_loop().time() + REPLAY_WAIT_S)
                     found.append((_NUMBER.unpack(frames[-2])[0], frames[-1]))
         except TimeoutError:
             self.short_replays += 1

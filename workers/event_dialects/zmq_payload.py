@@ -11,7 +11,7 @@ import msgspec
 
 from ...indexer.wire import plain_batch
 from ..trtllm_proto import common_pb
-from .pulled_call import EventsRefused
+from .pulled_call import NO_EVENTS, EventsRefused
 
 STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
 _FIELDS = {
@@ -68,7 +68,7 @@ class ZmqPayload:
                 return plain
         try:
             decoded = _decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         if not isinstance(decoded, list) or len(decoded) < 2 or not isinstance(decoded[1], list):
             return None
@@ -76,7 +76,7 @@ class ZmqPayload:
         for event in decoded[1]:
             try:
                 self._add(message.events.add(), _fields(event))
-            except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+            except NO_EVENTS:
                 # What it may have said of blocks is lost: all has to be told anew.
                 self.strange += 1
                 return None

@@ -165,12 +165,17 @@ async def test_a_block_that_moves_to_host_memory_is_not_claimed_any_more() -> No
         await until(reader.holds(2))
 
 
-async def test_an_answer_that_cannot_be_read_is_a_loss() -> None:
+@pytest.mark.parametrize(
+    "body",
+    [b'[{"event_id": 1}]', b'[{"event_id": 1, "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]"],
+    ids=["incomplete", "too deep"],
+)
+async def test_an_answer_that_cannot_be_read_is_a_loss(body: bytes) -> None:
     engine = Engine()
     engine.store(1)
     async with reading(engine) as reader:
         await until(reader.holds(1))
-        engine.body = b'[{"event_id": 1}]'
+        engine.body = body
         await until(lambda: reader.up[-1] is False)
         engine.body = None
         engine.store(2)

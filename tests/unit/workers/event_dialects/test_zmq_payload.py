@@ -17,6 +17,7 @@ from dynamo_router.workers.event_dialects.zmq_payload import ODD_BLOCKS
 SIZE = 4
 W = WorkerWithDpRank(7)
 GROUP = {"group_idx": 0}
+INF = float("inf")
 PROMPT = list(range(100, 100 + 4 * SIZE))
 
 
@@ -191,7 +192,10 @@ def test_what_cannot_be_indexed_is_refused_by_its_reason(
      msgspec.msgpack.encode([1.0, [stored(["x"], PROMPT[:SIZE], SIZE)]]),
      msgspec.msgpack.encode([1.0, [stored([1], ["a"] * SIZE, SIZE)]]),
      msgspec.msgpack.encode([1.0, [stored([1], [-5] * SIZE, SIZE)]]),
-     msgspec.msgpack.encode([1.0, [stored([1], PROMPT[:SIZE], SIZE, lora_name=5)]])],
+     msgspec.msgpack.encode([1.0, [stored([1], PROMPT[:SIZE], SIZE, lora_name=5)]]),
+     msgspec.msgpack.encode([1.0, [stored([1], PROMPT[:SIZE], INF)]]),
+     msgspec.msgpack.encode([1.0, [stored([1], PROMPT[:SIZE], SIZE, extra_keys=[[["i", INF]]])]]),
+     b"\x93\x00\x90" + b"\x91" * 100_000 + b"\xc0"],
 )  # fmt: skip
 def test_damaged_payloads_are_no_batch(payload: bytes) -> None:
     assert ZmqPayload(SIZE).batch(payload, 1) is None
