@@ -9,20 +9,17 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove, memset
 
 from ...runtime.native._memory cimport vector_reserve
-from ...runtime.native._protobuf cimport (
-    DELIMITED, VARINT, delimited_size, number_size, put_delimited, put_number, put_varint,
-    varint_size,
-)
 from ._grpc_fields cimport (
     BLOCK_HASH, BLOCK_HASHES, BLOCK_SIZE, BLOCKS, CLEARED, EVENTS, PARENT_BLOCK_HASH, REMOVED,
     REMOVED_TIER, SEQUENCE_NUMBER, STORED, STORED_SPEC_KIND, STORED_TIER, TOKEN_IDS,
 )
 from ._msgpack_reader cimport bswap32
+from ._plain_values cimport begins, is_device, is_name, is_nothing, is_single
 from ._reader cimport (
-    DECODE_OK, ITEM_ARRAY, ITEM_INT, ITEM_NIL, ITEM_TEXT, Item, ByteReader, remaining,
+    DECODE_OK, ITEM_INT, ITEM_NIL, ITEM_POSITION, ITEM_TEXT, Item, ByteReader, remaining,
 )
 from ._syntax cimport (
-    at_end, field_is, next_element, next_field, open_array, open_struct, read_value, skip_value,
+    at_end, field_is, next_element, next_field, open_array, open_struct, read_value,
     text_is,
 )
 
@@ -31,11 +28,14 @@ cdef extern from *:
 
 cdef enum:
     DEVICE = 1                  # KvCacheTier
+    VARINT = 0                  # wire types
+    DELIMITED = 2
     HEADS_BYTES = 16            # most that the tags and lengths around an event take
     EVENT_BYTES = 128           # most the rest of an event takes beside its blocks, and 8 to spare
     BLOCK_BYTES = 40            # and of a block beside its tokens
     TOKEN_BYTES = 5             # and one of those
     MOST_KIND = 64              # bytes of a name that is copied
+    NOWHERE = 99                # position of a field that an array has no place for
 
 cdef struct Event:
     int field                   # STORED, REMOVED or CLEARED; 0: another one
@@ -70,10 +70,10 @@ def plain_batch(bytes payload not None, uint64_t sequence, uint32_t block_size):
     try:
         if open_array(&reader, &batch) != DECODE_OK or batch.value < 2:
             return None
-        if skip_value(&reader) != DECODE_OK or open_array(&reader, &events) != DECODE_OK:
+        if not is_single(&reader) or open_array(&reader, &events) != DECODE_OK:
             return None
         reserve(&out, EVENT_BYTES)
-        out.size = put_number(out.data, SEQUENCE_NUMBER, sequence) - out.data
+        out.size = put_field(out.data, SEQUENCE_NUMBER, sequence) - out.data
         while next_element(&reader, &events) == DECODE_OK:
             if not read_event(&reader, &event) or not is_plain(&event, block_size):
                 return None
@@ -82,7 +82,7 @@ def plain_batch(bytes payload not None, uint64_t sequence, uint32_t block_size):
             write_event(&out, &event, block_size)
         batch.position = 2
         while next_element(&reader, &batch) == DECODE_OK:
-            if skip_value(&reader) != DECODE_OK:
+            if not is_single(&reader):
                 return None
         if at_end(&reader) != DECODE_OK:
             return None
@@ -100,13 +100,18 @@ cdef int reserve(Output* out, size_t more) except -1:
 cdef bint read_event(ByteReader* reader, Event* event) noexcept nogil:
     """Read what an event says, and leave its hashes and tokens where they are. False: not plain."""
     cdef Item fields, key, value
+    cdef const uint8_t* begin
     memset(event, 0, sizeof(Event))
     if open_struct(reader, &fields) != DECODE_OK:
         return False
     # Its type stands first, in an array as in a map as engines write it.
+    begin = reader.at
     if next_field(reader, &fields, &key) != DECODE_OK or not field_is(&key, b"type", 0):
         return False
-    if read_value(reader, &value) != DECODE_OK or value.kind != ITEM_TEXT:
+    if key.kind != ITEM_POSITION and not is_name(begin, &key):
+        return False
+    begin = reader.at
+    if read_value(reader, &value) != DECODE_OK or not is_name(begin, &value):
         return False
     if text_is(&value, b"BlockStored"):
         event.field = STORED
@@ -117,7 +122,10 @@ cdef bint read_event(ByteReader* reader, Event* event) noexcept nogil:
     else:
         return False
     while fields.position < fields.value:
+        begin = reader.at
         if next_field(reader, &fields, &key) != DECODE_OK:
+            return False
+        if key.kind != ITEM_POSITION and (not is_name(begin, &key) or text_is(&key, b"type")):
             return False
         if event.field == STORED:
             if not read_stored(reader, &key, event):
@@ -125,7 +133,7 @@ cdef bint read_event(ByteReader* reader, Event* event) noexcept nogil:
         elif event.field == REMOVED:
             if not read_removed(reader, &key, event):
                 return False
-        elif skip_value(reader) != DECODE_OK:
+        elif not is_single(reader):
             return False
     return True
 
@@ -134,6 +142,8 @@ cdef bint read_stored(ByteReader* reader, Item* key, Event* event) noexcept nogi
     cdef Item value
     cdef uint64_t left
     cdef uint32_t token = 0
+    cdef const uint8_t* begin
+    cdef bint single
     if field_is(key, b"block_hashes", 1):
         return read_hashes(reader, event)
     if field_is(key, b"token_ids", 3):
@@ -159,17 +169,21 @@ cdef bint read_stored(ByteReader* reader, Item* key, Event* event) noexcept nogi
     if field_is(key, b"medium", 6):
         return is_device(reader)
     if field_is(key, b"group_idx", 10) or field_is(key, b"kv_cache_spec_sliding_window", 12):
-        return skip_value(reader) == DECODE_OK
+        return is_single(reader)
     if field_is(key, b"kv_cache_spec_kind", 11):
+        begin = reader.at
         if read_value(reader, &value) != DECODE_OK:
             return False
+        event.kind, event.kind_bytes = NULL, 0
         if value.kind == ITEM_TEXT and value.value:
             event.kind, event.kind_bytes = value.text, value.value
-            if value.value > MOST_KIND:
+            if value.value > MOST_KIND or not is_name(begin, &value):
                 return False
             return begins(&value, b"full", 4) or begins(&value, b"mla", 3)
         return value.kind == ITEM_NIL or value.kind == ITEM_TEXT
-    return is_nothing(reader)  # adapter, salt, keys, place; or what nobody knows here
+    # Adapter, salt, keys, place; or what nobody knows here.
+    single = field_is(key, b"lora_id", 5) or field_is(key, b"lora_name", 7)
+    return is_nothing(reader, not single and not field_is(key, b"cache_salt", NOWHERE))
 
 
 cdef bint read_removed(ByteReader* reader, Item* key, Event* event) noexcept nogil:
@@ -178,8 +192,8 @@ cdef bint read_removed(ByteReader* reader, Item* key, Event* event) noexcept nog
     if field_is(key, b"medium", 2):
         return is_device(reader)
     if field_is(key, b"group_idx", 3):
-        return skip_value(reader) == DECODE_OK
-    return is_nothing(reader)
+        return is_single(reader)
+    return is_nothing(reader, True)
 
 
 cdef inline bint take_token(ByteReader* reader, uint32_t* out) noexcept nogil:
@@ -216,44 +230,6 @@ cdef bint read_hashes(ByteReader* reader, Event* event) noexcept nogil:
     while left:
         left -= 1
         if read_value(reader, &value) != DECODE_OK or value.kind != ITEM_INT:
-            return False
-    return True
-
-
-cdef bint is_device(ByteReader* reader) noexcept nogil:
-    """The next value, a medium, is the device."""
-    cdef Item value
-    if read_value(reader, &value) != DECODE_OK:
-        return False
-    return value.kind == ITEM_NIL or (value.kind == ITEM_TEXT and text_is(&value, b"GPU"))
-
-
-cdef bint is_nothing(ByteReader* reader) noexcept nogil:
-    """The next value says nothing: it is nil, 0, an empty text, or an array of nils."""
-    cdef Item value
-    cdef uint64_t left
-    if read_value(reader, &value) != DECODE_OK:
-        return False
-    if value.kind == ITEM_NIL:
-        return True
-    if value.kind == ITEM_INT or value.kind == ITEM_TEXT:
-        return value.value == 0
-    if value.kind != ITEM_ARRAY:
-        return False
-    left = value.value
-    while left:
-        left -= 1
-        if read_value(reader, &value) != DECODE_OK or value.kind != ITEM_NIL:
-            return False
-    return True
-
-
-cdef bint begins(const Item* item, const char* text, size_t size) noexcept nogil:
-    cdef size_t at
-    if item.value < size:
-        return False
-    for at in range(size):
-        if item.text[at] != <uint8_t>text[at]:
             return False
     return True
 
@@ -304,21 +280,25 @@ cdef uint8_t* write_stored(uint8_t* at, Event* event, uint32_t block_size) noexc
         for n in range(count):
             take_token(&ahead, &token)
             token_bytes += token_varint_bytes(token)
-        size = number_size(hash) + delimited_size(token_bytes) + number_size(block_size)
+        size = token_bytes + 1 + varint_bytes(block_size)
+        size += (1 + varint_bytes(hash)) if hash else 0
+        size += (1 + varint_bytes(token_bytes)) if token_bytes else 0
         at = put_varint(put_tag(at, BLOCKS, DELIMITED), size)
-        at = put_number(at, BLOCK_HASH, hash)
+        if hash:
+            at = put_field(at, BLOCK_HASH, hash)
         if token_bytes:
             at = put_varint(put_tag(at, TOKEN_IDS, DELIMITED), token_bytes)
             for n in range(count):
                 take_token(&event.tokens, &token)
                 at = put_token(at, token)
-        at = put_number(at, BLOCK_SIZE, block_size)
+        at = put_field(at, BLOCK_SIZE, block_size)
     if event.has_parent:
-        at = put_varint(put_tag(at, PARENT_BLOCK_HASH, VARINT), event.parent)  # also if it is 0
-    at = put_number(at, STORED_TIER, DEVICE)
+        at = put_field(at, PARENT_BLOCK_HASH, event.parent)
+    at = put_field(at, STORED_TIER, DEVICE)
+    at = put_tag(at, STORED_SPEC_KIND, DELIMITED)
     if event.kind == NULL:
-        return put_delimited(at, STORED_SPEC_KIND, <const char*>b"full", 4)
-    return put_delimited(at, STORED_SPEC_KIND, event.kind, event.kind_bytes)
+        return put_text(at, <const uint8_t*>b"full", 4)
+    return put_text(at, event.kind, event.kind_bytes)
 
 
 cdef uint8_t* write_removed(uint8_t* at, Event* event) noexcept nogil:
@@ -328,13 +308,21 @@ cdef uint8_t* write_removed(uint8_t* at, Event* event) noexcept nogil:
     cdef uint64_t n
     for n in range(event.n_hashes):
         read_value(&ahead, &item)
-        size += varint_size(item.value)
+        size += varint_bytes(item.value)
     if size:
         at = put_varint(put_tag(at, BLOCK_HASHES, DELIMITED), size)
         for n in range(event.n_hashes):
             read_value(&event.hashes, &item)
             at = put_varint(at, item.value)
-    return put_number(at, REMOVED_TIER, DEVICE)
+    return put_field(at, REMOVED_TIER, DEVICE)
+
+
+cdef inline size_t varint_bytes(uint64_t number) noexcept nogil:
+    cdef size_t size = 1
+    while number >= 0x80:
+        number >>= 7
+        size += 1
+    return size
 
 
 cdef inline size_t token_varint_bytes(uint32_t token) noexcept nogil:
@@ -354,6 +342,25 @@ cdef inline uint8_t* put_token(uint8_t* at, uint32_t token) noexcept nogil:
     return at + size
 
 
+cdef inline uint8_t* put_varint(uint8_t* at, uint64_t number) noexcept nogil:
+    while number >= 0x80:
+        at[0] = <uint8_t>(number | 0x80)
+        number >>= 7
+        at += 1
+    at[0] = <uint8_t>number
+    return at + 1
+
+
 cdef inline uint8_t* put_tag(uint8_t* at, int field, int kind) noexcept nogil:
     at[0] = <uint8_t>(field << 3 | kind)
     return at + 1
+
+
+cdef inline uint8_t* put_field(uint8_t* at, int field, uint64_t number) noexcept nogil:
+    return put_varint(put_tag(at, field, VARINT), number)
+
+
+cdef inline uint8_t* put_text(uint8_t* at, const uint8_t* text, size_t size) noexcept nogil:
+    at = put_varint(at, size)
+    memcpy(at, text, size)
+    return at + size

@@ -113,6 +113,36 @@ def test_damaged_payloads_are_left_to_it_or_read_as_it_reads_them(
             assert batch == common_pb.KvEventBatch.FromString(wanted)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "instead"),
+    [(b"\xa4type", b"\xc4\x04type"), (b"\xb0AllB", b"\xc4\x10AllB"), (b"\xa1n", b"\xa1\xff"),
+     (b"\xa1n\x07", b"\xa4type\xabBlockStored"), (b"\x07", b"\xa1\xff"),
+     (b"\x07", b"\xd6\xff\0\0\0\1"), (b"\x07", b"\x91" * 2000 + b"\xc0"), (b"\x09", b"\xa1\xff")],
+    ids=["field of bytes", "type of bytes", "field", "type twice", "text", "ext", "deep", "rank"],
+)  # fmt: skip
+def test_what_the_translator_reads_in_another_way_is_left_to_it(
+    wanted: bytes, instead: bytes
+) -> None:
+    payload = pack({"type": "AllBlocksCleared", "n": 7}, rank=9)
+    assert plain_batch(payload, 9, SIZE) is not None and payload.count(wanted) == 1
+    assert plain_batch(payload.replace(wanted, instead), 9, SIZE) is None
+
+
+@pytest.mark.parametrize("name", ["lora_id", "lora_name", "cache_salt"])
+def test_an_array_is_no_name(name: str) -> None:
+    assert plain_batch(pack(stored([1], [1] * SIZE, SIZE, **{name: [None]})), 9, SIZE) is None
+
+
+def test_what_is_said_last_counts() -> None:
+    event = stored([1], [1] * SIZE, SIZE, kv_cache_spec_kind="mla")
+    more = msgspec.msgpack.encode("kv_cache_spec_kind") + b"\xc0"
+    packed = msgspec.msgpack.encode(event)
+    payload = b"\x92\x00\x91" + bytes([packed[0] + 1]) + packed[1:] + more
+    found, wanted = plain_batch(payload, 9, SIZE), translated(payload)
+    assert found is not None and wanted is not None
+    assert common_pb.KvEventBatch.FromString(found) == common_pb.KvEventBatch.FromString(wanted)
+
+
 def test_a_salted_chain_ends_the_short_way() -> None:
     payload = ZmqPayload(SIZE)
     plain = pack(stored([1], list(range(SIZE)), SIZE))
