@@ -26,7 +26,7 @@ from dynamo_router.router import tracing
 from dynamo_router.router.observability import ObservabilityConfig
 from dynamo_router.router.tracing import span_export_of
 from dynamo_router.router.tracing.request_spans import NAME, RequestSpans
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.runtime.errors import ConfigError, StatusCode
 from dynamo_router.workers.trtllm_proto import SERVICE
 
 Code = grpc.StatusCode
@@ -341,7 +341,7 @@ async def test_a_collector_that_hangs_keeps_nobody_from_ending() -> None:
         collector.go.clear()
         export = span_export_of(endpoint)
         assert export is not None
-        export.tracing.begin(()).ended(None, Code.OK, "")
+        export.tracing.begin(()).ended(None, StatusCode.OK, "")
         closing = asyncio.create_task(export.close(timeout_s=0.2))
         await until(lambda: collector.asked)
         async with asyncio.timeout(10):
