@@ -27,26 +27,51 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-# Waits for the end of its parent and then kills processes, all held by descriptors: a number that
-# another process has got meanwhile is nobody's.
+# Looks for children of its parent until it is told something, waits for the end of the parent, and
+# kills those that it found. All are held by descriptors, which are nobody else's when a number is
+# given to another process. Of /proc/PID/stat field 4 is the parent, 22 the start: proc(5).
 _KILL_AFTER_PARENT = """\
 import os, select, signal, sys
-parent, *others = map(int, sys.argv[1:])
-def hold(pid):
+parent, every_s = int(sys.argv[1]), float(sys.argv[2])
+held = {}
+def child(pid):
     try:
-        return [os.pidfd_open(pid)]
-    except ProcessLookupError:
-        return []
-ours = hold(parent)
-held = [each for pid in others for each in hold(pid)]
-if ours and os.getppid() == parent:  # asked last: then it is the parent that is held
-    select.select(ours, [], [])
-for each in held:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return (pid, fields[19]) if int(fields[1]) == parent else None
+def look():
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        found = child(pid)
+        if found is None or found in held or int(pid) == os.getpid():
+            continue
+        try:
+            descriptor = os.pidfd_open(int(pid))
+        except ProcessLookupError:
+            continue
+        if child(pid) == found:
+            held[found] = descriptor
+        else:
+            os.close(descriptor)
+try:
+    end = os.pidfd_open(parent)
+except ProcessLookupError:
+    sys.exit()
+looking = [0]
+while os.getppid() == parent:
+    look()
+    ready = select.select([end, *looking], [], [], every_s)[0]
+    if 0 in ready:
+        look()
+        select.select([end], [], [])
+for each in held.values():
     try:
         signal.pidfd_send_signal(each, 9)
     except ProcessLookupError:
         pass
 """
+_LOOK_S = 0.1
 
 
 class ChildError(RouterError):
@@ -72,21 +97,34 @@ def die_with_parent(argv: Sequence[str]) -> list[str]:
 
 
 class KilledAfterUs:
-    """Processes that somebody else's code started for us, and that are to end when we do: from now
-    to `close` a small child waits for our end, and kills them if it comes, whatever killed us.
+    """All processes that are started from this one, by whatever code, until `settle`, and that are
+    to end when we do: a small child looks for them, waits for our end, and kills them if it comes
+    before `close`, whatever killed us. One that was started within a tenth of a second before our
+    end may be left.
 
     Where the kernel has no descriptors of processes (not Linux), nothing is done.
     """
 
-    def __init__(self, pids: Sequence[int]) -> None:
+    def __init__(self) -> None:
         self._watcher: subprocess.Popen[bytes] | None = None
         if sys.platform == "linux" and sys.executable:
-            argv = [sys.executable, "-I", "-S", "-c", _KILL_AFTER_PARENT, str(os.getpid())]
+            code = [sys.executable, "-I", "-S", "-c", _KILL_AFTER_PARENT]
             # A session of its own: what ends our terminal's processes comes before our end.
-            self._watcher = subprocess.Popen([*argv, *map(str, pids)], start_new_session=True)
+            self._watcher = subprocess.Popen(
+                [*code, str(os.getpid()), str(_LOOK_S)], stdin=PIPE, start_new_session=True
+            )
+
+    def settle(self) -> None:
+        """All of them run: nobody looks for more. Idempotent."""
+        if self._watcher is not None and self._watcher.stdin is not None:
+            # A word, not its end alone: who was forked from us has this pipe open, too.
+            with contextlib.suppress(OSError), self._watcher.stdin as told:
+                told.write(b"settled")
+            self._watcher.stdin = None
 
     def close(self) -> None:
         """They are on their own again. Idempotent."""
+        self.settle()
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.kill()

@@ -1,7 +1,6 @@
 """VllmEngine: vLLM's AsyncLLM as a ServedEngine; the command `dynamo-router worker vllm`."""
 
 import asyncio
-import multiprocessing
 import tempfile
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -88,10 +87,11 @@ class VllmEngine:
             # On this thread and its loop, as vLLM's own servers make it.
             engine_args = library.AsyncEngineArgs(**self._arguments(events, replay))
             make = load_library("vllm.v1.engine.async_llm", "vllm").AsyncLLM
+            # Its core would go on for nobody, with the memory of the model, also where we end while
+            # it loads that. Its core's workers see to themselves.
+            self._cores = KilledAfterUs()
             self._llm = make.from_engine_args(engine_args)
-            # Its core would go on for nobody, with the memory of the model. Its core's workers see
-            # to themselves.
-            self._cores = KilledAfterUs([core.pid for core in _children()])
+            self._cores.settle()
         except Exception as error:
             raise cannot_run("vLLM", config.model, error) from error
         made = self._llm.vllm_config
@@ -212,11 +212,6 @@ class VllmEngine:
             await asyncio.sleep(HEALTH_INTERVAL_S)
         log.error("vLLM is gone")
         self._running.fail("its core has stopped")
-
-
-def _children() -> list[Any]:
-    """The processes that vLLM started: the engine's core."""
-    return [each for each in multiprocessing.active_children() if each.pid is not None]
 
 
 def _part(output: Any, one: Any, request: EngineRequest) -> AnswerPart:

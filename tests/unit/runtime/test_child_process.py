@@ -1,10 +1,12 @@
 """Child processes: ready or an error with their output, stopped for certain, gone with us."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.polling import until
@@ -139,48 +141,68 @@ def test_the_child_of_a_parent_that_is_gone_does_not_start() -> None:
 
 
 GUARDING = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 from dynamo_router.runtime.child_process import KilledAfterUs
-other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-gone = subprocess.Popen(["/bin/true"])
-guard = KilledAfterUs([other.pid, gone.pid])
-gone.wait()
-print(other.pid, guard._watcher.pid, flush=True)
+WAIT = [sys.executable, "-c", "import time; time.sleep(600)"]
+before = subprocess.Popen(["/bin/true"])
+guard = KilledAfterUs()
+before.wait()
+started = subprocess.Popen(WAIT).pid, os.fork()
+if not started[1]:
+    time.sleep(600)
+if sys.argv[1] == "settled":
+    guard.settle()
+print(*started, guard._watcher.pid, flush=True)
 time.sleep(600)
 """
 
 
 @LINUX
-async def test_what_others_started_for_us_ends_with_us() -> None:
-    ours = subprocess.Popen([sys.executable, "-c", GUARDING], stdout=subprocess.PIPE)
+@pytest.mark.parametrize("when", ["settled", "while it starts more"])
+async def test_what_others_started_for_us_ends_with_us(when: str) -> None:
+    ours = subprocess.Popen([sys.executable, "-c", GUARDING, when], stdout=subprocess.PIPE)
     assert ours.stdout is not None
     with ours.stdout as told:
-        other, watcher = map(int, told.readline().split())
-    assert alive(other) and alive(watcher)
-    ours.kill()
-    ours.wait()
-    await until(lambda: not (alive(other) or alive(watcher)))
+        *others, watcher = map(int, told.readline().split())
+    assert all(map(alive, (*others, watcher)))
+    try:
+        await until(lambda: descriptors_of_processes(watcher) >= 1 + len(others))
+    finally:
+        ours.kill()
+        ours.wait()
+    await until(lambda: not any(map(alive, (*others, watcher))))
+
+
+def descriptors_of_processes(pid: int) -> int:
+    found = 0
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(each) == "anon_inode:[pidfd]"
+    return found
 
 
 @LINUX
-def test_what_others_started_ends_also_where_we_do_while_the_watcher_looks() -> None:
-    with subprocess.Popen(["/bin/true"]) as ours:
-        pass
-    looked = f"import os\nos.getppid = lambda: {ours.pid}\n"  # a moment ago it was there
+@pytest.mark.parametrize("pid", [1, 0], ids=["it is not ours any more", "it is gone"])
+def test_a_watcher_whose_parent_is_gone_ends(pid: int) -> None:
+    if not pid:
+        with subprocess.Popen(["/bin/true"]) as gone:
+            pid = gone.pid
+    argv = [sys.executable, "-c", _KILL_AFTER_PARENT, str(pid), "0.01"]
+    subprocess.run(argv, check=True, timeout=20, stdin=subprocess.DEVNULL)
+
+
+@LINUX
+async def test_what_is_let_go_of_is_left_alone() -> None:
+    guard = KilledAfterUs()
+    watcher = guard._watcher
+    assert watcher is not None
     with subprocess.Popen([sys.executable, "-c", WAIT]) as other:
-        watcher = [sys.executable, "-c", looked + _KILL_AFTER_PARENT, str(ours.pid), str(other.pid)]
         try:
-            subprocess.run(watcher, check=True, timeout=20)
-            assert other.wait(20) == -signal.SIGKILL
+            await until(lambda: descriptors_of_processes(watcher.pid) >= 2)
+            guard.settle()
+            guard.settle()
+            guard.close()
+            guard.close()
+            assert other.poll() is None
         finally:
             other.kill()
-
-
-@LINUX
-def test_what_is_let_go_of_is_left_alone() -> None:
-    with subprocess.Popen([sys.executable, "-c", WAIT]) as other:
-        guard = KilledAfterUs([other.pid])
-        guard.close()
-        guard.close()
-        assert other.poll() is None
-        other.kill()
