@@ -1,9 +1,10 @@
 """VllmEvents: follows the KV events that vLLM publishes over ZMQ, from the first that there is."""
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from ...runtime.supervised import stopped, supervise
-from ..event_dialects import EventsEnded, EventsRefused, PulledCall, ZmqEvents
+from ..event_dialects import EventsEnded, EventsLost, EventsRefused, PulledCall, ZmqEvents
 from ..serving import KvEvent, OnEvents
 from ..trtllm_proto import common_pb
 from .cache_mirror import CacheMirror
@@ -39,10 +40,16 @@ class VllmEvents:
                 await call.initial_metadata()
                 while True:
                     batch = await call.read()
-                    number = common_pb.KvEventBatch.FromString(batch).sequence_number
+                    try:
+                        number = common_pb.KvEventBatch.FromString(batch).sequence_number
+                    except DecodeError:  # a replay would tell it again: go on behind it
+                        self._forget(1)
+                        self._last += 1
+                        continue
+                    if not number:  # nothing was published yet
+                        continue
                     if number <= self._last:  # of another numbering
-                        self._forget(0)
-                        self._last = 0
+                        self._begin_anew()
                         break
                     missing = number - self._last - 1
                     if missing and not asked:
@@ -53,6 +60,8 @@ class VllmEvents:
                     asked = False
                     self._last = number
                     self._tell(*self._mirror.apply(batch))
+            except EventsLost:
+                self._begin_anew()
             except EventsEnded:
                 pass  # once more
             except EventsRefused as error:
@@ -61,6 +70,10 @@ class VllmEvents:
                 return
             finally:
                 call.cancel()
+
+    def _begin_anew(self) -> None:
+        self._forget(0)
+        self._last = 0
 
     def _forget(self, missing: int) -> None:
         self.gaps += 1

@@ -71,6 +71,26 @@ async def test_what_nobody_keeps_any_more_is_forgotten() -> None:
             assert follower.events.gaps == 1 and CacheCleared() in follower.heard
 
 
+async def test_an_engine_that_has_published_nothing_is_waited_for() -> None:
+    async with ZmqPublisher() as publisher:
+        async with following(publisher) as follower:
+            await until(lambda: publisher.asked)
+            await publisher.publish(chain(1))
+            await until(lambda: follower.holds(1))
+            assert not follower.events.gaps and CacheCleared() not in follower.heard
+
+
+async def test_what_cannot_be_read_is_no_end() -> None:
+    async with ZmqPublisher() as publisher:
+        await publisher.publish(chain(1))
+        async with following(publisher) as follower:
+            await until(lambda: follower.holds(1))
+            await publisher.publish_bytes(b"\xc1")
+            await publisher.publish(chain(5))
+            await until(lambda: follower.holds(5))
+            assert CacheCleared() in follower.heard
+
+
 async def test_an_engine_that_was_started_anew_is_followed_from_its_beginning() -> None:
     async with ZmqPublisher() as publisher:
         async with following(publisher) as follower:
