@@ -48,6 +48,7 @@ class ReasoningParser:
         self._held = held
         self._scanner = MarkerScanner()
         self._inside = form.begins_inside or prompt_tail.rstrip().endswith(form.start)
+        self._may_open = form.begins_inside  # by a marker that is written all the same
         self._over = False
         self._content_begun = False
 
@@ -55,7 +56,10 @@ class ReasoningParser:
         """The next piece of the answer."""
         self._scanner.feed(text)
         reasoning = content = ""
-        if self._held and (begun := self._scanner.peek().lstrip()):
+        if self._held:
+            begun = self._scanner.peek().lstrip()
+            if not begun:  # of what, is not known yet
+                return Split("", "")
             self._held = False
             if begun[0] in "{[" and not self._form.start.startswith(begun[0]):
                 self._inside, self._over = False, True
@@ -86,12 +90,13 @@ class ReasoningParser:
         return ""
 
     def _read_inside(self) -> str:
-        if self._form.begins_inside and self._scanner.peek().lstrip().startswith(self._form.start):
-            self._scanner.take_until(self._form.start)  # written all the same
-        if self._form.begins_inside and self._form.start.startswith(
-            self._scanner.peek().strip() or "\0"
-        ):
-            return ""
+        if self._may_open:
+            begun, start = self._scanner.peek().lstrip(), self._form.start
+            if len(begun) < len(start) and start.startswith(begun):
+                return ""
+            self._may_open = False
+            if begun.startswith(start):
+                self._scanner.take_until(start)
         cut = self._scanner.take_until(self._form.end)
         if cut.found:
             self._inside, self._over = False, True

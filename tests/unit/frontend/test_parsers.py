@@ -199,6 +199,24 @@ def test_it_does_not_matter_how_an_answer_is_cut(
     assert cut == read([answer], reasoning, calls, held=held)
 
 
+@pytest.mark.parametrize(
+    ("answer", "reasoning"),
+    [
+        ("it writes <think> here</think>so", "it writes <think> here"),
+        ("\n<think>why</think>so", "why"),
+        ("<think><think>why</think>so", "<think>why"),
+        (" <b> why</think>so", " <b> why"),
+    ],
+)
+def test_one_opening_marker_alone_is_dropped_and_only_at_the_beginning(
+    answer: str, reasoning: str
+) -> None:
+    for at in range(len(answer)):
+        found = read([answer[:at], answer[at:]], "deepseek_r1")
+        assert found == Parsed("so", reasoning), at
+    assert read(list(answer), "deepseek_r1") == Parsed("so", reasoning)
+
+
 def test_a_prompt_that_ends_with_the_marker_begins_inside() -> None:
     assert read(["why</think>so"], "qwen3", tail="assistant\n<think>\n").reasoning == "why"
     assert read(["why</think>so"], "qwen3", tail="<think></think>\n").reasoning == ""
@@ -207,6 +225,7 @@ def test_a_prompt_that_ends_with_the_marker_begins_inside() -> None:
 def test_an_answer_held_to_json_may_begin_with_it() -> None:
     """An engine that holds its answer to a schema may do so from the first token on."""
     assert read(['{"a"', ": 1}"], "deepseek_r1", held=True) == Parsed('{"a": 1}')
+    assert read([" ", "{}"], "qwen3", held=True, tail="<think>") == Parsed(" {}")
     assert read(["why</think>{}"], "deepseek_r1", held=True) == Parsed("{}", "why")
     assert read(["[THINK]why[/THINK]{}"], "mistral", held=True) == Parsed("{}", "why")
     forced = ToolChoice(TOOLS, True, "weather")
