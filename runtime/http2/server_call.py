@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 from ..errors import StatusCode
 from ._session import Session
 from ._streams import HEADERS_TOO_LONG, MESSAGE_COMPRESSED, MESSAGE_TOO_LONG, Stream
+from .flood_guard import FloodGuard
 from .request_head import ANSWER_HEAD, DONE, RequestHead, status_head, status_trailers
 from .server_limits import ByteBound, ServerLimits
 from .wire import Header, Metadata, encode_metadata
@@ -39,6 +40,7 @@ class Carrier(Protocol):
     session: Session
     limits: ServerLimits
     loop: asyncio.AbstractEventLoop
+    guard: FloodGuard
 
     @property
     def peer(self) -> str: ...
@@ -210,6 +212,7 @@ class ServerCall:
         if self._timer is not None:
             self._stop_timer()
         self._session.answer(self._stream, ANSWER_HEAD, message, DONE)
+        self._connection.guard.on_sent()  # no flush of ours says so
 
     async def abort(
         self, code: StatusCode, details: str = "", trailing_metadata: Metadata = ()

@@ -50,7 +50,7 @@ class ServerConnection(Connection):
         super().__init__(session, keepalive)
         self.session, self.limits = session, limits
         self._host = host
-        self._guard = FloodGuard(limits.ping_interval_s)
+        self.guard = FloodGuard(limits.ping_interval_s)
         self._quiet_since = now = self._loop.time()
         self._life = ConnectionLife(limits, now, spread)
         self._peer = ""
@@ -254,7 +254,7 @@ class ServerConnection(Connection):
 
     def _flush_now(self) -> None:
         self._flushing = False
-        self._guard.on_sent()
+        self.guard.on_sent()
         session = self.session
         if session.is_due or session.queued // OUTPUT_STEP != self._output.steps:
             self.flush()
@@ -311,16 +311,16 @@ class ServerConnection(Connection):
             self._quiet_since = now
         if call is not None:
             call.on_end()
-        if code and self._guard.on_reset(now, now if call is None else call.began):
+        if code and self.guard.on_reset(now, now if call is None else call.began):
             self._on_flood("it gives up too many calls")
 
     def _on_connection_event(self, kind: int, value: Any) -> None:
         if kind == SETTINGS:
             self._life.greeted()
-            if self._guard.on_settings(self._loop.time()):
+            if self.guard.on_settings(self._loop.time()):
                 self._on_flood("it changes its settings too often")
         elif kind == PING:
-            if self._guard.on_ping(self._loop.time()):
+            if self.guard.on_ping(self._loop.time()):
                 self._on_flood("too_many_pings")
         elif kind == REFUSED:
             self.on_limit("max_streams")

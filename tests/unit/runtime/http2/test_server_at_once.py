@@ -133,3 +133,16 @@ async def test_a_stop_waits_for_an_answer_that_has_not_left() -> None:
         await stopping
         assert b"DS" in await client.until_closed()
         assert client.status(1)[0] == b"0"
+
+
+async def test_a_client_may_ping_after_each_answer() -> None:
+    """gRPC's clients do, to measure how fast answers come."""
+    hits: list[str] = []
+    at_once = {PATH: Short()}
+    async with listening(at_once=at_once, on_limit=hits.append) as (_, port):
+        async with raw_client(port) as client:
+            client.greet()
+            for stream in range(1, 21, 2):
+                client.send(raw.frame(raw.PING, 0, bytes(8)) + call_of(stream, b"words"))
+                await client.until(raw.DATA, stream=stream)
+            assert client.goaways() == [] and hits == []
