@@ -17,7 +17,7 @@ from random import Random
 
 import pytest
 from grpc import aio
-from support.adversity.event_ways import WAYS, EventWay, Fault
+from support.adversity.event_ways import OWN_CONNECTION, WAYS, EventWay, Fault
 from support.adversity.true_index import overclaimed, untrue
 from support.calls import messages_of
 from support.fake_engine import prompt
@@ -90,7 +90,7 @@ class World:
     async def change_caches(self, rng: Random, requests: int = 4, *, anew: bool = False) -> None:
         """A few requests at each engine, past the proxies; `anew`: prompts that none has cached."""
         for engine in self._fleet.engines:
-            async with aio.insecure_channel(engine.address) as channel:
+            async with aio.insecure_channel(engine.address, options=OWN_CONNECTION) as channel:
                 generate = channel.unary_stream(f"/{SERVICE}/Generate", None, None)
                 for _ in range(requests):
                     self._asked += 1
@@ -100,7 +100,7 @@ class World:
                     tokens = range(first, first + BLOCK * blocks)
                     request.tokenized.input_token_ids.extend(tokens)
                     self._prompts.append(list(tokens))
-                    await messages_of(generate(request.SerializeToString()))
+                    await messages_of(generate(request.SerializeToString(), wait_for_ready=True))
 
     async def step(self, rng: Random, way: EventWay, fault: Fault) -> None:
         await self.change_caches(rng)

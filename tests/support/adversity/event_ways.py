@@ -19,6 +19,8 @@ from dynamo_router.workers.mocker.server import MockServer
 from dynamo_router.workers.trtllm_proto import SERVICE, common_pb
 
 Fault = Callable[[Random], Awaitable[None]]
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+"""Else a channel to an engine that was started anew inherits that nobody listened a moment ago."""
 
 
 class EventWay:
@@ -112,7 +114,12 @@ class ToldAgain(EventWay):
         """Returns once the engine's state, which is that of an empty cache, was told."""
         begun = asyncio.Event()
         self._task = asyncio.create_task(self._read(begun))
-        await begun.wait()
+        beginning = asyncio.create_task(begun.wait())
+        await asyncio.wait({self._task, beginning}, return_when=asyncio.FIRST_COMPLETED)
+        beginning.cancel()
+        if self._task.done():
+            await self._task
+            raise AssertionError("the engine ended its events")
 
     async def _unfollow(self) -> None:
         task, self._task = self._task, None
@@ -122,13 +129,14 @@ class ToldAgain(EventWay):
                 await task
 
     async def _read(self, begun: asyncio.Event) -> None:
-        async with aio.insecure_channel(self.engine.address) as channel:
+        async with aio.insecure_channel(self.engine.address, options=OWN_CONNECTION) as channel:
             subscribe: Any = channel.unary_stream(
                 f"/{SERVICE}/SubscribeKvEvents",
                 common_pb.SubscribeKvEventsRequest.SerializeToString,
                 common_pb.KvEventBatch.FromString,
             )
-            async for batch in subscribe(common_pb.SubscribeKvEventsRequest()):
+            request = common_pb.SubscribeKvEventsRequest()
+            async for batch in subscribe(request, wait_for_ready=True):
                 told = [event for event in batch.events if not event.HasField("cleared")]
                 if told:
                     await self._tell(told)
