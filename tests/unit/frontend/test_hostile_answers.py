@@ -55,6 +55,13 @@ def test_markers_without_ends_are_text(calls: str, start: str, piece: str, end: 
     assert read(answer, calls) == Parsed(answer)
 
 
+def test_python_that_takes_long_to_read_is_text() -> None:
+    calls = ", ".join(["f(x=1)"] * 4000)
+    assert len(read(f"[{calls}]", "pythonic").calls) == 4000
+    longer = f"[{calls}, {calls}]"
+    assert read(longer, "pythonic") == Parsed(longer)
+
+
 def test_unended_parameters_and_values_are_none() -> None:
     xml = "<function=f>" + "<parameter=x>" * MANY + "</function>"
     assert read(f"<tool_call>{xml}</tool_call>", "qwen3_coder").calls == (("f", "{}"),)
