@@ -1,16 +1,23 @@
-"""Engines that publish KV events over ZMQ as vLLM does, and do nothing else.
+"""Engines that tell KV events, over ZMQ as vLLM does or by SubscribeKvEvents, and nothing else.
 
 A process of its own (`python -m dynamo_router.bench.stream_source`): it takes a `StreamLoad` on
 stdin, publishes until its messages are sent and its readers gone, and says on stdout what it
 `Published`.
 """
 
+import asyncio
 import struct
 import sys
 from time import monotonic_ns, process_time, sleep
+from typing import Any
 
 import msgspec
 import numpy as np
+import uvloop
+
+from ..runtime.http2 import Http2Server, ServerCall
+from ..workers.event_dialects import ZmqPayload
+from ..workers.trtllm_proto import SERVICE
 
 RUNS = 64
 """Different prompts of an engine, which come again and again;"""
@@ -32,6 +39,14 @@ class StreamLoad(msgspec.Struct):
     blocks_per_s: float
     """stored by all engines; 0: as many as the reader takes"""
     seed: int
+    way: str = "zmq"
+    """or "grpc\""""
+
+    def due_ns(self, turn: int) -> int:
+        """Until all engines' messages of a turn are due, from the beginning on."""
+        if not self.blocks_per_s:
+            return 0
+        return int(turn * self.run_blocks * len(self.ports) / self.blocks_per_s * 1e9)
 
 
 class Published(msgspec.Struct):
@@ -88,8 +103,7 @@ def publish(load: StreamLoad) -> Published:
     size = 0
     for turn in range(load.messages):
         if load.blocks_per_s:
-            due = began + int(turn * load.run_blocks * len(sockets) / load.blocks_per_s * 1e9)
-            sleep(max(0, due - monotonic_ns()) / 1e9)
+            sleep(max(0, began + load.due_ns(turn) - monotonic_ns()) / 1e9)
         for socket, messages in zip(sockets, told, strict=True):
             payload = messages[turn % RUNS]
             socket.send_multipart([b"kv", _NUMBER.pack(turn), payload])
@@ -101,6 +115,66 @@ def publish(load: StreamLoad) -> Published:
     return Published(size, began, cpu)
 
 
+class GrpcEngines:
+    """The same by SubscribeKvEvents, each engine on a port of its own."""
+
+    def __init__(self, load: StreamLoad) -> None:
+        self._load = load
+        self._all_read, self._all_gone = asyncio.Event(), asyncio.Event()
+        self._readers = self._gone = self._size = 0
+        self._began = 0
+
+    async def publish(self) -> Published:
+        """Wait for a reader of every engine, then tell."""
+        servers = [Http2Server() for _ in self._load.ports]
+        try:
+            for number, (server, port) in enumerate(zip(servers, self._load.ports, strict=True)):
+                server.bind("127.0.0.1", port)
+                await server.start({f"/{SERVICE}/SubscribeKvEvents": self._engine(number)})
+            await self._all_read.wait()
+            cpu = process_time()
+            await self._all_gone.wait()
+            return Published(self._size, self._began, process_time() - cpu)
+        finally:
+            for server in servers:
+                await server.stop(0.0)
+
+    def _engine(self, number: int) -> Any:
+        told, load = payloads(self._load, number), self._load
+        translator = ZmqPayload(load.block_size)
+
+        async def tell(call: ServerCall) -> None:
+            await call.read()
+            await call.write(b"")  # the batch 0: its cache is empty
+            self._readers += 1
+            if self._readers == len(load.ports):
+                self._began = monotonic_ns()
+                self._all_read.set()
+            await self._all_read.wait()
+            try:
+                for turn in range(load.messages):
+                    wait_ns = self._began + load.due_ns(turn) - monotonic_ns()
+                    if load.blocks_per_s and wait_ns > 0:
+                        await asyncio.sleep(wait_ns / 1e9)
+                    batch = translator.batch(told[turn % RUNS], turn + 1)
+                    assert batch is not None
+                    await call.write(batch)
+                    self._size += len(batch)
+                await asyncio.Event().wait()  # until its reader goes
+            finally:
+                self._gone += 1
+                if self._gone == len(load.ports):
+                    self._all_gone.set()
+
+        return tell
+
+
+async def _publish_over_grpc(load: StreamLoad) -> Published:
+    return await GrpcEngines(load).publish()
+
+
 if __name__ == "__main__":
     wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=StreamLoad)
-    sys.stdout.buffer.write(msgspec.json.encode(publish(wanted)))
+    over_grpc = wanted.way == "grpc"
+    done = uvloop.run(_publish_over_grpc(wanted)) if over_grpc else publish(wanted)
+    sys.stdout.buffer.write(msgspec.json.encode(done))

@@ -1,4 +1,4 @@
-"""dynamo-router bench streams: vLLM's events over real ZMQ sockets until the index shows them.
+"""dynamo-router bench streams: engines' events over real sockets until the index shows them.
 
 Engines are another process (stream_source.py); this one has what `serve` has for each of them: its
 stream, and the one index.
@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic_ns, process_time
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..runtime.child_process import ChildError, run_to_end
 from ..runtime.errors import RouterError
 from ..runtime.identity import WorkerWithDpRank
 from ..runtime.settings import bad_setting, option
+from ..workers.trtllm_client import TrtllmClient
 from ..workers.worker_url import WorkerUrl
 from .results import Output, format_number, new_table, spread
 from .stream_source import CACHED_RUNS, Published, StreamLoad
@@ -29,6 +31,7 @@ from .stream_source import CACHED_RUNS, Published, StreamLoad
 STANDSTILL_S = 60.0
 """After so long in which nothing became visible nothing more is waited for."""
 LOOK_S = 0.002
+WAYS = ("zmq", "grpc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,7 @@ class StreamsBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 
     engines: int = option(8, "Engines, each with a socket of its own.")
+    way: str = option("zmq", "How they tell: zmq, as vLLM, or grpc, by SubscribeKvEvents.")
     block_size: int = option(16, "Tokens of a block.")
     run_blocks: int = option(128, "Blocks that a message stores; as many go.")
     blocks_per_s: float = option(0.0, "Blocks stored a second, by all; 0: as many as are taken.")
@@ -45,6 +49,8 @@ class StreamsBenchConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
+        if self.way not in WAYS:
+            raise bad_setting("way", f"{self.way!r} is none of {', '.join(WAYS)}")
         for key in ("engines", "block_size", "run_blocks", "messages", "rounds"):
             if getattr(self, key) < 1:
                 raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
@@ -76,15 +82,13 @@ async def measure(config: StreamsBenchConfig) -> dict[str, float]:
         config.run_blocks,
         config.blocks_per_s,
         config.seed,
+        config.way,
     )
     messages = config.messages * config.engines
     stored = messages * config.run_blocks
     index, listener, counts = EventIndex(), _Listener(), StreamCounts()
-    doors = EventDoors(
-        lambda _: None,
-        lambda worker: WorkerUrl("127.0.0.1:1", events=f"tcp://127.0.0.1:{ports[worker]}"),
-        config.block_size,
-    )
+    clients = [TrtllmClient(f"127.0.0.1:{port}") for port in ports]
+    doors = EventDoors(clients.__getitem__, partial(_url, config.way, ports), config.block_size)
     streams = [
         EngineStream(
             worker, [0], index, listener, counts, block_size=config.block_size, doors=doors
@@ -103,6 +107,8 @@ async def measure(config: StreamsBenchConfig) -> dict[str, float]:
     finally:
         for stream in streams:
             await stream.close()
+        for client in clients:
+            await client.close()
         index.close()
     published = await publishing
     if counts.gaps:
@@ -116,6 +122,11 @@ async def measure(config: StreamsBenchConfig) -> dict[str, float]:
         "stored_per_router_cpu_s": stored / cpu,
         "engines_cpu_share": published.cpu_s / seconds,
     }
+
+
+def _url(way: str, ports: list[int], worker: int) -> WorkerUrl:
+    address = f"127.0.0.1:{ports[worker]}"
+    return WorkerUrl(address, events=f"tcp://{address}" if way == "zmq" else None)
 
 
 async def _publish(load: StreamLoad) -> Published:
@@ -172,7 +183,8 @@ def run(config: StreamsBenchConfig) -> int:
 
 def _table(row: dict[str, Any], config: StreamsBenchConfig) -> Table:
     table = new_table(
-        f"over ZMQ until visible, {config.engines} engines, {config.block_size} tokens a block",
+        f"over {config.way} until visible, {config.engines} engines, "
+        f"{config.block_size} tokens a block",
         *("median", "least", "most"),
     )
     forms: tuple[tuple[str, str, Callable[[float], str]], ...] = (

@@ -13,11 +13,21 @@ from dynamo_router.workers.event_dialects import ZmqPayload
 from dynamo_router.workers.trtllm_proto import common_pb
 
 
-def test_it_ends_with_all_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("way", "rate"), [("zmq", 0.0), ("grpc", 0.0), ("grpc", 20_000.0)])
+def test_it_ends_with_all_seen(
+    way: str, rate: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("zmq")
     path = tmp_path / "out.json"
     small = StreamsBenchConfig(
-        engines=2, block_size=4, run_blocks=8, messages=40, rounds=1, json=str(path)
+        way=way,
+        blocks_per_s=rate,
+        engines=2,
+        block_size=4,
+        run_blocks=8,
+        messages=40,
+        rounds=1,
+        json=str(path),
     )
     assert run(small) == 0
     row = json.loads(path.read_text())["streams"]
@@ -50,8 +60,15 @@ def test_each_run_is_removed_before_it_comes_again() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("engines", 0), ("block_size", 0), ("messages", 0), ("blocks_per_s", -1.0), ("seed", -1)],
+    [
+        ("way", "http"),
+        ("engines", 0),
+        ("block_size", 0),
+        ("messages", 0),
+        ("blocks_per_s", -1.0),
+        ("seed", -1),
+    ],
 )
-def test_a_value_out_of_range_names_its_key(key: str, value: int) -> None:
+def test_a_value_out_of_range_names_its_key(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{key}: "):
         StreamsBenchConfig(**{key: value})  # type: ignore[arg-type]
