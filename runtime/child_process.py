@@ -267,7 +267,7 @@ async def run_to_end(command: Sequence[str], stdin: bytes, timeout_s: float | No
     )
     try:
         async with asyncio.timeout(timeout_s):
-            printed, errors = await process.communicate(stdin)
+            printed, errors = await _communicate(process, stdin)
     except TimeoutError:
         raise ChildError(f"took longer than {timeout_s:g} s", ()) from None
     finally:
@@ -278,6 +278,25 @@ async def run_to_end(command: Sequence[str], stdin: bytes, timeout_s: float | No
         lines = errors.decode(errors="replace").strip().splitlines()[-KEPT_LINES:]
         raise ChildError("failed", lines)
     return printed
+
+
+async def _communicate(process: Process, stdin: bytes) -> tuple[bytes, bytes]:
+    """What it prints on both outputs; it may end before it has read its input, or any of it, on
+    which uvloop fails in `Process.communicate`."""
+    told, printed, errors = process.stdin, process.stdout, process.stderr
+    assert told is not None and printed is not None and errors is not None
+
+    async def tell() -> None:
+        with contextlib.suppress(RuntimeError, BrokenPipeError, ConnectionResetError):
+            told.write(stdin)
+            await told.drain()
+        told.close()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(tell())
+        reading = [group.create_task(each.read()) for each in (printed, errors)]
+    await process.wait()
+    return reading[0].result(), reading[1].result()
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import uvloop
 from support.polling import until
 from support.processes import alive
 
@@ -130,6 +131,17 @@ async def test_a_program_run_to_its_end() -> None:
     assert caught.value.output == ("no luck",)
     with pytest.raises(ChildError, match="took longer than 0.05 s"):
         await run_to_end([sys.executable, "-c", WAIT], b"", 0.05)
+
+
+def test_a_program_that_ends_before_it_was_told_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    async def ask() -> None:
+        for _ in range(100):
+            with pytest.raises(ChildError, match="failed"):
+                await run_to_end([sys.executable], b"x" * 100_000, 20.0)
+
+    uvloop.run(ask())
 
 
 @LINUX
