@@ -9,6 +9,10 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove, memset
 
 from ...runtime.native._memory cimport vector_reserve
+from ...runtime.native._protobuf cimport (
+    DELIMITED, VARINT, delimited_size, number_size, put_delimited, put_number, put_varint,
+    varint_size,
+)
 from ._grpc_fields cimport (
     BLOCK_HASH, BLOCK_HASHES, BLOCK_SIZE, BLOCKS, CLEARED, EVENTS, PARENT_BLOCK_HASH, REMOVED,
     REMOVED_TIER, SEQUENCE_NUMBER, STORED, STORED_SPEC_KIND, STORED_TIER, TOKEN_IDS,
@@ -28,8 +32,6 @@ cdef extern from *:
 
 cdef enum:
     DEVICE = 1                  # KvCacheTier
-    VARINT = 0                  # wire types
-    DELIMITED = 2
     HEADS_BYTES = 16            # most that the tags and lengths around an event take
     EVENT_BYTES = 128           # most the rest of an event takes beside its blocks, and 8 to spare
     BLOCK_BYTES = 40            # and of a block beside its tokens
@@ -73,7 +75,7 @@ def plain_batch(bytes payload not None, uint64_t sequence, uint32_t block_size):
         if not is_single(&reader) or open_array(&reader, &events) != DECODE_OK:
             return None
         reserve(&out, EVENT_BYTES)
-        out.size = put_field(out.data, SEQUENCE_NUMBER, sequence) - out.data
+        out.size = put_number(out.data, SEQUENCE_NUMBER, sequence) - out.data
         while next_element(&reader, &events) == DECODE_OK:
             if not read_event(&reader, &event) or not is_plain(&event, block_size):
                 return None
@@ -280,25 +282,21 @@ cdef uint8_t* write_stored(uint8_t* at, Event* event, uint32_t block_size) noexc
         for n in range(count):
             take_token(&ahead, &token)
             token_bytes += token_varint_bytes(token)
-        size = token_bytes + 1 + varint_bytes(block_size)
-        size += (1 + varint_bytes(hash)) if hash else 0
-        size += (1 + varint_bytes(token_bytes)) if token_bytes else 0
+        size = number_size(hash) + delimited_size(token_bytes) + number_size(block_size)
         at = put_varint(put_tag(at, BLOCKS, DELIMITED), size)
-        if hash:
-            at = put_field(at, BLOCK_HASH, hash)
+        at = put_number(at, BLOCK_HASH, hash)
         if token_bytes:
             at = put_varint(put_tag(at, TOKEN_IDS, DELIMITED), token_bytes)
             for n in range(count):
                 take_token(&event.tokens, &token)
                 at = put_token(at, token)
-        at = put_field(at, BLOCK_SIZE, block_size)
+        at = put_number(at, BLOCK_SIZE, block_size)
     if event.has_parent:
-        at = put_field(at, PARENT_BLOCK_HASH, event.parent)
-    at = put_field(at, STORED_TIER, DEVICE)
-    at = put_tag(at, STORED_SPEC_KIND, DELIMITED)
+        at = put_varint(put_tag(at, PARENT_BLOCK_HASH, VARINT), event.parent)  # also if it is 0
+    at = put_number(at, STORED_TIER, DEVICE)
     if event.kind == NULL:
-        return put_text(at, <const uint8_t*>b"full", 4)
-    return put_text(at, event.kind, event.kind_bytes)
+        return put_delimited(at, STORED_SPEC_KIND, <const char*>b"full", 4)
+    return put_delimited(at, STORED_SPEC_KIND, event.kind, event.kind_bytes)
 
 
 cdef uint8_t* write_removed(uint8_t* at, Event* event) noexcept nogil:
@@ -308,21 +306,13 @@ cdef uint8_t* write_removed(uint8_t* at, Event* event) noexcept nogil:
     cdef uint64_t n
     for n in range(event.n_hashes):
         read_value(&ahead, &item)
-        size += varint_bytes(item.value)
+        size += varint_size(item.value)
     if size:
         at = put_varint(put_tag(at, BLOCK_HASHES, DELIMITED), size)
         for n in range(event.n_hashes):
             read_value(&event.hashes, &item)
             at = put_varint(at, item.value)
-    return put_field(at, REMOVED_TIER, DEVICE)
-
-
-cdef inline size_t varint_bytes(uint64_t number) noexcept nogil:
-    cdef size_t size = 1
-    while number >= 0x80:
-        number >>= 7
-        size += 1
-    return size
+    return put_number(at, REMOVED_TIER, DEVICE)
 
 
 cdef inline size_t token_varint_bytes(uint32_t token) noexcept nogil:
@@ -342,25 +332,6 @@ cdef inline uint8_t* put_token(uint8_t* at, uint32_t token) noexcept nogil:
     return at + size
 
 
-cdef inline uint8_t* put_varint(uint8_t* at, uint64_t number) noexcept nogil:
-    while number >= 0x80:
-        at[0] = <uint8_t>(number | 0x80)
-        number >>= 7
-        at += 1
-    at[0] = <uint8_t>number
-    return at + 1
-
-
 cdef inline uint8_t* put_tag(uint8_t* at, int field, int kind) noexcept nogil:
     at[0] = <uint8_t>(field << 3 | kind)
     return at + 1
-
-
-cdef inline uint8_t* put_field(uint8_t* at, int field, uint64_t number) noexcept nogil:
-    return put_varint(put_tag(at, field, VARINT), number)
-
-
-cdef inline uint8_t* put_text(uint8_t* at, const uint8_t* text, size_t size) noexcept nogil:
-    at = put_varint(at, size)
-    memcpy(at, text, size)
-    return at + size
