@@ -6,20 +6,18 @@ stream, and the one index.
 
 import asyncio
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns, process_time
 from typing import Any
 
-import msgspec
 import uvloop
 from rich.table import Table
 
 from ..indexer.event_index import EventIndex
 from ..router.events import EngineStream, EventDoors, StreamCounts
-from ..runtime.child_process import ChildError, run_to_end
+from ..runtime.child_process import ask_module
 from ..runtime.errors import RouterError
 from ..runtime.identity import WorkerWithDpRank
 from ..runtime.settings import bad_setting, option
@@ -130,14 +128,8 @@ def _url(way: str, ports: list[int], worker: int) -> WorkerUrl:
 
 
 async def _publish(load: StreamLoad) -> Published:
-    # -P: what lies in the current directory must not take a module's place.
-    command = [sys.executable, "-P", "-m", "dynamo_router.bench.stream_source"]
-    try:
-        printed = await run_to_end(command, msgspec.json.encode(load))
-    except ChildError as error:
-        text = f"the engines of the benchmark {error.reason}"
-        raise RouterError(": ".join((text, *error.output[-1:]))) from None
-    return msgspec.json.decode(printed, type=Published)
+    module = "dynamo_router.bench.stream_source"
+    return await ask_module(module, load, Published, "the engines of the benchmark")
 
 
 async def _all_seen(

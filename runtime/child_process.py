@@ -9,8 +9,13 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
 
 from .errors import RouterError
+
+Answer = TypeVar("Answer")
 
 _POLL_S = 0.01
 KEPT_LINES = 30
@@ -58,10 +63,9 @@ try:
     end = os.pidfd_open(parent)
 except ProcessLookupError:
     sys.exit()
-looking = [0]
 while os.getppid() == parent:
     look()
-    ready = select.select([end, *looking], [], [], every_s)[0]
+    ready = select.select([end, 0], [], [], every_s)[0]
     if 0 in ready:
         look()
         select.select([end], [], [])
@@ -278,6 +282,27 @@ async def run_to_end(command: Sequence[str], stdin: bytes, timeout_s: float | No
         lines = errors.decode(errors="replace").strip().splitlines()[-KEPT_LINES:]
         raise ChildError("failed", lines)
     return printed
+
+
+async def ask_module(
+    module: str,
+    question: msgspec.Struct,
+    kind: type[Answer],
+    what: str,
+    timeout_s: float | None = None,
+) -> Answer:
+    """What a module of this name answers, run as a program that reads the question from its
+    standard input and prints the answer, both as JSON. RouterError, which begins with `what` it was
+    for, if it fails, or takes longer.
+    """
+    # -P: what lies in the current directory must not take a module's place.
+    command = [sys.executable, "-P", "-m", module]
+    try:
+        printed = await run_to_end(command, msgspec.json.encode(question), timeout_s)
+    except ChildError as error:
+        text = f"{what} {error.reason}"
+        raise RouterError(": ".join((text, *error.output[-1:]))) from None
+    return msgspec.json.decode(printed, type=kind)
 
 
 async def _communicate(process: Process, stdin: bytes) -> tuple[bytes, bytes]:

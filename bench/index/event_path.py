@@ -11,14 +11,13 @@ from collections.abc import Coroutine
 from time import monotonic_ns, process_time
 from typing import Any
 
-import msgspec
 import structlog
 import uvloop
 
 from ...indexer.event_index import EventIndex
 from ...indexer.wire import Stored, decode_event_message
 from ...router.events import EventFeed
-from ...runtime.child_process import ChildError, run_to_end
+from ...runtime.child_process import ask_module
 from ...runtime.clock import SystemClock
 from ...runtime.errors import RouterError
 from ...runtime.event_planes import EmbeddedNats, NatsPlane, PlaneState
@@ -198,14 +197,8 @@ class Reader:
 
 
 async def _load(spec: LoadSpec) -> Sent:
-    # -P: what lies in the current directory must not take a module's place.
-    command = [sys.executable, "-P", "-m", "dynamo_router.bench.index.event_source"]
-    try:
-        printed = await run_to_end(command, msgspec.json.encode(spec))
-    except ChildError as error:
-        text = f"the engines of the event benchmark {error.reason}"
-        raise RouterError(": ".join((text, *error.output[-1:]))) from None
-    return msgspec.json.decode(printed, type=Sent)
+    module = "dynamo_router.bench.index.event_source"
+    return await ask_module(module, spec, Sent, "the engines of the event benchmark")
 
 
 def _digest(

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...runtime.child_process import ChildError, run_to_end
-from ...runtime.errors import RouterError
+from ...runtime.child_process import ask_module
 from ..results import spread
 from .config import IndexBenchConfig
 from .phases import read_requests
@@ -68,15 +67,8 @@ SPREAD = (
 
 
 def _in_child(ask: Ask) -> dict[str, float]:
-    # -P: what lies in the current directory must not take a module's place.
-    command = [sys.executable, "-P", "-m", __name__]
-    try:
-        printed = asyncio.run(run_to_end(command, msgspec.json.encode(ask), TIMEOUT_S))
-    except ChildError as error:
-        text = f"measuring the memory of {ask.index} {error.reason}"
-        raise RouterError(": ".join((text, *error.output[-1:]))) from None
-    measured: dict[str, float] = msgspec.json.decode(printed)
-    return measured
+    what = f"measuring the memory of {ask.index}"
+    return asyncio.run(ask_module(__name__, ask, dict[str, float], what, TIMEOUT_S))
 
 
 def measure_here(ask: Ask) -> dict[str, float]:
