@@ -81,10 +81,8 @@ class RequestReader:
         most = (self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
         try:
             return await self.off_loop.run(partial(parse_tokens, body, number, *most))
-        except OverflowError as error:
-            raise self._too_long(error) from None
-        except ValueError:
-            raise InvalidRequestError(UNREADABLE_MESSAGE) from None
+        except (OverflowError, ValueError) as error:
+            raise self._refusal(error) from None
 
     def tokens_at_once(self, body: bytes, number: int = 1) -> tuple[Tokens, bytes] | None:
         """The same of one that is not long; None: ask for them by `tokens`."""
@@ -92,10 +90,8 @@ class RequestReader:
             return None
         try:
             return parse_tokens(body, number, self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
-        except OverflowError as error:
-            raise self._too_long(error) from None
-        except ValueError:
-            raise InvalidRequestError(UNREADABLE_MESSAGE) from None
+        except (OverflowError, ValueError) as error:
+            raise self._refusal(error) from None
 
     async def json_tokens(self, body: bytes, key: bytes) -> tuple[Tokens, bytes]:
         """The token ids under a key of a JSON object, none if they are not there, and the object
@@ -150,6 +146,12 @@ class RequestReader:
         facts = read_generate(body, self._block_size, max_tokens, max_id_bytes)
         self._hash(facts.prompt)
         return facts
+
+    def _refusal(self, error: OverflowError | ValueError) -> InvalidRequestError:
+        """What the sender of a message is told of what the kernel found wrong with it."""
+        if isinstance(error, OverflowError):
+            return self._too_long(error)
+        return InvalidRequestError(UNREADABLE_MESSAGE)
 
     def _too_long(self, error: OverflowError) -> InvalidRequestError:
         limit, found = error.args

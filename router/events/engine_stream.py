@@ -83,11 +83,7 @@ class _AskAgain(Exception):
     """The subscription is to be made anew, from where the cursor stands."""
 
 
-class _Ended(Exception):
-    """The subscription ended, for the reason that is given."""
-
-
-class _NoStream(_Ended):
+class _NoStream(Exception):
     """There is none, nor will there be one soon."""
 
 
@@ -211,8 +207,8 @@ class EngineStream:
                     await self._flush()
             except TimeoutError:
                 self.error = f"no answer in {HEADERS_S:g} s"
-            except _Ended as end:
-                lasting = isinstance(end, _NoStream)
+            except _NoStream as end:
+                lasting = True
                 self.error = str(end)
             except EngineCallError as error:
                 lasting = error.code() is StatusCode.UNIMPLEMENTED
@@ -239,7 +235,7 @@ class EngineStream:
                 await self._flush()
                 message = await call.read()
         except StopAsyncIteration:
-            raise _Ended("it ended with OK") from None
+            raise EventsEnded("it ended with OK") from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._resyncing and task is not None and not task.cancelling():

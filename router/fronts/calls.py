@@ -125,8 +125,7 @@ async def _answer(method: Method, call: Call) -> Answer | Refused:
             try:
                 request = method.decode(call.request)
             except Exception:
-                code = StatusCode.INVALID_ARGUMENT
-                return Answer(call.serial, b"", code, UNREADABLE_MESSAGE)
+                return Answer(call.serial, b"", StatusCode.INVALID_ARGUMENT, UNREADABLE_MESSAGE)
         answering: Awaitable[Any] = method.answer(request, CarriedCall(call.metadata))
         answer = await answering
         message = answer if method.encode is None else method.encode(answer)

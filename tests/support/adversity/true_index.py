@@ -1,6 +1,7 @@
 """Whether an index claims of mock engines in this process what they hold."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import gt, ne
 
 from support.adversity.engine_cache import leading_blocks
 
@@ -24,13 +25,8 @@ def untrue(
     for engine, source, found in _claims(index, engines, prompts, block_size):
         if source is None or (exact and source.state is not SourceState.EXACT):
             return f"{engine.worker_id} is {source and source.state}"
-        held = _held(engine)
-        if source.blocks != len(held):
-            return f"{engine.worker_id} holds {len(held)} blocks, the index has {source.blocks}"
-        for prompt, claimed in zip(prompts, found, strict=True):
-            expected = leading_blocks(list(prompt), held, block_size)
-            if claimed != expected:
-                return f"{engine.worker_id} holds {expected} blocks of a prompt, not {claimed}"
+        if word := _compared(engine, source.blocks, prompts, found, block_size, ne):
+            return word
     return ""
 
 
@@ -42,13 +38,28 @@ def overclaimed(
 ) -> str:
     """A word on what the index claims of engines beyond what they hold; empty if nothing."""
     for engine, source, found in _claims(index, engines, prompts, block_size):
-        held = _held(engine)
-        if source is not None and source.blocks > len(held):
-            return f"{engine.worker_id} holds {len(held)} blocks, the index has {source.blocks}"
-        for prompt, claimed in zip(prompts, found, strict=True):
-            expected = leading_blocks(list(prompt), held, block_size)
-            if claimed > expected:
-                return f"{engine.worker_id} holds {expected} blocks of a prompt, not {claimed}"
+        blocks = 0 if source is None else source.blocks
+        if word := _compared(engine, blocks, prompts, found, block_size, gt):
+            return word
+    return ""
+
+
+def _compared(
+    engine: MockServer,
+    blocks: int,
+    prompts: Iterable[Sequence[int]],
+    found: Iterable[int],
+    block_size: int,
+    wrong: Callable[[int, int], bool],
+) -> str:
+    """A word on a figure of the index that is `wrong` beside the engine's; empty if none is."""
+    held = _held(engine)
+    if wrong(blocks, len(held)):
+        return f"{engine.worker_id} holds {len(held)} blocks, the index has {blocks}"
+    for prompt, claimed in zip(prompts, found, strict=True):
+        expected = leading_blocks(list(prompt), held, block_size)
+        if wrong(claimed, expected):
+            return f"{engine.worker_id} holds {expected} blocks of a prompt, not {claimed}"
     return ""
 
 
