@@ -67,10 +67,10 @@ async def test_a_killed_router_knows_at_once_what_it_knew(warm: Warm) -> None:
     tokens, cached = await warm.fleet.ask(PROMPT + [9] * BLOCK)
     assert len(tokens) == 3 and cached == 6 * BLOCK
     await eventually(warm.fleet.all_exact)
-    # The engines confirmed what the file said; nobody had to announce a whole cache.
+    # The engines confirmed what the file said, asked for it or by a heartbeat that came first;
+    # nobody had to announce a whole cache.
     known = await metrics(warm.fleet)
     assert known["dynamo_router_event_plane_announcements_asked_total"] == 0
-    assert known["dynamo_router_event_plane_replays_asked_total"] >= ENGINES
     assert "Traceback" not in warm.fleet.router.text
 
 

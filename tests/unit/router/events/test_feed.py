@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.polling import until
 
+from dynamo_router.indexer.event_index import SnapshotHead, dump_index, restore_index
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.router.events.feed import EventFeed
@@ -60,10 +61,11 @@ class Scene:
         self.plane = LossyPlane()
         self.blocks: set[int] = set()
         self.index = EventIndex()
-        self.feed = EventFeed(
-            self.plane, self.index, WorkerRegistry(), SystemClock(), **NAMES
-        )  # fmt: skip
+        self.feed = self.new_feed()
         self.publisher = self.new_publisher()
+
+    def new_feed(self) -> EventFeed:
+        return EventFeed(self.plane, self.index, WorkerRegistry(), SystemClock(), **NAMES)
 
     def new_publisher(self, heartbeat_s: float = 0.0) -> KvEventPublisher:
         return KvEventPublisher(
@@ -169,6 +171,26 @@ async def test_after_deafness_an_idle_source_confirms(scene: Scene) -> None:
     await until(scene.is_true)
     assert scene.publisher.stats.announcements == 0
     assert ResyncRequest(*W, scene.publisher.publisher_id, 2) in scene.plane.asked
+
+
+async def test_what_a_snapshot_said_is_asked_for_and_confirmed_by_a_source_that_is_idle(
+    scene: Scene,
+) -> None:
+    await scene.tell(1)
+    await until(scene.is_true)
+    head = SnapshotHead(block_size=16, subject=EVENTS)
+    saved = list(dump_index(scene.index, head))
+    await scene.feed.close()
+    scene.index.close()
+    scene.index = EventIndex()
+    restore_index(scene.index, saved, head)
+    scene.feed = scene.new_feed()
+    assert scene.source.state is SourceState.RECOVERING and scene.claims == {1}
+    await scene.feed.start()
+    await until(scene.is_true)
+    assert set(scene.plane.asked) == {ResyncRequest(*W, scene.publisher.publisher_id, 2)}
+    assert scene.feed.replays_asked == len(scene.plane.asked) and scene.source.given_up == 0
+    assert scene.publisher.stats.announcements == 0
 
 
 async def test_an_engine_that_restarts_takes_its_ghosts_with_it_at_its_first_heartbeat(
