@@ -36,6 +36,7 @@ class Registrations:
     When the lease was lost it is granted again and everything is written again: what serves goes
     on serving all the while. `on_lost` are called each time that happens. Who writes a key of ours
     is seen in our place; once its key is gone, ours is written again, within some TURNS renewals.
+    Where one key is gone the others may be, too: all are looked at, at once.
     """
 
     def __init__(
@@ -174,7 +175,14 @@ class Registrations:
         count = min(AT_ONCE, -(-len(places) // TURNS))
         begin = self._looked_at if self._looked_at < len(places) else 0
         self._looked_at = begin + count
-        some = [place for place in places[begin : begin + count] if place not in self._missing]
+        if await self._look_at(places[begin : begin + count]):
+            for at in range(0, len(places), AT_ONCE):
+                await self._look_at(places[at : at + AT_ONCE])
+
+    async def _look_at(self, places: list[tuple[str, str]]) -> bool:
+        """Whether some of them were gone, unnoticed until now."""
+        some = [place for place in places if place not in self._missing]
+        gone = False
         found = await asyncio.gather(
             *(self._store.bucket(bucket).get(key) for bucket, key in some), return_exceptions=True
         )
@@ -185,6 +193,8 @@ class Registrations:
             if entry is None and registration is not None:
                 log.info("a key is written again, who wrote it last is gone", key=place[1][:200])
                 self._missing[place] = registration
+                gone = True
+        return gone
 
     def _to_write(self) -> list[Registration]:
         """What is missing and can be written now: nothing while there is no lease for it."""

@@ -4,6 +4,7 @@ They are read and written on the event loop without a task of their own.
 """
 
 import asyncio
+import contextlib
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,14 +19,16 @@ LINGER_MS = 200
 """How long a socket that is closed goes on sending what it has."""
 AT_ONCE = 64
 """Messages read from a socket until others have their turn."""
+RENEW_S = 3.0
+"""How long a publisher may take to be connected until it is tried anew."""
 MOST_SPARE_FRAMES = 64
 """Frames of a message beyond those it should have that are read away; then its socket is closed."""
 
 
-def import_zmq() -> Any:
-    """The library; ConfigError if it is not installed."""
+def import_zmq(module: str = "zmq") -> Any:
+    """The library, or a module of it; ConfigError if it is not installed."""
     try:
-        return importlib.import_module("zmq")
+        return importlib.import_module(module)
     except ImportError:
         text = "event_plane: zmq needs pyzmq: pip install 'dynamo-router[zmq]'"
         raise ConfigError(text, key="event_plane") from None
@@ -70,7 +73,9 @@ class Outlet:
 class Inlet:
     """A subscription to one topic at one address, from its making to `close`.
 
-    `on_frames` gets each message; `on_garbled` is called for one with too many frames.
+    `on_frames` gets each message; `on_garbled` is called for one with too many frames. The library
+    connects again by itself where a connection is lost, but not where something came that is no
+    ZMQ: then we do.
     """
 
     def __init__(
@@ -83,6 +88,8 @@ class Inlet:
     ) -> None:
         """OSError if there can be no socket, or none to such an address."""
         zmq = self._zmq = import_zmq()
+        self._read_monitor = import_zmq("zmq.utils.monitor").parse_monitor_message
+        self._address = address
         self._on_frames, self._on_garbled = on_frames, on_garbled
         self._loop = asyncio.get_running_loop()
         self._socket = _socket(context, zmq.SUB)
@@ -97,11 +104,20 @@ class Inlet:
         ):
             self._socket.setsockopt(option, value)
         self._socket.subscribe(topic.encode())
-        _placed(self._socket, self._socket.connect, address)
-        self._fd = self._socket.getsockopt(zmq.FD)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitor = _placed(self._socket, self._socket.get_monitor_socket, events)
+        try:
+            _placed(self._socket, self._socket.connect, address)
+        except OSError:
+            self._monitor.close(0)
+            raise
+        self._renewal = self._loop.call_later(RENEW_S, self._renew)
+        self._fds = [each.getsockopt(zmq.FD) for each in (self._socket, self._monitor)]
         self._again: asyncio.Handle | None = None
-        self._loop.add_reader(self._fd, self._read)
+        for fd, read in zip(self._fds, (self._read, self._look), strict=True):
+            self._loop.add_reader(fd, read)
         self._again = self._loop.call_soon(self._read)  # the descriptor tells of changes alone
+        self._loop.call_soon(self._look)
 
     @property
     def closed(self) -> bool:
@@ -112,8 +128,30 @@ class Inlet:
         if not self._socket.closed:
             if self._again is not None:
                 self._again.cancel()
-            self._loop.remove_reader(self._fd)
+            self._renewal.cancel()
+            for fd in self._fds:
+                self._loop.remove_reader(fd)
+            self._socket.disable_monitor()
+            self._monitor.close(0)
             self._socket.close(0)
+
+    def _look(self) -> None:
+        """Take in what became of the connection until now."""
+        while not self._socket.closed:
+            try:
+                told = self._monitor.recv_multipart(self._zmq.NOBLOCK)
+            except self._zmq.Again:
+                return
+            self._renewal.cancel()
+            if self._read_monitor(told)["event"] == self._zmq.EVENT_DISCONNECTED:
+                self._renewal = self._loop.call_later(RENEW_S, self._renew)
+
+    def _renew(self) -> None:
+        """Try again, with what is queued here kept."""
+        self._renewal = self._loop.call_later(RENEW_S, self._renew)
+        with contextlib.suppress(self._zmq.ZMQError):  # of a connection that was given up
+            self._socket.disconnect(self._address)
+        self._socket.connect(self._address)
 
     def _read(self) -> None:
         if self._again is not None:
@@ -161,11 +199,11 @@ def _socket(context: Any, kind: int) -> Any:
         raise OSError(error.errno, error.strerror) from None
 
 
-def _placed(socket: Any, place: Callable[[str], object], address: str) -> None:
-    """Bind or connect a socket; OSError, and it is closed, if that cannot be. A context does not
-    end while one of its sockets is open."""
+def _placed(socket: Any, place: Callable[[Any], Any], where: object) -> Any:
+    """Bind, connect or watch a socket; OSError, and it is closed, if that cannot be. A context does
+    not end while one of its sockets is open."""
     try:
-        place(address)
+        return place(where)
     except import_zmq().ZMQError as error:
         socket.close(0)
-        raise OSError(error.errno, f"{address}: {error.strerror}") from None
+        raise OSError(error.errno, f"{where}: {error.strerror}") from None

@@ -18,6 +18,7 @@ from support.adversity.schedule import (
     steps_of,
     to_text,
 )
+from support.adversity.zmq_messages import GREETING_BYTES, ZmqMessageFilter
 from support.polling import until
 
 
@@ -92,6 +93,32 @@ def test_messages_are_lost_doubled_and_swapped_and_the_rest_passes(portion: int)
     assert swapped == stream(1, 0, 3, 2)
     some = through(20, loss=0.3)
     assert stream() != some != stream(*range(20)) and some == through(20, loss=0.3)
+
+
+def frames(*parts: bytes) -> bytes:
+    """A message of ZMTP: its last frame is long, the others are short."""
+    *some, last = parts
+    first = b"".join(bytes([1, len(part)]) + part for part in some)
+    return first + b"\x02" + len(last).to_bytes(8, "big") + last
+
+
+@pytest.mark.parametrize("portion", [1, 7, 10_000])
+def test_so_it_is_with_messages_of_zmq(portion: int) -> None:
+    hello = bytes(GREETING_BYTES) + b"\x04\x05ready"
+
+    def messages(*numbers: int) -> bytes:
+        return b"".join(frames(b"topic", b"%d" % n, bytes(300)) for n in numbers)
+
+    def through(**shares: float) -> bytes:
+        faults = MessageFaults(b"topic")
+        faults.set(1, **shares)
+        passes, data = ZmqMessageFilter(faults), hello + messages(0, 1, 2, 3)
+        return b"".join(passes(data[n : n + portion]) for n in range(0, len(data), portion))
+
+    assert through() == hello + messages(0, 1, 2, 3)
+    assert through(loss=1.0) == hello
+    assert through(twice=1.0) == hello + messages(0, 0, 1, 1, 2, 2, 3, 3)
+    assert through(late=1.0) == hello + messages(1, 0, 3, 2)
 
 
 async def test_the_proxy_does_what_it_says() -> None:

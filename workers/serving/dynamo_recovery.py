@@ -41,6 +41,9 @@ class EventRecovery:
             return
         await self._publisher.flush()
         newest = self._publisher.next_event_id - 1
+        if newest < 0:  # a numbering that begins with 0: no number says that there is nothing
+            yield {"Error": "no event was published yet"}
+            return
         if first is not None and first > newest:
             about = {"requested_start": first, "requested_end": last, "newest_available": newest}
             yield {"TooNew": about}

@@ -178,3 +178,26 @@ async def test_what_was_taken_away_while_it_was_written_does_not_stay() -> None:
     await registrations.unregister(BUCKET, "a")
     assert (await bucket.entries()).entries == ()
     await registrations.close()
+
+
+async def test_where_one_key_is_gone_all_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    registrations, bucket = Registrations(store, 0.5), store.bucket(BUCKET)
+    renewals: list[int] = []
+    renew = store.renew
+
+    async def counted(lease: int) -> float:
+        renewals.append(lease)
+        return await renew(lease)
+
+    monkeypatch.setattr(store, "renew", counted)
+    await registrations.start()
+    keys = [f"{number:03}" for number in range(200)]
+    for key in keys:
+        await registrations.register(BUCKET, key, b"1")
+    for key in keys:
+        await bucket.delete(key)
+    renewals.clear()
+    await has(store, *keys)
+    assert len(renewals) <= 3
+    await registrations.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from support.adversity.fault_proxy import FaultProxy
 from support.polling import until
 
 from dynamo_router.runtime.envelope import EventEnvelope, encode_envelope
@@ -123,6 +124,9 @@ class Hostile:
         bucket = self.store.bucket(EVENT_CHANNELS)
         await bucket.put(channel.key if key is None else key, channel.value())
 
+    def says(self, payload: bytes) -> None:
+        self.socket.send_multipart(encode_frames("kv-events", 7, 0, payload))
+
     async def close(self) -> None:
         self.socket.close(0)
         self.context.term()
@@ -181,6 +185,26 @@ async def test_who_sends_a_message_that_is_too_long_is_not_heard_any_more(
     await there.subscribe(SUBJECT, told)
     await connected(other, told)
     assert b"more" not in heard.messages and not any(len(m) > 1000 for m in heard.messages)
+
+
+async def test_a_publisher_is_heard_again_after_bytes_that_are_no_zmq(
+    planes: Planes, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets_module, "RENEW_S", 0.2)
+    there, heard = planes(), Heard()
+    proxy = FaultProxy(int(hostile.address.rpartition(":")[2]))
+    await proxy.start()
+    try:
+        await there.subscribe(SUBJECT, heard)
+        await hostile.register(Channel.over_zmq(SUBJECT, 7, f"tcp://{proxy.address}"))
+        for number in range(3):
+            said = b"%d" % number
+            await until(lambda said=said: hostile.says(said) or said in heard.messages)
+            connections = proxy.connections
+            proxy.inject("down", b"\xff" * 64)
+            await until(lambda before=connections: proxy.connections > before)
+    finally:
+        await proxy.close()
 
 
 async def test_a_key_speaks_for_itself_alone(planes: Planes, hostile: Hostile) -> None:
