@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.calls import too_late
 from support.fake_engine import FakeEngine, answer, prompt, stall
 from support.polling import until
 from support.rig import Rig, first
@@ -80,7 +81,10 @@ async def test_a_deadline_ends_the_waiting() -> None:
     limited = LimitedAdmission(0)
     async with Rig(FakeEngine(), admission=limited.admission) as rig:
         limited.rig = rig
-        assert (await rig.refusal(prompt(), timeout=0.2))[0] is Code.DEADLINE_EXCEEDED
+        code, _ = await too_late(
+            lambda seconds: rig.refusal(prompt(), timeout=seconds), lambda: limited.queue.queued
+        )
+        assert code is Code.DEADLINE_EXCEEDED
         await waiting(limited, 0)
         await rig.settled()
 

@@ -6,6 +6,7 @@ import itertools
 import grpc
 import pytest
 from grpc import aio
+from support.calls import too_late
 from support.fake_engine import FakeEngine, answer, chunk, complete, fail, hang, prompt, stall
 from support.polling import until
 from support.rig import Rig, first
@@ -221,7 +222,9 @@ async def test_a_client_that_leaves_before_the_first_token_does_so_too() -> None
 async def test_a_deadline_ends_it_everywhere() -> None:
     async with Rig(FakeEngine(hang)) as rig:
         (engine,) = rig.engines
-        code, _ = await rig.refusal(prompt("late"), timeout=0.2)
+        code, _ = await too_late(
+            lambda seconds: rig.refusal(prompt("late"), timeout=seconds), lambda: engine.requests
+        )
         assert code is Code.DEADLINE_EXCEEDED
         await until(lambda: engine.cancelled == ["late"])
         await rig.settled()

@@ -1,6 +1,9 @@
-"""Calls of a streaming gRPC method that end together with the task that reads them."""
+"""Calls of a streaming gRPC method: with the task that reads them, and beyond their deadline."""
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def messages_of(call: Any) -> list[Any]:
@@ -13,3 +16,16 @@ async def messages_of(call: Any) -> list[Any]:
         return [message async for message in call]
     finally:
         call.cancel()
+
+
+async def too_late(ask: Callable[[float], Awaitable[T]], reached: Callable[[], object]) -> T:
+    """What came of a call whose deadline is to pass while its server has it.
+
+    `ask` calls with a deadline in so many seconds. On a busy machine it may pass before the call
+    has `reached` the server: then it is asked again, with more time.
+    """
+    for seconds in (0.2, 2.0, 20.0):
+        result = await ask(seconds)
+        if reached():
+            return result
+    raise AssertionError("no call reached the server")

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 from grpc import aio
+from support.free_port import free_port
 
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
@@ -106,9 +107,10 @@ class FakeEngine:
 
     async def start(self) -> "FakeEngine":
         """Listen: on a free port the first time, on the same one after a stop."""
+        self.port = self.port or free_port()
         self._server = aio.server(options=(("grpc.so_reuseport", 0),))
         self._server.add_generic_rpc_handlers((_Handler(self),))
-        self.port = self._server.add_insecure_port(self.address)
+        self._server.add_insecure_port(self.address)
         await self._server.start()
         return self
 

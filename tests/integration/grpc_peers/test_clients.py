@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.calls import too_late
 from support.fake_engine import FakeEngine, chunk, complete, fail, hang, prompt, stall
 from support.polling import until
 from support.servers.grpc_peers.envoy import envoy_before
@@ -95,7 +96,10 @@ async def test_a_call_that_is_given_up_ends_at_the_engine(opened: Opener) -> Non
 
 async def test_a_deadline(opened: Opener) -> None:
     async with opened(engine := FakeEngine(hang)) as (client, _):
-        answer = await client.call(GENERATE, [body()], deadline_s=0.3)
+        answer = await too_late(
+            lambda seconds: client.call(GENERATE, [body()], deadline_s=seconds),
+            lambda: engine.requests,
+        )
         assert (answer.code, answer.messages) == (4, [])
         await until(lambda: engine.cancelled == ["r1"] or engine.aborted == ["r1"])
 

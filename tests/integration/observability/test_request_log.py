@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 from grpc import aio
 from structlog.testing import capture_logs
+from support.calls import too_late
 from support.fake_engine import FakeEngine, fail, hang, prompt
 from support.rig import Rig
 from support.serving import serving
@@ -50,9 +51,13 @@ async def test_a_request_that_no_worker_was_there_for_has_a_line_too() -> None:
 async def test_a_deadline_names_the_worker_that_let_it_pass() -> None:
     async with Rig(FakeEngine(hang, worker_id=9)) as rig:
         with capture_logs() as logs:
-            assert (await rig.refusal(prompt("late"), timeout=0.3))[0] is Code.DEADLINE_EXCEEDED
+            code, _ = await too_late(
+                lambda seconds: rig.refusal(prompt("late"), timeout=seconds),
+                lambda: rig.engines[0].requests,
+            )
+            assert code is Code.DEADLINE_EXCEEDED
             await rig.settled()
-    (line,) = named(logs, "request failed")
+    *_, line = named(logs, "request failed")
     assert (line["status"], line["attempts"]) == ("DEADLINE_EXCEEDED", ["9:deadline"])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from support.free_port import free_port
 from support.scripted_engine import Script, answer_well, chunk, complete, engine, number_of
 
 from dynamo_router.bench.load.stats import LoadStats
@@ -289,14 +290,14 @@ async def test_cancelling_cancels_what_runs(trace: str) -> None:
             await stopped.acquire()
 
 
-async def test_no_target_at_all(trace: str, unused_tcp_port: int) -> None:
+async def test_no_target_at_all(trace: str) -> None:
     with pytest.raises(ConfigError, match="target: is needed"):
         await replay(ReplayConfig(trace=trace))
     for target in ("localhost", "http://localhost:80", "localhost:x", ":80"):
         with pytest.raises(ConfigError, match="is not HOST:PORT"):
             await replay(config(trace, target))
     with pytest.raises(ConfigError, match="does not answer within 0.3 s") as caught:
-        await replay(config(trace, f"127.0.0.1:{unused_tcp_port}", connect_timeout_s=0.3))
+        await replay(config(trace, f"127.0.0.1:{free_port()}", connect_timeout_s=0.3))
     assert caught.value.key == "target"
 
 

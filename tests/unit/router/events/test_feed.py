@@ -10,6 +10,7 @@ from dynamo_router.indexer.event_index import SnapshotHead, dump_index, restore_
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.router.events.feed import EventFeed
+from dynamo_router.router.events.recovery import REPLAY_TICK_S
 from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.runtime.event_planes.event_plane import (
     KV_EVENTS,
@@ -54,18 +55,31 @@ class LossyPlane(LocalPlane):
         self.loses = lambda at: at == subject and len(self.lost) < end
 
 
+class PatientClock(SystemClock):
+    """One that takes no note of a machine that stands still: what waits is given its turns."""
+
+    def __init__(self) -> None:
+        self._told, self._seen = 0.0, super().now()
+
+    def now(self) -> float:
+        seen = super().now()
+        self._told += min(seen - self._seen, REPLAY_TICK_S)
+        self._seen = seen
+        return self._told
+
+
 class Scene:
     """A worker with a cache of unrelated blocks, and a router that listens."""
 
     def __init__(self) -> None:
-        self.plane = LossyPlane()
+        self.plane, self.clock = LossyPlane(), PatientClock()
         self.blocks: set[int] = set()
         self.index = EventIndex()
         self.feed = self.new_feed()
         self.publisher = self.new_publisher()
 
     def new_feed(self) -> EventFeed:
-        return EventFeed(self.plane, self.index, WorkerRegistry(), SystemClock(), **NAMES)
+        return EventFeed(self.plane, self.index, WorkerRegistry(), self.clock, **NAMES)
 
     def new_publisher(self, heartbeat_s: float = 0.0) -> KvEventPublisher:
         return KvEventPublisher(
@@ -74,7 +88,7 @@ class Scene:
             dp_rank=W.dp_rank,
             **NAMES,
             snapshot=lambda: [StoredRun(None, [b], [b]) for b in sorted(self.blocks)],
-            clock=SystemClock(),
+            clock=self.clock,
             heartbeat_s=heartbeat_s,
         )
 

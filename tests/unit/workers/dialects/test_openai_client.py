@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.calls import too_late
 from support.fake_engine import prompt
 from support.polling import until
 from support.servers.http_engine import (
@@ -219,7 +220,9 @@ async def comments(asked: Asked, writer: asyncio.StreamWriter) -> None:
 @pytest.mark.parametrize("script", [silence, one_token, comments])
 async def test_a_deadline(engine: HttpEngine, client: OpenAiClient, script: Script) -> None:
     engine.answers[PATH] = script
-    error = await failure(client, timeout=0.05)
+    error = await too_late(
+        lambda seconds: failure(client, timeout=seconds), lambda: engine.generations
+    )
     assert error.code() is StatusCode.DEADLINE_EXCEEDED
     assert error.origin is Origin.DEADLINE
     await engine.left.wait()
