@@ -197,9 +197,11 @@ async def test_the_log_speaks_once_per_change(nats: EmbeddedNats) -> None:
 
 
 async def stall_and_recover() -> None:
-    server = EmbeddedNats()
-    await server.start()
-    async with plane_at(server.url, heartbeat_s=0.05) as plane:
+    async with contextlib.AsyncExitStack() as stack:
+        server = EmbeddedNats()
+        await server.start()
+        stack.push_async_callback(server.stop)
+        plane = await stack.enter_async_context(plane_at(server.url, heartbeat_s=0.05))
         got: list[bytes] = []
         await plane.subscribe("a", lambda _, payload: got.append(payload[:1]))
         async with asyncio.timeout(20):
@@ -216,7 +218,6 @@ async def stall_and_recover() -> None:
                 await asyncio.sleep(0.002)
         assert plane.stats.connects >= 2
         await kill(server, signal.SIGKILL)  # and at the very end a loss that nobody waits for
-    await server.stop()
 
 
 async def test_a_server_that_stands_still_is_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
