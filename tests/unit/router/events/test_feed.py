@@ -55,7 +55,7 @@ class LossyPlane(LocalPlane):
         self.loses = lambda at: at == subject and len(self.lost) < end
 
 
-class PatientClock(SystemClock):
+class UnhurriedClock(SystemClock):
     """One that takes no note of a machine that stands still: what waits is given its turns."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Scene:
     """A worker with a cache of unrelated blocks, and a router that listens."""
 
     def __init__(self) -> None:
-        self.plane, self.clock = LossyPlane(), PatientClock()
+        self.plane, self.clock = LossyPlane(), UnhurriedClock()
         self.blocks: set[int] = set()
         self.index = EventIndex()
         self.feed = self.new_feed()
