@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import Iterator
-from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def free_port() -> int:
     to itself. Nor do others of these tests get it, in this process or in one beside it, between our
     asking and the server's start.
     """
-    for port in islice(_own_ports(), PER_PROCESS):
+    for port in islice(_OWN, PER_PROCESS):
         with socket.socket() as s:
             try:
                 s.bind(("127.0.0.1", port))
@@ -34,7 +33,6 @@ def free_ports(count: int) -> list[int]:
     return [free_port() for _ in range(count)]
 
 
-@cache
 def _own_ports() -> Iterator[int]:
     """The ports of this process, round and round: a block that no other process has."""
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
@@ -50,3 +48,6 @@ def _own_ports() -> Iterator[int]:
         claim.detach()  # held until the process ends
         return cycle(block)
     raise AssertionError("no range of ports is left")
+
+
+_OWN = _own_ports()  # before any test counts the files that are open
