@@ -1,5 +1,6 @@
 """OpenAI's HTTP API as an ASGI application: routes, who may call them, and errors."""
 
+import itertools
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -74,6 +75,7 @@ class Application:
         self._access = access
         self._pages = pages
         self._max_body_bytes = max_body_bytes
+        self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
 
     async def __call__(
         self,
@@ -89,7 +91,7 @@ class Application:
             return
         headers = headers_of(scope)
         given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        request_id = given if _REQUEST_ID.fullmatch(given) else next(self._ids)
         told = {"x-request-id": request_id}
         try:
             handler, caller = self._admit(scope, headers, names)

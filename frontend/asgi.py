@@ -18,11 +18,11 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
 JSON = "application/json"
-STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-store",
-    "x-accel-buffering": "no",  # nginx would collect the tokens
-}
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect the tokens
+)
 
 
 class ClientLeftError(Exception):
@@ -215,7 +215,7 @@ class EventStream:
 
     def _begin(self) -> None:
         self._begun = True
-        self._client.begin(200, _encoded({**STREAM_HEADERS, **self._headers}))
+        self._client.begin(200, (*STREAM_HEADERS, *_encoded(self._headers)))
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -11,9 +11,10 @@ from ..runtime.errors import NoWorkersError
 from ..workers.health import HealthMonitor
 from .application import Handler, HttpCall, answer_json
 from .asgi import Client, EventStream, send_whole
+from .choice import Choice
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
-from .generation import Choice, Workers, answer
+from .generation import Workers, answer
 from .openai import (
     DONE,
     KEEP_ALIVE,

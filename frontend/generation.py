@@ -7,24 +7,18 @@ worker that has its prompt, and works with engines that make one sequence at a t
 import asyncio
 import secrets
 import time
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-import numpy as np
-
 from ..router.dispatch import Dispatcher
-from ..router.policy import Decision
-from ..workers.dialects import plain_chunk, tokens_field
+from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
+from .choice import Choice, engine_request
 from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
 from .prefill import PrefillWorkers, no_prefill_workers, prefill
 from .processor import ModelText, StopStrings
-from .prompts import Tokens
 
 
 class Sink(Protocol):
@@ -44,30 +38,6 @@ class Sink(Protocol):
 
 _FINISHED = {"stop": "stop", "length": "length", "end_id": "stop", "stop_words": "stop"}
 _ABORTED = "abort"
-
-
-@dataclass
-class Choice:
-    """One answer to one prompt."""
-
-    index: int
-    prompt: Tokens
-    max_tokens: int
-    seed: int | None = None
-    prefix: str = ""
-    """shown before the answer: the prompt, where it is to be echoed"""
-    usage: Usage = field(default_factory=Usage)
-    decision: Decision | None = None
-    prefill: Decision | None = None
-    """where its prompt was computed, if not where it was generated"""
-    adapter: int | None = None
-    """the LoRA adapter that computes it, as engines number it"""
-    first_at: float | None = None
-    """when its first text came, by the monotonic clock"""
-    output: ChatOutput | None = None
-    """finds reasoning and calls of tools in it"""
-    schema: dict[str, Any] | None = None
-    """JSON schema that the answer is held to, if not by the request's response_format"""
 
 
 class AnswerReader:
@@ -289,58 +259,3 @@ async def _answer_one(
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.
         sink.put(choice.index, Delta("", _ABORTED))
-
-
-def engine_request(
-    request: Sampling, choice: Choice, request_id: str, salt: int | None = None
-) -> bytes:
-    """The trtllm.GenerateRequest of one choice, serialized. `salt` is its cache namespace."""
-    message = pb.GenerateRequest(
-        request_id=request_id,
-        max_tokens=choice.max_tokens,
-        streaming=request.wants_stream,
-        stop=request.stop_strings,
-        stop_token_ids=request.stop_ids,
-        ignore_eos=request.ignore_eos,
-        include_stop_token_in_output=request.include_stop_str_in_output,
-    )
-    if choice.adapter is not None:
-        message.lora_config.task_id = choice.adapter
-    sampling = message.sampling_config
-    sampling.beam_width = sampling.num_return_sequences = 1
-    sampling.min_tokens = request.min_tokens
-    for name in _PASSED_ON:
-        value = getattr(request, name)
-        if value is not None:
-            setattr(sampling, name, value)
-    if request.top_k is not None and request.top_k > 0:  # both 0 and -1 mean all
-        sampling.top_k = request.top_k
-    if request.nvext is not None and request.nvext.greed_sampling:
-        sampling.top_k = 1
-    if salt is not None:
-        message.cache_salt_id = salt
-    if choice.seed is not None:
-        sampling.seed = choice.seed
-    wanted = request.logprobs_wanted
-    if wanted is not None:
-        message.output_config.logprobs = max(1, wanted)
-    schema, form = choice.schema, request.response_format
-    if schema is None and form is not None and form.type != "text":
-        schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema
-    if schema is not None:
-        message.guided_decoding.guide_type = pb.GuidedDecodingParams.GUIDE_TYPE_JSON_SCHEMA
-        message.guided_decoding.guide = msgspec.json.encode(schema).decode()
-    body: bytes = message.SerializeToString()
-    prompt = choice.prompt
-    # Written beside the message: there an object would be made of each token.
-    return body + tokens_field(prompt if isinstance(prompt, np.ndarray) else array("I", prompt))
-
-
-_PASSED_ON = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)

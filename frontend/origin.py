@@ -1,17 +1,24 @@
 """Whose request it is, and what its headers and extensions say of its way."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
 from ..router.access import Caller, current_account
-from ..router.admission import Objectives, Urgency, read_objectives
-from ..router.affinity import Session, read_session
+from ..router.admission import (
+    NO_OBJECTIVES,
+    NORMAL,
+    SLO_KEYS,
+    Objectives,
+    Urgency,
+    read_objectives,
+)
+from ..router.affinity import ALL_SESSION_KEYS, Session, read_session
 from ..router.dispatch import Dispatcher, Put, Write
 from ..router.policy import Decision
-from ..router.services import read_metadata
+from ..router.services import METADATA_KEYS, read_metadata
 from ..runtime.errors import InvalidRequestError
 from ..runtime.identity import WorkerWithDpRank
 from .openai import ApiError, Sampling
@@ -25,6 +32,9 @@ ALIASES = {
     "x-dynamo-request-priority": "x-dynamo-priority",
 }
 """Headers that other frontends know under another name."""
+_READ_KEYS = METADATA_KEYS | SLO_KEYS | ALL_SESSION_KEYS
+"""Headers that say something of a request's way; most requests have none of them."""
+NOTHING_MORE: frozenset[str] = frozenset()
 _INT63 = (1 << 63) - 1
 
 
@@ -46,7 +56,7 @@ class Origin(NamedTuple):
     """what its client wants to hear of it: see EXTRA_FIELDS"""
     received: float
 
-    async def generate(
+    def generate(
         self,
         dispatcher: Dispatcher,
         request: bytes,
@@ -54,12 +64,12 @@ class Origin(NamedTuple):
         *,
         put: Put | None = None,
         pinned: WorkerWithDpRank | None = None,
-    ) -> Decision:
+    ) -> Coroutine[Any, Any, Decision]:
         """Have a serialized GenerateRequest answered in its name; see `Dispatcher.generate`.
 
         Stop strings are the caller's to find: `respond` gets text behind them, too.
         """
-        return await dispatcher.generate(
+        return dispatcher.generate(
             request,
             respond,
             put=put,
@@ -88,13 +98,16 @@ def origin_of(
         headers = {name: value for name, value in headers.items() if name not in ALIASES}
     said.update(headers)
     items = tuple(said.items())
-    try:
-        forwarded, pinned, urgency = read_metadata(items)
-        objectives = read_objectives(items)
-        session = read_session(items, caller.name, current_account())
-    except InvalidRequestError as error:
-        raise ApiError(400, str(error)) from None
-    extras = set() if nvext is None else set(nvext.extra_fields)
+    forwarded: Sequence[tuple[str, str | bytes]] = ()
+    pinned, urgency, objectives, session = None, NORMAL, NO_OBJECTIVES, None
+    if not _READ_KEYS.isdisjoint(said):
+        try:
+            forwarded, pinned, urgency = read_metadata(items)
+            objectives = read_objectives(items)
+            session = read_session(items, caller.name, current_account())
+        except InvalidRequestError as error:
+            raise ApiError(400, str(error)) from None
+    extras = NOTHING_MORE if nvext is None else frozenset(nvext.extra_fields)
     if headers.get(EXPLAIN_KEY) == "1":
         extras |= {"worker_id", "decision"}
     received = time.monotonic()
@@ -110,7 +123,7 @@ def origin_of(
         items,
         session,
         _salt(request, headers),
-        frozenset(extras),
+        extras,
         received,
     )
 

@@ -9,7 +9,7 @@ from smg_grpc_proto.generated import (
     trtllm_service_pb2 as pb,
 )
 
-__all__ = ["SERVICE", "common_pb", "length_delimited", "pb"]
+__all__ = ["SERVICE", "common_pb", "length_delimited", "pb", "varint_field"]
 
 SERVICE = "trtllm.TrtllmService"
 
@@ -19,7 +19,14 @@ def length_delimited(field: int, data: bytes) -> bytes:
     return b"".join((_varint(field << 3 | 2), _varint(len(data)), data))
 
 
+def varint_field(field: int, value: int) -> bytes:
+    """A field that is a number of at least 0."""
+    return _varint(field << 3) + _varint(value)
+
+
 def _varint(value: int) -> bytes:
+    if value <= 0x7F:
+        return bytes((value,))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -82,11 +82,15 @@ class Sampling(msgspec.Struct, kw_only=True):
 
     @property
     def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
         given = self.stop if isinstance(self.stop, list) else [self.stop]
         return [each for each in given if isinstance(each, str) and each]
 
     @property
     def stop_ids(self) -> list[int]:
+        if self.stop is None:
+            return self.stop_token_ids or []
         given = self.stop if isinstance(self.stop, list) else [self.stop]
         return [*(self.stop_token_ids or ()), *(each for each in given if isinstance(each, int))]
 

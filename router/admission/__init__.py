@@ -6,7 +6,7 @@ but `Admission`, in which tasks wait.
 
 from .admission import Admission
 from .limits import AdmissionConfig, LoadLimits
-from .objectives import NO_OBJECTIVES, Objectives, read_objectives
+from .objectives import NO_OBJECTIVES, SLO_KEYS, Objectives, read_objectives
 from .queue import AdmissionQueue
 from .shared_bound import SharedBound
 from .tenants import TenantConfig, TenantShares
@@ -21,6 +21,7 @@ __all__ = [
     "NORMAL",
     "NO_OBJECTIVES",
     "Objectives",
+    "SLO_KEYS",
     "SharedBound",
     "TenantConfig",
     "TenantShares",

@@ -12,6 +12,7 @@ from ...runtime.errors import InvalidRequestError
 
 SLO_TTFT_KEY, SLO_ITL_KEY = "x-dynamo-slo-ttft-ms", "x-dynamo-slo-itl-ms"
 """Request metadata: milliseconds to its first token, and between tokens on average, at most."""
+SLO_KEYS = frozenset((SLO_TTFT_KEY, SLO_ITL_KEY))
 
 MOST_MS = 24 * 3600e3
 """Longer than a day is no objective but a mistake in the unit."""
@@ -61,9 +62,11 @@ def read_objectives(metadata: Iterable[tuple[str, str | bytes]] | None) -> Objec
     """
     asked = NO_OBJECTIVES
     for key, value in metadata or ():
+        if key not in SLO_KEYS:
+            continue
         if key == SLO_TTFT_KEY:
             asked = replace(asked, ttft_ms=_milliseconds(key, value))
-        elif key == SLO_ITL_KEY:
+        else:
             asked = replace(asked, itl_ms=_milliseconds(key, value))
     return asked
 

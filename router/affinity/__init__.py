@@ -7,6 +7,7 @@ request belongs to), and by the replica sync (what other routers bound).
 from .bindings import Binding, SessionTable
 from .config import AffinityConfig
 from .session import (
+    ALL_SESSION_KEYS,
     SESSION_FINAL_KEY,
     SESSION_ID_KEY,
     SESSION_KEYS,
@@ -18,6 +19,7 @@ from .session import (
 from .session_affinity import BoundWorker, SessionAffinity
 
 __all__ = [
+    "ALL_SESSION_KEYS",
     "SESSION_FINAL_KEY",
     "SESSION_ID_KEY",
     "SESSION_KEYS",

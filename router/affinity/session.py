@@ -16,7 +16,8 @@ SESSION_FINAL_KEY = "x-dynamo-session-final"
 SESSION_TIMEOUT_KEY = "x-dynamo-session-timeout"
 """Request metadata: seconds without a request after which the session is over, if that is sooner
 than the router's TTL."""
-_READ_KEYS = frozenset((*SESSION_KEYS, SESSION_FINAL_KEY, SESSION_TIMEOUT_KEY))
+ALL_SESSION_KEYS = frozenset((*SESSION_KEYS, SESSION_FINAL_KEY, SESSION_TIMEOUT_KEY))
+"""Those of which `read_session` makes something."""
 LONGEST_ID = 256
 """Bytes."""
 RETURNING = 80
@@ -61,7 +62,7 @@ def read_session(
     """
     said: dict[str, str] = {}
     for key, value in metadata or ():
-        if key in _READ_KEYS:
+        if key in ALL_SESSION_KEYS:
             said[key] = value if isinstance(value, str) else value.decode("latin-1")
     if not said:
         return None

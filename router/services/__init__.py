@@ -9,6 +9,7 @@ from .grpc_server import GrpcServer
 from .http_server import HttpServer
 from .router_service import RouterService, router_service_paths
 from .trtllm_service import (
+    METADATA_KEYS,
     MODE_KEY,
     PINNED_WORKER_KEY,
     POLICY_KEY,
@@ -21,6 +22,7 @@ __all__ = [
     "GrpcServer",
     "HttpConnections",
     "HttpServer",
+    "METADATA_KEYS",
     "MODE_KEY",
     "PINNED_WORKER_KEY",
     "POLICY_KEY",

@@ -39,6 +39,8 @@ MODE_KEY, POLICY_KEY = "x-dynamo-router-mode", "x-dynamo-router-policy"
 
 # Trace context goes on to the worker; other metadata concerns this hop only.
 _FORWARDED = frozenset(("traceparent", "tracestate", "baggage", RETURNING_KEY))
+METADATA_KEYS = _FORWARDED | {PINNED_WORKER_KEY, DP_RANK_KEY, PRIORITY_KEY, PRIORITY_JUMP_KEY}
+"""Those of which `read_metadata` makes something."""
 
 MAX_TRAILING_BYTES = 4096
 """An engine's trailing metadata are passed on up to here: clients refuse more than 8 to 16 kB."""
@@ -206,13 +208,15 @@ def read_metadata(
     worker_id: Any = None
     rank: Any = "0"
     for key, value in metadata or ():
+        if key not in METADATA_KEYS:
+            continue
         if _goes_on(key, value):
             forwarded.append((key, value))
         elif key == PINNED_WORKER_KEY:
             worker_id = value
         elif key == DP_RANK_KEY:
             rank = value
-        elif key in (PRIORITY_KEY, PRIORITY_JUMP_KEY):
+        elif key not in _FORWARDED:
             urgency = _read_urgency(urgency, key, value)
     if worker_id is None:
         return forwarded, None, urgency

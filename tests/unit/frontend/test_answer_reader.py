@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_router.frontend.generation import (
-    AnswerReader,
+from dynamo_router.frontend.choice import (
+    MOST_KEPT,
+    PASSED_ON,
     Choice,
     engine_request,
+    kept_settings,
 )
+from dynamo_router.frontend.generation import AnswerReader
 from dynamo_router.frontend.openai import CompletionRequest, Delta, read_request
 from dynamo_router.frontend.processor import ModelText
 from dynamo_router.router.dispatch.generate_request import read_generate
@@ -185,3 +188,54 @@ def test_a_json_object_is_any_object() -> None:
     assert json.loads(message.guided_decoding.guide) == {"type": "object"}
     plain = pb.GenerateRequest.FromString(engine_request(request(), Choice(0, [1], 1), "r"))
     assert not plain.HasField("guided_decoding") and not plain.HasField("output_config")
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "stream": st.booleans(),
+        "ignore_eos": st.booleans(),
+        "include_stop_str_in_output": st.booleans(),
+        "min_tokens": st.integers(0, 2),
+        "top_k": st.sampled_from([-1, 0, 5]),
+        **{name: st.sampled_from([0.5, 1.0]) for name in PASSED_ON},
+        "stop": st.sampled_from(["x", ["y", 9]]),
+        "stop_token_ids": st.just([4]),
+        "logprobs": st.integers(0, 2),
+        "nvext": st.just({"greed_sampling": True}),
+    },
+)
+
+
+@given(st.lists(st.tuples(SETTINGS, st.none() | st.integers(0, 3)), min_size=1, max_size=6))
+def test_a_request_says_the_same_whatever_was_asked_before(
+    asked: list[tuple[dict[str, Any], int | None]],
+) -> None:
+    """Settings that are written once are those of each request that asks for the same."""
+    for settings, adapter in asked:
+        wanted = request(**settings)
+        choice = Choice(0, [1, 2], 300, adapter=adapter)
+        message = pb.GenerateRequest.FromString(engine_request(wanted, choice, "r-0"))
+        sampling = message.sampling_config
+        for name in PASSED_ON:
+            said = getattr(sampling, name) if sampling.HasField(name) else None
+            assert said == getattr(wanted, name)
+        top_k = 1 if "nvext" in settings else max(0, settings.get("top_k", 0))
+        assert (sampling.top_k, sampling.HasField("top_k")) == (top_k, top_k > 0)
+        assert (message.request_id, message.max_tokens) == ("r-0", 300)
+        assert message.streaming == wanted.wants_stream
+        assert message.ignore_eos == settings.get("ignore_eos", False)
+        included = settings.get("include_stop_str_in_output", False)
+        assert message.include_stop_token_in_output == included
+        assert sampling.min_tokens == settings.get("min_tokens", 0)
+        assert list(message.stop) == wanted.stop_strings
+        assert list(message.stop_token_ids) == wanted.stop_ids
+        assert message.HasField("output_config") == ("logprobs" in settings)
+        assert message.HasField("lora_config") == (adapter is not None)
+        assert message.lora_config.task_id == (adapter or 0)
+
+
+def test_settings_that_nobody_asks_for_again_are_not_kept_for_ever() -> None:
+    for n in range(MOST_KEPT * 3):
+        engine_request(request(temperature=n / MOST_KEPT / 3), Choice(0, [1], 1), "r")
+        assert kept_settings() <= MOST_KEPT
