@@ -17,10 +17,12 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import MaxPayloadError, SlowConsumerError
 from nats.js import JetStreamContext
+from nats.protocol.parser import AWAITING_CONTROL_LINE
 
 from ..security import NatsAuth
 from ..supervised import check_cancelled
 from ..urls import user_of
+from .nats_shortcut import NatsShortcut
 
 CONNECT_TIMEOUT_S = 2
 FLUSH_TIMEOUT_S = 5
@@ -54,22 +56,44 @@ class _Client(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        plain = self.plain.get(sid)
         try:
-            if plain is None or self._given == AT_ONCE or plain[0].pending_msgs:
+            if not self.take(sid, subject, data):
                 await super()._process_msg(sid, subject, reply, data, headers)
-            else:
-                if not self._given:
-                    asyncio.get_running_loop().call_soon(self._begin_turn)
-                self._given += 1
-                self.stats["in_msgs"] += 1
-                self.stats["in_bytes"] += len(data)
-                plain[1](subject.decode(), data)
         except (ValueError, IndexError):  # nothing that ours publish
             self._on_dropped()
         self._read += 1
         if self._read % MESSAGES_A_TURN == 0:
             await asyncio.sleep(0)
+
+    def take(self, sid: int, subject: bytes, data: bytes) -> bool:
+        """Give a message to its plain handler; False if it has none, or it is not the message's
+        turn."""
+        plain = self.plain.get(sid)
+        if plain is None or self._given == AT_ONCE or plain[0].pending_msgs:
+            return False
+        if not self._given:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._given += 1
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        try:
+            name = subject.decode()
+        except ValueError:  # nothing that ours publish
+            self._on_dropped()
+        else:
+            plain[1](name, data)
+        return True
+
+    def shorten(self) -> None:
+        """Read messages for plain handlers straight from the socket."""
+        transport: Any = self._transport  # no public way to its socket
+        buffer, socket = transport._io_reader._buffer, transport._io_writer.transport
+
+        def is_idle() -> bool:
+            parser = self._ps
+            return not buffer and not parser.buf and parser.state == AWAITING_CONTROL_LINE
+
+        socket.set_protocol(NatsShortcut(self.take, is_idle, socket.get_protocol()))
 
     def _begin_turn(self) -> None:
         self._given = 0
@@ -138,6 +162,7 @@ class NatsLink:
             skip_subject_validation=True,  # the plane has checked it
             **options,
         )
+        self._client.shorten()
         self._opened = True
 
     async def publish(self, subject: str, payload: bytes) -> bool:
