@@ -33,6 +33,7 @@ cdef extern from *:
     #define FORECAST_ITL_SPREAD 0.08
     #define FORECAST_MEMORY_SPREAD 0.04
     #define FORECAST_MEMORY_RANGE 10.0
+    #define FORECAST_EVENED_OUT 0.3
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
@@ -41,6 +42,7 @@ cdef extern from *:
     const double ITL_SPREAD "FORECAST_ITL_SPREAD"   # of what is foreseen, in parts of the objective
     const double MEMORY_SPREAD "FORECAST_MEMORY_SPREAD" # of the blocks in use, in parts of a cache
     const double MEMORY_RANGE "FORECAST_MEMORY_RANGE"   # spreads beyond which an error is none
+    const double EVENED_OUT "FORECAST_EVENED_OUT"   # of those who come, who go where it is calmer
 
 cdef struct Prompt:             # a request before the workers; arrays by worker number
     int64_t isl                 # prompt tokens, > 0
@@ -48,6 +50,7 @@ cdef struct Prompt:             # a request before the workers; arrays by worker
     const uint32_t* overlaps    # blocks of prefill that the worker's cache saves; NULL: none
     const double* blocks        # in use there if it got the request; NULL: unknown
     const int64_t* in_use       # in use there without it; NULL: none
+    double felt                 # share of half an answer for which a choice is felt, see felt_share
 
 cdef struct Estimate:           # of one candidate; times in seconds
     double wait_s               # until its prefill can begin
@@ -55,7 +58,7 @@ cdef struct Estimate:           # of one candidate; times in seconds
     double memory_s             # until its blocks fit
     double delay_s              # that it causes those in its first step, weighed by their waiting
     double crowding_s           # that those who come during its answer wait longer for room
-    double decode_s             # that it and those decoding there cost each other
+    double decode_s             # that it and those decoding there cost each other while it is felt
     double missed               # requests, not seconds, that then miss their ITL objective
     double cost                 # in seconds
 
@@ -108,7 +111,7 @@ cdef inline double estimate_seconds(
             timeline, bookings, model, &ahead, tokens, token_s(&model.speed, slowness),
             now + found.wait_s,
         )
-    found.decode_s = shared_decode_s(timeline, model, slowness, prompt.isl)
+    found.decode_s = prompt.felt * shared_decode_s(timeline, model, slowness, prompt.isl)
     found.cost = (
         ttft * (1.0 + ttft / model.ttft) + found.delay_s + found.crowding_s
         + model.prefill_weight * found.prefill_s
@@ -256,6 +259,16 @@ cdef inline bint is_crowded(const EngineTimeline* timeline, double blocks) noexc
     Answers take blocks too, which are not counted, and nobody foresees when they end.
     """
     return blocks > CROWDED * timeline.blocks > 0.0
+
+
+cdef inline double felt_share(double requests, uint32_t workers) noexcept nogil:
+    """For how much of half an answer a worker feels that it got a request and others did not.
+
+    Until then those who come even it out: by Little's law as many come to a worker in an answer's
+    time as are there, and EVENED_OUT of them are not bound to it by what it has cached. A
+    difference that ends at a rate of 1, and at that of theirs, lasts 1 over the sum.
+    """
+    return 1.0 / (1.0 + EVENED_OUT * requests / workers) if workers > 0 else 1.0
 
 
 cdef inline double shared_decode_s(

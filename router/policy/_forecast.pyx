@@ -14,7 +14,7 @@ from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._estimate cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
-from ._estimate cimport stay_s
+from ._estimate cimport felt_share, stay_s
 from ._model cimport MIN_SAMPLES, Model, believed_tokens, can_compare, fade_speeds, model_init
 from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
 from ._recount cimport recount
@@ -219,6 +219,7 @@ cdef class Forecast:
         cdef Prompt prompt
         cdef double[::1] costs
         read_prompt(&prompt, isl, block_size, overlaps, blocks, in_use, n, now)
+        prompt.felt = felt_share(len(self.records), self.workers)
         self.reserve(n)
         array = new_array(n, FLOAT64)
         self.least_missed = INFINITY if n else 0.0
@@ -253,6 +254,7 @@ cdef class Forecast:
         cdef Fleet fleet
         fleet.n = eligible.shape[0]
         read_prompt(&prompt, isl, block_size, overlaps, None, None, fleet.n, now)
+        prompt.felt = felt_share(len(self.records), self.workers)
         require_length(book.n_loads, fleet.n)
         if unheard is not None:
             require_length(unheard.shape[0], fleet.n)
@@ -287,6 +289,7 @@ cdef class Forecast:
         cdef uint8_t[::1] memory
         cdef Estimate* estimates
         read_prompt(&prompt, isl, block_size, overlaps, blocks, in_use, n, now)
+        prompt.felt = felt_share(len(self.records), self.workers)
         self.reserve(n)
         found = {}
         if n:

@@ -8,8 +8,8 @@
 not cached; both are steps of a latency model that is learnt from first tokens. `delay` is what
 those suffer whose last step this prompt would fill up, `memory` the time until its blocks have
 room, `crowding` how much longer those then wait for room who come later, `decode` what it and the
-requests decoding there cost each other, `missed` how many more of them then miss their ITL
-objective. docs/routing.md has the reasons.
+requests decoding there cost each other until those who come next have evened that out, `missed` how
+many more of them then miss their ITL objective. docs/routing.md has the reasons.
 """
 
 import logging
@@ -47,7 +47,7 @@ class ForecastParams:
     """
 
     prefill_weight: float = 1.5  # of a second that a worker computes, beside one of waiting
-    decode_weight: float = 0.1  # of a second that decoding takes longer
+    decode_weight: float = 0.6  # of a second that decoding takes longer
     miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
     itl_objective_s: float = 0.025  # mean ITL that an answer should have at most
     lead_s: float = 0.1  # seconds of prompts that an engine may have before anybody is held

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from oracles.forecast import (
     ATTENDED_TOKENS,
     CHUNK_TOKENS,
+    felt_share,
     memory_wait_s,
     missed_objectives,
     mutual_decode_s,
@@ -229,7 +230,8 @@ class ForecastMachine(RuleBasedStateMachine):
     def decodes_cost_each_other(self, number, row, isl):
         _, theta, _, output, *_ = self.kernel.learnt()
         contexts = [isl for worker, isl in self.requests.values() if worker == number]
-        mutual = mutual_decode_s(theta, contexts, isl + output / 2, output / 2)
+        felt = felt_share(len(self.requests), len(self.workers))
+        mutual = mutual_decode_s(theta, contexts, isl + output / 2, felt * output / 2)
         slowness = self.kernel.slowness(number)
         assert row["decode_s"] == pytest.approx(slowness * mutual, rel=1e-6, abs=1e-9)
 
