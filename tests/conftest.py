@@ -31,6 +31,13 @@ if path := environ.get("DYNAMO_ROUTER_DATA_PATH"):
         settings_class.__init__.__kwdefaults__["data_path"] = path
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A shuffled order, but the same each time: it judges the change too, not its luck."""
+    if not THOROUGH and config.getoption("randomly_seed", None) == "default":
+        config.option.randomly_seed = 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     classes = {getattr(item, "cls", None) for item in items if item.name == "runTest"}
     machines = [cls for cls in classes if hasattr(cls, "settings")]

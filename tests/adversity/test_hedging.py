@@ -51,7 +51,7 @@ async def begin(rig: Rig, request: Any, **more: Any) -> Any:
 
 async def messages_of(call: Any) -> list[Any]:
     messages = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (message := await call.read()) is not aio.EOF:
             messages.append(pb.GenerateResponse.FromString(message))
     return messages

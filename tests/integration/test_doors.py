@@ -282,7 +282,7 @@ async def test_output_blocks_count_where_they_are_tracked() -> None:
         async def active_blocks() -> int:
             return (await doors.http("GET", "/workers"))[1]["workers"][0]["active_blocks"]
 
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while await active_blocks() < 4:
                 await asyncio.sleep(0.01)
         engine.go.set()
@@ -441,7 +441,7 @@ async def test_grpc_health_follows_the_workers() -> None:
             return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
         async def until_status(wanted: int) -> None:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 while {await status(""), await status(SERVICE)} != {wanted}:
                     await asyncio.sleep(0.01)
 

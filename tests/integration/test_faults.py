@@ -25,7 +25,7 @@ PROMPT = list(range(100, 100 + 6 * BLOCK))
 OTHER = list(range(5000, 5000 + 4 * BLOCK))
 
 
-async def eventually(condition: Callable[[], Awaitable[object]], deadline_s: float = 30.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[object]], deadline_s: float = 60.0) -> None:
     async with asyncio.timeout(deadline_s):
         while not await condition():
             await asyncio.sleep(0.02)

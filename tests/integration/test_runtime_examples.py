@@ -30,7 +30,7 @@ async def test_a_worker_of_ten_lines_and_a_client_of_five(tmp_path: Path) -> Non
                 output, _ = await client.communicate()
             assert output.decode().splitlines() == PARTS
         worker.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await worker.wait() == 0
         assert not any(instances.glob("dynamo*"))
     finally:

@@ -72,7 +72,7 @@ async def test_its_own_nats_server_is_started_again() -> None:
             health = (await doors.http("GET", "/health"))[1]
             return bool(health["event_plane"]["state"] == "connected")
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await connected():
                 await asyncio.sleep(0.05)
         await doors.answers(prompt())

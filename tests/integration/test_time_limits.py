@@ -174,5 +174,5 @@ async def test_aborts_still_end_what_waits() -> None:
         second = call(prompt("r2", tokens=64).SerializeToString())
         await until(lambda: doors.server.dispatcher.in_flight == 2)
         await doors.server.dispatcher.abort("r2")
-        assert await asyncio.wait_for(second.code(), 15) is grpc.StatusCode.CANCELLED
+        assert await asyncio.wait_for(second.code(), 60) is grpc.StatusCode.CANCELLED
         first_one.cancel()

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from support.calls import messages_of
 from support.free_port import free_port, free_ports
-from support.polling import until
+from support.polling import DEADLINE_S, until
 from support.processes import Command, command, http_json
 
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
@@ -140,7 +140,7 @@ class Fleet:
         return not any(row["active_requests"] for row in (await self.workers()).values())
 
 
-async def eventually(condition: Any, deadline_s: float = 20.0) -> None:
+async def eventually(condition: Any, deadline_s: float = DEADLINE_S) -> None:
     """Poll an awaitable condition."""
     async with asyncio.timeout(deadline_s):
         while not await condition():

@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-DEADLINE_S = 15.0
+DEADLINE_S = 25.0
+"""Long for a busy machine, and less than the 30 s after which much is asked again anyway."""
 
 
 def wait_until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:

@@ -126,4 +126,4 @@ class Rig:
 
 async def first(call: Any) -> Any:
     """The first message of a call."""
-    return pb.GenerateResponse.FromString(await asyncio.wait_for(call.read(), 15))
+    return pb.GenerateResponse.FromString(await asyncio.wait_for(call.read(), 60))

@@ -76,7 +76,7 @@ async def test_a_thousand_completions_and_an_exact_index(
             assert {worker["dialect"] for worker in await workers_of(doors)} == {"dynamo"}
             for start in range(0, 1000, 50):
                 await asyncio.gather(*(complete(doors, start + n) for n in range(50)))
-            await until(lambda: exact(doors), 20.0)
+            await until(lambda: exact(doors))
             index = doors.server.router.index
             for first in range(0, 40):
                 tokens = list(range(first * 100 + 3, first * 100 + 3 + 48))
@@ -96,7 +96,7 @@ async def heals_a_gap(doors: Any, index: Any) -> None:
     await asyncio.gather(*(complete(doors, 5000 + n) for n in range(12)))
     await feed._plane.subscribe(feed._events, feed._on_message)
     await asyncio.gather(*(complete(doors, 7000 + n) for n in range(12)))
-    await until(lambda: exact(doors), 20.0)
+    await until(lambda: exact(doors))
     for first in range(5000, 5012):
         tokens = list(range(first * 100 + 3, first * 100 + 3 + 48))
         assert max(index.scores(block_hashes(tokens, 16)).values(), default=0) == 3
@@ -131,7 +131,7 @@ async def test_dynamos_events_are_heard_over_zmq(
             try:
                 await until_ready(doors, WORKERS, 60.0)
                 await asyncio.gather(*(complete(doors, n) for n in range(40)))
-                await until(lambda: exact(doors), 20.0)
+                await until(lambda: exact(doors))
                 assert {worker["event_source"] for worker in await workers_of(doors)} == {"zmq"}
                 await heals_a_gap(doors, doors.server.router.index)
             finally:

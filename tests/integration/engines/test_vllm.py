@@ -130,7 +130,7 @@ async def test_an_abort_frees_the_engine(client: OpenAiClient, engine: VllmServe
     assert (await client.abort("long", timeout=1))[0]
     *_, last = [message async for message in messages]
     assert pb.GenerateResponse.FromString(last).complete.finish_reason == "cancelled"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while "vllm:num_requests_running" in (page := await http_text(engine.address, "/metrics")):
             line = next(x for x in page.splitlines() if x.startswith("vllm:num_requests_running"))
             if float(line.rpartition(" ")[2]) == 0:

@@ -99,7 +99,7 @@ class Scene:
 
     async def is_served(self) -> None:
         request = router_pb2.SelectWorkerRequest(token_ids=range(3 * BLOCK))
-        answer = await asyncio.wait_for(self.doors.select.SelectWorker(request), 15)
+        answer = await asyncio.wait_for(self.doors.select.SelectWorker(request), 60)
         assert answer.worker.worker_id in ENGINES
 
     def is_true(self) -> bool:

@@ -74,7 +74,7 @@ async def test_the_index_has_what_the_engines_have(backend: Backend, dialect: st
         async with hearing(backend) as doors:
             await until_ready(doors, 2)
             await send(doors, 0)
-            await until(lambda: is_exact(doors, fleet), 20.0)
+            await until(lambda: is_exact(doors, fleet))
             assert sum(held_by(fleet).values()) >= 48
             registry = doors.server.router.registry
             await until(lambda: {each.event_source for each in registry.entries()} == {"zmq"})
@@ -85,7 +85,7 @@ async def test_the_index_has_what_the_engines_have(backend: Backend, dialect: st
         # A router that comes later heard nothing of that, and asks.
         async with hearing(backend) as late:
             await until_ready(late, 2)
-            await until(lambda: is_exact(late, fleet), 20.0)
+            await until(lambda: is_exact(late, fleet))
 
 
 async def test_a_gap_is_filled_and_an_engine_that_starts_anew_is_heard(backend: Backend) -> None:
@@ -93,7 +93,7 @@ async def test_a_gap_is_filled_and_an_engine_that_starts_anew_is_heard(backend: 
     async with registered(backend, 2, **more) as fleet, hearing(backend) as doors:
         await until_ready(doors, 2)
         await send(doors, 0)
-        await until(lambda: is_exact(doors, fleet), 20.0)
+        await until(lambda: is_exact(doors, fleet))
         events = doors.server.pool.events
         assert events is not None
         feed = events.feed
@@ -101,14 +101,14 @@ async def test_a_gap_is_filled_and_an_engine_that_starts_anew_is_heard(backend: 
         await send(doors, 300)
         feed._subscriptions[0] = await feed._plane.subscribe(feed._events, feed._on_message)
         await send(doors, 500)
-        await until(lambda: is_exact(doors, fleet), 20.0)
+        await until(lambda: is_exact(doors, fleet))
         engine = fleet.engines[0]
         await engine.kill()
         await until_ready(doors, 1)
         await engine.restart()
         await until_ready(doors, 2)
         await send(doors, 700)
-        await until(lambda: is_exact(doors, fleet), 20.0)
+        await until(lambda: is_exact(doors, fleet))
 
 
 async def test_routers_share_load_and_sessions_over_it(backend: Backend) -> None:
@@ -122,18 +122,18 @@ async def test_routers_share_load_and_sessions_over_it(backend: Backend) -> None
             await until_ready(doors, 2)
             replicas = doors.server.pool.replicas
             assert replicas is not None
-            await until(lambda peers=replicas.replica.peers: len(peers.present()) == 1, 20.0)
+            await until(lambda peers=replicas.replica.peers: len(peers.present()) == 1)
         router = one.server.router
         decision = router.decide(list(range(64)), "booked here")
         there = two.server.router
-        await until(lambda: sum(view.active_requests for view in there.workers()) == 1, 20.0)
+        await until(lambda: sum(view.active_requests for view in there.workers()) == 1)
         router.free("booked here")
-        await until(lambda: sum(view.active_requests for view in there.workers()) == 0, 20.0)
+        await until(lambda: sum(view.active_requests for view in there.workers()) == 0)
         call = one.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
         body = prompt("with a session", 40).SerializeToString()
         async for _ in call(body, metadata=[("x-session-id", "s")]):
             pass
-        await until(lambda: len(there.sessions) == 1, 20.0)
+        await until(lambda: len(there.sessions) == 1)
         assert decision.worker in [view.worker for view in there.workers()]
 
 

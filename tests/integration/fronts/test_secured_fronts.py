@@ -70,7 +70,7 @@ async def test_every_front_asks_who_comes_and_shows_engines_who_it_is(tmp_path: 
             host, _, port = served.http.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
             writer.write(b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-            assert (await asyncio.wait_for(reader.readline(), 15)).split()[1] == b"200"
+            assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == b"200"
             writer.close()
             await writer.wait_closed()
             assert await served.router.stop() == 0

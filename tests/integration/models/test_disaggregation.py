@@ -36,7 +36,7 @@ async def ready(client: ModelClient, **models: int) -> None:
             shares[pool.name.model] += int(pool.share)
         return all(shares[model] == count for model, count in models.items())
 
-    await until(there, 20.0)
+    await until(there)
 
 
 async def ways(client: ModelClient, model: str, count: int, **more: Any) -> set[tuple[int, int]]:
@@ -160,7 +160,7 @@ async def test_a_rolling_update_keeps_partners_together(backend: Backend) -> Non
                 old = {(p, d) for p in prefill_old.worker_ids for d in decode_old.worker_ids}
                 new = {(p, d) for p in prefill_new.worker_ids for d in decode_new.worker_ids}
                 seen: set[tuple[int, int]] = set()
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while not (seen & old and seen & new):
                         seen |= await ways(client, "a", 4)
                 assert seen <= old | new

@@ -223,7 +223,7 @@ async def test_each_pool_knows_what_its_workers_hold(
                 told = body["nvext"]
                 return told["worker_id"]["decode_worker_id"], told["overlap_blocks"]
 
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while await overlap("a") != (worker, 4):
                     await asyncio.sleep(0.02)  # until the events have come
             assert (await overlap("b"))[1] == 0

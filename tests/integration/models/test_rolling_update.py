@@ -104,7 +104,7 @@ async def shares(session: aiohttp.ClientSession, url: str) -> dict[tuple[str, in
 
 
 async def wait_for(session: aiohttp.ClientSession, url: str, wanted: dict[Any, float]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await shares(session, url) != wanted:
             await asyncio.sleep(0.05)
 

@@ -41,7 +41,7 @@ async def secured_nats(folder: Path, settings: dict[str, Any]) -> AsyncIterator[
     )
     server = SecuredNats(port, process)
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while not await probe(f"nats://127.0.0.1:{port}"):
                 await asyncio.sleep(0.01)
         yield server

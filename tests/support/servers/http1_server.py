@@ -30,7 +30,7 @@ class Rig:
         reader, writer = await self.open()
         try:
             writer.write(data)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 return await reader.read()
         finally:
             writer.close()

@@ -76,7 +76,7 @@ class RawClient:
 
     async def until(self, *kinds: int, stream: int | None = None) -> raw.Frame:
         """Read until a frame of one of these kinds has come: the first."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while True:
                 for frame in self.frames:
                     if frame.kind in kinds and stream in (None, frame.stream):
@@ -85,14 +85,14 @@ class RawClient:
 
     async def read(self) -> None:
         """Whatever comes next."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             data = await self._reader.read(1 << 16)
         assert data, f"closed after {self.frames}"
         self.got += data
 
     async def until_closed(self) -> bytes:
         """All that comes until the server closes."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             try:
                 while data := await self._reader.read(1 << 16):
                     self.got += data

@@ -56,7 +56,7 @@ class ModelClient(NamedTuple):
             found = self.shares()
             return all(found.get(model, 0) == count for model, count in wanted.items())
 
-        await until(there, 20.0)
+        await until(there)
 
 
 @asynccontextmanager

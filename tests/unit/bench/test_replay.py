@@ -250,7 +250,7 @@ async def test_no_more_requests_run_than_allowed(trace: str) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             # Every request stays until the limit was reached once, or it is among the last.
             while most < 2:
                 await asyncio.sleep(0)
@@ -279,7 +279,7 @@ async def test_cancelling_cancels_what_runs(trace: str) -> None:
         finally:
             stopped.release()
 
-    async with engine(script) as target, asyncio.timeout(20):
+    async with engine(script) as target, asyncio.timeout(60):
         running = asyncio.create_task(replay(config(trace, target)))
         for _ in range(6):
             await started.acquire()

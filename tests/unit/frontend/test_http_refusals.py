@@ -48,7 +48,7 @@ async def test_what_is_no_request_is_told_why(sent: bytes, status: int, size: in
         for at in range(0, len(sent), size):
             writer.write(sent[at : at + size])
             await writer.drain()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             found = await reader.read()
         writer.close()
         head, _, body = found.partition(b"\r\n\r\n")
@@ -105,6 +105,6 @@ async def test_a_request_has_one_answer() -> None:
             writer.write(CHUNKED.replace(b"close", b"keep-alive"))
             found = await reader.readuntil(b"no")
             writer.write(rest)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert bodies(found + await reader.read()) == [b"no"]
             writer.close()

@@ -50,7 +50,7 @@ def router() -> Any:
 
 
 async def ask(client: Client, tokens: list[int], **more: Any) -> list[Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [part async for part in client.kv({"token_ids": tokens, "max_tokens": 2}, **more)]
 
 

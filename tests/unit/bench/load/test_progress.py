@@ -19,7 +19,7 @@ async def test_the_bar_is_only_for_terminals(monkeypatch: pytest.MonkeyPatch) ->
     async with progress_bar("replay") as on_start:
         assert on_start is not None
         on_start(6, LoadStats())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "0/6" not in "".join(written):
                 await asyncio.sleep(0)
     await asyncio.sleep(0)  # lets the drawing task see that it was cancelled

@@ -105,7 +105,7 @@ async def test_the_watch_ends_what_is_too_much_and_leaves_the_rest() -> None:
     await watch.look()
     assert hits[LIMIT] == 3
     for reader, _ in late:
-        assert await asyncio.wait_for(reader.read(1), 10) == b""
+        assert await asyncio.wait_for(reader.read(1), 60) == b""
     for _, writer in first:
         writer.write(b"x")
         await writer.drain()

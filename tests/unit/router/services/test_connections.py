@@ -81,12 +81,12 @@ class Listener:
 
 async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
     writer.write(b"x")
-    return await asyncio.wait_for(reader.read(1), 10)
+    return await asyncio.wait_for(reader.read(1), 60)
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
     try:
-        return await asyncio.wait_for(reader.read(1), 10) == b""
+        return await asyncio.wait_for(reader.read(1), 60) == b""
     except ConnectionError:
         return True
 

@@ -32,7 +32,7 @@ def worker(store: Any, handler: Any = who, **more: Any) -> DistributedRuntime:
 
 
 async def take(answer: Any) -> list[Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [part async for part in answer]
 
 

@@ -40,7 +40,7 @@ async def seen(etcd: EtcdServer) -> AsyncIterator[EtcdStore]:
 
 
 async def has(store: KeyValueStore, *keys: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 entries = (await store.bucket(BUCKET).entries()).entries
@@ -54,7 +54,7 @@ async def has(store: KeyValueStore, *keys: str) -> None:
 async def test_keys_are_there_until_they_are_taken_away(
     store: KeyValueStore, other: KeyValueStore, name: str
 ) -> None:
-    registrations = Registrations(store, 1.0)
+    registrations = Registrations(store, 4.0)  # longer than a busy machine holds a renewal up
     await registrations.start(5.0)
     await registrations.register(name, "a", b"1")
     await registrations.register(name, "b", b"2")
@@ -117,7 +117,7 @@ async def test_a_lease_that_somebody_ended_is_taken_again(
     for number in range(40):
         await registrations.register(BUCKET, f"{number:02}", b"")
     await seen.revoke(registrations.lease)
-    await until(lambda: registrations.keep_alive.grants == 2 and registrations.complete)
+    await until(lambda: registrations.keep_alive.grants >= 2 and registrations.complete)
     await has(seen, *(f"{number:02}" for number in range(40)))
     await registrations.close()
     await store.close()

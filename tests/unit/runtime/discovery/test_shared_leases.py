@@ -52,7 +52,7 @@ async def test_who_is_left_of_two_with_one_key_is_seen_again(
     store: KeyValueStore, other: KeyValueStore, name: str
 ) -> None:
     """Two workers with one id, each with a lease: the later one leaves, and takes the key along."""
-    first, second = Registrations(store, 1.0), Registrations(other, 1.0)
+    first, second = Registrations(store, 2.0), Registrations(other, 2.0)
     await first.start(5.0)
     await second.start(5.0)
     for number in range(3):

@@ -125,7 +125,7 @@ async def test_a_call_that_is_cancelled_ends_at_the_peer() -> None:
         assert call.cancel() and not call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await anext(call)
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
         assert call.outcome is not None and call.outcome.code == StatusCode.CANCELLED
 
 

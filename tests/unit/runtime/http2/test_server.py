@@ -147,9 +147,9 @@ async def test_a_call_that_is_given_up_cancels_its_task() -> None:
     async with listening({"/a.B/wait": wait, "/a.B/echo": echo}) as (_, port):
         channel = ClientChannel(f"127.0.0.1:{port}")
         call = channel.call("/a.B/wait", b"")
-        await asyncio.wait_for(began.wait(), 15)
+        await asyncio.wait_for(began.wait(), 60)
         call.cancel()
-        await asyncio.wait_for(cancelled.wait(), 15)
+        await asyncio.wait_for(cancelled.wait(), 60)
         assert await anext(channel.call("/a.B/echo", b"still here")) == b"still here"
         await channel.close()
 
@@ -174,7 +174,7 @@ async def test_a_deadline_ends_the_call_on_both_sides(answered: bool) -> None:
             lambda seconds: failure(ask("wait", timeout=seconds)), lambda: left
         )
         assert code is Code.DEADLINE_EXCEEDED
-        await asyncio.wait_for(cancelled.wait(), 15)
+        await asyncio.wait_for(cancelled.wait(), 60)
         assert left[0] is not None and 0 < left[0] <= 20.0
 
 
@@ -213,7 +213,7 @@ async def test_an_answer_that_nobody_takes_does_not_linger_for_ever() -> None:
         client.greet((raw.INITIAL_WINDOW_SIZE, 1000))
         client.send(raw.headers(1, head_of("/a.B/answer"), end=True))
         await client.until(raw.RST_STREAM, stream=1)
-        await asyncio.wait_for(ended.wait(), 15)
+        await asyncio.wait_for(ended.wait(), 60)
         assert sum(len(f.payload) for f in client.frames if f.kind == raw.DATA) == 1000
 
 
@@ -349,6 +349,6 @@ async def test_a_client_that_is_gone_without_a_word_is_noticed() -> None:
         async with raw_client(port) as client:
             client.greet()
             client.send(raw.headers(1, head_of("/a.B/hang")))
-            await asyncio.wait_for(began.wait(), 15)
+            await asyncio.wait_for(began.wait(), 60)
             await until(lambda: not len(server))  # it answers no ping
             assert not server.calls_open

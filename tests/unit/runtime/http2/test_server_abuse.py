@@ -36,7 +36,7 @@ async def test_a_message_in_pieces_of_one_byte_is_the_same() -> None:
 
 
 async def until_ended(client: RawClient, stream: int) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not any(f.flags & raw.END_STREAM for f in client.frames if f.stream == stream):
             await client.read()
 

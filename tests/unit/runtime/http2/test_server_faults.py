@@ -158,7 +158,7 @@ async def ends(client: RawClient, fault: Fault) -> None:
         reset = await client.until(raw.RST_STREAM, stream=1)
         assert reset.payload == fault.reset.to_bytes(4, "big")
     elif fault.status:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while not any(f.flags & raw.END_STREAM for f in client.frames if f.stream == 1):
                 await client.read()
         assert client.status(1)[0] == fault.status

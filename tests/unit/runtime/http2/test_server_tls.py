@@ -101,7 +101,7 @@ def test_a_client_that_does_not_ask_for_http2_is_closed(run: Run, ours: Authorit
         context.check_hostname = False
         async with listening(tls=showing(ours)) as (server, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-            assert await asyncio.wait_for(reader.read(), 15) == b""
+            assert await asyncio.wait_for(reader.read(), 60) == b""
             writer.close()
             await until(lambda: not len(server))
 

@@ -87,7 +87,7 @@ class Pair:
 
     async def ask(self, body: Any = 1, transport: str = GRPC_TLS) -> list[Any]:
         address = f"127.0.0.1:{self._listener.port}/{PATH}"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return [part async for part in self.client.stream(address, body, transport=transport)]
 
 

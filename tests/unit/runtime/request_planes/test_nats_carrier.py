@@ -64,7 +64,7 @@ async def client(nats: JetStreamServer) -> AsyncIterator[RequestClient]:
 
 
 async def ask(client: RequestClient, subject: str, body: Any) -> list[Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [part async for part in client.stream(subject, body, transport="nats_tcp")]
 
 
@@ -93,7 +93,7 @@ async def test_it_goes_on_when_nats_comes_back(
             assert error.fault in (Fault.UNREACHABLE, Fault.SILENT)
             return False
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await answered():
             await asyncio.sleep(0.01)
 

@@ -63,7 +63,7 @@ def at(server: RequestServer, path: str = PATH) -> str:
 
 
 async def ask(client: RequestClient, address: str, body: Any, **more: Any) -> list[Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [part async for part in client.stream(address, body, **more)]
 
 
@@ -120,7 +120,7 @@ async def test_a_recorded_request_of_a_real_frontend_is_answered(
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(encode_request(request.path, request.headers, payload))
     assert await reader.readexactly(4) == encode_ack()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await done.wait()
     headers = [json.loads(frame.header) if frame.header else None for frame in received]
     assert headers[:2] == [{"subject": "s", "stream_type": "response"}, {"error": None}]
@@ -136,7 +136,7 @@ async def test_strangers_end_their_own_connection_only(
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(data)
     writer.write_eof()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await reader.read()
     writer.close()
     assert len(await ask(client, at(server), {"n": 2})) == 2

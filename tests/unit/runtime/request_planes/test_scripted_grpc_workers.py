@@ -62,7 +62,7 @@ async def client() -> AsyncIterator[RequestClient]:
 
 
 async def ask(client: RequestClient, address: str) -> list[Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [part async for part in client.stream(address, {}, transport="grpc")]
 
 
@@ -220,7 +220,7 @@ async def test_a_worker_that_stands_still_is_noticed_by_pings() -> None:
         parts = client.stream(f"127.0.0.1:{port}/x", {}, transport="grpc")
         assert await anext(parts) == 1
         os.kill(worker.pid, signal.SIGSTOP)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             with pytest.raises(RequestError) as caught:
                 await anext(parts)
         assert caught.value.fault is Fault.BROKEN

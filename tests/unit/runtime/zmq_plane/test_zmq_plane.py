@@ -232,7 +232,7 @@ async def test_an_address_that_takes_no_socket_stops_nothing(
     await until(lambda: subscription.left_out == 1)
     await hostile.register(Channel.over_zmq(SUBJECT, 7, hostile.address))
     await until(lambda: subscription.connected_to == 1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await there.close()
 
 
@@ -240,7 +240,7 @@ async def test_where_nobody_can_listen_it_says_so(tmp_path: Path) -> None:
     plane = ZmqPlane(FileStore(tmp_path / "store"), "192.0.2.1")
     with pytest.raises(OSError, match=r"192\.0\.2\.1"):
         await plane.offer(SUBJECT)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await plane.close()
 
 

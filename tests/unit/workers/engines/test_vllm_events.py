@@ -100,7 +100,7 @@ async def test_an_engine_that_was_started_anew_is_followed_from_its_beginning() 
             await publisher.stop()
             publisher.start()
             await publisher.publish(chain(7))
-            await until(lambda: follower.holds(7), 20.0)
+            await until(lambda: follower.holds(7))
 
 
 async def test_events_of_another_block_size_are_refused_and_nothing_is_claimed() -> None:

@@ -129,7 +129,7 @@ async def test_a_listener_knows_every_cache_and_can_ask_for_it_again(kind):
 async def read_until_ready(stdout: Any) -> list[str]:
     lines = []
     while not lines or lines[-1] != "ready":
-        line = await asyncio.wait_for(stdout.readline(), 20)
+        line = await asyncio.wait_for(stdout.readline(), 60)
         assert line, f"the mocker ended: {lines}"
         lines.append(line.decode().strip())
     return lines
@@ -173,7 +173,7 @@ async def test_the_command_serves_publishes_and_drains():
                 await send_prompts(match[2], 1, 2)
             await until(lambda: set(told.blocks) == ids and all(told.blocks.values()))
             process.send_signal(signal.SIGTERM)
-            out, err = await asyncio.wait_for(process.communicate(), 20)
+            out, err = await asyncio.wait_for(process.communicate(), 60)
             assert process.returncode == 0
             # asyncio's debug mode says which step took long.
             said = [line for line in err.splitlines() if not line.startswith(b"Executing <")]
@@ -192,13 +192,13 @@ async def test_a_second_signal_does_not_wait_for_what_still_runs():
         async with aio.insecure_channel(lines[-2].split()[2].removeprefix("grpc://")) as channel:
             stub = TrtllmServiceStub(channel)
             call = stub.Generate(generate_request("a", range(8)))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not await running_requests(stub):
                     await asyncio.sleep(0.01)
             process.send_signal(signal.SIGINT)
-            assert b"draining" in await asyncio.wait_for(process.stdout.readline(), 20)
+            assert b"draining" in await asyncio.wait_for(process.stdout.readline(), 60)
             process.send_signal(signal.SIGINT)
-            assert await asyncio.wait_for(process.wait(), 20) == 0
+            assert await asyncio.wait_for(process.wait(), 60) == 0
             with pytest.raises(grpc.RpcError) as caught:
                 await call.read()
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -223,7 +223,7 @@ async def test_the_command_names_a_port_that_is_in_use():
         assert lines[0].startswith("events: "), "it says whether it publishes"
         port = lines[-2].split()[2].rpartition(":")[2]
         async with command("--port", port) as second:
-            _, err = await asyncio.wait_for(second.communicate(), 20)
+            _, err = await asyncio.wait_for(second.communicate(), 60)
             assert second.returncode == 2
             assert f"cannot listen on 127.0.0.1:{port}: is it in use?" in err.decode()
             assert "Traceback" not in err.decode()

@@ -141,7 +141,7 @@ async def test_an_engine_takes_requests_when_its_start_up_time_is_over():
     clock.advance(3)
     assert not ranked.starting
     stream = ranked.submit(request("a", range(8)), None)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not stream.done:
             await stream.wait(stream.ready)
     await ranked.stop()

@@ -269,7 +269,7 @@ async def follow(call: Any, told: ToldCache, engine: MockServer) -> None:
         return {block.block_hash for block in engine.engine.cached_blocks()}
 
     while not told.sequence or set(told.tokens) != cached():
-        told.apply(await asyncio.wait_for(call.read(), 10))
+        told.apply(await asyncio.wait_for(call.read(), 60))
 
 
 async def test_a_subscriber_learns_the_cache_and_then_its_changes(monkeypatch):
