@@ -287,6 +287,7 @@ async def test_output_blocks_count_where_they_are_tracked() -> None:
                 await asyncio.sleep(0.01)
         engine.go.set()
         await call
+        await until(lambda: not doors.server.dispatcher.in_flight)
         assert await active_blocks() == 0
 
 

@@ -297,7 +297,7 @@ async def test_embed_is_tried_elsewhere_and_counted() -> None:
         for _ in range(4):
             call = rig.channel.unary_unary("/trtllm.TrtllmService/Embed", None, None)
             assert await call(b"") == b"vector"
-        assert rig.dispatcher.in_flight == 0
+        await until(lambda: rig.dispatcher.in_flight == 0)
         await until(lambda: state(rig, gone) is WorkerState.UNHEALTHY)
 
 

@@ -1,5 +1,6 @@
 """A whole Server in the test's own loop, with scripted engines and clients for its doors."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -8,7 +9,7 @@ import aiohttp
 from grpc import aio
 from support.calls import messages_of
 from support.fake_engine import FakeEngine
-from support.polling import until
+from support.polling import DEADLINE_S, until
 
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2_grpc
@@ -52,6 +53,12 @@ class Doors:
         _, text = await self.http("GET", "/metrics")
         lines = [line for line in text.splitlines() if line and line[0] != "#"]
         return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines)}
+
+    async def shows(self, sample: str, value: float) -> None:
+        """Wait until /metrics has this: what a client was told may be counted a moment later."""
+        async with asyncio.timeout(DEADLINE_S):
+            while (await self.metrics()).get(sample) != value:
+                await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

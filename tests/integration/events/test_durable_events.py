@@ -69,8 +69,8 @@ async def test_a_killed_router_reads_what_it_missed(durable: Durable) -> None:
     await durable.fleet.start_router("--no-kv-events")
     await durable.fleet.ask(more)  # while nobody of ours listens
     await durable.serve()
-    await eventually(lambda: durable.knows(more, 5), 5.0)
-    await eventually(lambda: durable.knows(PROMPT, 6), 5.0)
+    await eventually(lambda: durable.knows(more, 5))
+    await eventually(lambda: durable.knows(PROMPT, 6))
     assert await durable.metric("event_plane_announcements_asked_total") == 0
     assert "Traceback" not in durable.fleet.router.text
 
@@ -79,7 +79,7 @@ async def test_a_router_that_stopped_starts_from_its_snapshot(durable: Durable) 
     await durable.serve(by=signal.SIGTERM)
     assert await durable.metric("index_restored_sources") == 2
     assert await durable.knows(PROMPT, 6) or await durable.fleet.overlaps(PROMPT)
-    await eventually(lambda: durable.knows(PROMPT, 6), 5.0)
+    await eventually(lambda: durable.knows(PROMPT, 6))
     assert await durable.metric("event_plane_announcements_asked_total") == 0
 
 
@@ -94,16 +94,16 @@ async def test_old_messages_go_behind_a_snapshot(durable: Durable) -> None:
     await eventually(purged)
     await durable.serve()
     assert await durable.metric("index_restored_sources") == 2
-    await eventually(lambda: durable.knows(PROMPT, 6), 5.0)
+    await eventually(lambda: durable.knows(PROMPT, 6))
 
 
 async def test_a_snapshot_of_another_block_size_is_refused_by_name(durable: Durable) -> None:
     await durable.serve(by=signal.SIGTERM)
     await durable.serve(*DURABLE, "--block-size", "32")
-    assert "its block_size is 16, wanted is 32" in durable.fleet.router.text
+    await durable.fleet.router.says("its block_size is 16, wanted is 32")
     assert await durable.metric("index_restored_sources") == 0
     await durable.serve(*DURABLE, "--router-reset-states")
-    assert "were deleted" in durable.fleet.router.text
+    await durable.fleet.router.says("were deleted")
     await eventually(lambda: durable.knows(PROMPT, 6))
 
 
@@ -183,8 +183,8 @@ async def test_two_routers_read_the_same_and_a_third_may_not_take_a_name(durable
     await durable.fleet.ask(more)
     for where in (durable.fleet.http, first):
         durable.fleet.http = where
-        await eventually(lambda: durable.knows(more, 5), 5.0)
-        await eventually(lambda: durable.knows(PROMPT, 6), 5.0)
+        await eventually(lambda: durable.knows(more, 5))
+        await eventually(lambda: durable.knows(PROMPT, 6))
     options = "--port", "0", "--http-port", "0", "--nats", durable.server.url
     async with command(durable.fleet.folder / "third", "serve", *options, *DURABLE) as third:
         await third.says("router_id: NATS: another router reads")

@@ -121,7 +121,7 @@ async def test_a_broken_file_is_a_cold_start_and_a_line(warm: Warm) -> None:
     await warm.fleet.router.stop(signal.SIGKILL)
     warm.path.write_bytes(warm.path.read_bytes()[:-3])
     await warm.serve()
-    assert "ends too early" in warm.fleet.router.text
+    await warm.fleet.router.says("ends too early")
     known = await metrics(warm.fleet)
     assert known["dynamo_router_index_restored_sources"] == 0
     await eventually(warm.is_indexed)

@@ -134,7 +134,7 @@ async def test_a_process_that_stays_hung_is_killed_and_started_again(tmp_path: P
 
         await eventually(back)
         assert await served.decider() != decider
-        assert served.router.text.count("a process hangs and is killed") == 2
+        await until(lambda: served.router.text.count("a process hangs and is killed") == 2)
         assert len(await served.answers(prompt("after"))) == 3
         assert await served.router.stop() == 0
 
