@@ -27,7 +27,6 @@ from support.serving import BLOCK, Doors, serving
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.workers.channels import ConnectionPolicy
-from dynamo_router.workers.event_dialects import zmq_events
 from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.trtllm_proto import SERVICE
@@ -140,12 +139,9 @@ not_held = partial(untrue, exact=False)
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("way", WAYS)
-async def test_indexes_are_true_after_each_step(
-    way: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_indexes_are_true_after_each_step(way: str, seed: int) -> None:
     if way.startswith("zmq"):
         pytest.importorskip("zmq")
-        monkeypatch.setattr(zmq_events, "REPLAY_WAIT_S", 0.3)
     rng = Random(seed)
     config = MockerConfig(workers=ENGINES, port=0, engine=CACHE, speedup_ratio=1000.0,
                           heartbeat_s=0.3)  # fmt: skip

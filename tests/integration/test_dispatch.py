@@ -232,7 +232,7 @@ async def test_a_deadline_ends_it_everywhere() -> None:
 
 
 async def test_a_silent_worker_is_given_up_for_another() -> None:
-    async with Rig(FakeEngine(hang), FakeEngine(hang), silence_s=0.2) as rig:
+    async with Rig(FakeEngine(hang), FakeEngine(hang), silence_s=1.0) as rig:
         call = rig.call(prompt("r1"))
         await until(lambda: any(engine.requests for engine in rig.engines))
         (silent,) = [e for e in rig.engines if e.requests]
@@ -364,10 +364,10 @@ async def test_a_reader_that_is_slow_is_not_taken_for_a_silent_worker() -> None:
         for _ in range(64):
             yield chunk(request, *range(30000))
 
-    async with Rig(FakeEngine(flood), silence_s=0.1) as rig:
+    async with Rig(FakeEngine(flood), silence_s=1.0) as rig:
         call = rig.call(prompt())
         await first(call)
-        await asyncio.sleep(0.4)  # the fault itself: a client that reads nothing for a while
+        await asyncio.sleep(2.5)  # the fault itself: a client that reads nothing for a while
         assert len([m async for m in _rest(call)]) == 63
         await rig.settled()
 

@@ -73,7 +73,7 @@ async def test_a_client_that_reads_nothing_is_ended() -> None:
 
 
 async def test_a_worker_that_does_not_begin_in_time_is_replaced() -> None:
-    limits = RequestLimits(attempt_timeout_s=0.3)
+    limits = RequestLimits(attempt_timeout_s=1.0)
     async with Rig(FakeEngine(hang), FakeEngine(), limits=limits) as rig:
         for number in range(2):  # one of them meets it first
             assert len(await rig.answers(prompt(f"r{number}"))) == 3
