@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 """How long a page may take to show something, on a machine that is busy."""
 
 
