@@ -30,6 +30,10 @@ class Http2Call(ServerCall, Protocol):
         """End it with a status."""
         ...
 
+    def give_up(self) -> None:
+        """End it without a status; what was not sent is dropped."""
+        ...
+
 
 class _CallRefused(Exception):  # noqa: N818 - it is how a call is ended, and no error
     def __init__(self, code: StatusCode, details: str) -> None:
@@ -65,13 +69,14 @@ class CheckedCalls:
         return serve
 
     def serving_at_once(self, path: str, answer: AnswerAtOnce) -> AtOnce:
-        """The same within one turn, of calls that nothing holds up."""
+        """The same within one turn, of calls that nothing holds up. Those whose answers wait for
+        their clients to read count from then on; one that finds no room is given up."""
         calls, bound = self._calls, self._calls.bound_of(path)
 
         def serve(call: Http2Call, message: bytes) -> bool:
             try:
                 caller = self._caller(path, call)
-                # It is over before another one begins: there is nothing to give back.
+                # It is mostly over before another one begins: there is nothing to give back.
                 refusal = bound.refusal(caller) or calls.bytes.refusal(caller, len(message))
                 if refusal is not None:
                     raise _no_capacity(calls, bound, refusal)
@@ -88,7 +93,20 @@ class CheckedCalls:
                 call.answer(found)
             return True
 
-        return serve
+        async def finish(call: Http2Call) -> None:
+            try:
+                caller = self._caller(path, call)
+            except _CallRefused:
+                caller = peer_host(call.peer())
+            if bound.take(caller) is not None:
+                call.give_up()
+                return
+            try:
+                await call.finish()
+            finally:
+                bound.give_back(caller)
+
+        return AtOnce(serve, finish)
 
     def _caller(self, path: str, call: ServerCall) -> str:
         """Who a call is charged to; _CallRefused if it is refused."""

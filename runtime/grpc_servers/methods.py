@@ -5,9 +5,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from ..errors import UNREADABLE_MESSAGE, StatusCode
-from ..http2 import PeerGoneError
+from ..http2 import AtOnce, PeerGoneError
 
-__all__ = ["Method", "Methods", "PeerGoneError", "ServerCall", "answer_call", "served_plainly"]
+__all__ = [
+    "AtOnce",
+    "Method",
+    "Methods",
+    "PeerGoneError",
+    "ServerCall",
+    "answer_call",
+    "served_plainly",
+]
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 AnswerAtOnce: TypeAlias = Callable[[bytes, Metadata], bytes | None]
@@ -84,9 +92,8 @@ class Method(NamedTuple):
 
 Methods: TypeAlias = Mapping[str, Method]
 """By their paths: /SERVICE/METHOD."""
-Serve: TypeAlias = Callable[[Any], Awaitable[None]]
-AtOnce: TypeAlias = Callable[[Any, bytes], bool]
-"""Ends a call whose message this is, or leaves it as it is: False."""
+Serve: TypeAlias = Callable[[ServerCall], Awaitable[None]]
+"""Serves a call, whichever library carries it."""
 
 
 async def answer_call(method: Method, request: Any, call: ServerCall) -> None:

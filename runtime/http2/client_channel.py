@@ -108,8 +108,6 @@ class ClientChannel:
         call = ClientCall(self, head, more, message, timeout)
         if outcome is not None:
             call.end(outcome)
-        elif self._connection is not None and not self._closed:
-            self._start(call, self._connection)
         else:
             self.submit(call)
         return call

@@ -25,7 +25,7 @@ class ClientConnection(Connection):
         super().__init__(session, keepalive)
         self._on_leaving = on_leaving
         self.is_leaving = False
-        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.ready: asyncio.Future[None] = self.loop.create_future()
         """ends with the peer's settings; ConnectionError if it is lost before"""
 
     # Calls
@@ -36,7 +36,7 @@ class ClientConnection(Connection):
         stream.owner = call
         call.on_begun(self, stream)
         if self._look_timer is None:
-            self._heard = self._loop.time()
+            self._heard = self.loop.time()
             self._look_after(self._keepalive.after_s)
         self.flush()
 

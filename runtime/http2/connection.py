@@ -61,7 +61,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, session: Session, keepalive: Keepalive) -> None:
         self._session = session
         self._keepalive = keepalive
-        self.loop = self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._buffer, self._turn = _shared.buffer, _shared.turn
         self._transport: asyncio.Transport | None = None
         self._look_timer: asyncio.TimerHandle | None = None
@@ -70,7 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         self._idle_frames = Allowance(IDLE_BURST, IDLE_EACH_S)
         self._heard = 0.0  # when bytes came last
         self._why = ""
-        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.closed: asyncio.Future[None] = self.loop.create_future()
         """ends when the connection has"""
 
     def __len__(self) -> int:
@@ -120,14 +120,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._heard = self._loop.time()
+        self._heard = self.loop.time()
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard = self._loop.time()
+        self._heard = self.loop.time()
         self._feed(self._buffer, nbytes)
 
     def eof_received(self) -> bool:
@@ -202,13 +202,13 @@ class Connection(asyncio.BufferedProtocol):
             self._busy = False
             turn.depth -= 1
             if turn.waiting and not turn.depth:
-                turn.end(self._loop)
+                turn.end(self.loop)
         if concerns_calls and self._keepalive.row:
             self._keepalive.heard()
         return True
 
     def _look_after(self, seconds: float) -> None:
-        self._look_timer = self._loop.call_later(seconds, self._look)
+        self._look_timer = self.loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
         """Whether the peer is still there."""
@@ -219,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _keep_alive(self) -> float | None:
         """Ping the peer if it is time; in how many seconds to look again, None: it is lost."""
-        verdict = self._keepalive.look(self._loop.time(), self._heard)
+        verdict = self._keepalive.look(self.loop.time(), self._heard)
         if verdict.lost:
             self.abort("ping timeout")
             return None

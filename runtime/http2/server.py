@@ -13,7 +13,7 @@ from functools import partial
 from ..errors import StatusCode
 from ..limit_hits import LimitLog
 from .library import load_library, make_session
-from .server_call import AtOnce, CallAborted, PeerGoneError, Serve, ServerCall
+from .server_call import AnswerNow, AtOnce, CallAborted, PeerGoneError, Serve, ServerCall
 from .server_connection import NOTICE_S, ServerConnection
 from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
 
@@ -64,7 +64,9 @@ class Http2Server:
         self._numbers = 0
         self._opening: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._begun: list[tuple[ServerCall, Serve]] = []  # in this turn; they may have no tasks
+        self._begun: list[
+            tuple[ServerCall, Serve, Serve]
+        ] = []  # in this turn; they may have no tasks
 
     def __len__(self) -> int:
         """Connections, those whose TLS is under way too."""
@@ -116,7 +118,10 @@ class Http2Server:
     ) -> None:
         """Answer, by the paths of methods. `at_once` has a shorter way for some of them, which is
         asked first, as soon as a call's message is there."""
-        short = {path: partial(_at_once, way) for path, way in (at_once or {}).items()}
+        short = {
+            path: way._replace(answer=partial(_at_once, way.answer))
+            for path, way in (at_once or {}).items()
+        }
         self._methods = {path.encode(): (way, short.get(path)) for path, way in methods.items()}
         for listener in self._sockets:
             self._accept_on(listener)
@@ -172,18 +177,18 @@ class Http2Server:
         if at_once is None:
             self._serve(call, serve)
         else:
-            call.at_once = at_once
-            self._begun.append((call, serve))
+            call.at_once = at_once.answer
+            self._begun.append((call, serve, at_once.finish))
 
     def settle(self) -> None:
         """What came was told: serve calls that were not answered at once, and see to answers that
         wait for their clients to read. For connections."""
         if self._begun:
             begun, self._begun = self._begun, []
-            for call, serve in begun:
+            for call, serve, finish in begun:
                 call.at_once = None
                 if not call.over:
-                    self._serve(call, _finish if call.ended else serve)
+                    self._serve(call, finish if call.ended else serve)
 
     def _serve(self, call: ServerCall, serve: Serve) -> None:
         task = call.task = call.loop.create_task(_served(call, serve))
@@ -294,7 +299,7 @@ class Http2Server:
         self._sockets.clear()
 
 
-def _at_once(answer: AtOnce, call: ServerCall, message: bytes) -> bool:
+def _at_once(answer: AnswerNow, call: ServerCall, message: bytes) -> bool:
     """Whether a call was answered, or failed to be. In a context of its own, as a task has one."""
     try:
         return copy_context().run(answer, call, message)
@@ -302,10 +307,6 @@ def _at_once(answer: AtOnce, call: ServerCall, message: bytes) -> bool:
         log.exception("a method failed")
         call.end(StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}")
         return True
-
-
-async def _finish(call: ServerCall) -> None:
-    await call.finish()
 
 
 async def _served(call: ServerCall, serve: Serve) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from time import monotonic
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from ..errors import StatusCode
 from ._session import Session
@@ -106,7 +106,7 @@ class ServerCall:
         """its status was said, or it was given up"""
         self.over = False
         """its stream has ended"""
-        self.at_once: AtOnce | None = None
+        self.at_once: AnswerNow | None = None
         """set by its server, which sees to what it raises"""
         self.task: asyncio.Task[None] | None = None
         self._messages: deque[bytes] = deque()
@@ -351,9 +351,24 @@ class ServerCall:
             waiter.set_result(None)
 
 
-AtOnce: TypeAlias = Callable[[ServerCall, bytes], bool]
-"""Ends a call whose message this is, or leaves it as it is: False."""
 Serve: TypeAlias = Callable[[ServerCall], Awaitable[None]]
+
+
+async def finish_call(call: ServerCall) -> None:
+    """Wait until an answer has left."""
+    await call.finish()
+
+
+AnswerNow: TypeAlias = Callable[[ServerCall, bytes], bool]
+"""Ends a call whose message this is, or leaves it as it is: False."""
+
+
+class AtOnce(NamedTuple):
+    """A shorter way for a method's calls. `finish` serves those that were answered, and whose
+    answer has not left when the turn is over."""
+
+    answer: AnswerNow
+    finish: Serve = finish_call
 
 
 @lru_cache(maxsize=1024)

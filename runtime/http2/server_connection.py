@@ -51,7 +51,7 @@ class ServerConnection(Connection):
         self.session, self.limits = session, limits
         self._host = host
         self.guard = FloodGuard(limits.ping_interval_s)
-        self._quiet_since = now = self._loop.time()
+        self._quiet_since = now = self.loop.time()
         self._life = ConnectionLife(limits, now, spread)
         self._peer = ""
         self._auth_context: Mapping[str, Sequence[bytes]] | None = None
@@ -101,13 +101,13 @@ class ServerConnection(Connection):
         When the future ends there are no calls but those that have begun.
         """
         if self._leaving is None:
-            self._leaving = self._loop.create_future()
+            self._leaving = self.loop.create_future()
             self._life.leave()
             if self._begun:
                 self.session.announce_goaway()
                 self.session.ping()
                 self.flush()
-            self._timer = self._loop.call_later(NOTICE_S, self._leave_now)
+            self._timer = self.loop.call_later(NOTICE_S, self._leave_now)
         return self._leaving
 
     def close(self, why: str) -> None:
@@ -117,13 +117,13 @@ class ServerConnection(Connection):
         if transport is not None and not transport.is_closing():
             transport.close()
             self._stop_timer()
-            self._timer = self._loop.call_later(LAST_WORDS_S, transport.abort)
+            self._timer = self.loop.call_later(LAST_WORDS_S, transport.abort)
 
     def flush_soon(self) -> None:
         """Send once this turn of the loop is over, with what else is written in it."""
         if not self._flushing:
             self._flushing = True
-            self._turn.call_after(self._loop, self._flush_now)
+            self._turn.call_after(self.loop, self._flush_now)
 
     # The connection's side
 
@@ -155,7 +155,7 @@ class ServerConnection(Connection):
             assert self._transport is not None
             self._rest = bytes(data[taken:size])
             self._transport.pause_reading()
-            self._loop.call_soon(self._go_on)
+            self.loop.call_soon(self._go_on)
         session = self.session
         if session.held // INPUT_STEP != self._input.steps:
             self._count_input()
@@ -173,7 +173,7 @@ class ServerConnection(Connection):
             self._header_timer = None
         self._unfinished = self.session.unfinished_headers
         if self._unfinished:
-            late = self._loop.call_later(self.limits.header_s, self._on_late_headers)
+            late = self.loop.call_later(self.limits.header_s, self._on_late_headers)
             self._header_timer = late
 
     def _on_late_headers(self) -> None:
@@ -204,7 +204,7 @@ class ServerConnection(Connection):
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._rest:
-            self._loop.call_soon(self._go_on)
+            self.loop.call_soon(self._go_on)
         self._read_on()
 
     def flush(self) -> None:
@@ -306,7 +306,7 @@ class ServerConnection(Connection):
         self._host.begin(call, head.path)
 
     def _on_stream_end(self, call: ServerCall | None, code: int) -> None:
-        now = self._loop.time()
+        now = self.loop.time()
         if not len(self.session):
             self._quiet_since = now
         if call is not None:
@@ -317,10 +317,10 @@ class ServerConnection(Connection):
     def _on_connection_event(self, kind: int, value: Any) -> None:
         if kind == SETTINGS:
             self._life.greeted()
-            if self.guard.on_settings(self._loop.time()):
+            if self.guard.on_settings(self.loop.time()):
                 self._on_flood("it changes its settings too often")
         elif kind == PING:
-            if self.guard.on_ping(self._loop.time()):
+            if self.guard.on_ping(self.loop.time()):
                 self._on_flood("too_many_pings")
         elif kind == REFUSED:
             self.on_limit("max_streams")
@@ -379,7 +379,7 @@ class ServerConnection(Connection):
 
     def _look(self) -> None:
         self._look_timer = None
-        now = self._loop.time()
+        now = self.loop.time()
         step, again_s = self._life.look(now, len(self.session), self._quiet_since)
         if step is not Step.STAY and self._life.due:
             self.on_limit(self._life.due)

@@ -20,6 +20,30 @@ BUSY_S = 60.0
 """How long a process may take to start, or to end, on a machine that is busy with others."""
 
 
+async def output_of(
+    *argv: str, env: Mapping[str, str], timeout_s: float, cwd: Path | None = None
+) -> str:
+    """What a program prints that takes no input; it must end well."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=cwd,
+        env=env,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            printed, complaints = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    said = printed.decode(errors="replace")
+    assert process.returncode == 0, complaints.decode(errors="replace") + said
+    return said
+
+
 class Command:
     """One running `dynamo-router ...`; its output, both streams, is in `text`."""
 

@@ -3,7 +3,6 @@
 Needs aiperf: set AIPERF_PYTHON to a Python that has it.
 """
 
-import asyncio
 import json
 import os
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import command
+from support.processes import command, output_of
 
 from dynamo_router.workers.mocker import OWN_MODEL
 
@@ -38,25 +37,15 @@ async def profile(folder: Path, url: str, kind: str, *more: str) -> dict[str, An
     assert PYTHON is not None
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub(folder / "hub"))}
-    process = await asyncio.create_subprocess_exec(
+    await output_of(
         PYTHON, "-m", "aiperf", "profile", "-m", "tiny", "--url", url, "--endpoint-type", kind,
         "--tokenizer", "own/tiny", "--isl", str(PROMPT), "--osl", str(ANSWER),
         "--request-count", str(REQUESTS), "--concurrency", "4", "--extra-inputs",
         "ignore_eos:true", "--artifact-dir", "told", "--ui", "none", *more,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        cwd=folder,
         env=environ,
+        timeout_s=DEADLINE_S,
+        cwd=folder,
     )  # fmt: skip
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            said, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, said.decode(errors="replace")
     told: dict[str, Any] = json.loads((folder / "told/profile_export_aiperf.json").read_text())
     return told
 

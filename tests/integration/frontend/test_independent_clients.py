@@ -3,7 +3,6 @@
 OpenAI's own is in test_openai_client.py.
 """
 
-import asyncio
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.fake_engine import FakeEngine, chunk, complete
+from support.processes import output_of
 from support.servers.openai_serving import Served, openai_serving
 
 MODEL = "tiny"
@@ -44,22 +44,7 @@ async def said(served: Served) -> str:
 
 async def run(*command: str, **variables: str) -> str:
     """A command's output; it must end well."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **variables},
-    )
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            told, complaints = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, complaints.decode()
-    return told.decode()
+    return await output_of(*command, env={**os.environ, **variables}, timeout_s=DEADLINE_S)
 
 
 def need(module: str) -> None:

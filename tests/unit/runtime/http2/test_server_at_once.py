@@ -7,7 +7,7 @@ from support.polling import until
 from support.servers import http2_frames as raw
 from support.servers.http2_client import echo, head_of, listening, raw_client
 
-from dynamo_router.runtime.http2 import ServerCall, ServerLimits
+from dynamo_router.runtime.http2 import AtOnce, ServerCall, ServerLimits
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 PATH = "/a.B/echo"
@@ -39,7 +39,10 @@ class Short:
 
 async def test_answers_of_one_turn_are_sent_together() -> None:
     short = Short()
-    async with listening(at_once={PATH: short}) as (server, port), raw_client(port) as client:
+    async with (
+        listening(at_once={PATH: AtOnce(short)}) as (server, port),
+        raw_client(port) as client,
+    ):
         client.greet()
         client.send(b"".join(call_of(1 + 2 * n, b"call %d" % n) for n in range(8)))
         while len(client.kinds(15)) < 3:
@@ -58,7 +61,10 @@ async def test_answers_of_one_turn_are_sent_together() -> None:
 )
 async def test_a_call_ends_whatever_becomes_of_the_short_way(text: bytes, status: bytes) -> None:
     short = Short()
-    async with listening(at_once={PATH: short}) as (server, port), raw_client(port) as client:
+    async with (
+        listening(at_once={PATH: AtOnce(short)}) as (server, port),
+        raw_client(port) as client,
+    ):
         client.greet()
         client.send(call_of(1, text))
         while b"grpc-status" not in client.answer(1):
@@ -71,7 +77,10 @@ async def test_a_call_ends_whatever_becomes_of_the_short_way(text: bytes, status
 
 async def test_a_message_that_comes_later_has_a_task() -> None:
     short = Short()
-    async with listening(at_once={PATH: short}) as (server, port), raw_client(port) as client:
+    async with (
+        listening(at_once={PATH: AtOnce(short)}) as (server, port),
+        raw_client(port) as client,
+    ):
         client.greet()
         client.send(raw.headers(1, HEAD))
         await until(lambda: server.calls_open == 1)
@@ -83,7 +92,10 @@ async def test_a_message_that_comes_later_has_a_task() -> None:
 
 async def test_a_call_that_was_given_up_already_is_not_answered() -> None:
     short = Short()
-    async with listening(at_once={PATH: short}) as (server, port), raw_client(port) as client:
+    async with (
+        listening(at_once={PATH: AtOnce(short)}) as (server, port),
+        raw_client(port) as client,
+    ):
         client.greet()
         client.send(
             call_of(1, b"gone")
@@ -98,7 +110,10 @@ async def test_a_call_that_was_given_up_already_is_not_answered() -> None:
 
 async def test_a_broken_call_is_refused_and_not_answered() -> None:
     short = Short()
-    async with listening(at_once={PATH: short}) as (server, port), raw_client(port) as client:
+    async with (
+        listening(at_once={PATH: AtOnce(short)}) as (server, port),
+        raw_client(port) as client,
+    ):
         client.greet()
         messages = raw.message(b"good") + raw.message(b"bad", compressed=True)
         client.send(raw.headers(1, HEAD) + raw.data(1, messages, end=True))
@@ -111,7 +126,7 @@ async def test_a_broken_call_is_refused_and_not_answered() -> None:
 async def test_an_answer_that_is_not_read_does_not_linger_for_ever() -> None:
     hits: list[str] = []
     limits = ServerLimits(linger_s=0.05)
-    methods, at_once = {PATH: echo}, {PATH: Short()}
+    methods, at_once = {PATH: echo}, {PATH: AtOnce(Short())}
     async with listening(methods, limits, at_once, on_limit=hits.append) as (server, port):
         async with raw_client(port) as client:
             client.greet((raw.INITIAL_WINDOW_SIZE, 2))
@@ -122,7 +137,10 @@ async def test_an_answer_that_is_not_read_does_not_linger_for_ever() -> None:
 
 
 async def test_a_stop_waits_for_an_answer_that_has_not_left() -> None:
-    async with listening(at_once={PATH: Short()}) as (server, port), raw_client(port) as client:
+    async with (
+        listening(at_once={PATH: AtOnce(Short())}) as (server, port),
+        raw_client(port) as client,
+    ):
         client.greet((raw.INITIAL_WINDOW_SIZE, 2))
         client.send(call_of(1, b"words"))
         await until(lambda: server.calls_open == 1)
@@ -137,7 +155,7 @@ async def test_a_stop_waits_for_an_answer_that_has_not_left() -> None:
 async def test_a_client_may_ping_after_each_answer() -> None:
     """gRPC's clients do, to measure how fast answers come."""
     hits: list[str] = []
-    at_once = {PATH: Short()}
+    at_once = {PATH: AtOnce(Short())}
     async with listening(at_once=at_once, on_limit=hits.append) as (_, port):
         async with raw_client(port) as client:
             client.greet()

@@ -1,0 +1,68 @@
+"""Calls that were answered at once, and whose clients do not read, count against limits."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.polling import until
+from support.servers import http2_frames as raw
+from support.servers.http2_client import echo, head_of, listening, raw_client
+
+from dynamo_router.router.access import GrpcGuard
+from dynamo_router.router.peer_limits import PeerLimits
+from dynamo_router.router.services.call_limits import CallLimits
+from dynamo_router.router.services.checked_calls import CheckedCalls
+from dynamo_router.runtime.limit_hits import LimitHits
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+PATH = "/a.B/echo"
+
+
+def shout(message: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> bytes:
+    return message.upper()
+
+
+def call_of(stream: int) -> bytes:
+    return raw.headers(stream, head_of(PATH)) + raw.data(stream, raw.message(b"words"), end=True)
+
+
+async def test_an_answer_that_waits_for_its_client_takes_a_place_until_it_has_left() -> None:
+    hits = LimitHits()
+    calls = CallLimits(PeerLimits(max_questions=2, max_share_per_caller=1.0), hits)
+    guard = cast(GrpcGuard, SimpleNamespace(admit=lambda path, call: None))
+    at_once: dict[str, Any] = {PATH: CheckedCalls(guard, calls).serving_at_once(PATH, shout)}
+    async with (
+        listening({PATH: echo}, None, at_once) as (server, port),
+        raw_client(port) as client,
+    ):
+        client.greet((raw.INITIAL_WINDOW_SIZE, 2))
+        for stream in (1, 3):
+            client.send(call_of(stream))
+            await until(lambda stream=stream: calls.questions.used == (stream + 1) // 2)
+        client.send(call_of(5))
+        await client.until(raw.HEADERS, stream=5)
+        assert client.status(5)[0] == b"8"
+        assert hits["max_questions"] == 1
+        client.send(raw.window_update(1, 100))
+        await until(lambda: calls.questions.used == 1)
+        client.send(raw.frame(raw.RST_STREAM, 3, (8).to_bytes(4, "big")))
+        await until(lambda: calls.questions.used == 0)
+        while client.kinds(1).count(raw.HEADERS) < 2:  # its trailers
+            await client.read()
+        await until(lambda: not server.calls_open)
+
+
+async def test_of_answers_of_one_turn_no_more_wait_than_find_room() -> None:
+    hits = LimitHits()
+    calls = CallLimits(PeerLimits(max_questions=2, max_share_per_caller=1.0), hits)
+    guard = cast(GrpcGuard, SimpleNamespace(admit=lambda path, call: None))
+    at_once: dict[str, Any] = {PATH: CheckedCalls(guard, calls).serving_at_once(PATH, shout)}
+    async with (
+        listening({PATH: echo}, None, at_once) as (server, port),
+        raw_client(port) as client,
+    ):
+        client.greet((raw.INITIAL_WINDOW_SIZE, 2))
+        client.send(b"".join(map(call_of, (1, 3, 5, 7))))
+        await until(lambda: calls.questions.used == 2 == server.calls_open)
+        assert hits["max_questions"] >= 1
