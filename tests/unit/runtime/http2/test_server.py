@@ -175,7 +175,7 @@ async def test_a_deadline_ends_the_call_on_both_sides(answered: bool) -> None:
         )
         assert code is Code.DEADLINE_EXCEEDED
         await asyncio.wait_for(cancelled.wait(), 60)
-        assert left[0] is not None and 0 < left[0] <= 20.0
+        assert left[0] is not None and 0 < left[0] < 21.0  # gRPC rounds up what it sends
 
 
 async def test_a_client_that_does_not_read_makes_the_method_wait() -> None:
