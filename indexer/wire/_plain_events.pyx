@@ -269,7 +269,8 @@ cdef void write_event(Output* out, Event* event, uint32_t block_size) noexcept n
 cdef uint8_t* write_stored(uint8_t* at, Event* event, uint32_t block_size) noexcept nogil:
     cdef Item item
     cdef uint32_t token = 0
-    cdef ByteReader ahead
+    cdef uint8_t* tokens
+    cdef uint8_t* end
     cdef uint64_t block, hash, left = event.n_tokens, count, n
     cdef size_t token_bytes, size
     for block in range(event.n_hashes):
@@ -277,19 +278,21 @@ cdef uint8_t* write_stored(uint8_t* at, Event* event, uint32_t block_size) noexc
         hash = item.value
         count = min(left, <uint64_t>block_size)
         left -= count
-        ahead = event.tokens
-        token_bytes = 0
+        # Where they stand if lengths take one byte each; else they are moved.
+        tokens = end = at + 4 + number_size(hash)
         for n in range(count):
-            take_token(&ahead, &token)
-            token_bytes += token_varint_bytes(token)
+            take_token(&event.tokens, &token)
+            end = put_token(end, token)
+        token_bytes = end - tokens
         size = number_size(hash) + delimited_size(token_bytes) + number_size(block_size)
+        if size >= 0x80:
+            end = at + 2 + varint_size(size) + number_size(hash) + varint_size(token_bytes)
+            memmove(end, tokens, token_bytes)
         at = put_varint(put_tag(at, BLOCKS, DELIMITED), size)
         at = put_number(at, BLOCK_HASH, hash)
         if token_bytes:
             at = put_varint(put_tag(at, TOKEN_IDS, DELIMITED), token_bytes)
-            for n in range(count):
-                take_token(&event.tokens, &token)
-                at = put_token(at, token)
+            at += token_bytes
         at = put_number(at, BLOCK_SIZE, block_size)
     if event.has_parent:
         at = put_varint(put_tag(at, PARENT_BLOCK_HASH, VARINT), event.parent)  # also if it is 0

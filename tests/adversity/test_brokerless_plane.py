@@ -11,7 +11,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from os import environ
 from pathlib import Path
 from random import Random
@@ -33,6 +33,7 @@ from support.servers.discovered_fleet import (
 from support.serving import BLOCK, Doors
 
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.runtime.errors import NoWorkersError
 from dynamo_router.workers.discovery import EventPlaneConfig
 from dynamo_router.workers.mocker.config import EngineConfig
 from dynamo_router.workers.mocker.fleet import MockFleet
@@ -247,8 +248,9 @@ class World:
                 tokens = list(range(first, first + rng.randrange(20, 12 * BLOCK)))
                 self._prompts.append(tokens)
                 await completed(doors, f"r{self._asked}", tokens)
-                doors.server.router.decide(tokens[: 2 * BLOCK], f"b{self._asked}")
-                self._booked.append((doors, f"b{self._asked}"))
+                with suppress(NoWorkersError):  # all are leaving, or come back
+                    doors.server.router.decide(tokens[: 2 * BLOCK], f"b{self._asked}")
+                    self._booked.append((doors, f"b{self._asked}"))
         self._release(BOOKED)
 
     def _release(self, left: int) -> None:

@@ -24,13 +24,17 @@ class EventsLost(EventsEnded):
 class PulledCall:
     """Reads what `pull` gives, one serialized KvEventBatch at a time, until it raises EventsEnded.
 
-    `open` is awaited first, by `initial_metadata`.
+    `open` is awaited first, by `initial_metadata`. `at_once` gives what `pull` would, if that needs
+    no waiting; None: `pull` is to be asked.
     """
 
     def __init__(
-        self, open: Callable[[], Awaitable[None]], pull: Callable[[], Awaitable[bytes]]
+        self,
+        open: Callable[[], Awaitable[None]],
+        pull: Callable[[], Awaitable[bytes]],
+        at_once: Callable[[], bytes | None] = lambda: None,
     ) -> None:
-        self._open, self._pull = open, pull
+        self._open, self._pull, self._at_once = open, pull, at_once
         self._reading: asyncio.Future[bytes] | None = None
         self._cancelled = False
 
@@ -42,6 +46,8 @@ class PulledCall:
         """The next batch; EventsEnded at the end. CancelledError once it was cancelled."""
         if self._cancelled:
             raise asyncio.CancelledError
+        if (batch := self._at_once()) is not None:
+            return batch
         self._reading = asyncio.ensure_future(self._pull())
         try:
             return await self._reading

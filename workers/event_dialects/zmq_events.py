@@ -7,11 +7,12 @@ on; what came before, or got lost, the replay socket tells as far back as the en
 import asyncio
 import importlib
 import struct
-import time
 from collections import deque
+from itertools import count
 from typing import Any
 
 from ...runtime.backoff import Backoff
+from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ConfigError
 from .pulled_call import EventsEnded, EventsLost, PulledCall
 from .zmq_payload import ZmqPayload
@@ -24,17 +25,19 @@ ASK_AGAIN_S = (0.25, 30.0)
 """Until a replay that ended in its midst is asked for the rest: the first wait, and the longest."""
 QUIET_S = 2.0
 """After so long without a message the replay is asked for one that got lost as the last."""
-RENEW_MS = 3000
+RENEW_S = 3.0
 """How long a socket may take to be connected until another one is tried."""
-POLL_MS = 250
+LONGEST_WAIT_S = 1.0
+"""For a message, before the connection is looked at again."""
 MESSAGES_A_TURN = 64
-"""Of a replay, or of what is passed over, before whatever else is due on the loop gets its turn."""
+"""Before whatever else is due on the loop gets its turn."""
 UNREADABLE = b"\xff"
 """In place of a batch that cannot be read: the reader takes it for damaged, and begins anew."""
 NOTHING_YET = b""
 """The batch 0, without events, before all that an engine publishes."""
 _END = b"\xff" * 8  # ends a replay, so that no message has this number
 _NUMBER = struct.Struct(">Q")
+_monitors = count()
 
 Message = tuple[int, bytes]
 """A number and a payload."""
@@ -49,7 +52,9 @@ class ZmqEvents:
 
     event_source = "zmq"
 
-    def __init__(self, address: str, replay: str | None, block_size: int) -> None:
+    def __init__(
+        self, address: str, replay: str | None, block_size: int, clock: Clock | None = None
+    ) -> None:
         """`address` and `replay` are tcp://HOST:PORT or ipc://PATH. ConfigError without pyzmq."""
         try:
             self._zmq: Any = importlib.import_module("zmq")
@@ -58,13 +63,15 @@ class ZmqEvents:
         except ImportError:
             text = "events over ZMQ need pyzmq: pip install 'dynamo-router[zmq]'"
             raise ConfigError(text, key="workers") from None
+        self._noblock = int(self._zmq.NOBLOCK)  # an enum takes longer
         self._address, self._replay_address = address, replay
         self._payload = ZmqPayload(block_size)
+        self._clock = clock or SystemClock()
         self._context: Any = None
         self._live: Any = None
         self._monitor: Any = None
-        self._at_once: Any = None  # those two, read without waiting
-        self._told_at_once: Any = None
+        self._read: deque[list[bytes]] = deque()  # before the connection was last looked at
+        self._turn = 0  # messages since others had theirs
         self._connected = False
         self._lost = False  # the connection was, since it was last made sure who is there
         self._heard = -1  # the number of the last message that was published
@@ -90,7 +97,7 @@ class ZmqEvents:
             self._replayed = {number: hash(payload) for number, payload in replayed}
             if found or ended:
                 again.reset()
-            ask_at = time.monotonic() + (QUIET_S if ended else again.next())
+            ask_at = self._clock.now() + (QUIET_S if ended else again.next())
 
         async def open() -> None:
             nonlocal idle
@@ -108,26 +115,41 @@ class ZmqEvents:
             await replay()
             idle = told < 0 and ended and not replayed
 
-        async def pull() -> bytes:
-            nonlocal told, idle, ask_at
-            if idle:
-                idle = False
-                return NOTHING_YET
+        def at_once() -> bytes | None:
+            nonlocal told, ask_at
+            if idle or self._turn >= MESSAGES_A_TURN:
+                return None
             number, payload = told, b""
             while number <= told:
                 if replayed:
                     number, payload = replayed.popleft()
-                elif heard := await self._hear(ask_at if self._replay_address else None):
+                elif heard := self._next():
                     number, payload = heard
                     if ended:
-                        ask_at = time.monotonic() + QUIET_S
+                        ask_at = self._clock.now() + QUIET_S
                 else:
-                    await replay()
+                    return None
+            self._turn += 1
             told, self._last = number, (number, payload)
             batch = self._payload.batch(payload, number + 1)
             return UNREADABLE if batch is None else batch
 
-        return PulledCall(open, pull)
+        async def pull() -> bytes:
+            nonlocal idle
+            if idle:
+                idle = False
+                return NOTHING_YET
+            while True:
+                if self._turn >= MESSAGES_A_TURN:
+                    await self._give_turn()
+                if (batch := at_once()) is not None:
+                    return batch
+                if self._turn < MESSAGES_A_TURN and not await self._waited(
+                    ask_at if self._replay_address else None
+                ):
+                    await replay()
+
+        return PulledCall(open, pull, at_once)
 
     async def close(self) -> None:
         """Let go of the sockets. Idempotent."""
@@ -141,17 +163,19 @@ class ZmqEvents:
         while True:
             if self._live is None:
                 self._open_socket()
-            self._look()
-            if self._connected:
+            if self._look():
                 return
-            if not await self._monitor.poll(RENEW_MS):
-                self._disconnect()  # ZMQ does not try again where it got something else than ZMQ
+            if not await self._readable(RENEW_S, self._monitor) and not self._look():
+                # ZMQ does not try again where it got something else than ZMQ. Nothing was heard.
+                lost = self._lost
+                self._disconnect()
+                self._lost = lost
 
     def _open_socket(self) -> None:
         zmq = self._zmq
         if self._context is None:
             self._context = self._asyncio.Context()
-        self._live = self._context.socket(zmq.SUB)
+        self._live = zmq.Socket(self._context, zmq.SUB)
         for option, value in (
             (zmq.RCVHWM, MOST_HELD),
             (zmq.IPV6, 1),
@@ -161,9 +185,10 @@ class ZmqEvents:
             self._live.setsockopt(option, value)
         self._live.subscribe(b"")
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self._monitor = self._live.get_monitor_socket(events)
-        self._at_once = zmq.Socket.shadow(self._live)
-        self._told_at_once = zmq.Socket.shadow(self._monitor)
+        monitor = f"inproc://monitor-{next(_monitors)}"
+        self._live.monitor(monitor, events)
+        self._monitor = zmq.Socket(self._context, zmq.PAIR)
+        self._monitor.connect(monitor)
         self._live.connect(self._address)
 
     def _disconnect(self) -> None:
@@ -173,17 +198,20 @@ class ZmqEvents:
             live.disable_monitor()
             self._monitor.close(0)
             live.close(0)
-            self._at_once = self._told_at_once = None
         self._connected, self._lost = False, True
         self._heard, self._held = -1, None
         self._replayed.clear()
+        self._read.clear()
 
-    def _look(self) -> None:
-        """Take in what became of the connection until now."""
+    def _look(self) -> bool:
+        """Take in what became of the connection until now; whether it is there."""
         zmq = self._zmq
-        monitor = self._told_at_once
-        while monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            told = self._monitoring.parse_monitor_message(monitor.recv_multipart())["event"]
+        while True:
+            try:
+                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return self._connected
+            told = self._monitoring.parse_monitor_message(frames)["event"]
             self._connected = told == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._lost = self._lost or told == zmq.EVENT_DISCONNECTED
 
@@ -192,46 +220,87 @@ class ZmqEvents:
         number, payload = self._last
         return number >= 0 and (await self._replay(number, most=1))[0] == [(number, payload)]
 
-    async def _hear(self, until: float | None) -> Message | None:
-        """The next message that is published, or the first of an engine that was started anew; None
-        if there is none at that time."""
+    def _next(self) -> Message | None:
+        """The next message that is here, or the first of an engine that was started anew; None if
+        there is none."""
         held, self._held = self._held, None
         if held is not None:
             return held
-        zmq = self._zmq
-        live = self._at_once
-        passed_over = 0
-        while True:
-            if passed_over == MESSAGES_A_TURN:
-                passed_over = 0
-                await asyncio.sleep(0)  # while nothing is in our hands that could get lost
-            try:
-                frames = live.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                frames = ()
-            # Of what came behind a lost connection nobody knows yet who has published it.
-            self._look()
-            if self._lost:
-                raise EventsEnded("the connection was lost")
-            if not frames:
-                if until is not None and time.monotonic() >= until:
-                    return None
-                await self._live.poll(POLL_MS)
-                continue
-            passed_over += 1
+        while self._turn < MESSAGES_A_TURN:
+            if not self._read and not self._drain():
+                return None
+            frames = self._read.popleft()
             if len(frames) != 3 or len(frames[1]) != 8 or frames[1] == _END:
+                self._turn += 1
                 continue
-            number = _NUMBER.unpack(frames[1])[0]
+            number, payload = _NUMBER.unpack(frames[1])[0], frames[2]
             again = self._replayed.pop(number, None)
-            if (number, frames[2]) == self._last or again == hash(frames[2]):
+            seen = (number, payload) == self._last
+            if seen or (again is not None and again == hash(payload)):
+                self._turn += 1
                 continue  # twice, or late: it was told
             begins = number <= self._heard or again is not None
             self._heard = number
             if begins:
                 self._replayed.clear()
-                self._held = number, frames[2]
+                self._held = number, payload
                 raise EventsLost("the engine was started anew")
-            return number, frames[2]
+            return number, payload
+        return None
+
+    def _drain(self) -> bool:
+        """Read what is here, or much of it; whether there was something. EventsEnded if the
+        connection was lost meanwhile: of what came behind that nobody knows yet who published it.
+        """
+        receive, read = self._live.recv, self._read
+        try:
+            while len(read) < MESSAGES_A_TURN:
+                frame = receive(self._noblock, False)
+                frames = [frame.bytes]
+                while frame.more:
+                    frame = receive(self._noblock, False)
+                    frames.append(frame.bytes)
+                read.append(frames)
+        except self._zmq.Again:
+            pass
+        self._look()
+        if self._lost:
+            read.clear()
+            raise EventsEnded("the connection was lost")
+        return bool(read)
+
+    async def _give_turn(self) -> None:
+        self._turn = 0
+        await asyncio.sleep(0)
+
+    async def _waited(self, until: float | None) -> bool:
+        """Wait for a message, or until that time; False if it has come and no message has."""
+        left_s = LONGEST_WAIT_S if until is None else until - self._clock.now()
+        if left_s <= 0:
+            return False
+        self._turn = 0
+        await self._readable(min(left_s, LONGEST_WAIT_S), self._live, self._monitor)
+        return True
+
+    async def _readable(self, timeout_s: float, *sockets: Any) -> bool:
+        """Whether one of the sockets, from which all was read, may have something by then."""
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[bool] = loop.create_future()
+
+        def tell(readable: bool) -> None:
+            if not told.done():
+                told.set_result(readable)
+
+        fds = [socket.getsockopt(self._zmq.FD) for socket in sockets]
+        timer = loop.call_later(timeout_s, tell, False)
+        for fd in fds:
+            loop.add_reader(fd, tell, True)
+        try:
+            return await told
+        finally:
+            timer.cancel()
+            for fd in fds:
+                loop.remove_reader(fd)
 
     async def _replay(self, begin: int, most: int = MOST_HELD) -> tuple[list[Message], bool]:
         """What the engine still has from `begin` on; less if it stops in the midst of that; and

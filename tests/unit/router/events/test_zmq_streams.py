@@ -28,8 +28,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq_events, "REPLAY_WAIT_S", 0.2)
     monkeypatch.setattr(zmq_events, "ASK_AGAIN_S", (0.02, 0.1))
     monkeypatch.setattr(zmq_events, "QUIET_S", 0.1)
-    monkeypatch.setattr(zmq_events, "RENEW_MS", 200)
-    monkeypatch.setattr(zmq_events, "POLL_MS", 20)
+    monkeypatch.setattr(zmq_events, "RENEW_S", 0.2)
 
 
 def block(number: int) -> list[int]:

@@ -1,7 +1,7 @@
 """What an engine sends in masses, or without sense: others on the loop get their turn meanwhile."""
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,6 +14,11 @@ END = b"\xff" * 8
 ZERO = bytes(8)
 
 
+class Frame(NamedTuple):
+    bytes: bytes
+    more: bool
+
+
 class Socket:
     """Always has the same message, without waiting, up to the thousandth."""
 
@@ -24,6 +29,12 @@ class Socket:
         self.read += 1
         assert self.read < 1000, "nobody else had a turn"
         return self.frames
+
+    def frame_now(self, flags: int, copy: bool) -> Any:
+        """The frames one after another, each of which says whether another one follows."""
+        at = self.read % len(self.frames)
+        self.recv_now()
+        return Frame(self.frames[at], at + 1 < len(self.frames))
 
     async def recv_multipart(self) -> list[bytes]:
         return self.recv_now()
@@ -59,10 +70,17 @@ async def test_what_is_passed_over_leaves_others_their_turn(
     frames: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of, socket = events(), Socket(frames)
-    monkeypatch.setattr(socket, "recv_multipart", socket.recv_now)
+    monkeypatch.setattr(socket, "recv", socket.frame_now, raising=False)
     monkeypatch.setattr(of, "_look", lambda: None)
-    of._at_once, of._last = socket, (0, b"told")
-    await turn_while(asyncio.create_task(of._hear(None)), socket)
+    of._live, of._last = socket, (0, b"told")
+    call = of.subscribe_kv_events(0)
+    reading = asyncio.create_task(call.read())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert socket.read == MESSAGES_A_TURN * len(frames) and not reading.done()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
 
 
 @pytest.mark.parametrize("frames", [[b"", ZERO, b"told"], [b"junk"]], ids=["messages", "junk"])
