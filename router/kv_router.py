@@ -235,10 +235,10 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                     track_prefill=config.router_track_prefill_tokens,
                     owner=owner,
                 )
-                if weighted or limits.tenants.enabled:
-                    limits.on_given(number, takers, tenant, candidates)
                 if booked:
                     self._learner.on_booked(request_id, number, candidates)
+                    if weighted or tenant or limits.tenants.enabled:
+                        limits.on_given(request_id, number, takers, tenant, candidates)
                 else:
                     decision = decision._replace(request_id=None)
                 if policy.needs_overlaps:
@@ -316,6 +316,14 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             anybody = self.limits.seconds_until_free(eligible, now)
             return self._source.wait_times(anybody, self.limits.waiting(eligible))
 
+    def over_share_wait_s(self, worker: WorkerLike | None = None) -> float:
+        """Seconds that a request waits in any case if its tenant has more than its share."""
+        with self._lock:
+            eligible = self.registry.eligible(now := self._expire())
+            if worker is not None:
+                eligible = eligible & self._source.mask([as_worker(worker)])
+            return self.limits.over_share_wait_s(eligible, now)
+
     def uncached_tokens(self, token_ids: Tokens, **content: Unpack[ContentFields]) -> int:
         """Prompt tokens that even the worker with the longest overlap would have to compute."""
         prompt = prompt_of(token_ids, self.block_size, content).hashed()
@@ -370,14 +378,17 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         `output_tokens`, where somebody has counted them, tells a policy how long a token takes.
         """
         with self._lock:
-            self._learner.on_end(request_id, self.clock.now(), output_tokens)
+            self._learner.on_end(request_id, now := self.clock.now(), output_tokens)
+            self.limits.tenants.on_ends((request_id,), now)
             return self.slots.free(request_id, output_tokens)
 
     def _expire(self) -> float:
         """Drop what is too old; the time at which that was done. Under the lock."""
         now = self.clock.now()
         if now >= self._source.expire_at:
-            for request_id in self._source.expire(now):
+            expired = self._source.expire(now)
+            self.limits.tenants.on_ends(expired, now)
+            for request_id in expired:
                 self._policy.on_end(request_id, now, None)
         return now
 
@@ -390,6 +401,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     def _on_remove(self, worker: WorkerWithDpRank, number: int) -> None:
         with self._lock:
             dropped = self.slots.remove_worker(number)
+            self.limits.tenants.on_ends(dropped, self.clock.now())
             if self._dropped is not None:
                 self._dropped += dropped
             self.index.unbind(worker)

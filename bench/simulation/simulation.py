@@ -229,7 +229,7 @@ class Simulation:
         """A request comes: it goes to an engine at once, or waits."""
         router = self._router_of(place)
         queue = self._waiting[place % len(self.routers)]
-        if not self._queues or queue.is_open(None):
+        if not self._queues or queue.is_open(None, self._trace.requests[place].tenant):
             self._route(place, now)
             return
 
@@ -238,7 +238,7 @@ class Simulation:
             return ticket_of(router, prompt, str(place), now, tenant=tenant)
 
         try:
-            queue.enter(ticket)
+            queue.enter(ticket, self._trace.requests[place].tenant)
             worker = ask_held(self.prefetches, router, str(place), self._trace.prompt(place))
             self._prefetch(place, worker, now)
         except NoWorkersError as error:

@@ -25,18 +25,19 @@ class Admission:
         self._going: str | None = None  # has its turn, is not booked yet
         self._timer: asyncio.TimerHandle | None = None
 
-    def is_open(self, lane: Lane) -> bool:
-        """Whether a request of that lane may be booked at once; else it waits for its `turn`."""
-        return self._going is None and self.queue.is_open(lane)
+    def is_open(self, lane: Lane, tenant: str = "") -> bool:
+        """Whether a tenant's request of that lane may be booked at once; else it waits for its
+        `turn`."""
+        return self._going is None and self.queue.is_open(lane, tenant)
 
     @asynccontextmanager
-    async def turn(self, ticket: Callable[[], Ticket]) -> AsyncIterator[None]:
-        """Wait for a request's turn; book it inside. Raises NoWorkersError if too many wait, and
+    async def turn(self, ticket: Callable[[], Ticket], tenant: str = "") -> AsyncIterator[None]:
+        """Wait for the turn of a tenant's request; book it inside. Raises NoWorkersError if too many wait, and
         asks for no ticket; InvalidRequestError if another one waits under its id.
 
         Cancel the task to give the turn up.
         """
-        request_id = self.queue.enter(partial(self._new, ticket)).request_id
+        request_id = self.queue.enter(partial(self._new, ticket), tenant).request_id
         waiter = self._waiters[request_id] = asyncio.get_running_loop().create_future()
         try:
             self.poll()

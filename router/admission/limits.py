@@ -201,14 +201,17 @@ class LoadLimits:
         """How many requests the policy has refused for the load; see AdmissionConfig.shed."""
         return 0 if self._foreseer is None else self._foreseer.refused
 
-    def on_given(self, number: int, takers: Mask, tenant: str, candidates: Candidates) -> None:
+    def on_given(
+        self, request_id: str, number: int, takers: Mask, tenant: str, candidates: Candidates
+    ) -> None:
         """One of the takers, or another one, got a tenant's request."""
         self.shares.on_given(number, takers)
-        if self.tenants.enabled:
+        if self.tenants.counts(tenant):
             tokens, overlaps = candidates.isl, candidates.overlaps
             if overlaps is not None:
                 tokens -= min(tokens, int(overlaps[number]) * candidates.block_size)
             self.tenants.on_given(tenant, tokens, candidates.now)
+            self.tenants.on_booked(request_id, tenant, candidates.isl)
 
     def busy(self) -> Mask:
         """Which ranks take no more. The ranks of one engine are busy together or not at all."""
@@ -324,6 +327,17 @@ class LoadLimits:
             return 0.0
         saturated = self._slots.active_prefill_tokens() > share * self._budgets()
         return 0.0 if (eligible & ~saturated).any() else math.inf
+
+    def over_share_wait_s(self, eligible: Mask, now: float) -> float:
+        """The least of such a wait for a request of a tenant that has more than its share.
+
+        0 without a policy that foresees: then only the order of those who wait is fair.
+        """
+        if self._policy is None or not self._may_hold(eligible):
+            return 0.0
+        if self.any_busy:
+            eligible = eligible & ~self.busy()
+        return self._policy.hold_over_share(eligible, self._slots.active_blocks(), now)
 
     def _may_hold(self, eligible: Mask) -> bool:
         """Whether a policy's hold is to be believed.

@@ -8,6 +8,7 @@ that can go elsewhere.
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable
 
 from ...runtime.errors import NoWorkersError
@@ -16,6 +17,12 @@ from .ticket import Lane, QueuePolicy, Ticket
 from .turns import Entry, Head, Line
 
 SHORTEST_WAIT_S = 1e-3  # what remains of a wait is mostly rounding in the end
+KEPT_PART = 8  # of so many that may wait one is kept for tenants that have no more than others
+
+
+def no_wait(lane: Lane) -> float:
+    """Nobody waits for the sake of other tenants."""
+    return 0.0
 
 
 class AdmissionQueue:
@@ -24,8 +31,10 @@ class AdmissionQueue:
     `seconds_until_free(lane)` says in how many seconds a request of that lane should go: 0 is now,
     inf is not before load falls; `wait_times()` gives that for any lane, as of now, where many are
     asked for. `now()` is the clock of the tickets, which the policy `deadline` looks at; `shares`
-    say who has had least, where requests are of several tenants. At most `limit` requests wait.
-    Ids are unique among them.
+    say who has had least, where requests are of several tenants, and who has more in the engines
+    than its share: those go behind others of their priority, and not before `over_share_wait_s`,
+    too, is over. At most `limit` requests wait, the last of them of tenants of which no more wait
+    than of others. Ids are unique among them.
     """
 
     def __init__(
@@ -37,14 +46,17 @@ class AdmissionQueue:
         wait_times: Callable[[], Callable[[Lane], float]] | None = None,
         now: Callable[[], float] | None = None,
         shares: TenantShares | None = None,
+        over_share_wait_s: Callable[[Lane], float] = no_wait,
     ) -> None:
         self._seconds_until_free = seconds_until_free
         self._wait_times = wait_times or (lambda: seconds_until_free)
         self._now = now or (lambda: -math.inf)
         self._shares = TenantShares(TenantConfig()) if shares is None else shares
+        self._over_share_wait_s = over_share_wait_s
         self.policy: QueuePolicy = policy
         self.limit = limit
         self._waiting: dict[str, Ticket] = {}
+        self._by_tenant: Counter[str] = Counter()  # of them
         self._lanes: dict[Lane, Line] = {}
         self._entries = 0  # in all lanes, those of requests that gave up among them
         self._serial = itertools.count()
@@ -52,32 +64,41 @@ class AdmissionQueue:
         """requests that had to wait, ever"""
         self.refused = 0
         """requests turned away because too many waited, ever"""
+        self.deferred = 0
+        """requests that found capacity, but were left waiting for others' sake, ever"""
         self.ask_again_s = math.inf
         """seconds after which `next` should be asked again even if load has not fallen"""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def is_open(self, lane: Lane) -> bool:
-        """Whether a request of that lane goes at once; else it must `enter`."""
-        if lane in self._lanes and self._head(lane, self._now()):
+    def is_open(self, lane: Lane, tenant: str = "") -> bool:
+        """Whether a tenant's request of that lane goes at once; else it must `enter`."""
+        has_more = self._shares.on_asked(tenant, self._now())
+        if lane in self._lanes and self._head(lane, self._now(), all_tenants=has_more):
             return False
         wait = self._seconds_until_free(lane)
+        if has_more and wait <= 0 and (wait := self._over_share_wait_s(lane)) > 0:
+            self.deferred += 1
         self._await(wait)
         return wait <= 0
 
-    def enter(self, make_ticket: Callable[[], Ticket]) -> Ticket:
-        """A request waits, whoever is free, and `next` will name it. Its ticket is asked for here.
+    def enter(self, make_ticket: Callable[[], Ticket], tenant: str = "") -> Ticket:
+        """A tenant's request waits, whoever is free, and `next` will name it. Its ticket is asked
+        for here.
 
         Raises NoWorkersError (overloaded), and asks for none, if as many as may wait do.
         """
-        if len(self._waiting) >= self.limit:
+        waiting, of_tenant = len(self._waiting), self._by_tenant[tenant]
+        kept = self.limit // KEPT_PART if of_tenant * len(self._by_tenant) > waiting else 0
+        if waiting >= self.limit - (kept if self._shares.enabled else 0):
             self.refused += 1
             raise NoWorkersError(
-                f"all workers are saturated and {self.limit} requests wait", overloaded=True
+                f"all workers are saturated and {waiting} requests wait", overloaded=True
             )
         ticket = make_ticket()
         self._waiting[ticket.request_id] = ticket
+        self._by_tenant[ticket.tenant] = of_tenant + 1
         line = self._lanes.get(ticket.lane)
         if line is None:
             line = self._lanes[ticket.lane] = Line(self.policy, self._is_waiting, self._shares)
@@ -101,12 +122,14 @@ class AdmissionQueue:
             if head is None or (best is not None and best < head):
                 continue
             wait = seconds(lane)
+            if head.has_more and wait <= 0:
+                wait = self._over_share_wait_s(lane)
             self._await(wait)
             if wait <= 0:
                 best = head
         if best is None:
             return None
-        ticket = best[-1]
+        ticket = best.ticket
         self._lanes[ticket.lane].on_gone(best)
         self.discard(ticket.request_id)
         return ticket
@@ -116,6 +139,9 @@ class AdmissionQueue:
         ticket = self._waiting.pop(request_id, None)
         if ticket is None:
             return False
+        self._by_tenant[ticket.tenant] -= 1
+        if not self._by_tenant[ticket.tenant]:
+            del self._by_tenant[ticket.tenant]
         # Its entry stays until it comes to the head, or until such entries are the most.
         if self._entries > 2 * len(self._waiting) + 64:
             left = {lane: line.compact() for lane, line in self._lanes.items()}
@@ -127,10 +153,13 @@ class AdmissionQueue:
         if seconds > 0:
             self.ask_again_s = min(self.ask_again_s, max(seconds, SHORTEST_WAIT_S))
 
-    def _head(self, lane: Lane, now: float) -> Head | None:
+    def _head(self, lane: Lane, now: float, *, all_tenants: bool = True) -> Head | None:
+        """Who goes first there; `all_tenants`: one that has more than its share, if no other."""
         head = self._lanes[lane].head(now)
         if head is None:
             del self._lanes[lane]
+        elif head.has_more and not all_tenants:
+            return None
         return head
 
     def _is_waiting(self, entry: Entry) -> bool:

@@ -1,4 +1,4 @@
-"""TenantShares: what each tenant has had of the fleet, and who is over its share. Pure.
+"""TenantShares: what each tenant has had of the fleet, and who is to leave some to others. Pure.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996), in tokens of work: a tenant's virtual time
 grows by what its requests cost, divided by its weight, and one that comes back begins where the
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ...runtime.errors import InvalidRequestError
 from ...runtime.settings import bad_setting, is_finite, option
 from ..policy import not_below_share
+from .holdings import TenantHoldings
 
 CACHE_NAMESPACE, CALLER = "cache_namespace", "caller"
 MAX_NAME = 256  # characters of a tenant's name that count
@@ -32,10 +33,10 @@ class TenantConfig:
     """Between whom the router is fair. Raises ConfigError, naming the key, on a bad value."""
 
     tenant_key: str | None = option(
-        None,
-        "What names a request's tenant, between which the queue and shedding are fair:"
-        " cache_namespace, caller, or the name of a metadata key or header. Not given: all requests"
-        " are one tenant's.",
+        CACHE_NAMESPACE,
+        "What names a request's tenant, between which engines, queue and shedding are shared fairly:"
+        " cache_namespace, caller, or the name of a metadata key or header; none: all requests are"
+        " one tenant's.",
         "--router-tenant-key",
     )
     tenant_weights: str | None = option(
@@ -116,14 +117,17 @@ class _Tenant:
 
 
 class TenantShares:
-    """What each tenant has had. Times are seconds of one clock.
+    """What each tenant has had, and has now. Times are seconds of one clock.
 
-    At most `max_tenants` are known; a forgotten one comes back as one that was never there.
+    At most `max_tenants` are known; a forgotten one comes back as one that was never there. Nothing
+    is counted until a request has named one.
     """
 
     def __init__(self, config: TenantConfig) -> None:
         self.config = config
-        self.enabled = config.tenant_key is not None
+        self.enabled = False
+        """whether there is more than one tenant to tell apart"""
+        self._holdings = TenantHoldings(config.weights, config.max_tenants)
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._now = 0.0  # virtual: the start of the latest turn
         self.forgotten = 0
@@ -132,9 +136,36 @@ class TenantShares:
     def __len__(self) -> int:
         return len(self._tenants)
 
+    def counts(self, tenant: str) -> bool:
+        """Whether it is to be told what becomes of this tenant's requests."""
+        if tenant and not self.enabled:
+            self.enabled = self.config.tenant_key is not None
+        return self.enabled
+
+    def on_asked(self, tenant: str, now: float) -> bool:
+        """A tenant has a request: whether it has more in the engines than its share, while others
+        are about."""
+        if not self.counts(tenant):
+            return False
+        self._holdings.on_heard(tenant, now)
+        return self._holdings.has_more(tenant, now)
+
+    def has_more(self, tenant: str, now: float) -> bool:
+        """The same of one that waits."""
+        return self.enabled and self._holdings.has_more(tenant, now)
+
+    def on_booked(self, request_id: str, tenant: str, isl: int) -> None:
+        """A request with so long a prompt went to an engine."""
+        self._holdings.on_booked(request_id, tenant, isl + REQUEST_TOKENS)
+
+    def on_ends(self, request_ids: Iterable[str], now: float) -> None:
+        """Requests are there no more, whatever became of them."""
+        if self.enabled:
+            self._holdings.on_ends(request_ids, now)
+
     def begin(self, tenant: str) -> float:
         """A tenant begins to wait: its virtual time, not before that of the latest turn."""
-        if not self.enabled:
+        if not self.counts(tenant):
             return 0.0
         found = self._tenant(tenant)
         found.virtual = max(found.virtual, self._now)
@@ -147,7 +178,7 @@ class TenantShares:
 
     def on_given(self, tenant: str, tokens: int, now: float) -> None:
         """A tenant's request with so many tokens to compute was sent to a worker."""
-        if not self.enabled:
+        if not self.counts(tenant):
             return
         found, cost = self._tenant(tenant), tokens + REQUEST_TOKENS
         start = max(found.virtual, self._now)

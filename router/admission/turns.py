@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable
+from typing import NamedTuple
 
 from .tenants import TenantShares
 from .ticket import QueuePolicy, Ticket
@@ -11,8 +12,21 @@ LATE_EVERY = 4
 
 Entry = tuple[float, int, Ticket]
 """Lower goes first: minus its score, its serial number, the request."""
-Head = tuple[int, float, float, int, Ticket]
-"""The same, behind minus the priority and the tenant's virtual time: comparable between lanes."""
+
+
+class Head(NamedTuple):
+    """The same with its tenant's standing: comparable between lanes, lower goes first."""
+
+    priority: int  # minus the priority
+    has_more: bool  # its tenant, in the engines than its share
+    virtual: float  # its tenant's
+    score: float
+    serial: int
+    ticket: Ticket
+
+    @property
+    def entry(self) -> Entry:
+        return self.score, self.serial, self.ticket
 
 
 class Turns:
@@ -66,7 +80,8 @@ class Turns:
 
 
 class Level:
-    """The requests of one lane at one priority: of its tenants, who has had least goes first."""
+    """The requests of one lane at one priority: of its tenants, who has had least goes first, but
+    behind all others one that has more in the engines than its share."""
 
     def __init__(
         self, policy: QueuePolicy, is_waiting: Callable[[Entry], bool], shares: TenantShares
@@ -85,9 +100,12 @@ class Level:
             heapq.heappush(self._order, (virtual, serial, tenant))
         turns.add(serial, ticket)
 
-    def head(self, now: float) -> tuple[float, Entry] | None:
-        """Who goes first of them, and its tenant's virtual time; None if nobody waits."""
+    def head(self, now: float) -> tuple[bool, float, Entry] | None:
+        """Who goes first of them, behind whether its tenant has more than its share and its virtual
+        time; None if nobody waits."""
         order = self._order
+        passed: list[tuple[float, int, str]] = []  # those who have more, out of the heap meanwhile
+        found: tuple[bool, float, Entry] | None = None
         while order:
             virtual, serial, tenant = order[0]
             entry = self._turns[tenant].head(now)
@@ -96,9 +114,15 @@ class Level:
                 del self._turns[tenant]
             elif (current := self._shares.virtual(tenant)) > virtual:
                 heapq.heapreplace(order, (current, serial, tenant))
+            elif self._shares.has_more(tenant, now):
+                passed.append(heapq.heappop(order))
+                found = found or (True, virtual, entry)
             else:
-                return virtual, entry
-        return None
+                found = False, virtual, entry
+                break
+        for each in passed:
+            heapq.heappush(order, each)
+        return found
 
     def on_gone(self, entry: Entry) -> None:
         self._turns[entry[2].tenant].on_gone(entry)
@@ -130,20 +154,30 @@ class Line:
         level.add(serial, ticket)
 
     def head(self, now: float) -> Head | None:
-        """Who goes first of them; None if nobody waits."""
+        """Who goes first of them; None if nobody waits. One whose tenant has more than its share
+        goes before none of another priority either: it would hold those up by its own wait."""
+        best = self._first(now)
+        if best is not None and best.has_more and len(self._order) > 1:
+            for key in sorted(self._order)[1:]:
+                found = self._levels[key].head(now)
+                if found is not None and not found[0]:
+                    return Head(key, found[0], found[1], *found[2])
+        return best
+
+    def _first(self, now: float) -> Head | None:
+        """Who goes first at the highest priority."""
         while self._order:
             key = self._order[0]
             found = self._levels[key].head(now)
             if found is not None:
-                virtual, entry = found
-                return (key, virtual, *entry)
+                return Head(key, found[0], found[1], *found[2])
             heapq.heappop(self._order)
             del self._levels[key]
         return None
 
     def on_gone(self, head: Head) -> None:
         """The head had its turn."""
-        self._levels[head[0]].on_gone(head[2:])
+        self._levels[head.priority].on_gone(head.entry)
 
     def compact(self) -> int:
         """Drop all entries of requests that no longer wait; how many there are now."""

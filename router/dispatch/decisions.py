@@ -98,13 +98,14 @@ class RouterDecisions:
 
     def at_once(self, flight: Flight, *, again: bool) -> Decision | None:
         admission = self._admission
-        if again or admission is None or admission.is_open(self._lane(flight)):
+        if again or admission is None or admission.is_open(self._lane(flight), flight.tenant):
             return self._decide(flight, again=again)
         return None
 
     async def in_turn(self, flight: Flight, *, again: bool) -> Decision:
         assert self._admission is not None, "nobody waits without a queue"
-        async with self._admission.turn(partial(self._ticket, flight, self._lane(flight))):
+        ticket = partial(self._ticket, flight, self._lane(flight))
+        async with self._admission.turn(ticket, flight.tenant):
             flight.check_aborted()  # after it was its turn, before it took it
             return self._decide(flight, again=again)
 
@@ -193,6 +194,7 @@ def queue_of(router: KvRouter) -> AdmissionQueue:
         wait_times=router.wait_times,
         now=router.clock.now,
         shares=limits.tenants,
+        over_share_wait_s=router.over_share_wait_s,
     )
 
 

@@ -19,6 +19,11 @@ def queue_metrics(queue: AdmissionQueue) -> Callable[[], Iterable[Metric]]:
             CounterMetricFamily(
                 "dynamo_router_queue_refused", "Turned away: too many waited.", queue.refused
             ),
+            CounterMetricFamily(
+                "dynamo_router_queue_deferred",
+                "They found capacity that was left to other tenants.",
+                queue.deferred,
+            ),
         )
 
     return collect

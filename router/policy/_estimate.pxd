@@ -30,6 +30,7 @@ cdef extern from *:
     #define FORECAST_LEAD_STEPS 0.5
     #define FORECAST_CROWDED 0.8
     #define FORECAST_BOOKED_OUT 0.95
+    #define FORECAST_LEFT_TO_OTHERS 0.85
     #define FORECAST_ITL_SPREAD 0.08
     #define FORECAST_MEMORY_SPREAD 0.04
     #define FORECAST_MEMORY_RANGE 10.0
@@ -38,6 +39,7 @@ cdef extern from *:
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
     const double BOOKED_OUT "FORECAST_BOOKED_OUT"   # and at which nobody is sent there who can wait
+    const double LEFT_TO_OTHERS "FORECAST_LEFT_TO_OTHERS"   # the same of who is to leave some to others
     const double LEAD_STEPS "FORECAST_LEAD_STEPS"   # empty steps before the end of the prompts
     const double ITL_SPREAD "FORECAST_ITL_SPREAD"   # of what is foreseen, in parts of the objective
     const double MEMORY_SPREAD "FORECAST_MEMORY_SPREAD" # of the blocks in use, in parts of a cache
@@ -306,16 +308,18 @@ cdef inline double miss_chance(const Model* model, double itl_s) noexcept nogil:
 
 cdef inline double seconds_until_free(
     EngineTimeline* timelines, Py_ssize_t n, Booking* bookings, const Model* model,
-    const uint8_t* eligible, const int64_t* active_blocks, double now,
+    const uint8_t* eligible, const int64_t* active_blocks, bint leaves_some, double now,
 ) noexcept nogil:
     """Seconds until one of the eligible workers should get another request; 0 if there are none.
 
-    INFINITY if every cache is booked out. A worker whose first token is overdue by more than the
+    INFINITY if every cache is booked out. `leaves_some`: of somebody who is to leave some of the
+    cache to others, and no prompts for them to wait behind. A worker whose first token is overdue by more than the
     usual TTFT counts only where there is no other: the costs would not choose it.
     """
     cdef Py_ssize_t number
     cdef EngineTimeline* timeline
     cdef double soonest = INFINITY
+    cdef double most = LEFT_TO_OTHERS if leaves_some else BOOKED_OUT
     cdef double slowness
     cdef bint has_candidate = False, has_late = False
     for number in range(n):
@@ -324,7 +328,7 @@ cdef inline double seconds_until_free(
             continue
         has_candidate = True
         if timeline.requests > 0.0 and (
-            grown_blocks(timeline, model, active_blocks[number]) >= BOOKED_OUT * timeline.blocks > 0.0
+            grown_blocks(timeline, model, active_blocks[number]) >= most * timeline.blocks > 0.0
         ):
             continue
         slowness = timeline_advance(timeline, bookings, &model.speed, now)
@@ -335,18 +339,19 @@ cdef inline double seconds_until_free(
         ):
             has_late = True
             continue
-        soonest = min(soonest, timeline_until_free_s(timeline, model, slowness, now))
+        soonest = min(soonest, timeline_until_free_s(timeline, model, slowness, leaves_some, now))
         if soonest == 0.0:
             break
     return 0.0 if not has_candidate or (has_late and soonest == INFINITY) else soonest
 
 
 cdef inline double timeline_until_free_s(
-    const EngineTimeline* timeline, const Model* model, double slowness, double now
+    const EngineTimeline* timeline, const Model* model, double slowness, bint leaves_some, double now
 ) noexcept nogil:
     """Seconds until this worker needs another prompt to go on computing prompts without a pause.
 
-    As much as `lead` it may have in any case. The timeline was advanced to `now`.
+    As much as `lead` it may have in any case, but of who leaves some to others. The timeline was
+    advanced to `now`.
     """
     cdef double per_step
     cdef Backlog ahead
@@ -356,4 +361,6 @@ cdef inline double timeline_until_free_s(
     ahead = timeline_backlog(
         timeline, per_step, token_s(&model.speed, slowness), attended_s(&model.speed, slowness), now
     )
+    if leaves_some:
+        return ahead.seconds
     return max(0.0, ahead.seconds - max(model.lead, LEAD_STEPS * per_step))

@@ -131,6 +131,7 @@ class Forecast:
         eligible: npt.NDArray[np.bool_],
         active_blocks: npt.NDArray[np.int64],
         now: float,
+        leaves_some: bool = False,
     ) -> float: ...
     def stay_s(self, tokens: int) -> float:
         """Seconds for which so many tokens would fill a cache of the usual size, if they stay as

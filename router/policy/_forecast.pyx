@@ -311,6 +311,7 @@ cdef class Forecast:
         const uint8_t[::1] eligible not None,
         const int64_t[::1] active_blocks not None,
         double now,
+        bint leaves_some=False,
     ):
         cdef Py_ssize_t n = eligible.shape[0]
         require_time(now)
@@ -319,7 +320,8 @@ cdef class Forecast:
         if n == 0:
             return 0.0
         return seconds_until_free(
-            self.timelines, n, self.bookings, &self.model, &eligible[0], &active_blocks[0], now
+            self.timelines, n, self.bookings, &self.model, &eligible[0], &active_blocks[0],
+            leaves_some, now,
         )
 
     def stay_s(self, uint32_t tokens):

@@ -151,7 +151,7 @@ class HeardBooking(NamedTuple):
 class Policy:
     """Chooses a worker for each request: `score` must be written, the rest has defaults.
 
-    Three groups: score and pick decide; `hold` and `order_penalty_s` say who waits in the router
+    Three groups: score and pick decide; `hold...` and `order_penalty_s` say who waits in the router
     and in which order; the `on_...` methods hear what becomes of requests, in the order it happens.
     All are called under the router's lock. Times are seconds of the router's clock, `number` is a
     worker's, arrays are by worker number.
@@ -214,6 +214,14 @@ class Policy:
 
         0: it should go now. inf: not before load falls. `active_blocks` are the KV blocks that each
         worker's requests hold. Not asked where none of the eligible workers has a request.
+        """
+        return 0.0
+
+    def hold_over_share(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
+        """The same of a tenant's that has more in the engines than its share, while others are
+        about: it should find them such that a request of those would begin at once.
+
+        Asked beside `hold`; the longer wait counts.
         """
         return 0.0
 

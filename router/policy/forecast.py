@@ -209,6 +209,13 @@ class ForecastPolicy(Policy):
             return 0.0
         return self._forecast.seconds_until_free(eligible, active_blocks, now)
 
+    def hold_over_share(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
+        """The same of a request that is to leave others some of the caches, and no prompts to wait
+        behind."""
+        if not self._watch.trusted:
+            return 0.0
+        return self._forecast.seconds_until_free(eligible, active_blocks, now, True)
+
     def order_penalty_s(self, uncached_tokens: int) -> float:
         """Seconds by which its turn is later than its arrival: the longer a prompt, the later.
 

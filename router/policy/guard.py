@@ -87,6 +87,9 @@ class GuardedPolicy(Policy):
     def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         return self._seconds("hold", eligible, active_blocks, now)
 
+    def hold_over_share(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
+        return self._seconds("hold_over_share", eligible, active_blocks, now)
+
     def order_penalty_s(self, uncached_tokens: int) -> float:
         return self._seconds("order_penalty_s", uncached_tokens)
 

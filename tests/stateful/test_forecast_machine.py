@@ -275,6 +275,8 @@ class ForecastMachine(RuleBasedStateMachine):
             count, twin_count = renumbered(blocks, np.int64)
             seconds = self.kernel.seconds_until_free(mask, count, self.now)
             assert seconds == self.twin.seconds_until_free(twin_mask, twin_count, self.now)
+            # Who leaves some to others waits no less.
+            assert self.kernel.seconds_until_free(mask, count, self.now, True) >= seconds
             return seconds
 
         usable = [n for n in range(WORKERS) if eligible[n] and n in self.workers]

@@ -62,7 +62,7 @@ def test_what_cannot_be_is_refused(key: str, value: object) -> None:
 
 
 def test_without_a_key_nothing_is_counted() -> None:
-    known = TenantShares(TenantConfig())
+    known = TenantShares(TenantConfig(tenant_key=None))
     known.on_given("a", 1000, 0.0)
     assert len(known) == 0 and known.virtual("a") == known.begin("a") == 0.0
     assert known.below_share("a", 0.0) == 1.0 and known.recent_use(0.0) == (0, 0, 0.0)

@@ -1,0 +1,255 @@
+"""A tenant that has more in the engines than its share leaves some to others, and nobody starves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.router.admission.limits import AdmissionConfig
+from dynamo_router.router.admission.queue import KEPT_PART, AdmissionQueue
+from dynamo_router.router.admission.tenants import TenantConfig, TenantShares
+from dynamo_router.router.admission.ticket import Lane, Ticket, Urgency
+from dynamo_router.router.dispatch.decisions import queue_of
+from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
+from dynamo_router.runtime.clock import ManualClock
+from dynamo_router.runtime.errors import NoWorkersError
+from dynamo_router.runtime.identity import WorkerWithDpRank
+
+BLOCK = 16
+STEP_S, TOKEN_S = 0.01, 1e-4
+ONE = WorkerWithDpRank(1, 0)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def router_with(clock: ManualClock, **settings: Any) -> KvRouter:
+    """Two workers of 100 blocks, and a router that knows how fast they are."""
+    strategy = ForecastPolicy(params=ForecastParams(lead_s=0.1))
+    router = KvRouter(
+        KvRouterConfig(block_size=BLOCK, **settings), clock=clock, seed=1, strategy=strategy
+    )
+    for worker_id in (1, 2):
+        router.add_worker(worker_id, total_kv_blocks=100, max_num_batched_tokens=512)
+    for turn in range(200):
+        tokens = 50 + 37 * turn % 400
+        router.decide([turn + 1] * tokens, "lesson")
+        clock.advance(STEP_S + TOKEN_S * tokens)
+        router.mark_prefill_complete("lesson")
+        clock.advance(0.1)
+        router.free("lesson", output_tokens=10)
+    return router
+
+
+@pytest.fixture
+def router(clock: ManualClock) -> Iterator[KvRouter]:
+    with router_with(clock) as made:
+        yield made
+
+
+def occupy(router: KvRouter, worker_id: int, tokens: int, tenant: str) -> str:
+    name = f"{tenant} on {worker_id}, {tokens}"
+    prompt = [1000 + 10 * tokens + worker_id] * tokens
+    router.decide(prompt, name, pinned_worker=worker_id, tenant=tenant)
+    return name
+
+
+def ticket(name: str, arrived: float = 0.0, **more: Any) -> Ticket:
+    return Ticket(name, arrived, tenant=name.partition(" ")[0], **more)
+
+
+def test_who_has_more_than_its_share_leaves_part_of_the_caches_to_others(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    queue = queue_of(router)
+    on = [occupy(router, worker_id, 88 * BLOCK, "flood") for worker_id in (1, 2)]
+    clock.advance(10.0)
+    for name in on:
+        router.mark_prefill_complete(name)
+    assert queue.is_open(None, "flood")  # nobody else is about
+    assert queue.is_open(None, "small")
+    assert not queue.is_open(None, "flood") and queue.deferred == 1
+    assert router.over_share_wait_s() == router.over_share_wait_s(ONE) == math.inf
+    assert not queue.is_open(ONE, "flood")  # nor by naming a worker
+    router.free(on[0])
+    assert queue.is_open(None, "flood") and queue.is_open(None, "small")
+    assert not queue.is_open(ONE, "flood") or router.over_share_wait_s(ONE) == 0
+    assert queue.is_open(None, "small")
+    clock.advance(60.0)  # and nobody has heard of the small one since
+    occupy(router, 1, 88 * BLOCK, "flood")
+    clock.advance(10.0)
+    assert queue.is_open(None, "flood")
+
+
+def test_it_has_no_prompts_computed_that_others_would_wait_behind(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    queue = queue_of(router)
+    for worker_id in (1, 2):
+        occupy(router, worker_id, 500, "flood")
+    clock.advance(0.001)
+    assert queue.is_open(None, "small")
+    assert not queue.is_open(None, "flood")
+    wait = router.over_share_wait_s()
+    assert queue.ask_again_s == wait == pytest.approx(STEP_S + 500 * TOKEN_S - 0.001, abs=0.005)
+    clock.advance(wait)
+    assert queue.is_open(None, "flood")
+
+
+@pytest.mark.parametrize("key", [None, "cache_namespace"])
+def test_where_nobody_names_a_tenant_nothing_is_counted(
+    clock: ManualClock, key: str | None
+) -> None:
+    admission = AdmissionConfig(tenants=TenantConfig(tenant_key=key))
+    with router_with(clock, admission=admission) as router:
+        queue = queue_of(router)
+        for worker_id in (1, 2):
+            occupy(router, worker_id, 8 * BLOCK, "")
+        shares = router.limits.tenants
+        assert queue.is_open(None) and not shares.enabled and len(shares) == 0
+        assert not shares._holdings._requests
+        if key is None:
+            assert not shares.on_asked("named", 0.0) and not shares.enabled
+
+
+def test_requests_that_expire_or_go_with_their_worker_are_no_longer_counted(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    holdings = router.limits.tenants._holdings
+    occupy(router, 1, 100, "a")
+    occupy(router, 2, 100, "b")
+    router.remove_worker(1)
+    assert [*holdings._requests] == ["b on 2, 100"]
+    clock.advance(2 * router.config.active_request_expiry_secs)
+    router.workers()
+    assert not holdings._requests and not holdings._tokens
+
+
+def test_those_who_have_more_go_behind_all_others_but_not_for_ever() -> None:
+    shares = TenantShares(TenantConfig(tenant_key="x-team"))
+    wait = [math.inf]
+    queue = AdmissionQueue(
+        lambda lane: 0.0, shares=shares, now=lambda: 0.0, over_share_wait_s=lambda lane: wait[0]
+    )
+    assert shares.counts("flood") and not shares.on_asked("small", 0.0)
+    shares.on_booked("before", "flood", 10_000)
+    for name, priority in (("flood 1", 5), ("flood 2", 0), ("small 1", 0), ("other 1", -3)):
+        made = ticket(name, urgency=Urgency(priority))
+        assert shares.on_asked(made.tenant, 0.0) == (made.tenant == "flood")
+        queue.enter(lambda made=made: made, made.tenant)  # type: ignore[misc]
+    went = [queue.next(), queue.next()]
+    assert [each.request_id for each in went if each] == ["small 1", "other 1"]
+    assert queue.next() is None and len(queue) == 2
+    assert queue.is_open(None, "small")  # past those who wait for its sake
+    assert not queue.is_open(None, "flood")
+    wait[0] = 0.0
+    went = [queue.next(), queue.next()]
+    assert [each.request_id for each in went if each] == ["flood 1", "flood 2"]
+
+
+def test_the_last_places_of_a_queue_are_for_tenants_of_whom_fewer_wait() -> None:
+    shares = TenantShares(TenantConfig(tenant_key="x-team"))
+    queue = AdmissionQueue(lambda lane: math.inf, limit=8 * KEPT_PART, shares=shares)
+    assert shares.counts("flood")
+    entered = 0
+    with pytest.raises(NoWorkersError, match="wait"):
+        for entered in range(100):
+            queue.enter(lambda: ticket(f"flood {len(queue)}"), "flood")
+    assert entered == 8 * KEPT_PART  # alone, it may have all
+    for place in range(9):
+        assert queue.discard(f"flood {place}")
+    queue.enter(lambda: ticket("small 1"), "small")
+    with pytest.raises(NoWorkersError) as found:
+        queue.enter(lambda: ticket("flood more"), "flood")
+    assert found.value.overloaded and queue.refused == 2
+    for place in range(2, 10):
+        queue.enter(lambda place=place: ticket(f"small {place}"), "small")  # type: ignore[misc]
+    with pytest.raises(NoWorkersError):
+        queue.enter(lambda: ticket("small more"), "small")
+    for request_id in [*queue._waiting]:
+        queue.discard(request_id)
+    assert not queue._by_tenant
+
+
+class Sharing(RuleBasedStateMachine):
+    """A fleet of some places, whose tenants always have more to send.
+
+    No turn goes to one that has more than its share while another one waits; who has nothing in the
+    engines waits for no more turns of others than there are tenants.
+    """
+
+    @initialize(places=st.integers(1, 12), kept=st.integers(0, 3))
+    def begin(self, places: int, kept: int) -> None:
+        self.places, self.kept = places, min(kept, places - 1)
+        self.now = 0.0
+        self.shares = TenantShares(TenantConfig(tenant_key="x-team", max_tenants=4))
+        self.queue = AdmissionQueue(
+            lambda lane: 0.0 if len(self.running) < self.places else math.inf,
+            now=lambda: self.now,
+            shares=self.shares,
+            over_share_wait_s=self.over_share_wait_s,
+        )
+        self.running: dict[str, str] = {}
+        self.waiting: dict[str, str] = {}
+        self.passed: dict[str, int] = {}  # turns of others, since it has nothing there
+        self.serial = 0
+
+    def over_share_wait_s(self, lane: Lane) -> float:
+        return 0.0 if len(self.running) < self.places - self.kept else math.inf
+
+    @rule(tenant=st.sampled_from(["", "a", "b", "c"]), count=st.integers(1, 10))
+    def arrive(self, tenant: str, count: int) -> None:
+        for _ in range(count):
+            self.serial += 1
+            name = f"{tenant} {self.serial}"
+            if self.queue.is_open(None, tenant):
+                self.on_gone(name, tenant)
+            else:
+                made = Ticket(name, self.now, tenant=tenant)
+                self.queue.enter(lambda made=made: made, tenant)  # type: ignore[misc]
+                self.waiting[name] = tenant
+
+    @rule(data=st.data(), seconds=st.sampled_from([0.0, 1.0, 40.0]))
+    def end(self, data: st.DataObject, seconds: float) -> None:
+        self.now += seconds
+        if self.running:
+            name = data.draw(st.sampled_from([*self.running]))
+            del self.running[name]
+            self.shares.on_ends((name,), self.now)
+        while (gone := self.queue.next()) is not None:
+            tenant = self.waiting.pop(gone.request_id)
+            if self.has_more(tenant):
+                assert all(self.has_more(each) for each in self.waiting.values())
+            self.on_gone(gone.request_id, tenant)
+
+    def has_more(self, tenant: str) -> bool:
+        return self.shares.has_more(tenant, self.now)
+
+    def on_gone(self, name: str, tenant: str) -> None:
+        self.running[name] = tenant
+        self.shares.on_given(tenant, 0, self.now)
+        if self.shares.counts(tenant):
+            self.shares.on_booked(name, tenant, 0)
+        self.passed.pop(tenant, None)
+        for other in {*self.waiting.values()} - {tenant}:
+            self.passed[other] = self.passed.get(other, 0) + 1
+
+    @invariant()
+    def nobody_without_anything_is_passed_over(self) -> None:
+        for tenant in {*self.waiting.values()} - {*self.running.values()}:
+            assert self.passed.get(tenant, 0) <= 8 * len({*self.waiting.values()})
+
+    @invariant()
+    def nobody_waits_for_places_that_anybody_may_have(self) -> None:
+        assert not self.waiting or len(self.running) >= self.places - self.kept
+
+
+TestSharing = Sharing.TestCase
