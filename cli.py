@@ -96,6 +96,9 @@ BENCHES: Mapping[str, Entry] = {
         "Sharing load between routers.", "bench.bookings:BookingsBenchConfig", "bench.bookings:run"
     ),
     "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
+    "flood": Entry(
+        "A tenant beside one that sends too much.", "bench.flood:FloodConfig", "bench.flood:run"
+    ),
     "fronts": Entry(
         "Several processes on one port.", "bench.fronts:FrontsBenchConfig", "bench.fronts:run"
     ),

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from ..runtime.settings import bad_setting, option
-from .evaluation import REPORT, SPLIT_NAMES, split_of
+from ..workers.mocker import TierConfig
+from .evaluation import REPORT, SPLIT_NAMES, Condition, flooded_traffic, split_of
 from .load import ServeProcess, mock_fleet_arguments
 from .replay import ReplayConfig, new_loop, replay
 from .results import ObjectiveConfig, Output, Run, format_number, new_table
@@ -42,12 +43,15 @@ class LiveConfig:
 
     split: str = option(REPORT, "Whose traffic.", choices=SPLIT_NAMES)
     family: str = option("conversation", "Which family of it.")
+    condition: str | None = option(
+        None, "What the engines or their load have beside, of the split: see bench grid."
+    )
     modes: tuple[str, ...] = option(
         ("round-robin", "kv"), "Modes of the router, in turn; may be repeated.", flag="--mode"
     )
     workers: int = option(4, "Mock engines.")
     num_gpu_blocks: int = option(3584, "KV-cache blocks of each engine.")
-    load: float = option(0.5, "Arrivals, in parts of the family's rate.")
+    load: float = option(0.5, "Arrivals, in parts of the family's rate, or of the condition's.")
     requests: int = option(150, "Requests of a run.")
     rounds: int = option(2, "Runs of each mode, each with another seed.")
     slowdown: float = option(
@@ -69,6 +73,24 @@ class LiveConfig:
         if self.family not in split_of(self.split).traffic:
             known = ", ".join(split_of(self.split).traffic)
             raise bad_setting("family", f"{self.family!r} is none of {known}")
+        conditions = split_of(self.split).conditions
+        fitting = [name for name, families in conditions.items() if self.family in families]
+        if self.condition is not None and self.condition not in fitting:
+            known = f"one of {', '.join(fitting)}" if fitting else "one that it has"
+            text = f"{self.condition!r} is not {known}, with {self.family}"
+            raise bad_setting("condition", text)
+
+    @property
+    def conditions(self) -> Condition:
+        """What is beside."""
+        if self.condition is None:
+            return Condition()
+        return split_of(self.split).conditions[self.condition][self.family]
+
+    @property
+    def blocks(self) -> int:
+        """KV-cache blocks of each engine."""
+        return self.conditions.num_gpu_blocks or self.num_gpu_blocks
 
     def simulation(self) -> SimulationConfig:
         """The same engines, simulated; objectives stretched as the engines are."""
@@ -76,7 +98,8 @@ class LiveConfig:
         stretched = {key: value * self.slowdown for key, value in asdict(usual).items()}
         return SimulationConfig(
             block_size=TRAFFIC_BLOCK_SIZE,
-            num_gpu_blocks=self.num_gpu_blocks,
+            num_gpu_blocks=self.blocks,
+            tiers=self.conditions.tiers or TierConfig(),
             worker_speeds=str(1 / self.slowdown),
             objectives=ObjectiveConfig(**stretched),
         )
@@ -101,11 +124,12 @@ class Agreement(NamedTuple):
 def write_traffic(config: LiveConfig, place: int, folder: Path) -> Path:
     """The traffic of one round as a trace."""
     split = split_of(config.split)
-    spec = split.traffic[config.family]
-    made = generate_traffic(
+    spec, condition = split.traffic[config.family], config.conditions
+    make = generate_traffic if condition.others is None else flooded_traffic
+    made = make(
         spec,
         config.requests,
-        rate=spec.rate * config.workers * config.load,
+        rate=spec.rate * config.workers * config.load * condition.load,
         seed=split.seeds[place % len(split.seeds)] + 1000 * (place // len(split.seeds)),
         first_id=split.first_id,
     )
@@ -138,8 +162,9 @@ async def run_live(config: LiveConfig, mode: str, trace: Path, seed: int) -> Run
         mode,
         workers=config.workers,
         block_size=TRAFFIC_BLOCK_SIZE,
-        num_gpu_blocks=config.num_gpu_blocks,
+        num_gpu_blocks=config.blocks,
         speedup_ratio=1 / config.slowdown,
+        tiers=config.conditions.tiers,
     )
     serving = ServeProcess(
         arguments, workers=config.workers, start_timeout_s=config.start_timeout_s
@@ -219,7 +244,8 @@ def run(config: LiveConfig) -> int:
     found = agreements(runs, config.slowdown)
     failed = sum(each.live.errors + each.live.rejected for each in runs)
     far = [each for each in found if abs(each.apart) > config.tolerance]
-    title = f"{config.split}: {config.family}, {config.workers} engines, {config.requests} requests"
+    what = ", ".join(filter(None, (config.family, config.condition)))
+    title = f"{config.split}: {what}, {config.workers} engines, {config.requests} requests"
     output.print(agreement_table(found, title))
     verdict = "all within" if not far else f"{len(far)} of {len(found)} not within"
     output.print(f"{verdict} {config.tolerance:.0%}; {failed} requests failed")

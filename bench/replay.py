@@ -238,7 +238,11 @@ def timed_requests(config: ReplayConfig, vocab_size: int) -> Iterator[TimedReque
         yield TimedRequest(
             due_s=(request.timestamp_ms - first_ms) / 1e3 / config.arrival_speedup,
             payload=encode_generate(
-                f"{run_id}-{index}", tokens, expected, streaming=config.streaming
+                f"{run_id}-{index}",
+                tokens,
+                expected,
+                streaming=config.streaming,
+                tenant=request.tenant,
             ),
             input_tokens=len(tokens),
             expected=expected,

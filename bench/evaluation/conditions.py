@@ -122,3 +122,11 @@ def flooded_traffic(
     both = [msgspec.structs.replace(each, tenant="others") for each in others]
     both += [msgspec.structs.replace(each, tenant="flood") for each in flood]
     return sorted(both, key=lambda each: each.timestamp_ms)[:requests]
+
+
+def unnamed_flood(
+    spec: TrafficSpec, requests: int, *, rate: float, seed: int, first_id: int
+) -> list[TraceRequest]:
+    """The same, of tenants that nobody names: the router cannot tell them apart."""
+    made = flooded_traffic(spec, requests, rate=rate, seed=seed, first_id=first_id)
+    return [msgspec.structs.replace(each, tenant="") for each in made]

@@ -14,7 +14,7 @@ from ..simulation import FIGURES, Experiment, Figures, Load, SimulatedRun, parse
 from ..traces import encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE, generate_traffic
 from .cells import EvaluationCell, condition_of, request_rate, simulation_of
-from .conditions import flooded_traffic
+from .conditions import unnamed_flood
 from .splits import Split, split_of
 
 PR_SET_PDEATHSIG = 1
@@ -47,7 +47,7 @@ def write_traffic(task: CellTask, split: Split) -> Path:
     path = task.traffic_path
     path.parent.mkdir(parents=True, exist_ok=True)
     flooded = condition_of(task.cell, split).others is not None
-    make = flooded_traffic if flooded else generate_traffic
+    make = unnamed_flood if flooded else generate_traffic
     made = make(
         split.traffic[task.cell.family],
         task.requests,

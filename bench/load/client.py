@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from ...router.proto.router_pb2 import ListWorkersResponse
 from ...router.services import MODE_KEY, POLICY_KEY
@@ -220,9 +221,15 @@ class _Answer:
 
 
 def encode_generate(
-    request_id: str, tokens: NDArray[np.uint32], max_tokens: int, *, streaming: bool = True
+    request_id: str,
+    tokens: NDArray[np.uint32],
+    max_tokens: int,
+    *,
+    streaming: bool = True,
+    tenant: str = "",
 ) -> bytes:
-    """A GenerateRequest as clients of this protocol send it, with exactly `max_tokens` to come."""
+    """A GenerateRequest as clients of this protocol send it, with exactly `max_tokens` to come; of
+    a tenant whose cache namespace is its own."""
     request: bytes = pb.GenerateRequest(
         request_id=request_id,
         tokenized=pb.TokenizedInput(input_token_ids=tokens.tolist()),
@@ -231,6 +238,7 @@ def encode_generate(
         max_tokens=max_tokens,
         streaming=streaming,
         ignore_eos=True,
+        cache_salt_id=xxh3_64_intdigest(tenant.encode()) >> 1 if tenant else None,
     ).SerializeToString()
     return request
 

@@ -12,6 +12,7 @@ import aiohttp
 
 from ...runtime.child_process import ChildError, ChildProcess
 from ...runtime.errors import RouterError
+from ...workers.mocker import TierConfig
 
 READY = re.compile(r"dynamo-router ready: grpc (\S+) http (\S+)")
 STOP_TIMEOUT_S = 20.0
@@ -22,13 +23,29 @@ UNANNOUNCED = ("--lame-duck-s", "0")
 
 
 def mock_fleet_arguments(
-    mode: str, *, workers: int, block_size: int, num_gpu_blocks: int, speedup_ratio: float = 1.0
+    mode: str,
+    *,
+    workers: int,
+    block_size: int,
+    num_gpu_blocks: int,
+    speedup_ratio: float = 1.0,
+    tiers: TierConfig | None = None,
 ) -> list[str]:
     """The arguments of a `serve` with mock engines of its own, on free ports."""
+    lower = (
+        []
+        if tiers is None
+        else [
+            *("--host-blocks", str(tiers.host_blocks), "--disk-blocks", str(tiers.disk_blocks)),
+            *("--host-bandwidth-gbps", str(tiers.host_bandwidth_gbps)),
+            *("--disk-bandwidth-gbps", str(tiers.disk_bandwidth_gbps)),
+        ]
+    )
     return [
         *("--mode", mode, "--mockers", str(workers), "--port", "0", "--http-port", "0"),
         *("--block-size", str(block_size), "--num-gpu-blocks", str(num_gpu_blocks)),
         *("--speedup-ratio", str(speedup_ratio), "--log-level", "warning"),
+        *lower,
     ]
 
 

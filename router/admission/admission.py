@@ -32,8 +32,8 @@ class Admission:
 
     @asynccontextmanager
     async def turn(self, ticket: Callable[[], Ticket], tenant: str = "") -> AsyncIterator[None]:
-        """Wait for the turn of a tenant's request; book it inside. Raises NoWorkersError if too many wait, and
-        asks for no ticket; InvalidRequestError if another one waits under its id.
+        """Wait for the turn of a tenant's request; book it inside. Raises NoWorkersError if too
+        many wait, and asks for no ticket; InvalidRequestError if another one waits under its id.
 
         Cancel the task to give the turn up.
         """

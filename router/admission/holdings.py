@@ -12,12 +12,14 @@ ABOUT_S = 30.0
 """A tenant that has nothing in the engines is about for so long after it was last heard of."""
 MORE = 1.1
 """Times its share that a tenant may have before it counts as more: equals differ by chance."""
+MOST_BELOW = 4.0
+"""Times less than its share, beyond which what a tenant has makes no difference."""
 OF_THE_LARGE = 0.5
 """Of what the tenant of an average token has: who has less is not among those who crowd others."""
 
 
 class TenantHoldings:
-    """What tenants have in the engines, in tokens of their requests. Times are seconds of one clock.
+    """What tenants have in the engines, in tokens of requests. Times are seconds of one clock.
 
     Memory is that of the requests in flight and of `most` tenants beside. What a tenant has is
     taken by its weight, 1 where `weights` says nothing.
@@ -77,6 +79,15 @@ class TenantHoldings:
         own = tokens / self._weight_of(tenant)
         others = self._weight + self._is_anybody_away(now)
         return own * others > MORE * self._all and own * self._all >= OF_THE_LARGE * self._squares
+
+    def below_share(self, tenant: str, now: float) -> float:
+        """How many times less than its share a tenant has, from 1 to MOST_BELOW."""
+        tokens = self._tokens.get(tenant, 0)
+        others = self._weight + self._is_anybody_away(now)
+        if not tokens:
+            return MOST_BELOW if self._all else 1.0
+        share = self._all * self._weight_of(tenant) / others
+        return min(MOST_BELOW, max(1.0, share / tokens))
 
     def _is_anybody_away(self, now: float) -> bool:
         away = self._away

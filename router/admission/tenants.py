@@ -22,7 +22,6 @@ CACHE_NAMESPACE, CALLER = "cache_namespace", "caller"
 MAX_NAME = 256  # characters of a tenant's name that count
 REQUEST_TOKENS = 256  # that a request counts for beside those of its prompt that are computed
 RECENT_S = 30.0  # use that is so old counts for 1/e
-MOST_BELOW = 4.0  # times less than its share, beyond which a tenant's use makes no difference
 LEAST_RECENT = 0.01  # share of a request's tokens below which a tenant has had nothing of late
 EQUAL_SHARE = 0.05  # more than its share that is as good as equal
 _KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}", re.ASCII)
@@ -34,7 +33,7 @@ class TenantConfig:
 
     tenant_key: str | None = option(
         CACHE_NAMESPACE,
-        "What names a request's tenant, between which engines, queue and shedding are shared fairly:"
+        "What names a request's tenant, between which engines and queue are shared fairly:"
         " cache_namespace, caller, or the name of a metadata key or header; none: all requests are"
         " one tenant's.",
         "--router-tenant-key",
@@ -82,11 +81,12 @@ class TenantConfig:
     ) -> str:
         """Whose request it is; "" is a tenant, too: of those that name none.
 
-        Of a key that comes twice the last one counts. InvalidRequestError for a name in bytes.
+        Of a key that comes twice the last one counts, of a namespace what is before a slash: behind
+        it stands what else its blocks depend on. InvalidRequestError for a name in bytes.
         """
         name = ""
         if self.tenant_key == CACHE_NAMESPACE:
-            name = cache_namespace or ""
+            name = (cache_namespace or "").partition("/")[0]
         elif self.tenant_key == CALLER:
             name = caller
         elif self.tenant_key is not None:
@@ -189,29 +189,8 @@ class TenantShares:
         self._tenants.move_to_end(tenant)
 
     def below_share(self, tenant: str, now: float) -> float:
-        """How many times less than its share a tenant has had of late, from 1 to MOST_BELOW.
-
-        Its share is that of its weight among those who have had any.
-        """
-        if not self.enabled:
-            return 1.0
-        own = self._tenants.get(tenant)
-        recent = weights = 0.0
-        for other in self._tenants.values():
-            used = self._recent(other, now)
-            if used > LEAST_RECENT * REQUEST_TOKENS or other is own:
-                recent += used
-                weights += other.weight
-        weight = self.config.weights.get(tenant, 1.0)
-        if own is None:
-            used, weights = 0.0, weights + weight
-        else:
-            used = self._recent(own, now)
-        if recent <= 0.0:
-            return 1.0
-        share = used / recent
-        fair = weight / weights
-        return MOST_BELOW if share <= fair / MOST_BELOW else max(1.0, fair / share)
+        """How many times less than its share a tenant has in the engines, from 1 to MOST_BELOW."""
+        return self._holdings.below_share(tenant, now) if self.enabled else 1.0
 
     def below_share_of(self, tenant: str, now: float) -> Callable[[], float]:
         """`below_share`, to be asked for if it is needed."""

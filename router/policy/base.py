@@ -55,7 +55,7 @@ class Candidates:
         self.weights_given = weights_given
         self.unheard = unheard
         self.below_share: Callable[[], float] = not_below_share
-        """how many times less than its share its tenant has had of late, at least 1"""
+        """how many times less than its share its tenant has in the engines, at least 1"""
         self.saved_prefill_blocks = (
             overlaps if saved_prefill_blocks is None else saved_prefill_blocks
         )
@@ -110,7 +110,7 @@ class Candidates:
 
 
 def not_below_share() -> float:
-    """Of a tenant that has had its share, or of none."""
+    """Of a tenant that has its share, or of none."""
     return 1.0
 
 

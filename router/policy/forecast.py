@@ -130,7 +130,7 @@ class ForecastPolicy(Policy):
     def choose(self, candidates: Candidates, rng: Rng) -> int:
         """See Policy. Where it sheds: NoWorkersError for a request that would make about as many
         answers miss their ITL objective as it adds, itself included, wherever it went; for more
-        than that where its tenant has had less than its share."""
+        than that where its tenant has less than its share."""
         if self.temperature or self.sheds or not self._watch.trusted:
             costs = self.score(candidates)
             if self.sheds and self._watch.trusted:

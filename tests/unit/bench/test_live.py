@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dynamo_router.bench import live
+from dynamo_router.bench.evaluation import Condition
 from dynamo_router.bench.live import LiveConfig, Pair, agreements, run, simulate, write_traffic
 from dynamo_router.bench.results.report import Run
 from dynamo_router.bench.results.summary import Summary
@@ -31,6 +32,16 @@ def test_every_round_has_traffic_of_its_own(tmp_path: Path) -> None:
     made = [list(read_trace(write_traffic(SMALL, n, tmp_path), trace_block_size=64))
             for n in range(6)]  # fmt: skip
     assert all(one != other for n, one in enumerate(made) for other in made[:n])
+
+
+def test_a_condition_is_of_both_the_engines_and_their_load(tmp_path: Path) -> None:
+    tiered = replace(SMALL, family="agents", condition="near-full-tiers")
+    assert tiered.blocks == tiered.simulation().num_gpu_blocks == 960
+    assert tiered.simulation().tiers == tiered.conditions.tiers
+    flooded = replace(SMALL, requests=100, family="tenants", condition="flood")
+    made = list(read_trace(write_traffic(flooded, 0, tmp_path), trace_block_size=64))
+    assert {each.tenant for each in made} == {"others", "flood"}
+    assert flooded.blocks == SMALL.num_gpu_blocks and SMALL.conditions == Condition()
 
 
 @pytest.mark.parametrize("late", [1.0, 1.2])
@@ -72,6 +83,8 @@ def test_the_spread_of_live_runs_is_told() -> None:
     [
         ({"family": "x"}, "family: 'x' is none of conversation"),
         ({"rounds": 0}, "rounds: 0 must be at least 1"),
+        ({"condition": "x"}, "condition: 'x' is not one that it has, with conversation"),
+        ({"condition": "x", "family": "tenants"}, "condition: 'x' is not one of flood, with"),
         ({"slowdown": 0.0}, "slowdown: 0.0 must be finite"),
     ],
 )

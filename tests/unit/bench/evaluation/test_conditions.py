@@ -3,6 +3,8 @@
 from itertools import combinations
 from pathlib import Path
 
+import msgspec
+
 from dynamo_router.bench.evaluation.cells import (
     EvaluationCell,
     cells_of,
@@ -10,7 +12,7 @@ from dynamo_router.bench.evaluation.cells import (
     simulation_of,
     wants_capacity,
 )
-from dynamo_router.bench.evaluation.conditions import FLOOD, PLANS, flooded_traffic
+from dynamo_router.bench.evaluation.conditions import FLOOD, PLANS, flooded_traffic, unnamed_flood
 from dynamo_router.bench.evaluation.kept_runs import KeptRuns
 from dynamo_router.bench.evaluation.splits import SPLIT_NAMES, split_of
 from dynamo_router.bench.traces.trace import parent_fault
@@ -59,13 +61,16 @@ def test_one_tenant_sends_ten_times_what_all_others_do() -> None:
     plain = request_rate(cell._replace(condition=""), REPORT)
     rate = request_rate(cell, REPORT)
     assert rate == plain * 0.18 * (1 + FLOOD)
-    assert simulation_of(cell, REPORT, capacity=False).router().admission.tenants.tenant_key is None
     made = flooded_traffic(
         REPORT.traffic["tenants"], 2200, rate=rate, seed=301, first_id=REPORT.first_id
     )
     count = sum(request.tenant == "others" for request in made)
     assert len(made) == 2200 and 140 <= count <= 260  # 200 in the mean
     assert {request.tenant for request in made} == {"others", "flood"}
+    unnamed = unnamed_flood(
+        REPORT.traffic["tenants"], 2200, rate=rate, seed=301, first_id=REPORT.first_id
+    )
+    assert unnamed == [msgspec.structs.replace(each, tenant="") for each in made]
     times = [request.timestamp_ms for request in made]
     parents: dict[int, int] = {}
     assert times == sorted(times) and times[0] == 0

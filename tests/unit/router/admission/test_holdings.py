@@ -6,7 +6,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo_router.router.admission.holdings import ABOUT_S, MORE, OF_THE_LARGE, TenantHoldings
+from dynamo_router.router.admission.holdings import (
+    ABOUT_S,
+    MORE,
+    MOST_BELOW,
+    OF_THE_LARGE,
+    TenantHoldings,
+)
 
 WEIGHTS = {"b": 2.0, "c": 0.5}
 NAMES = st.sampled_from(["a", "b", "c", "d", ""])
@@ -123,6 +129,10 @@ class Holding(RuleBasedStateMachine):
             part, of_large = own * weights, own * whole
             near = part == pytest.approx(MORE * whole) or of_large == pytest.approx(
                 OF_THE_LARGE * large
+            )
+            expected_share = whole / weights / own if own else MOST_BELOW if whole else 1.0
+            assert self.holdings.below_share(tenant, self.now) == pytest.approx(
+                min(MOST_BELOW, max(1.0, expected_share))
             )
             if not near:
                 expected = part > MORE * whole and of_large >= OF_THE_LARGE * large
