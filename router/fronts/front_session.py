@@ -250,6 +250,7 @@ class FrontSession:
                 ask.booking_id,
                 pinned_worker=worker,
                 expected_output_tokens=ask.output_tokens or None,
+                tenant=ask.tenant,
             )
         except RouterError:  # its worker is not there, or not well yet
             self.counts["unbooked"] += 1

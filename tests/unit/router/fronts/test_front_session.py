@@ -5,6 +5,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec import structs
 from support.polling import until
 
 from dynamo_router.router.admission.admission import Admission
@@ -118,6 +119,14 @@ async def test_a_front_that_comes_anew_keeps_what_it_tells_of() -> None:
         assert deciding.router.slots.worker_of("r1") is not None
         new.end("it ends")
         assert deciding.router.slots.worker_of("r1") is None
+
+
+async def test_what_a_front_tells_of_counts_for_its_tenant() -> None:
+    with Deciding() as deciding:
+        front, shares = deciding.front(0), deciding.router.limits.tenants
+        front.hears(Booked(structs.replace(ask(1, "r1"), tenant="a"), (1, 0), False, 0))
+        assert shares.enabled and len(shares) == 1 and shares.virtual("a") > 0
+        front.end("it ends")
 
 
 async def test_a_session_ends_with_all_that_waits() -> None:
