@@ -32,8 +32,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     repeatable; a `strategy`, a Policy, decides in place of the one that the settings name. Close it
     when done: the event index has a thread.
 
-    Synchronous, without I/O, thread-safe: one lock is held while a request is decided and booked,
-    and while one is released. Load is booked and released nowhere else.
+    Synchronous, without I/O, thread-safe by one lock. Load is booked and released nowhere else.
 
     Where token ids are asked for, `prompt` makes a handle that serves every question about one
     prompt and is hashed once; `lora_name`, `cache_namespace` and `block_mm_infos` go with the
@@ -294,35 +293,25 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     # Waiting, for whoever keeps a queue in front of `decide`: see AdmissionQueue
 
-    def seconds_until_free(self, worker: WorkerLike | None = None) -> float:
-        """Seconds until a worker, or the one that is given, should get one more request.
-
-        0 is now; inf is not before load falls. See AdmissionConfig.hold and queue_threshold. A hold
-        is for those who have a choice: for one worker alone it is 0. A cap on requests is for all.
-        """
+    def seconds_until_free(self, worker: WorkerLike | None = None, has_more: bool = False) -> float:
+        """Seconds until a worker, or the one that is given, should get one more request: 0 is now,
+        inf is not before load falls. See AdmissionConfig.hold and queue_threshold. A hold is for
+        those who have a choice: for one worker alone it is 0. A cap on requests is for all, and so
+        is what a tenant that `has_more` than its share leaves to others."""
         with self._lock:
-            if worker is not None and self.limits.policy_holds and not self.limits.caps:
+            if not (worker is None or has_more or self.limits.caps) and self.limits.policy_holds:
                 return 0.0
-            now = self._expire()
-            eligible = self.registry.eligible(now)
+            eligible = self.registry.eligible(now := self._expire())
             if worker is not None:
                 eligible = eligible & self._source.mask([as_worker(worker)])
-            return self.limits.seconds_until_free(eligible, now, hold=worker is None)
+            return self.limits.seconds_until_free(eligible, now, worker is None, has_more)
 
     def wait_times(self) -> Callable[[WorkerLike | None], float]:
         """`seconds_until_free` of any worker, as of now; what they have in common is found once."""
         with self._lock:
-            eligible = self.registry.eligible(now := self._expire())
-            anybody = self.limits.seconds_until_free(eligible, now)
-            return self._source.wait_times(anybody, self.limits.waiting(eligible))
-
-    def over_share_wait_s(self, worker: WorkerLike | None = None) -> float:
-        """Seconds that a request waits in any case if its tenant has more than its share."""
-        with self._lock:
-            eligible = self.registry.eligible(now := self._expire())
-            if worker is not None:
-                eligible = eligible & self._source.mask([as_worker(worker)])
-            return self.limits.over_share_wait_s(eligible, now)
+            eligible, limits = self.registry.eligible(now := self._expire()), self.limits
+            anybody = limits.seconds_until_free(eligible, now)
+            return self._source.wait_times(anybody, limits.waiting(eligible))
 
     def uncached_tokens(self, token_ids: Tokens, **content: Unpack[ContentFields]) -> int:
         """Prompt tokens that even the worker with the longest overlap would have to compute."""
@@ -386,9 +375,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """Drop what is too old; the time at which that was done. Under the lock."""
         now = self.clock.now()
         if now >= self._source.expire_at:
-            expired = self._source.expire(now)
-            self.limits.tenants.on_ends(expired, now)
-            for request_id in expired:
+            for request_id in self._source.expire(now):
+                self.limits.tenants.on_ends((request_id,), now)
                 self._policy.on_end(request_id, now, None)
         return now
 

@@ -305,13 +305,18 @@ class LoadLimits:
         """Whether those that wait go in the policy's own order: no other one was asked for."""
         return self._policy is not None and self.config.queue_policy in (None, "deadline")
 
-    def seconds_until_free(self, eligible: Mask, now: float, *, hold: bool = True) -> float:
+    def seconds_until_free(
+        self, eligible: Mask, now: float, hold: bool = True, has_more: bool = False
+    ) -> float:
         """Seconds until a request that may go to these ranks should go: 0 now, inf when load falls.
 
-        `hold`: ask the policy, if it is the one that says who waits.
+        `hold`: ask the policy, if it is the one that says who waits. `has_more`: of a tenant that
+        has more than its share, see `over_share_wait_s`.
         Not 0 only if all of them are saturated. Where all are busy, or none is eligible, there is
         nothing to wait for: the request will be told so.
         """
+        if has_more and (left := self.over_share_wait_s(eligible, now)) > 0:
+            return left
         if self.any_busy:
             eligible = eligible & ~self.busy()
         if (avoided := self.avoided(eligible)) is not None:

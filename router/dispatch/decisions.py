@@ -194,7 +194,7 @@ def queue_of(router: KvRouter) -> AdmissionQueue:
         wait_times=router.wait_times,
         now=router.clock.now,
         shares=limits.tenants,
-        over_share_wait_s=router.over_share_wait_s,
+        over_share_wait_s=partial(router.seconds_until_free, has_more=True),
     )
 
 

@@ -307,11 +307,8 @@ cdef class Forecast:
     @boundscheck(False)  # arrays of `n` entries, checked below; n <= size
     @wraparound(False)
     def seconds_until_free(
-        self,
-        const uint8_t[::1] eligible not None,
-        const int64_t[::1] active_blocks not None,
-        double now,
-        bint leaves_some=False,
+        self, const uint8_t[::1] eligible not None, const int64_t[::1] active_blocks not None,
+        double now, bint leaves_some=False,
     ):
         cdef Py_ssize_t n = eligible.shape[0]
         require_time(now)

@@ -210,11 +210,9 @@ class ForecastPolicy(Policy):
         return self._forecast.seconds_until_free(eligible, active_blocks, now)
 
     def hold_over_share(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
-        """The same of a request that is to leave others some of the caches, and no prompts to wait
-        behind."""
-        if not self._watch.trusted:
-            return 0.0
-        return self._forecast.seconds_until_free(eligible, active_blocks, now, True)
+        """See Policy: what is left are part of a cache, and no prompts to wait behind."""
+        trusted, hold = self._watch.trusted, self._forecast.seconds_until_free
+        return hold(eligible, active_blocks, now, True) if trusted else 0.0
 
     def order_penalty_s(self, uncached_tokens: int) -> float:
         """Seconds by which its turn is later than its arrival: the longer a prompt, the later.
@@ -317,19 +315,8 @@ class ForecastPolicy(Policy):
         """What the latency model has come to."""
         prefill, decode, ttft, output, answer, stretch = self._forecast.learnt()
         step, chunk, context, attended = prefill
-        return Learnt(
-            step,
-            chunk / CHUNK_TOKENS,
-            context,
-            attended / ATTENDED_TOKENS,
-            decode[0],
-            decode[1],
-            decode[2],
-            ttft,
-            output,
-            answer,
-            stretch,
-        )
+        tokens = chunk / CHUNK_TOKENS, context, attended / ATTENDED_TOKENS
+        return Learnt(step, *tokens, decode[0], decode[1], decode[2], ttft, output, answer, stretch)
 
     def slowness(self, number: int) -> float:
         """How many times longer this worker takes than the model says."""

@@ -77,11 +77,12 @@ def test_who_has_more_than_its_share_leaves_part_of_the_caches_to_others(
     assert queue.is_open(None, "flood")  # nobody else is about
     assert queue.is_open(None, "small")
     assert not queue.is_open(None, "flood") and queue.deferred == 1
-    assert router.over_share_wait_s() == router.over_share_wait_s(ONE) == math.inf
+    assert router.seconds_until_free(has_more=True) == math.inf
+    assert router.seconds_until_free(ONE, has_more=True) == math.inf
     assert not queue.is_open(ONE, "flood")  # nor by naming a worker
     router.free(on[0])
     assert queue.is_open(None, "flood") and queue.is_open(None, "small")
-    assert not queue.is_open(ONE, "flood") or router.over_share_wait_s(ONE) == 0
+    assert not queue.is_open(ONE, "flood") or router.seconds_until_free(ONE, has_more=True) == 0
     assert queue.is_open(None, "small")
     clock.advance(60.0)  # and nobody has heard of the small one since
     occupy(router, 1, 88 * BLOCK, "flood")
@@ -98,7 +99,7 @@ def test_it_has_no_prompts_computed_that_others_would_wait_behind(
     clock.advance(0.001)
     assert queue.is_open(None, "small")
     assert not queue.is_open(None, "flood")
-    wait = router.over_share_wait_s()
+    wait = router.seconds_until_free(has_more=True)
     assert queue.ask_again_s == wait == pytest.approx(STEP_S + 500 * TOKEN_S - 0.001, abs=0.005)
     clock.advance(wait)
     assert queue.is_open(None, "flood")
