@@ -13,6 +13,8 @@ from ...indexer.wire import BatchHead
 
 FIRST_SEQUENCES = (0, 1)
 """A stream that begins with one of these has told everything since its engine started."""
+STATE_TRIES = 3
+"""Subscriptions in a row without the state they asked for, after which the engine gives none."""
 
 
 class StreamStep(enum.Enum):
@@ -36,6 +38,7 @@ class StreamCursor:
         self._chunk: int | None = None  # the chunk expected, inside of a snapshot
         self._resumed = False  # this subscription was asked to go on, and nothing came yet
         self._event_ids: dict[int, int] = {}  # of the last event, by rank
+        self._stateless = 0  # subscriptions in a row that began with a change, not with the state
         self.gives_snapshots = False
         self.complete = False
         """whether all that the engine holds was told"""
@@ -84,8 +87,7 @@ class StreamCursor:
             return self._start_over()  # changes in the midst of a state
         resumed, self._resumed = self._resumed, False
         if self._next is None:
-            told_all = head.sequence in FIRST_SEQUENCES and head.first_id <= 1
-            return self._begin(head, complete=told_all)
+            return self._take_first(head)
         if head.sequence < self._next:
             if resumed:
                 self.restarts += 1
@@ -101,12 +103,22 @@ class StreamCursor:
             return self._lose(head)
         return self._go_on(head)
 
+    def _take_first(self, head: BatchHead) -> StreamStep:
+        """A change where the state of the cache was expected, or nothing is ever told before."""
+        told_all = head.sequence in FIRST_SEQUENCES and head.first_id <= 1
+        if self.gives_snapshots and not told_all:
+            self._stateless += 1
+            if self._stateless < STATE_TRIES:
+                return self._miss()
+            self.gives_snapshots = False  # another engine at that address
+        return self._begin(head, complete=told_all)
+
     def _take_chunk(self, head: BatchHead) -> StreamStep:
         self._resumed = False
         first = head.chunk_index == 0
         if not first and (head.chunk_index != self._chunk or head.sequence != self._next):
             return self._start_over()
-        self.gives_snapshots = True
+        self.gives_snapshots, self._stateless = True, 0
         step = StreamStep.APPLY
         if first:
             step = self._begin(head, complete=head.unknown_before == 0)
