@@ -90,7 +90,8 @@ class AdmissionQueue:
         Raises NoWorkersError (overloaded), and asks for none, if as many as may wait do.
         """
         waiting, of_tenant = len(self._waiting), self._by_tenant[tenant]
-        kept = self.limit // KEPT_PART if of_tenant * len(self._by_tenant) > waiting else 0
+        tenants = max(2, len(self._by_tenant))  # others may come
+        kept = self.limit // KEPT_PART if of_tenant * tenants > waiting else 0
         if waiting >= self.limit - (kept if self._shares.enabled else 0):
             self.refused += 1
             raise NoWorkersError(

@@ -24,6 +24,7 @@ REQUEST_TOKENS = 256  # that a request counts for beside those of its prompt tha
 RECENT_S = 30.0  # use that is so old counts for 1/e
 LEAST_RECENT = 0.01  # share of a request's tokens below which a tenant has had nothing of late
 EQUAL_SHARE = 0.05  # more than its share that is as good as equal
+MOST_WEIGHT = 1e6  # and 1 over it the least: sums of weights stay exact enough
 _KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}", re.ASCII)
 
 
@@ -40,7 +41,7 @@ class TenantConfig:
     )
     tenant_weights: str | None = option(
         None,
-        "Shares of tenants, NAME=WEIGHT with commas; 1 where nothing is said.",
+        "Shares of tenants, NAME=WEIGHT with commas, from 1e-6 to 1e6; 1 where nothing is said.",
         "--router-tenant-weights",
     )
     max_tenants: int = option(
@@ -68,8 +69,9 @@ class TenantConfig:
                 weight = float(text)
             except ValueError:
                 weight = math.nan
-            if not (name and is_finite(weight) and weight > 0):
-                raise bad_setting("tenant_weights", f"{part!r} is not NAME=WEIGHT above 0")
+            if not (name and is_finite(weight) and 1 / MOST_WEIGHT <= weight <= MOST_WEIGHT):
+                text = f"{part!r} is not NAME=WEIGHT from {1 / MOST_WEIGHT:g} to {MOST_WEIGHT:g}"
+                raise bad_setting("tenant_weights", text)
             found[name] = weight
         return found
 

@@ -2,7 +2,8 @@
 
 import heapq
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import islice
+from typing import Generic, NamedTuple, TypeVar
 
 from .tenants import TenantShares
 from .ticket import QueuePolicy, Ticket
@@ -10,8 +11,17 @@ from .ticket import QueuePolicy, Ticket
 LATE_EVERY = 4
 """Of so many turns one is for a request that has missed its latest start, where any has."""
 
+LOOKED_AT = 16
+"""So many of those that had more than their share are asked about again each time, in turn."""
+
 Entry = tuple[float, int, Ticket]
 """Lower goes first: minus its score, its serial number, the request."""
+
+Standing = tuple[float, int, str]
+"""Of a tenant: its virtual time, the serial number with which it came, its name."""
+
+Key = TypeVar("Key", int, Standing)
+Found = TypeVar("Found")
 
 
 class Head(NamedTuple):
@@ -79,6 +89,62 @@ class Turns:
         return heap
 
 
+class Ranking(Generic[Key, Found]):
+    """Keys, the lowest of which goes first; behind all others those whose tenants have more.
+
+    `ask(key, now)` says what stands there: its key of now, whether its tenant has more in the
+    engines than its share, and what is found; None if nothing, and the key is forgotten. Of many
+    that had more, one that has no more since is found some questions later: so a question takes no
+    longer the more names, or priorities, a tenant gives its requests.
+    """
+
+    def __init__(self, ask: Callable[[Key, float], tuple[Key, bool, Found] | None]) -> None:
+        self._ask: Callable[[Key, float], tuple[Key, bool, Found] | None] = ask
+        self._keys: list[Key] = []  # a heap
+        self._aside: dict[Key, None] = {}  # that had more, by when they were last asked about
+
+    def add(self, key: Key) -> None:
+        """A new one, or one that has something new."""
+        if key in self._aside:
+            del self._aside[key]
+        heapq.heappush(self._keys, key)
+
+    def is_aside(self, key: Key) -> bool:
+        """Whether it had more when it was asked about."""
+        return key in self._aside
+
+    def first(self, now: float) -> tuple[Key, bool, Found] | None:
+        """What `ask` says of the one that goes first; None if nothing is anywhere."""
+        for key in list(islice(self._aside, LOOKED_AT)):
+            self.add(key)
+        while self._keys:
+            key = self._keys[0]
+            asked: tuple[Key, bool, Found] | None = self._ask(key, now)
+            if asked is None:
+                heapq.heappop(self._keys)
+            elif asked[0] != key:
+                heapq.heapreplace(self._keys, asked[0])
+            elif asked[1]:
+                self._aside[heapq.heappop(self._keys)] = None
+            else:
+                return asked
+        while self._aside:
+            key = min(self._aside)
+            asked = self._ask(key, now)
+            if asked is not None and asked[0] == key:
+                return asked
+            del self._aside[key]
+            if asked is not None:
+                self._aside[asked[0]] = None
+        return None
+
+    def keep(self, is_left: Callable[[Key], bool]) -> None:
+        """Forget all others."""
+        self._keys[:] = filter(is_left, self._keys)
+        heapq.heapify(self._keys)
+        self._aside = dict.fromkeys(filter(is_left, self._aside))
+
+
 class Level:
     """The requests of one lane at one priority: of its tenants, who has had least goes first, but
     behind all others one that has more in the engines than its share."""
@@ -90,39 +156,30 @@ class Level:
         self._is_waiting = is_waiting
         self._shares = shares
         self._turns: dict[str, Turns] = {}
-        self._order: list[tuple[float, int, str]] = []  # virtual time, serial, tenant
+        self._ranking = Ranking(self._ask)
 
     def add(self, serial: int, ticket: Ticket) -> None:
         tenant = ticket.tenant
         turns, virtual = self._turns.get(tenant), self._shares.begin(tenant)
         if turns is None:
             turns = self._turns[tenant] = Turns(self._policy, self._is_waiting)
-            heapq.heappush(self._order, (virtual, serial, tenant))
+            self._ranking.add((virtual, serial, tenant))
         turns.add(serial, ticket)
 
     def head(self, now: float) -> tuple[bool, float, Entry] | None:
         """Who goes first of them, behind whether its tenant has more than its share and its virtual
         time; None if nobody waits."""
-        order = self._order
-        passed: list[tuple[float, int, str]] = []  # those who have more, out of the heap meanwhile
-        found: tuple[bool, float, Entry] | None = None
-        while order:
-            virtual, serial, tenant = order[0]
-            entry = self._turns[tenant].head(now)
-            if entry is None:
-                heapq.heappop(order)
-                del self._turns[tenant]
-            elif (current := self._shares.virtual(tenant)) > virtual:
-                heapq.heapreplace(order, (current, serial, tenant))
-            elif self._shares.has_more(tenant, now):
-                passed.append(heapq.heappop(order))
-                found = found or (True, virtual, entry)
-            else:
-                found = False, virtual, entry
-                break
-        for each in passed:
-            heapq.heappush(order, each)
-        return found
+        found = self._ranking.first(now)
+        return None if found is None else (found[1], found[0][0], found[2])
+
+    def _ask(self, key: Standing, now: float) -> tuple[Standing, bool, Entry] | None:
+        virtual, serial, tenant = key
+        entry = self._turns[tenant].head(now)
+        if entry is None:
+            del self._turns[tenant]
+            return None
+        current = max(virtual, self._shares.virtual(tenant))
+        return (current, serial, tenant), self._shares.has_more(tenant, now), entry
 
     def on_gone(self, entry: Entry) -> None:
         self._turns[entry[2].tenant].on_gone(entry)
@@ -130,8 +187,7 @@ class Level:
     def compact(self) -> int:
         left = {tenant: turns.compact() for tenant, turns in self._turns.items()}
         self._turns = {tenant: turns for tenant, turns in self._turns.items() if left[tenant]}
-        self._order = [each for each in self._order if left[each[2]]]
-        heapq.heapify(self._order)
+        self._ranking.keep(lambda key: key[2] in self._turns)
         return sum(left.values())
 
 
@@ -143,37 +199,30 @@ class Line:
     ) -> None:
         self._parts = policy, is_waiting, shares
         self._levels: dict[int, Level] = {}
-        self._order: list[int] = []  # minus the priorities
+        self._ranking = Ranking(self._ask)  # of minus the priorities
 
     def add(self, serial: int, ticket: Ticket) -> None:
         key = -ticket.urgency.priority
         level = self._levels.get(key)
         if level is None:
             level = self._levels[key] = Level(*self._parts)
-            heapq.heappush(self._order, key)
+            self._ranking.add(key)
+        elif self._ranking.is_aside(key):
+            self._ranking.add(key)
         level.add(serial, ticket)
 
     def head(self, now: float) -> Head | None:
         """Who goes first of them; None if nobody waits. One whose tenant has more than its share
         goes before none of another priority either: it would hold those up by its own wait."""
-        best = self._first(now)
-        if best is not None and best.has_more and len(self._order) > 1:
-            for key in sorted(self._order)[1:]:
-                found = self._levels[key].head(now)
-                if found is not None and not found[0]:
-                    return Head(key, found[0], found[1], *found[2])
-        return best
+        found = self._ranking.first(now)
+        return None if found is None else found[2]
 
-    def _first(self, now: float) -> Head | None:
-        """Who goes first at the highest priority."""
-        while self._order:
-            key = self._order[0]
-            found = self._levels[key].head(now)
-            if found is not None:
-                return Head(key, found[0], found[1], *found[2])
-            heapq.heappop(self._order)
+    def _ask(self, key: int, now: float) -> tuple[int, bool, Head] | None:
+        found = self._levels[key].head(now)
+        if found is None:
             del self._levels[key]
-        return None
+            return None
+        return key, found[0], Head(key, found[0], found[1], *found[2])
 
     def on_gone(self, head: Head) -> None:
         """The head had its turn."""
@@ -183,6 +232,5 @@ class Line:
         """Drop all entries of requests that no longer wait; how many there are now."""
         left = {key: level.compact() for key, level in self._levels.items()}
         self._levels = {key: level for key, level in self._levels.items() if left[key]}
-        self._order = list(self._levels)
-        heapq.heapify(self._order)
+        self._ranking.keep(self._levels.__contains__)
         return sum(left.values())

@@ -65,8 +65,8 @@ class Decisions(Protocol):
         """A worker for an attempt beside another one, not among `twin.unfit`."""
         ...
 
-    def is_open(self) -> bool:
-        """Whether a request that may go anywhere would be booked without waiting."""
+    def is_open(self, tenant: str) -> bool:
+        """Whether a tenant's request that may go anywhere would be booked without waiting."""
         ...
 
     def give_up(self, request_id: str, error: Exception) -> bool:
@@ -118,8 +118,8 @@ class RouterDecisions:
             tenant=twin.tenant,
         )
 
-    def is_open(self) -> bool:
-        return self._admission is None or self._admission.queue.is_open(None)
+    def is_open(self, tenant: str) -> bool:
+        return self._admission is None or self._admission.queue.is_open(None, tenant)
 
     def give_up(self, request_id: str, error: Exception) -> bool:
         return self._admission is not None and self._admission.give_up(request_id, error)

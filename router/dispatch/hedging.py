@@ -154,7 +154,7 @@ class Hedging:
         flight.hedge_timer = None
         if flight.messages or flight.call is None or flight.taken_back or flight.aborted:
             return
-        if not self._decisions.is_open():
+        if not self._decisions.is_open(flight.tenant):
             return  # whoever is there has enough to do
         assert flight.decision is not None
         others = flight.attempts.worker_ids | {flight.decision.worker.worker_id}

@@ -106,7 +106,7 @@ class RemoteDecisions:
         question.beside = True
         return (await self._decided(question))[0]
 
-    def is_open(self) -> bool:
+    def is_open(self, tenant: str) -> bool:
         return not self._waiting
 
     def give_up(self, request_id: str, error: Exception) -> bool:

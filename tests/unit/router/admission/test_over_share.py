@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.router.admission.admission import Admission
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.admission.queue import KEPT_PART, AdmissionQueue
 from dynamo_router.router.admission.tenants import TenantConfig, TenantShares
 from dynamo_router.router.admission.ticket import Lane, Ticket, Urgency
-from dynamo_router.router.dispatch.decisions import queue_of
+from dynamo_router.router.admission.turns import LOOKED_AT
+from dynamo_router.router.dispatch.decisions import RouterDecisions, queue_of
 from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
 from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.errors import NoWorkersError
@@ -163,20 +165,62 @@ def test_the_last_places_of_a_queue_are_for_tenants_of_whom_fewer_wait() -> None
     with pytest.raises(NoWorkersError, match="wait"):
         for _ in range(100):
             queue.enter(lambda: ticket(f"flood {len(queue)}"), "flood")
-    assert len(queue) == 8 * KEPT_PART  # alone, it may have all
-    for place in range(9):
-        assert queue.discard(f"flood {place}")
+    assert len(queue) == 7 * KEPT_PART  # though nobody else waits yet
     queue.enter(lambda: ticket("small 1"), "small")
     with pytest.raises(NoWorkersError) as found:
         queue.enter(lambda: ticket("flood more"), "flood")
     assert found.value.overloaded and queue.refused == 2
-    for place in range(2, 10):
+    for place in range(2, KEPT_PART + 1):
         queue.enter(lambda place=place: ticket(f"small {place}"), "small")  # type: ignore[misc]
     with pytest.raises(NoWorkersError):
         queue.enter(lambda: ticket("small more"), "small")
     for request_id in [*queue._waiting]:
         queue.discard(request_id)
     assert not queue._by_tenant
+
+
+def test_to_ask_about_another_tenant_is_not_to_hear_of_one_that_names_none(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    decisions = RouterDecisions(router, clock, Admission(queue_of(router)))
+    for worker_id in (1, 2):
+        occupy(router, worker_id, 500, "alone")
+    clock.advance(0.001)
+    decisions.is_open("alone")  # before each hedge
+    assert not router.limits.tenants.has_more("alone", clock.now())
+
+
+@pytest.mark.parametrize("names", [1, 600])
+@pytest.mark.parametrize("priorities", [1, 600])
+def test_who_waits_under_many_names_or_priorities_makes_no_question_long(
+    names: int, priorities: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = TenantShares(TenantConfig(tenant_key="x-team"))
+    queue = AdmissionQueue(
+        lambda lane: 0.0, shares=shares, now=lambda: 0.0, over_share_wait_s=lambda lane: math.inf
+    )
+    assert shares.counts("many")
+    asked: list[str] = []
+    monkeypatch.setattr(
+        shares, "has_more", lambda tenant, now: asked.append(tenant) or tenant in more
+    )
+    more = {f"{place}" for place in range(names)}
+    for place in range(600):
+        name = f"{place % names} {place}"
+        made = ticket(name, urgency=Urgency(place % priorities))
+        queue.enter(lambda made=made: made, made.tenant)  # type: ignore[misc]
+    for _ in range(50):
+        assert queue.next() is None
+    asked.clear()
+    for _ in range(50):
+        assert queue.next() is None and queue.is_open(None, "other")
+    assert len(asked) < 100 * 4 * LOOKED_AT
+    small = ticket("small 1", urgency=Urgency(priorities // 2))
+    queue.enter(lambda: small, "small")
+    assert queue.next() is small  # found at once, whatever stands beside it
+    more.remove("0")  # and who has no more soon enough
+    went = [queue.next() for _ in range(600 // LOOKED_AT * 2)]
+    assert any(each is not None and each.tenant == "0" for each in went)
 
 
 class Sharing(RuleBasedStateMachine):

@@ -55,6 +55,8 @@ def test_a_name_is_text_and_so_much_of_it_counts() -> None:
         ("tenant_weights", "a=0"),
         ("tenant_weights", "=1"),
         ("tenant_weights", "a=1,b=nan"),
+        ("tenant_weights", "a=1e17"),  # beside which others would weigh nothing
+        ("tenant_weights", "a=1e-300"),
         ("max_tenants", 0),
     ],
 )
