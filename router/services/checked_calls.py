@@ -22,6 +22,9 @@ _INVALID = StatusCode.INVALID_ARGUMENT
 class Http2Call(ServerCall, Protocol):
     """A call that can be ended without waiting until that has left."""
 
+    payer: str
+    """Who it is charged to."""
+
     def answer(self, message: bytes) -> None:
         """End it well, with this message."""
         ...
@@ -75,7 +78,7 @@ class CheckedCalls:
 
         def serve(call: Http2Call, message: bytes) -> bool:
             try:
-                caller = self._caller(path, call)
+                call.payer = caller = self._caller(path, call)
                 # It is mostly over before another one begins: there is nothing to give back.
                 refusal = bound.refusal(caller) or calls.bytes.refusal(caller, len(message))
                 if refusal is not None:
@@ -94,10 +97,8 @@ class CheckedCalls:
             return True
 
         async def finish(call: Http2Call) -> None:
-            try:
-                caller = self._caller(path, call)
-            except _CallRefused:
-                caller = peer_host(call.peer())
+            # It is not asked who calls once more: a refusal would count twice.
+            caller = call.payer or peer_host(call.peer())
             if bound.take(caller) is not None:
                 call.give_up()
                 return

@@ -9,7 +9,7 @@ writing its backlog to the dead socket, and it is parked before it does anything
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 from nats.aio.client import Client
@@ -17,12 +17,15 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import MaxPayloadError, SlowConsumerError
 from nats.js import JetStreamContext
-from nats.protocol.parser import AWAITING_CONTROL_LINE
+from nats.protocol import parser as parsing
+from structlog import get_logger
 
 from ..security import NatsAuth
 from ..supervised import check_cancelled
 from ..urls import user_of
 from .nats_shortcut import NatsShortcut
+
+log = get_logger(__name__)
 
 CONNECT_TIMEOUT_S = 2
 FLUSH_TIMEOUT_S = 5
@@ -85,15 +88,23 @@ class _Client(Client):
         return True
 
     def shorten(self) -> None:
-        """Read messages for plain handlers straight from the socket."""
-        transport: Any = self._transport  # no public way to its socket
-        buffer, socket = transport._io_reader._buffer, transport._io_writer.transport
+        """Read messages for plain handlers straight from the socket; the library goes on reading
+        them where it is another inside than we know."""
 
         def is_idle() -> bool:
             parser = self._ps
-            return not buffer and not parser.buf and parser.state == AWAITING_CONTROL_LINE
+            return (len(buffer), len(parser.buf), parser.state) == nothing
 
-        socket.set_protocol(NatsShortcut(self.take, is_idle, socket.get_protocol()))
+        try:
+            transport: Any = self._transport  # no public way to its socket
+            buffer, socket = transport._io_reader._buffer, transport._io_writer.transport
+            nothing = 0, 0, parsing.AWAITING_CONTROL_LINE
+            is_idle()  # is all there that it looks at?
+            shortcut = NatsShortcut(self.take, is_idle, socket.get_protocol())
+        except AttributeError as error:
+            _tell_of_the_long_way(str(error))
+        else:
+            socket.set_protocol(shortcut)
 
     def _begin_turn(self) -> None:
         self._given = 0
@@ -328,6 +339,12 @@ class NatsLink:
 
     async def _on_closed(self) -> None:
         self._lose(self._client.last_error)
+
+
+@cache
+def _tell_of_the_long_way(reason: str) -> None:
+    """Once, not for each connection."""
+    log.warning("this version of nats-py reads each message itself, which is slower", reason=reason)
 
 
 def _stop(subscription: Subscription) -> None:

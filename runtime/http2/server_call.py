@@ -93,6 +93,7 @@ class ServerCall:
         "ended",
         "loop",
         "over",
+        "payer",
         "task",
     )
 
@@ -108,6 +109,8 @@ class ServerCall:
         """its stream has ended"""
         self.at_once: AnswerNow | None = None
         """set by its server, which sees to what it raises"""
+        self.payer = ""
+        """for those that serve it: who it is charged to, if they know"""
         self.task: asyncio.Task[None] | None = None
         self._messages: deque[bytes] = deque()
         self._metadata = head.metadata

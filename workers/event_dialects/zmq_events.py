@@ -117,10 +117,12 @@ class ZmqEvents:
 
         def at_once() -> bytes | None:
             nonlocal told, ask_at
-            if idle or self._turn >= MESSAGES_A_TURN:
+            if idle:
                 return None
             number, payload = told, b""
             while number <= told:
+                if self._turn >= MESSAGES_A_TURN:
+                    return None
                 if replayed:
                     number, payload = replayed.popleft()
                 elif heard := self._next():
@@ -129,7 +131,7 @@ class ZmqEvents:
                         ask_at = self._clock.now() + QUIET_S
                 else:
                     return None
-            self._turn += 1
+                self._turn += 1
             told, self._last = number, (number, payload)
             batch = self._payload.batch(payload, number + 1)
             return UNREADABLE if batch is None else batch

@@ -9,7 +9,7 @@ from support.polling import until
 from support.servers import http2_frames as raw
 from support.servers.http2_client import echo, head_of, listening, raw_client
 
-from dynamo_router.router.access import GrpcGuard
+from dynamo_router.router.access import AccessError, GrpcGuard
 from dynamo_router.router.peer_limits import PeerLimits
 from dynamo_router.router.services.call_limits import CallLimits
 from dynamo_router.router.services.checked_calls import CheckedCalls
@@ -66,3 +66,35 @@ async def test_of_answers_of_one_turn_no_more_wait_than_find_room() -> None:
         client.send(b"".join(map(call_of, (1, 3, 5, 7))))
         await until(lambda: calls.questions.used == 2 == server.calls_open)
         assert hits["max_questions"] >= 1
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_call_is_judged_once_however_long_its_end_takes_to_leave(refused: bool) -> None:
+    judged: list[str] = []
+
+    def admit(path: str, call: object) -> None:
+        judged.append(path)
+        if refused:
+            raise AccessError("nobody knows it", reason="token", authenticated=False)
+
+    async def finish() -> None:
+        assert calls.questions.used_by("ipv4:10.0.0.1") == 1
+
+    calls = CallLimits(PeerLimits(), LimitHits())
+    checked = CheckedCalls(cast(GrpcGuard, SimpleNamespace(admit=admit)), calls)
+    answer, wait = checked.serving_at_once(PATH, shout)
+    call = cast(
+        Any,
+        SimpleNamespace(
+            payer="",
+            peer=lambda: "ipv4:10.0.0.1:7",
+            invocation_metadata=lambda: (),
+            answer=lambda message: None,
+            end=lambda code, text: None,
+            finish=finish,
+        ),
+    )
+    assert answer(call, b"words")
+    await wait(call)
+    assert judged == [PATH]
+    assert calls.questions.used == 0

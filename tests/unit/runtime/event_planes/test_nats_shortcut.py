@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
+from structlog.testing import capture_logs
+from support.polling import until
 
-from dynamo_router.runtime.event_planes.nats_link import _Client
-from dynamo_router.runtime.event_planes.nats_shortcut import Frame, read_frame
+from dynamo_router.runtime.backoff import Backoff
+from dynamo_router.runtime.event_planes import nats_link
+from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
+from dynamo_router.runtime.event_planes.event_plane import PlaneState
+from dynamo_router.runtime.event_planes.nats_link import _Client, _tell_of_the_long_way
+from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
+from dynamo_router.runtime.event_planes.nats_shortcut import Frame, NatsShortcut, read_frame
 
 SUBJECTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8)
 
@@ -136,3 +143,40 @@ async def test_messages_cut_anywhere_come_once_and_in_order(seed: int) -> None:
     cuts = sorted(rng.randrange(len(said)) for _ in range(rng.randrange(9)))
     parts = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
     assert await through_a_shortcut(parts, rng) == payloads
+
+
+async def heard_over(server: EmbeddedNats, connections: int) -> list[NatsShortcut]:
+    """One message over each connection in a row; those that were read the short way."""
+    plane = NatsPlane(server.url, backoff=Backoff(0.005, 0.05))
+    got: list[bytes] = []
+    found = []
+    try:
+        await plane.subscribe("a", lambda _, payload: got.append(payload))
+        for number in range(1, connections + 1):
+            await until(lambda number=number: plane.stats.connects == number)
+            await until(lambda: plane.state is PlaneState.CONNECTED)
+            await plane.publish("a", b"word")
+            await until(lambda number=number: len(got) == number)
+            link: Any = plane._link
+            transport = link._client._transport._io_writer.transport
+            protocol = transport.get_protocol()
+            if isinstance(protocol, NatsShortcut):
+                found.append(protocol)
+            transport.abort()
+    finally:
+        await plane.close()
+    return found
+
+
+async def test_each_connection_is_read_the_short_way(nats: EmbeddedNats) -> None:
+    assert len(set(await heard_over(nats, 3))) == 3
+
+
+async def test_another_library_reads_by_itself_which_is_said_once(
+    nats: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_link, "parsing", SimpleNamespace())
+    _tell_of_the_long_way.cache_clear()
+    with capture_logs() as lines:
+        assert await heard_over(nats, 2) == []
+    assert sum("nats-py" in line["event"] for line in lines) == 1

@@ -103,3 +103,25 @@ async def test_an_end_that_says_something_is_none() -> None:
     of = events()
     of._context = Socket([b"", END, b"a number that no message has"])
     assert await of._replay(0) == ([], False)
+
+
+async def test_messages_that_go_before_leave_others_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of, read = events(), 0
+
+    def counted() -> tuple[int, bytes]:
+        nonlocal read
+        read += 1
+        assert read < 1000, "nobody else had a turn"
+        return read, b""
+
+    monkeypatch.setattr(of, "_next", counted)
+    call = of.subscribe_kv_events(10_000)
+    reading = asyncio.create_task(call.read())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert read == MESSAGES_A_TURN and not reading.done()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
