@@ -125,7 +125,7 @@ def alive(pid: int) -> bool:
     """Whether a process exists and is more than a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it is reaped between
         return False
     return state != "Z"
 

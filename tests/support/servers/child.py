@@ -73,7 +73,10 @@ class Child:
     def _stands_still(self) -> bool:
         assert self._process is not None
         stats = Path(f"/proc/{self._process.pid}/task").glob("*/stat")
-        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+        try:
+            return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+        except (FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            return False
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

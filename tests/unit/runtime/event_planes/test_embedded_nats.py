@@ -10,20 +10,13 @@ from pathlib import Path
 
 import pytest
 from support.polling import until
+from support.processes import alive
 
 from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.event_planes import embedded_nats
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats, find_nats_server, probe
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
-
-
-def exists(pid: int) -> bool:
-    """Whether a process runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture
@@ -47,7 +40,7 @@ async def test_it_answers_from_start_to_stop() -> None:
     await server.stop()
     await server.stop()
     assert not server.running and server.pid is None
-    assert not exists(pid)
+    assert not alive(pid)
     assert not await probe(server.url)
 
 
@@ -160,11 +153,11 @@ async def test_it_dies_with_a_parent_that_is_killed() -> None:
         line = await parent.stdout.readline()
         assert line, "the parent ended too early"
     pid, url = int(line.split()[0]), line.split()[1].decode()
-    assert exists(pid)
+    assert alive(pid)
     assert await probe(url, timeout=5.0)
     parent.kill()
     await parent.wait()
-    await until(lambda: not exists(pid))
+    await until(lambda: not alive(pid))
     parent._transport.close()  # type: ignore[attr-defined]  # the pipe, before the leak check
 
 
