@@ -1,5 +1,6 @@
 """A stream over real ZMQ sockets: late, lossy, restarted, with a replay and without."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,7 @@ from dynamo_router.router.events.engine_stream import EngineStream, StreamCounts
 from dynamo_router.router.events.event_doors import STREAMS, EventDoors
 from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.event_dialects import zmq_events
+from dynamo_router.workers.event_dialects.zmq_events import ZmqEvents
 from dynamo_router.workers.worker_url import WorkerUrl
 
 pytest.importorskip("zmq")
@@ -237,6 +239,30 @@ async def test_a_quiet_engine_that_was_started_anew_is_forgotten(
         publisher.start()
         await until(reader.holds())
         await until(lambda: reader.stream.is_complete is replay)
+
+
+async def test_a_connection_that_came_late_is_the_first_one(
+    publisher: ZmqPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was lost by the sockets that were tried before: what it says first is heard."""
+    await publisher.stop()
+    tried: list[ZmqEvents] = []
+    open_socket = ZmqEvents._open_socket
+
+    def counted(events: ZmqEvents) -> None:
+        tried.append(events)
+        open_socket(events)
+
+    monkeypatch.setattr(ZmqEvents, "_open_socket", counted)
+    events = ZmqEvents(publisher.url, None, SIZE)
+    opening = asyncio.create_task(events.subscribe_kv_events(1).initial_metadata())
+    try:
+        await until(lambda: len(tried) > 1)
+        publisher.start()
+        await opening  # as lost it would raise EventsLost: somebody else may have answered
+    finally:
+        opening.cancel()
+        await events.close()
 
 
 async def test_a_numbering_that_goes_back_is_noticed(publisher: ZmqPublisher) -> None:
