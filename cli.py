@@ -115,6 +115,11 @@ BENCHES: Mapping[str, Entry] = {
         "A request's whole way, beside Dynamo's.", "bench.path:PathBenchConfig", "bench.path:run"
     ),
     "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
+    "restart": Entry(
+        "A router that starts again, its events in a stream.",
+        "bench.restart:RestartBenchConfig",
+        "bench.restart:run",
+    ),
     "selection": Entry(
         "A worker chosen over the wire, beside Dynamo's service.",
         "bench.selection:SelectionBenchConfig",

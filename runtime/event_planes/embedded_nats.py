@@ -63,14 +63,16 @@ def find_nats_server() -> str:
 class EmbeddedNats:
     """One nats-server process, alive from `start` to `stop` and never longer than this process.
 
-    Core NATS only: no JetStream, no monitoring port, nothing on disk.
+    Core NATS only, unless it has a `store`: no JetStream, no monitoring port, nothing on disk.
     """
 
-    def __init__(self, port: int | None = None) -> None:
-        """Listen on `port` of 127.0.0.1; None lets the system choose a free one."""
+    def __init__(self, port: int | None = None, *, store: Path | None = None) -> None:
+        """Listen on `port` of 127.0.0.1; None lets the system choose a free one. With a folder to
+        `store` streams in it has JetStream."""
         if port is not None and not 0 < port < 65536:
             raise ConfigError(f"{port} is not a port", key="nats")
         self._port = port
+        self._options = () if store is None else ("--jetstream", "--store_dir", str(store))
         self._child: ChildProcess | None = None
         self._keeping: asyncio.Task[None] | None = None
 
@@ -99,8 +101,9 @@ class EmbeddedNats:
         if self.running:
             return
         await self._stop_child()
+        listens = "--addr", "127.0.0.1", "--port", str(self._port or -1)
         child = self._child = ChildProcess(
-            [find_nats_server(), "--addr", "127.0.0.1", "--port", str(self._port or -1)],
+            [find_nats_server(), *listens, *self._options],
             stop_timeout_s=STOP_TIMEOUT_S,
             own_session=True,  # Ctrl-C in the terminal is for us; we stop it last
         )
