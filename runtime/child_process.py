@@ -316,6 +316,9 @@ async def _communicate(process: Process, stdin: bytes) -> tuple[bytes, bytes]:
             told.write(stdin)
             await told.drain()
         told.close()
+        # In Python 3.11.2 asyncio logs how the pipe ended where nobody asks.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await told.wait_closed()
 
     async with asyncio.TaskGroup() as group:
         group.create_task(tell())

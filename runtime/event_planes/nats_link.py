@@ -8,6 +8,7 @@ writing its backlog to the dead socket, and it is parked before it does anything
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -322,7 +323,9 @@ class NatsLink:
         transport: Any = self._client._transport
         writer = getattr(transport, "_io_writer", None)
         if writer is not None:
-            writer.transport.abort()
+            # In Python 3.11.2 a TLS transport that was closed twice cannot be aborted again.
+            with contextlib.suppress(AttributeError):
+                writer.transport.abort()
 
     async def _on_error(self, error: Exception) -> None:
         if not self._opened:
