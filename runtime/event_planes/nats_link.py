@@ -110,6 +110,12 @@ class _Client(Client):
     def _begin_turn(self) -> None:
         self._given = 0
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        """A lost connection is closed by a task that nobody asks, after what it has yet to send:
+        that this cannot be sent is no news."""
+        with contextlib.suppress(OSError):
+            await super()._close(status, do_cbs)
+
     def _connect_command(self) -> bytes:
         writer = getattr(self._transport, "_io_writer", None)
         if self.secret and (writer is None or writer.get_extra_info("ssl_object") is None):
