@@ -1,7 +1,8 @@
 """dynamo-router bench restart: how soon a router whose KV events last knows again what it knew.
 
 A real nats-server keeps the events of engines, whose publishers this process has; a router follows
-them as a process, is stopped or killed, and started again.
+them as a process, is stopped or killed, and started again. The engines have no doors, so it waits
+for them each time, for the 2 s that it waits at most.
 """
 
 import asyncio
