@@ -311,11 +311,11 @@ class LoadLimits:
         """Seconds until a request that may go to these ranks should go: 0 now, inf when load falls.
 
         `hold`: ask the policy, if it is the one that says who waits. `has_more`: of a tenant that
-        has more than its share, see `over_share_wait_s`.
+        has more than its share, which leaves some to others.
         Not 0 only if all of them are saturated. Where all are busy, or none is eligible, there is
         nothing to wait for: the request will be told so.
         """
-        if has_more and (left := self.over_share_wait_s(eligible, now)) > 0:
+        if has_more and (left := self._over_share_wait_s(eligible, now)) > 0:
             return left
         if self.any_busy:
             eligible = eligible & ~self.busy()
@@ -333,7 +333,7 @@ class LoadLimits:
         saturated = self._slots.active_prefill_tokens() > share * self._budgets()
         return 0.0 if (eligible & ~saturated).any() else math.inf
 
-    def over_share_wait_s(self, eligible: Mask, now: float) -> float:
+    def _over_share_wait_s(self, eligible: Mask, now: float) -> float:
         """The least of such a wait for a request of a tenant that has more than its share.
 
         0 without a policy that foresees: then only the order of those who wait is fair.

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 from support.adversity.run import run
 from support.adversity.schedule import OF_NATS, FaultSpec, Step, schedule_of, steps_of
+from support.adversity.seeds import seeds_of
 from support.adversity.world import DURABLE
 
 LENGTHS = {"": 10, "long": 60}  # steps of a run
@@ -28,8 +29,7 @@ def schedules(usual: dict[str, tuple[int, ...]]) -> list[str]:
         raise pytest.UsageError(f"ADVERSITY_PROFILE is {PROFILE!r}: leave it out, or say long")
     if file := environ.get("ADVERSITY_STEPS"):
         return [file]
-    seeds = (environ["ADVERSITY_SEED"],) if "ADVERSITY_SEED" in environ else usual[PROFILE]
-    return [f"seed {seed}" for seed in seeds]
+    return [f"seed {seed}" for seed in seeds_of(*usual[PROFILE])]
 
 
 def seed_of(told: str) -> int | None:

@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from os import environ
 from pathlib import Path
 from random import Random
 
 import pytest
 from support.adversity.fault_proxy import FaultProxy, garbage
 from support.adversity.proxied_outlets import ProxiedOutlets
+from support.adversity.seeds import seeds_of
 from support.adversity.true_index import untrue
 from support.polling import until
 from support.servers.child import Child
@@ -40,7 +40,7 @@ from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.mocker.server import MockServer
 from dynamo_router.workers.registry import WorkerState
 
-SEEDS = (int(environ["ADVERSITY_SEED"]),) if "ADVERSITY_SEED" in environ else (1, 2, 3, 4)
+SEEDS = seeds_of(1, 2, 3, 4)
 STORES, DIALECTS = ("file", "etcd"), ("trtllm", "dynamo")
 """By the seed, in turns: four seeds have each of one with each of the other."""
 ENGINES, ROUTERS = 3, 2

@@ -9,11 +9,11 @@ the engines hold. ADVERSITY_SEED=N runs that seed alone.
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from os import environ
 from pathlib import Path
 from random import Random
 
 import pytest
+from support.adversity.seeds import seeds_of
 from support.adversity.true_index import untrue
 from support.polling import until
 from support.servers.child import Child
@@ -32,7 +32,7 @@ from support.serving import BLOCK, Doors
 
 from dynamo_router.workers.mocker.fleet import MockFleet
 
-SEEDS = (int(environ["ADVERSITY_SEED"]),) if "ADVERSITY_SEED" in environ else (1, 2, 3)
+SEEDS = seeds_of(1, 2, 3)
 STORES = ("nats", "etcd")
 """Seeds in turn: an even one meets in NATS."""
 STEPS = 8

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from os import environ
 from random import Random
 
 import pytest
 from grpc import aio
 from support.adversity.event_ways import OWN_CONNECTION, WAYS, EventWay, Fault
+from support.adversity.seeds import seeds_of
 from support.adversity.true_index import overclaimed, untrue
 from support.calls import messages_of
 from support.fake_engine import prompt
@@ -31,7 +31,7 @@ from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.trtllm_proto import SERVICE
 
-SEEDS = (int(environ["ADVERSITY_SEED"]),) if "ADVERSITY_SEED" in environ else (1, 2)
+SEEDS = seeds_of(1, 2)
 ENGINES = 3
 ROUTERS = {"http": 1}
 """Else two; each event over HTTP is told to one."""

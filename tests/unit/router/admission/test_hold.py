@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.policy.taught_router import STEP_S, TOKEN_S, teach
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.bench.simulation.prepared_trace import SimulatedTrace
@@ -33,7 +34,6 @@ from dynamo_router.workers.mocker.config import EngineConfig
 from dynamo_router.workers.registry import WorkerState
 
 BLOCK = 16
-STEP_S, TOKEN_S = 0.01, 1e-4  # of the engines that the fixture's router has seen
 
 
 @pytest.fixture
@@ -46,16 +46,7 @@ def router_with(clock: ManualClock, **admission: Any) -> KvRouter:
     config = KvRouterConfig(block_size=BLOCK, admission=AdmissionConfig(**admission))
     strategy = ForecastPolicy(params=ForecastParams(lead_s=1e-9))
     router = KvRouter(config, clock=clock, seed=1, strategy=strategy)
-    for worker_id in (1, 2):
-        router.add_worker(worker_id, total_kv_blocks=100, max_num_batched_tokens=512)
-    for turn in range(200):
-        tokens = 50 + 37 * turn % 400
-        router.decide(prompt(tokens, turn), "lesson")
-        clock.advance(STEP_S + TOKEN_S * tokens)
-        router.mark_prefill_complete("lesson")
-        clock.advance(0.1)
-        router.free("lesson", output_tokens=10)
-    return router
+    return teach(router, clock)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.policy.taught_router import STEP_S, TOKEN_S, teach
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.router.admission.admission import Admission
@@ -24,7 +25,6 @@ from dynamo_router.runtime.errors import NoWorkersError
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
 BLOCK = 16
-STEP_S, TOKEN_S = 0.01, 1e-4
 ONE = WorkerWithDpRank(1, 0)
 
 
@@ -39,16 +39,7 @@ def router_with(clock: ManualClock, **settings: Any) -> KvRouter:
     router = KvRouter(
         KvRouterConfig(block_size=BLOCK, **settings), clock=clock, seed=1, strategy=strategy
     )
-    for worker_id in (1, 2):
-        router.add_worker(worker_id, total_kv_blocks=100, max_num_batched_tokens=512)
-    for turn in range(200):
-        tokens = 50 + 37 * turn % 400
-        router.decide([turn + 1] * tokens, "lesson")
-        clock.advance(STEP_S + TOKEN_S * tokens)
-        router.mark_prefill_complete("lesson")
-        clock.advance(0.1)
-        router.free("lesson", output_tokens=10)
-    return router
+    return teach(router, clock)
 
 
 @pytest.fixture

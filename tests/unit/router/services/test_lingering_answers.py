@@ -1,18 +1,20 @@
 """Calls that were answered at once, and whose clients do not read, count against limits."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from support.polling import until
 from support.servers import http2_frames as raw
-from support.servers.http2_client import echo, head_of, listening, raw_client
+from support.servers.http2_client import RawClient, echo, head_of, listening, raw_client
 
 from dynamo_router.router.access import AccessError, GrpcGuard
 from dynamo_router.router.peer_limits import PeerLimits
 from dynamo_router.router.services.call_limits import CallLimits
 from dynamo_router.router.services.checked_calls import CheckedCalls
+from dynamo_router.runtime.http2 import Http2Server
 from dynamo_router.runtime.limit_hits import LimitHits
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -27,7 +29,9 @@ def call_of(stream: int) -> bytes:
     return raw.headers(stream, head_of(PATH)) + raw.data(stream, raw.message(b"words"), end=True)
 
 
-async def test_an_answer_that_waits_for_its_client_takes_a_place_until_it_has_left() -> None:
+@asynccontextmanager
+async def unread() -> AsyncIterator[tuple[LimitHits, CallLimits, Http2Server, RawClient]]:
+    """A server with room for two calls, and a client that reads two bytes of an answer."""
     hits = LimitHits()
     calls = CallLimits(PeerLimits(max_questions=2, max_share_per_caller=1.0), hits)
     guard = cast(GrpcGuard, SimpleNamespace(admit=lambda path, call: None))
@@ -37,6 +41,11 @@ async def test_an_answer_that_waits_for_its_client_takes_a_place_until_it_has_le
         raw_client(port) as client,
     ):
         client.greet((raw.INITIAL_WINDOW_SIZE, 2))
+        yield hits, calls, server, client
+
+
+async def test_an_answer_that_waits_for_its_client_takes_a_place_until_it_has_left() -> None:
+    async with unread() as (hits, calls, server, client):
         for stream in (1, 3):
             client.send(call_of(stream))
             await until(lambda stream=stream: calls.questions.used == (stream + 1) // 2)
@@ -54,15 +63,7 @@ async def test_an_answer_that_waits_for_its_client_takes_a_place_until_it_has_le
 
 
 async def test_of_answers_of_one_turn_no_more_wait_than_find_room() -> None:
-    hits = LimitHits()
-    calls = CallLimits(PeerLimits(max_questions=2, max_share_per_caller=1.0), hits)
-    guard = cast(GrpcGuard, SimpleNamespace(admit=lambda path, call: None))
-    at_once: dict[str, Any] = {PATH: CheckedCalls(guard, calls).serving_at_once(PATH, shout)}
-    async with (
-        listening({PATH: echo}, None, at_once) as (server, port),
-        raw_client(port) as client,
-    ):
-        client.greet((raw.INITIAL_WINDOW_SIZE, 2))
+    async with unread() as (hits, calls, server, client):
         client.send(b"".join(map(call_of, (1, 3, 5, 7))))
         await until(lambda: calls.questions.used == 2 == server.calls_open)
         assert hits["max_questions"] >= 1
