@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from structlog import get_logger
 
@@ -35,11 +36,19 @@ async def stopped(task: "asyncio.Task[None] | None") -> None:
         await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
 
 
-def check_cancelled() -> None:
-    """Raise the CancelledError that a call just made may have swallowed."""
+@contextmanager
+def cancelled_for_sure() -> Iterator[None]:
+    """Around a library's call: raises the CancelledError that it swallowed, as asyncio.wait_for of
+    Python 3.11 does. One that came before, which the caller is cleaning up after, stays its own.
+    """
     task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    assert task is not None, "only a task can be cancelled"
+    before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 async def _run(name: str, loop: Callable[[], Awaitable[object]]) -> None:

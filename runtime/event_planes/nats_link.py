@@ -22,7 +22,7 @@ from nats.protocol import parser as parsing
 from structlog import get_logger
 
 from ..security import NatsAuth
-from ..supervised import check_cancelled
+from ..supervised import cancelled_for_sure
 from ..urls import user_of
 from .nats_shortcut import NatsShortcut
 
@@ -168,18 +168,19 @@ class NatsLink:
         if "password" in options:
             options["user"] = user_of(url)
         self._client.secret = url.startswith("tls://")
-        await self._client.connect(
-            url,
-            name="dynamo-router",
-            error_cb=self._on_error,
-            disconnected_cb=self._on_disconnected,
-            closed_cb=self._on_closed,
-            connect_timeout=CONNECT_TIMEOUT_S,
-            ping_interval=_NEVER_S,  # flush() is our heartbeat, and it knows what to do on loss
-            pending_size=_NO_LIMIT,  # the bound is ours: nats-py's would block the publisher
-            skip_subject_validation=True,  # the plane has checked it
-            **options,
-        )
+        with cancelled_for_sure():
+            await self._client.connect(
+                url,
+                name="dynamo-router",
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnected,
+                closed_cb=self._on_closed,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                ping_interval=_NEVER_S,  # flush() is our heartbeat: it knows what to do on loss
+                pending_size=_NO_LIMIT,  # the bound is ours: nats-py's would block the publisher
+                skip_subject_validation=True,  # the plane has checked it
+                **options,
+            )
         self._client.shorten()
         self._opened = True
 
@@ -195,8 +196,10 @@ class NatsLink:
         self, subject: str, payload: bytes, headers: dict[str, str], timeout_s: float
     ) -> bytes:
         """Ask whoever serves a subject, and wait for the reply."""
-        answer = await self._client.request(subject, payload, timeout=timeout_s, headers=headers)
-        check_cancelled()
+        with cancelled_for_sure():
+            answer = await self._client.request(
+                subject, payload, timeout=timeout_s, headers=headers
+            )
         return bytes(answer.data)
 
     async def subscribe(

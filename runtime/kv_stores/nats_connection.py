@@ -17,6 +17,7 @@ from ..backoff import Backoff
 from ..event_planes import NatsLink
 from ..security import NatsAuth, NatsAuthConfig
 from ..settings import bad_setting
+from ..supervised import cancelled_for_sure
 from ..urls import DEFAULT_NATS_URL, redact_text, redact_url, split_nats_url
 from .store import StoreError
 
@@ -91,7 +92,8 @@ class NatsConnection:
         """What JetStream answers; APIError is left to the caller, all else is StoreError."""
         link = await self.link()
         try:
-            return await ask(link.jetstream(_ATTEMPT_S))
+            with cancelled_for_sure():
+                return await ask(link.jetstream(_ATTEMPT_S))
         except (NoRespondersError, ServiceUnavailableError) as error:
             if isinstance(error, APIError) and error.err_code == 10039:
                 raise self._failed("JetStream is not enabled", transient=False) from None

@@ -38,7 +38,7 @@ class EtcdServer(Child):
             "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
             "--initial-cluster", cluster, "--heartbeat-interval", "50",
-            "--election-timeout", "500", "--unsafe-no-fsync", *self._options,
+            "--election-timeout", "500", *self._options,
         ]  # fmt: skip
 
     def lose_data(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from dynamo_router.runtime import supervised
 from dynamo_router.runtime.limit_hits import LimitHits
-from dynamo_router.runtime.supervised import check_cancelled, failures, stopped, supervise
+from dynamo_router.runtime.supervised import cancelled_for_sure, failures, stopped, supervise
 
 
 async def test_a_loop_goes_on_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,15 +72,40 @@ async def test_a_cancellation_that_a_library_swallowed_is_said_again(
     assert task.cancelled() and swallowed == 2
 
 
-async def test_after_a_call_that_swallowed_it_a_cancellation_is_raised() -> None:
+@pytest.mark.parametrize("failure", [None, OSError("gone")])
+async def test_after_a_call_that_swallowed_it_a_cancellation_is_raised(
+    failure: OSError | None,
+) -> None:
     async def work() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        check_cancelled()
+        with contextlib.suppress(OSError), cancelled_for_sure():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            if failure is not None:
+                raise failure
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
-    check_cancelled()  # nobody cancelled this one
+
+
+async def test_who_was_cancelled_may_still_clean_up() -> None:
+    cleaned = False
+
+    async def work() -> None:
+        nonlocal cleaned
+        try:
+            await asyncio.Event().wait()
+        finally:
+            with cancelled_for_sure():
+                await asyncio.sleep(0)
+            cleaned = True
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() and cleaned
+    with cancelled_for_sure():
+        pass  # nobody cancelled this one

@@ -16,6 +16,7 @@ from dynamo_router.runtime.kv_stores import (
     Entry,
     Listing,
     NatsAddress,
+    NatsConnection,
     NatsStore,
     StoreError,
     nats_connection,
@@ -100,6 +101,23 @@ async def test_while_nats_is_away_calls_wait_for_it_but_not_for_ever(
             await bucket.put("a", b"4")
     assert caught.value.transient
     await store.close()
+
+
+async def test_who_is_cancelled_as_the_answer_comes_is_cancelled(server: JetStreamServer) -> None:
+    connection = NatsConnection(NatsAddress(server.url))
+    asked, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def ask(_: object) -> None:
+        asked.set()
+        await asyncio.wait_for(answer, DEADLINE_S)  # as nats-py waits for each of its answers
+
+    call = asyncio.create_task(connection.call(ask))
+    await asked.wait()
+    answer.set_result(None)
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
+    await connection.close()
 
 
 async def test_a_server_without_jetstream_is_named() -> None:
