@@ -30,7 +30,7 @@ cdef struct Block:
 cdef struct Blocks:
     Block* slots            # `capacity` of them
     uint64_t capacity       # a power of two
-    uint64_t count          # blocks, those of `old` too; at most 3/4 of `slots`
+    uint64_t count          # blocks, those of `old` too; at most half of `slots`
     uint32_t shift          # 64 - log2(capacity)
     uint32_t old_shift      # as `shift`, of `old`
     Block* old              # the table before, NULL if it is empty; nothing is added to it

@@ -5,8 +5,8 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memmove
 
 cdef enum:
-    MIN_CAPACITY = 256      # slots of an empty table, 8 KiB
-    MIN_SHIFT = 64 - 8
+    MIN_CAPACITY = 4096     # slots of an empty table, 128 KiB: some prompts fit without growing
+    MIN_SHIFT = 64 - 12
     MOVED_FOR_EACH = 2      # slots of the table before, for each block that is added
     MOVED_AT_LEAST = 64     # for each request that is booked
     MOVED_BY_TRIM = 1024
@@ -38,7 +38,7 @@ cdef void blocks_free(Blocks* blocks) noexcept nogil:
 
 cdef int blocks_reserve(Blocks* blocks, uint64_t more) noexcept nogil:
     cdef uint64_t capacity = blocks.capacity
-    while (blocks.count + more) * 4 > capacity * 3:
+    while (blocks.count + more) * 2 > capacity:
         capacity *= 2
     if capacity != blocks.capacity and resize(blocks, capacity) < 0:
         return -1
@@ -51,7 +51,7 @@ cdef void blocks_trim(Blocks* blocks) noexcept nogil:
     move(blocks, MOVED_BY_TRIM)
     if blocks.old != NULL:
         return
-    # Shrinks to half full at most, so that a table does not grow again at once.
+    # Shrinks to a quarter full at most, so that a table does not grow again at once.
     while capacity > MIN_CAPACITY and blocks.count * 8 < capacity:
         capacity //= 2
     if capacity < blocks.capacity:
@@ -92,35 +92,34 @@ cdef void move(Blocks* blocks, uint64_t slots) noexcept nogil:
         blocks.old = NULL
 
 
-cdef Block* move_block(Blocks* blocks, Block* old) noexcept nogil:
-    """Its slot in the new table."""
+cdef void move_block(Blocks* blocks, Block* old) noexcept nogil:
+    """To its slot in the new table."""
     cdef uint64_t at = blocks_home(blocks, old.hash)
     while blocks.slots[at].count:
         at = (at + 1) & (blocks.capacity - 1)
     blocks.slots[at] = old[0]
     old.count = MOVED
-    return &blocks.slots[at]
 
 
-cdef Block* find_new(Blocks* blocks, uint64_t hash) noexcept nogil:
-    """The block's slot in the new table, after it was moved there; NULL if nobody holds it."""
-    cdef Block* old = blocks_find_old(blocks, hash)
-    return blocks_find(blocks, hash) if old == NULL else move_block(blocks, old)
-
-
-cdef Holder* blocks_acquire(Blocks* blocks, uint64_t hash, uint32_t worker) noexcept nogil:
+cdef Block* slot_of(Blocks* blocks, uint64_t hash) noexcept nogil:
+    """Where a block is in the new table, after it was moved there; an empty slot: nobody has it."""
     cdef uint64_t at = blocks_home(blocks, hash)
     cdef Block* block = &blocks.slots[at]
     cdef Block* old
-    cdef Holder* holder
     while block.count and block.hash != hash:
         at = (at + 1) & (blocks.capacity - 1)
         block = &blocks.slots[at]
-    if block.count == 0:
+    if block.count == 0 and blocks.old != NULL:
         old = blocks_find_old(blocks, hash)
         if old != NULL:
             block[0] = old[0]
             old.count = MOVED
+    return block
+
+
+cdef Holder* blocks_acquire(Blocks* blocks, uint64_t hash, uint32_t worker) noexcept nogil:
+    cdef Block* block = slot_of(blocks, hash)
+    cdef Holder* holder
     if block.count == 0:
         block.hash = hash
         block.count = 1
@@ -143,8 +142,8 @@ cdef Holder* blocks_acquire(Blocks* blocks, uint64_t hash, uint32_t worker) noex
 cdef bint blocks_release(
     Blocks* blocks, uint64_t hash, uint32_t worker, uint32_t* loss
 ) noexcept nogil:
-    cdef Block* block = find_new(blocks, hash)
-    cdef Holder* holder = find_holder(block, worker)
+    cdef Block* block = slot_of(blocks, hash)
+    cdef Holder* holder = &block.held.one if block.capacity == 0 else find_holder(block, worker)
     holder.refs -= 1
     if holder.refs:
         return False

@@ -10,8 +10,13 @@ from dynamo_router.slots.table import SlotTable
 
 WORKERS = 6
 REQUEST_IDS = st.integers(0, 11).map("r{}".format)
-# Few hashes, so that requests share blocks; some that are neighbours in the table, some far away.
-HASHES = st.sampled_from([0, 1, 2, 3, 256, 512, 2**40, 2**63, 2**64 - 1])
+# A hash's place is the top bits of its product with this number, so those that its inverse makes
+# are all in one place or the one before it, at the ends of the table.
+CROWD = [
+    place * pow(0x9E3779B97F4A7C15, -1, 2**64) % 2**64 for place in (1, 2, 3, 2**64 - 2, 2**64 - 1)
+]
+# Few hashes, so that requests share blocks.
+HASHES = st.sampled_from([0, 1, 2**40, 2**64 - 1, *CROWD])
 # Free lists with repeats beside prefixes of one chain: the second is what prompts look like.
 SEQUENCES = st.one_of(
     st.none(),

@@ -258,7 +258,7 @@ def test_a_burst_leaves_no_memory_behind():
     slots.free("first")
     empty = slots.memory_bytes()
     for i in range(3000):
-        book(slots, f"r{i}", i % 16, np.arange(i, i + 20, dtype=np.uint64))
+        book(slots, f"r{i}", i % 16, np.arange(40 * i, 40 * i + 60, dtype=np.uint64))
     full = slots.memory_bytes()
     slots.check_integrity()
     for i in range(2980):
