@@ -25,7 +25,7 @@ class SequenceBook:
         self,
         request_id: str,
         number: int,
-        hashes: npt.NDArray[np.uint64] | None,
+        hashes: npt.NDArray[np.uint64] | bytes | None,
         isl: int,
         prefill_tokens: int,
         expected_output_tokens: int,

@@ -104,14 +104,23 @@ cdef class SequenceBook:
         self,
         str request_id not None,
         int64_t number,
-        const uint64_t[::1] hashes,
+        hashes,
         uint32_t isl,
         uint32_t prefill_tokens,
         uint32_t expected_output_tokens,
         double now,
     ):
         cdef uint32_t record
-        cdef uint64_t count = 0 if hashes is None else <uint64_t>hashes.shape[0]
+        cdef uint64_t count = 0
+        cdef const uint64_t* first = NULL
+        cdef const uint64_t[::1] array
+        if type(hashes) is bytes:  # a memoryview of them, or an array, would take longer to make
+            count = <uint64_t>len(<bytes>hashes) // sizeof(uint64_t)
+            first = <const uint64_t*><const char*><bytes>hashes
+        elif hashes is not None:
+            array = hashes
+            count = <uint64_t>array.shape[0]
+            first = &array[0] if count else NULL
         if not has_load(&self.book, number):
             raise ValueError(f"worker number {number} is not in use")
         self._see(now)
@@ -124,7 +133,7 @@ cdef class SequenceBook:
         record = book_add(
             &self.book,
             <uint32_t>number,
-            &hashes[0] if count else NULL,
+            first,
             <uint32_t>count,
             isl,
             prefill_tokens,
@@ -291,11 +300,8 @@ cdef class SequenceBook:
         cdef Block* block
         cdef Holder* holders
         cdef Request* request
-        refs = {}
-        prefill = {}
-        count = {}
-        held = 0
-        live = 0
+        refs, prefill, count = {}, {}, {}
+        held = live = 0
         older = NONE
         while record != NONE:
             request = &book.requests[record]
@@ -312,8 +318,7 @@ cdef class SequenceBook:
             older, record = record, request.younger
         assert book.youngest == older
         assert live == book.live == len(self.records) and held == book.entries
-        blocks = {}
-        loss = {}
+        blocks, loss = {}, {}
         slots = 0
         old_capacity = book.blocks.old_capacity if book.blocks.old != NULL else 0
         for slot in range(book.blocks.capacity + old_capacity):

@@ -49,7 +49,6 @@ class SharedSlots(SlotTable):
         )
         self.listener: BookingListener | None = None
         self._peers: dict[str, int] = {}  # the others' requests, and the worker of each
-        self._by_worker: dict[int, int] = {}  # how many of those each worker has
 
     def _on_booked(
         self,
@@ -69,20 +68,21 @@ class SharedSlots(SlotTable):
         self,
         request_id: str,
         number: int,
-        seq_hashes: npt.NDArray[np.uint64] | None,
-        *,
+        hashes: bytes | None,
         isl: int,
         prefill_tokens: int,
+        expected_output_tokens: int,
         now: float,
-        expected_output_tokens: int = 0,
     ) -> bool:
-        """Book a request of another router, whose id begins with PEER_MARK."""
+        """Book a request of another router, whose id begins with PEER_MARK.
+
+        `hashes` are its blocks' sequence hashes, 8 bytes each, little-endian.
+        """
         booked = self._book.add_request(
-            request_id, number, seq_hashes, isl, prefill_tokens, expected_output_tokens, now
+            request_id, number, hashes, isl, prefill_tokens, expected_output_tokens, now
         )
         if booked:
             self._peers[request_id] = number
-            self._by_worker[number] = self._by_worker.get(number, 0) + 1
         return booked
 
     def complete_peer_prefill(self, request_id: str) -> bool:
@@ -93,7 +93,7 @@ class SharedSlots(SlotTable):
         """Another router's request ended. False if it is not booked."""
         known = self._book.free(request_id)
         if known:
-            self._forget_peer(self._peers.pop(request_id))
+            del self._peers[request_id]
         return known
 
     def mark_prefill_completed(self, request_id: str, cached_tokens: int | None = None) -> bool:
@@ -122,22 +122,12 @@ class SharedSlots(SlotTable):
 
     def own_requests(self) -> npt.NDArray[np.int64]:
         requests = self.active_requests()
-        for number, peers in self._by_worker.items():
-            requests[number] -= peers
+        for number in self._peers.values():
+            requests[number] -= 1
         return requests
 
     def _gone(self, request_ids: Iterable[str], output_tokens: int | None = None) -> None:
         for request_id in request_ids:
-            number = self._peers.pop(request_id, None)
-            if number is None:
-                if self.listener is not None:
-                    self.listener.on_ended(request_id, output_tokens)
-            else:
-                self._forget_peer(number)
-
-    def _forget_peer(self, number: int) -> None:
-        """A worker has one of the others' requests less."""
-        if self._by_worker[number] > 1:
-            self._by_worker[number] -= 1
-        else:
-            del self._by_worker[number]
+            own = self._peers.pop(request_id, None) is None
+            if own and self.listener is not None:
+                self.listener.on_ended(request_id, output_tokens)

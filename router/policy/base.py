@@ -1,8 +1,9 @@
 """What a policy is: the modes by name, what a policy sees of a request, and what it answers."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +14,7 @@ from .draw import Rng, pick
 from .residuals import ResidualState
 
 Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
+_HASH = np.dtype("<u8")
 MODES: tuple[str, ...] = ("kv", "round-robin", "random", "least-loaded", "power-of-two", "direct")
 
 
@@ -114,7 +116,7 @@ def not_below_share() -> float:
     return 1.0
 
 
-class HeardBooking(NamedTuple):
+class HeardBooking(msgspec.Struct, frozen=True):
     """A request that another router has sent to a worker, and that `slots` count there."""
 
     request_id: str
@@ -123,7 +125,8 @@ class HeardBooking(NamedTuple):
     isl: int
     cached_tokens: int
     """of its prompt, in whole blocks; all of one that was computed before it was heard of"""
-    hashes: npt.NDArray[np.uint64] | None
+    hashes: bytes | None
+    """its blocks' sequence hashes, 8 bytes each, little-endian; None: its blocks do not count"""
     slots: SlotTable
     eligible: Mask
     now: float
@@ -137,7 +140,7 @@ class HeardBooking(NamedTuple):
             isl=self.isl,
             eligible=self.eligible,
             overlaps=overlaps,
-            sequence_hashes=self.hashes,
+            sequence_hashes=None if self.hashes is None else np.frombuffer(self.hashes, _HASH),
             now=self.now,
         )
         found.chosen = self.number, self.blocks()

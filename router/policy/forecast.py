@@ -265,10 +265,10 @@ class ForecastPolicy(Policy):
 
     def on_heard(self, heard: HeardBooking) -> None:
         """A request of another router was: none of its blocks are taken to be loaded."""
-        request_id, number, isl, cached_tokens, *_ = heard
-        tokens = isl - cached_tokens if cached_tokens < isl else 1
+        number, isl = heard.number, heard.isl
+        tokens = max(1, isl - heard.cached_tokens)
         blocks, size = heard.blocks(), heard.slots.block_size
-        self._forecast.book(request_id, number, isl, tokens, heard.now, blocks, size)
+        self._forecast.book(heard.request_id, number, isl, tokens, heard.now, blocks, size)
 
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
         """Its engine found so many prompt tokens cached; heard before its first token, it counts.

@@ -3,18 +3,14 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-import numpy as np
-
 from ...runtime.clock import Clock
 from ...runtime.identity import WorkerWithDpRank
-from ...slots.replicas import Booked, PeerBook
+from ...slots.replicas import HASH_BYTES, Booked, PeerBook
 from ...slots.shared import PEER_MARK, SharedSlots
 from ...workers.registry import WorkerRegistry
 from ..config import KvRouterConfig
 from ..policy import Floats, HeardBooking, Policy
 from .first_choice import FirstChoice
-
-_HASHES = np.dtype("<u8")
 
 
 class PeerLoad:
@@ -61,20 +57,18 @@ class PeerLoad:
         if number is None:
             return
         request_id, slots, now = PEER_MARK + key, self.slots, self._clock.now()
-        hashes = None
-        if self._counts_blocks:
-            hashes = np.frombuffer(booking.hashes, _HASHES)
-            if not self._shares_blocks:
-                hashes = slots.private_hashes(len(hashes))
+        hashes = booking.hashes if self._counts_blocks else None
+        if hashes is not None and not self._shares_blocks:
+            hashes = slots.private_hashes(len(hashes) // HASH_BYTES).tobytes()
         left = 0 if booking.prefilled else booking.prefill_tokens
         booked = slots.add_peer_request(
             request_id,
             number,
             hashes,
-            isl=booking.isl,
-            prefill_tokens=left if self._counts_prefill else 0,
-            now=now,
-            expected_output_tokens=booking.expected_output_tokens,
+            booking.isl,
+            left if self._counts_prefill else 0,
+            booking.expected_output_tokens,
+            now,
         )
         if booked and self._learner.learns:
             # A prompt that was computed before it was heard of is as good as cached, and its first

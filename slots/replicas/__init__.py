@@ -4,6 +4,7 @@ Pure: messages and `now` go in, messages and changes of load come out.
 """
 
 from .messages import (
+    HASH_BYTES,
     MAX_COUNT,
     Ask,
     Batch,
@@ -21,6 +22,7 @@ from .own_bookings import OwnBookings
 from .peer_book import PeerBook, PeerCounts, PeerSink
 
 __all__ = [
+    "HASH_BYTES",
     "MAX_COUNT",
     "Ask",
     "Batch",

@@ -201,9 +201,9 @@ class PeerBook:
         peer.following += 1
         self.counts.batches += 1
         for event in events:
-            if isinstance(event, Booked):
+            if type(event) is Booked:  # isinstance asks an abstract class, each time
                 self._book(peer, event)
-            elif isinstance(event, Prefilled):
+            elif type(event) is Prefilled:
                 self._complete(peer, event.request_id, event.cached_tokens)
             else:
                 self._release(peer, event.request_id, event.output_tokens)

@@ -44,10 +44,9 @@ class OracleSlots:
         worker: int,
         hashes: list[int] | None,
         isl: int,
-        overlap: int,
+        prefill: int,
         now: float,
         expected: int | None,
-        track_prefill: bool,
     ) -> bool:
         self.now = max(self.now, now)
         if request_id in self.requests:
@@ -56,7 +55,6 @@ class OracleSlots:
         if self.entries() + 1 + len(hashes or []) > self.max_entries:
             self.refused += 1
             return False
-        prefill = max(0, isl - overlap * self.block_size) if track_prefill else 0
         self.requests[request_id] = OracleRequest(
             worker, list(hashes or []), prefill, isl, expected, self.now, -(-isl // self.block_size)
         )
@@ -140,6 +138,12 @@ class OracleSlots:
 
     def active_requests(self, worker: int) -> int:
         return sum(r.worker == worker for r in self.requests.values())
+
+    def own_requests(self, worker: int, peer_mark: str) -> int:
+        return sum(
+            r.worker == worker and not name.startswith(peer_mark)
+            for name, r in self.requests.items()
+        )
 
     def potential(
         self, worker: int, hashes: list[int] | None, isl: int, overlap: int

@@ -1,4 +1,4 @@
-"""The slot table agrees with the oracle after any sequence of calls."""
+"""The slot table agrees with the oracle after any sequence of calls, other routers' included."""
 
 import numpy as np
 from hypothesis import settings
@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from oracles.slots import OracleSlots
 
-from dynamo_router.slots.table import SlotTable
+from dynamo_router.slots.shared import PEER_MARK, SharedSlots
 
 WORKERS = 6
 REQUEST_IDS = st.integers(0, 11).map("r{}".format)
+PEER_IDS = st.integers(0, 5).map((PEER_MARK + "{}").format)
+ANY_ID = st.one_of(REQUEST_IDS, PEER_IDS)
 # A hash's place is the top bits of its product with this number, so those that its inverse makes
 # are all in one place or the one before it, at the ends of the table.
 CROWD = [
@@ -36,7 +38,7 @@ class SlotTableMachine(RuleBasedStateMachine):
     @initialize(block_size=st.integers(1, 16), max_entries=st.sampled_from([12, 80, 2**24]))
     def start(self, block_size, max_entries):
         self.now = 0.0
-        self.table = SlotTable(block_size, expiry_s=10.0, max_entries=max_entries)
+        self.table = SharedSlots(block_size, expiry_s=10.0, max_entries=max_entries)
         self.oracle = OracleSlots(block_size, 10.0, max_entries)
         for number in (0, 2):
             self.add_worker(number)
@@ -45,7 +47,8 @@ class SlotTableMachine(RuleBasedStateMachine):
     def toggle_worker(self, number):
         if number in self.oracle.workers:
             dropped = self.table.remove_worker(number)
-            assert set(dropped) == set(self.oracle.remove_worker(number))
+            gone = self.oracle.remove_worker(number)
+            assert set(dropped) == {name for name in gone if not name.startswith(PEER_MARK)}
             assert len(dropped) == len(set(dropped))
         else:
             self.add_worker(number)
@@ -76,18 +79,41 @@ class SlotTableMachine(RuleBasedStateMachine):
             expected_output_tokens=expected,
             track_prefill=track,
         )
+        prefill = max(0, isl - overlap * self.oracle.block_size) if track else 0
         assert booked == self.oracle.add_request(
-            request_id, worker, hashes, isl, overlap, self.now, expected, track
+            request_id, worker, hashes, isl, prefill, self.now, expected
         )
 
-    @rule(request_id=REQUEST_IDS)
-    def free(self, request_id):
-        assert self.table.free(request_id) == self.oracle.free(request_id)
+    @precondition(lambda self: self.oracle.workers)
+    @rule(
+        request_id=PEER_IDS,
+        hashes=SEQUENCES,
+        isl=ISLS,
+        prefill=st.integers(0, 200),
+        expected=st.one_of(st.just(0), st.integers(1, 60)),
+        data=st.data(),
+    )
+    def add_peer_request(self, request_id, hashes, isl, prefill, expected, data):
+        worker = data.draw(st.sampled_from(sorted(self.oracle.workers)))
+        packed = None if hashes is None else as_array(hashes).tobytes()
+        booked = self.table.add_peer_request(
+            request_id, worker, packed, isl, prefill, expected, self.now
+        )
+        assert booked == self.oracle.add_request(
+            request_id, worker, hashes, isl, prefill, self.now, expected
+        )
 
-    @rule(request_id=REQUEST_IDS)
+    @rule(request_id=ANY_ID)
+    def free(self, request_id):
+        peers = request_id.startswith(PEER_MARK)
+        free = self.table.free_peer_request if peers else self.table.free
+        assert free(request_id) == self.oracle.free(request_id)
+
+    @rule(request_id=ANY_ID)
     def mark_prefill_completed(self, request_id):
-        done = self.table.mark_prefill_completed(request_id)
-        assert done == self.oracle.mark_prefill_completed(request_id)
+        peers = request_id.startswith(PEER_MARK)
+        complete = self.table.complete_peer_prefill if peers else self.table.mark_prefill_completed
+        assert complete(request_id) == self.oracle.mark_prefill_completed(request_id)
 
     @rule(request_id=REQUEST_IDS, generated=st.integers(0, 80))
     def add_output_tokens(self, request_id, generated):
@@ -122,6 +148,7 @@ class SlotTableMachine(RuleBasedStateMachine):
             table.active_blocks(),
             table.active_prefill_tokens(),
             table.active_requests(),
+            table.own_requests(),
             strict=True,
         )
         for number, load in enumerate(loads):
@@ -129,6 +156,7 @@ class SlotTableMachine(RuleBasedStateMachine):
                 oracle.active_blocks(number),
                 oracle.active_prefill_tokens(number),
                 oracle.active_requests(number),
+                oracle.own_requests(number, PEER_MARK),
             )
         for request_id, request in oracle.requests.items():
             assert table.worker_of(request_id) == request.worker
