@@ -216,6 +216,8 @@ class PeerBook:
             self._release(peer, request_id)
         for booking in drawn.values():
             known = peer.bookings.get(booking.request_id)
+            if known is not None and booking.request_id in peer.prefilled:
+                known = known.after_prefill()
             if known is None or _differ(known, booking):
                 self._book(peer, booking)
             elif booking.prefilled:
@@ -261,6 +263,7 @@ def _entries(booking: Booked) -> int:
     return 1 + len(booking.hashes) // HASH_BYTES
 
 
-def _differ(one: Booked, other: Booked) -> bool:
+def _differ(earlier: Booked, later: Booked) -> bool:
     """Whether they are of two attempts of a request, not of two moments of one."""
-    return one.after_prefill() != other.after_prefill()
+    again = earlier.prefilled and not later.prefilled
+    return again or earlier.after_prefill() != later.after_prefill()

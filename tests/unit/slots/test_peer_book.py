@@ -74,6 +74,15 @@ def test_a_picture_moves_a_request_that_was_tried_elsewhere_meanwhile() -> None:
     assert peers.tick(1.2) == [] and peers.counts.gaps == 1
 
 
+def test_a_picture_shows_a_request_that_was_tried_again_where_it_was() -> None:
+    peers, told = book_of([booked("a"), Prefilled("a"), booked("b")])
+    told.take()
+    peers.on_batch(Batch(2, 2, []), 1.0)  # behind a gap
+    peers.on_picture(Picture(2, 2, 0, 1, [booked("a"), booked("b")]), 1.1)
+    assert told.take() == [("2/a", "ended 0"), ("2/a", 1)]
+    assert peers.bookings_on(WorkerWithDpRank(1)) == [("2/b", booked("b")), ("2/a", booked("a"))]
+
+
 def test_chunks_of_two_pictures_are_not_mixed() -> None:
     told = Told()
     peers = PeerBook(1, told)
