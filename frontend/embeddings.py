@@ -1,6 +1,5 @@
 """POST /v1/embeddings, where the engines embed: a vector for each text."""
 
-import asyncio
 import base64
 from typing import Any, Literal
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from ..router.dispatch import Dispatcher
 from ..runtime.errors import StatusCode
+from ..runtime.supervised import all_done
 from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
 from .application import HttpCall, answer_json
@@ -63,18 +63,14 @@ class Embeddings:
 
     async def _embed(self, inputs: list[Tokens], request_id: str) -> list[Any]:
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._embed_one(ids, f"{request_id}-{index}"))
-                    for index, ids in enumerate(inputs)
-                ]
-        except BaseExceptionGroup as errors:
-            error = errors.exceptions[0]
-            if isinstance(error, EngineCallError) and error.code() is StatusCode.UNIMPLEMENTED:
-                text = "this model's engines make no embeddings"
-                raise ApiError(404, text, code="no_embeddings") from None
-            raise error from None
-        return [task.result() for task in tasks]
+            return await all_done(
+                self._embed_one(ids, f"{request_id}-{index}") for index, ids in enumerate(inputs)
+            )
+        except EngineCallError as error:
+            if error.code() is not StatusCode.UNIMPLEMENTED:
+                raise
+            text = "this model's engines make no embeddings"
+            raise ApiError(404, text, code="no_embeddings") from None
 
     async def _embed_one(self, ids: Tokens, request_id: str) -> Any:
         message = pb.EmbedRequest(request_id=request_id)

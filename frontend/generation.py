@@ -4,13 +4,13 @@ Each answer that is asked for (`n` of them for each prompt) is a request of its 
 worker that has its prompt, and works with engines that make one sequence at a time.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..router.dispatch import Dispatcher
+from ..runtime.supervised import all_done
 from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
 from .choice import Choice, engine_request
@@ -197,12 +197,7 @@ async def answer(
     if len(choices) == 1:
         await _answer_one(workers, text, request, choices[0], origin, sink)
         return
-    try:
-        async with asyncio.TaskGroup() as group:
-            for choice in choices:
-                group.create_task(_answer_one(workers, text, request, choice, origin, sink))
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    await all_done(_answer_one(workers, text, request, choice, origin, sink) for choice in choices)
 
 
 async def _answer_one(

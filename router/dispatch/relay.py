@@ -8,6 +8,7 @@ from typing import cast
 
 from ...runtime.clock import Clock
 from ...runtime.errors import StatusCode
+from ...runtime.supervised import is_cancelled
 from ...workers.channels import Metadata, deliver
 from ...workers.dialects import EngineCall, EngineClient, rank_metadata
 from ...workers.failures import EngineCallError, Origin
@@ -119,8 +120,7 @@ class Relay:
         except EndedEarlyError as error:
             return self.failed(flight, Origin.ENGINE, f"it ended the stream unfinished: {error}")
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if sent is None or task is None or task.cancelling():
+            if sent is None or is_cancelled():
                 ledger.on_cancelled(flight, worker_id, late=self.is_late(flight))
                 raise  # by our client, by its deadline, by our own shutdown or by a time-out
             return self.taken_back(flight)

@@ -17,7 +17,7 @@ from ...indexer.wire import CLEARED_EVENTS, encode_heartbeat, frame_batch, read_
 from ...runtime.backoff import Backoff
 from ...runtime.errors import ConfigError, StatusCode
 from ...runtime.identity import WorkerWithDpRank
-from ...runtime.supervised import stopped, supervise
+from ...runtime.supervised import is_cancelled, stopped, supervise
 from ...workers.channels import EventCall
 from ...workers.event_dialects import EventsEnded, EventsLost, EventsRefused
 from ...workers.failures import EngineCallError
@@ -237,8 +237,7 @@ class EngineStream:
         except StopAsyncIteration:
             raise EventsEnded("it ended with OK") from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._resyncing and task is not None and not task.cancelling():
+            if self._resyncing and not is_cancelled():
                 self._cursor.forget()
                 raise _AskAgain from None
             raise

@@ -250,21 +250,23 @@ class NatsLink:
             if handled % MESSAGES_A_TURN == 0:
                 await asyncio.sleep(0)
 
-        subscription = await self._client.subscribe(
-            subject,
-            queue=group,
-            cb=on_message,
-            pending_msgs_limit=max_messages,
-            pending_bytes_limit=max_bytes,
-        )
-        self._subscriptions.add(subscription)
+        with cancelled_for_sure():
+            subscription = await self._client.subscribe(
+                subject,
+                queue=group,
+                cb=on_message,
+                pending_msgs_limit=max_messages,
+                pending_bytes_limit=max_bytes,
+            )
+            self._subscriptions.add(subscription)
         return subscription
 
     async def _end(self, subscription: Subscription) -> None:
         if subscription in self._subscriptions:
             self._subscriptions.discard(subscription)
             self._client.plain.pop(subscription._id, None)
-            await subscription.unsubscribe()
+            with cancelled_for_sure():
+                await subscription.unsubscribe()
 
     async def flush(self) -> bool:
         """Wait until the server has read all that was published; False if the link is over.

@@ -11,6 +11,7 @@ from grpc import aio
 from ..errors import StatusCode
 from ..http2 import ServerLimits
 from ..security import ServerTls
+from ..supervised import cancelled_for_sure
 from .methods import AtOnce, Metadata, PeerGoneError, Serve, ServerCall
 
 Context = aio.ServicerContext[Any, Any]
@@ -135,7 +136,8 @@ class AioServer:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        await self._server.stop(grace_s or None)
+        with cancelled_for_sure():
+            await self._server.stop(grace_s or None)
 
     async def kill(self) -> None:
         await self._server.stop(None)

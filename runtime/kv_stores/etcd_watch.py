@@ -9,6 +9,7 @@ from aetcd import rpc  # type: ignore[import-untyped]
 from structlog import get_logger
 
 from ..backoff import Backoff
+from ..supervised import is_cancelled
 from .etcd_connection import ATTEMPT_S, EtcdConnection
 from .store import Change, Deleted, Entry, Listing, StoreError, Watch
 
@@ -136,7 +137,7 @@ class _Stream:
         except grpc.aio.AioRpcError as error:
             raise self._connection.judge(error, self._member) from None
         except asyncio.CancelledError:
-            if not self._connection.closed:
+            if is_cancelled() or not self._connection.closed:
                 raise  # it is us who are cancelled, not the call
             raise StoreError("the connection to etcd is closed", transient=False) from None
 

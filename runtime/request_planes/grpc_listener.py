@@ -8,6 +8,7 @@ import grpc
 from structlog import get_logger
 
 from ..security import ServerTls
+from ..supervised import cancelled_for_sure
 from .grpc_carrier import MAX_MESSAGE_BYTES, METHOD, PATH_KEY, PING_MS, PING_TIMEOUT_MS
 from .request_server import MAX_CALLERS, RequestServer
 
@@ -59,7 +60,8 @@ class GrpcListener:
         """Stop listening; what still runs is given up. Idempotent."""
         listening, self._listening = self._listening, None
         if listening is not None:
-            await listening.stop(GRACE_S)
+            with cancelled_for_sure():
+                await listening.stop(GRACE_S)
 
     async def _call(self, payload: bytes, context: Any) -> None:
         metadata = {key: value for key, value in context.invocation_metadata() or ()}

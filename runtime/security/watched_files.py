@@ -13,6 +13,7 @@ import structlog
 
 from ..clock import Clock
 from ..errors import ConfigError
+from ..supervised import stopped
 
 POLL_S = 1.0
 T = TypeVar("T")
@@ -115,9 +116,7 @@ class FileWatch:
 
     async def close(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await stopped(task)
 
     async def _run(self) -> None:
         while True:

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from ...runtime.errors import InvalidRequestError, StatusCode, WorkerError
 from ...runtime.security import ClientTls, EngineKey
+from ...runtime.supervised import is_cancelled
 from ..channels import ConnectionPolicy, Metadata
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
@@ -171,9 +172,8 @@ class OpenAiClient:
                 await self._http.drain(response)
                 return
         except (EngineCallError, asyncio.CancelledError):
-            if not running.aborted:
+            if not running.ended():
                 raise
-            running.caught()
         finally:
             if self._running.get(name) is running:
                 del self._running[name]
@@ -215,10 +215,11 @@ class _Running:
         elif self._task is not None:
             self._task.cancel()
 
-    def caught(self) -> None:
-        """Its reader was ended by that."""
-        if self.response is None and self._task is not None:
+    def ended(self) -> bool:
+        """Whether its reader was ended by that, and by nobody else. Asked once, by the reader."""
+        if self.aborted and self.response is None and self._task is not None:
             self._task.uncancel()
+        return self.aborted and not is_cancelled()
 
 
 class _Tokens(msgspec.Struct):

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from ...supervised import stopped
 from ..pending_changes import PendingChanges
 from ..store import (
     LEASE_TTL_S,
@@ -77,9 +78,7 @@ class KubernetesStore:
     async def close(self) -> None:
         self._closed = True
         task, self._reflectors = self._reflectors, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await stopped(task)
         for pending in [each for watches in self.watches.values() for each in watches]:
             pending.wake()
         await self._api.close()

@@ -230,6 +230,23 @@ async def test_a_closed_store_says_so(etcd: EtcdServer) -> None:
         await store.bucket("v1/x").get("a")
 
 
+async def test_who_is_cancelled_as_its_store_is_closed_is_cancelled(etcd: EtcdServer) -> None:
+    store = EtcdStore(EtcdConfig((etcd.url,)))
+    bucket = store.bucket("v1/x")
+    watch = bucket.watch()
+    await soon(watch)
+    waiting = asyncio.ensure_future(soon(watch))
+    await bucket.put("a", b"1")
+    await waiting  # so it reads of its call, and does not open one
+    waiting = asyncio.ensure_future(soon(watch))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(store.close())  # begins before the other hears of its end
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    await closing
+
+
 async def test_an_address_where_nobody_is() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     store = EtcdStore(EtcdConfig((url,), timeout_s=0.2))

@@ -259,6 +259,24 @@ async def test_an_aborted_call_ends_with_what_there_is(
     assert not (await client.abort("r1", timeout=1))[0]
 
 
+@pytest.mark.parametrize("script", [silence, one_token])
+async def test_who_is_cancelled_as_it_is_aborted_is_cancelled(
+    engine: HttpEngine, client: OpenAiClient, script: Script
+) -> None:
+    engine.answers[PATH] = script
+    call = client.generate(prompt("r1", 8).SerializeToString())
+    messages = aiter(call)
+    if script is one_token:
+        await anext(messages)
+    await until(lambda: engine.generations)
+    assert (await client.abort("r1", timeout=1))[0]
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async for _ in messages:
+            pass
+    await engine.left.wait()
+
+
 async def test_a_reader_that_is_slow_makes_the_engine_wait(
     engine: HttpEngine, client: OpenAiClient
 ) -> None:
