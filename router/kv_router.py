@@ -296,8 +296,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     def seconds_until_free(self, worker: WorkerLike | None = None, has_more: bool = False) -> float:
         """Seconds until a worker, or the one that is given, should get one more request: 0 is now,
         inf is not before load falls. See AdmissionConfig.hold and queue_threshold. A hold is for
-        those who have a choice: for one worker alone it is 0. A cap on requests is for all, and so
-        is what a tenant that `has_more` than its share leaves to others."""
+        those who have a choice: for one worker alone it is 0. A cap on requests is for all.
+        `has_more`: only for how long a tenant that has more than its share leaves it to others."""
         with self._lock:
             if not (worker is None or has_more or self.limits.caps) and self.limits.policy_holds:
                 return 0.0

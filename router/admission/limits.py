@@ -310,15 +310,15 @@ class LoadLimits:
     ) -> float:
         """Seconds until a request that may go to these ranks should go: 0 now, inf when load falls.
 
-        `hold`: ask the policy, if it is the one that says who waits. `has_more`: of a tenant that
-        has more than its share, which leaves some to others.
+        `hold`: ask the policy, if it is the one that says who waits. `has_more`: only for how long
+        a tenant that has more than its share leaves them to others, be they free or not.
         Not 0 only if all of them are saturated. Where all are busy, or none is eligible, there is
         nothing to wait for: the request will be told so.
         """
-        if has_more and (left := self._over_share_wait_s(eligible, now)) > 0:
-            return left
         if self.any_busy:
             eligible = eligible & ~self.busy()
+        if has_more:
+            return self._over_share_wait_s(eligible, now)
         if (avoided := self.avoided(eligible)) is not None:
             others = eligible & ~avoided
             if eligible.any() and not others.any():
@@ -340,8 +340,6 @@ class LoadLimits:
         """
         if self._policy is None or not self._may_hold(eligible):
             return 0.0
-        if self.any_busy:
-            eligible = eligible & ~self.busy()
         return self._policy.hold_over_share(eligible, self._slots.active_blocks(), now)
 
     def _may_hold(self, eligible: Mask) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -81,6 +82,31 @@ def test_who_has_more_than_its_share_leaves_part_of_the_caches_to_others(
     occupy(router, 1, 88 * BLOCK, "flood")
     clock.advance(10.0)
     assert queue.is_open(None, "flood")
+
+
+def test_the_fleet_is_asked_once_for_its_wait(
+    router: KvRouter, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_of(router)
+    for worker_id in (1, 2):
+        router.mark_prefill_complete(occupy(router, worker_id, 50 * BLOCK, "flood"))
+    clock.advance(10.0)
+    assert queue.is_open(None, "small")
+    asked = Counter[str]()
+
+    def counted(name: str) -> Callable[..., float]:
+        ask: Callable[..., float] = getattr(ForecastPolicy, name)
+
+        def hold(*args: Any) -> float:
+            asked[name] += 1
+            return ask(*args)
+
+        return hold
+
+    for name in ("hold", "hold_over_share"):
+        monkeypatch.setattr(ForecastPolicy, name, counted(name))
+    assert queue.is_open(None, "flood")
+    assert asked == {"hold": 1, "hold_over_share": 1}
 
 
 def test_it_has_no_prompts_computed_that_others_would_wait_behind(
