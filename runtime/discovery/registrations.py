@@ -55,6 +55,7 @@ class Registrations:
         self._missing: dict[tuple[str, str], Registration] = {}
         self._registering: set[tuple[str, str]] = set()  # whose first write is under way
         self._looked_at = 0  # place of the next key to look at
+        self._failures = 0  # in a row, of the store
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.on_lost: list[Callable[[], None]] = []
@@ -140,15 +141,28 @@ class Registrations:
             except TimeoutError:
                 pass
             self._changed.clear()
-            now = self._clock.now()
             try:
-                if now >= self.keep_alive.due:
+                if asked := self._clock.now() >= self.keep_alive.due:
                     await self._take_step()
-                await self._write_all(self._to_write())
-                backoff.reset()
+                missing = self._to_write()
+                await self._write_all(missing)
             except StoreError as error:
-                log.warning("registrations wait for the store", error=str(error))
+                self._on_away(error)
                 retry = self._clock.now() + backoff.next()
+            else:
+                if asked or missing:
+                    self._on_answered()
+                    backoff.reset()
+
+    def _on_away(self, error: StoreError) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            log.warning("registrations wait for the store", error=str(error))
+
+    def _on_answered(self) -> None:
+        failures, self._failures = self._failures, 0
+        if failures:
+            log.info("the store takes registrations again", failures=failures)
 
     async def _take_step(self) -> None:
         """Grant or renew. StoreError if that failed; the keep-alive knows."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from support.polling import until
 from support.servers.etcd import EtcdServer
 
@@ -155,6 +156,31 @@ class LosingStore(MemoryStore):
 
     async def renew(self, lease: int) -> float:
         raise LeaseLostError("gone")
+
+
+class FlickeringStore(MemoryStore):
+    """Is away for three renewals, there for one, away for two, and then there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renewals = 0
+
+    async def renew(self, lease: int) -> float:
+        self.renewals += 1
+        if self.renewals in (1, 2, 3, 5, 6):
+            raise StoreError("away")
+        return 0.1
+
+
+async def test_the_log_speaks_once_when_the_store_goes_and_once_when_it_is_back() -> None:
+    store = FlickeringStore()
+    registrations = Registrations(store, 0.1)
+    await registrations.start()
+    with structlog.testing.capture_logs() as logs:
+        await until(lambda: store.renewals >= 8)
+        await registrations.close()
+    told = [(entry["log_level"], entry.get("failures")) for entry in logs]
+    assert told == [("warning", None), ("info", 3), ("warning", None), ("info", 2)]
 
 
 async def test_waiting_for_the_store_is_no_work() -> None:
