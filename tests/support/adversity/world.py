@@ -18,7 +18,6 @@ from support.fleet import eventually
 from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, children_of, command, http_json, http_text
-from support.servers.jetstream import LastingNats
 
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 
@@ -59,9 +58,8 @@ class World:
     def __init__(self, folder: Path, *serve: str) -> None:
         self._folder, self._serve = folder, serve
         self._stack = AsyncExitStack()
-        self.nats: EmbeddedNats | LastingNats = EmbeddedNats(free_port())
-        if DURABLE in serve:
-            self.nats = LastingNats(folder / "nats")
+        store = folder / "nats" if DURABLE in serve else None
+        self.nats = EmbeddedNats(free_port(), store=store)
         self.event_faults = MessageFaults(b".kv-events")
         self.ports = [0] * LAST + [free_port()]
         self._fault_apis = [""] * ENGINES
@@ -156,9 +154,6 @@ class World:
 
     async def kill_nats(self) -> None:
         nats = self.nats
-        if isinstance(nats, LastingNats):
-            await nats.kill()
-            return
         pid = nats.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)

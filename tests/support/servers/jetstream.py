@@ -22,20 +22,3 @@ class JetStreamServer(Child):
             find_nats_server(), "--addr", "127.0.0.1", "--port", str(self.port),
             "--jetstream", "--store_dir", str(self._folder / "data"), *self._options,
         ]  # fmt: skip
-
-
-class LastingNats:
-    """The same, by the calls of EmbeddedNats."""
-
-    def __init__(self, folder: Path) -> None:
-        self._server = JetStreamServer(folder)
-        self.url = self._server.url
-
-    async def start(self) -> None:
-        await self._server.come_back()
-
-    async def kill(self) -> None:
-        self._server.kill()
-
-    async def stop(self) -> None:
-        self._server.kill()
