@@ -7,9 +7,11 @@ import asyncio
 import contextlib
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ..errors import ConfigError
+from .connection_monitor import RENEW_S, ConnectionMonitor
 from .frames import FRAMES, MOST_BYTES, encode_frames
 
 MOST_QUEUED = 4096
@@ -19,8 +21,6 @@ LINGER_MS = 200
 """How long a socket that is closed goes on sending what it has."""
 AT_ONCE = 64
 """Messages read from a socket until others have their turn."""
-RENEW_S = 3.0
-"""How long a publisher may take to be connected until it is tried anew."""
 MOST_SPARE_FRAMES = 64
 """Frames of a message beyond those it should have that are read away; then its socket is closed."""
 
@@ -73,9 +73,7 @@ class Outlet:
 class Inlet:
     """A subscription to one topic at one address, from its making to `close`.
 
-    `on_frames` gets each message; `on_garbled` is called for one with too many frames. The library
-    connects again by itself where a connection is lost, but not where something came that is no
-    ZMQ: then we do.
+    `on_frames` gets each message; `on_garbled` is called for one with too many frames.
     """
 
     def __init__(
@@ -88,7 +86,6 @@ class Inlet:
     ) -> None:
         """OSError if there can be no socket, or none to such an address."""
         zmq = self._zmq = import_zmq()
-        self._read_monitor = import_zmq("zmq.utils.monitor").parse_monitor_message
         self._address = address
         self._on_frames, self._on_garbled = on_frames, on_garbled
         self._loop = asyncio.get_running_loop()
@@ -104,15 +101,14 @@ class Inlet:
         ):
             self._socket.setsockopt(option, value)
         self._socket.subscribe(topic.encode())
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self._monitor = _placed(self._socket, self._socket.get_monitor_socket, events)
+        self._monitor = _placed(self._socket, partial(ConnectionMonitor, context), self._socket)
         try:
             _placed(self._socket, self._socket.connect, address)
         except OSError:
-            self._monitor.close(0)
+            self._monitor.close()
             raise
         self._renewal = self._loop.call_later(RENEW_S, self._renew)
-        self._fds = [each.getsockopt(zmq.FD) for each in (self._socket, self._monitor)]
+        self._fds = [self._socket.getsockopt(zmq.FD), self._monitor.fd]
         self._again: asyncio.Handle | None = None
         for fd, read in zip(self._fds, (self._read, self._look), strict=True):
             self._loop.add_reader(fd, read)
@@ -131,19 +127,14 @@ class Inlet:
             self._renewal.cancel()
             for fd in self._fds:
                 self._loop.remove_reader(fd)
-            self._socket.disable_monitor()
-            self._monitor.close(0)
+            self._monitor.close()
             self._socket.close(0)
 
     def _look(self) -> None:
         """Take in what became of the connection until now."""
-        while not self._socket.closed:
-            try:
-                told = self._monitor.recv_multipart(self._zmq.NOBLOCK)
-            except self._zmq.Again:
-                return
+        if not self._socket.closed and (news := self._monitor.news()):
             self._renewal.cancel()
-            if self._read_monitor(told)["event"] == self._zmq.EVENT_DISCONNECTED:
+            if not news[-1]:
                 self._renewal = self._loop.call_later(RENEW_S, self._renew)
 
     def _renew(self) -> None:

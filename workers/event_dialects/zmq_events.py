@@ -8,12 +8,12 @@ import asyncio
 import importlib
 import struct
 from collections import deque
-from itertools import count
 from typing import Any
 
 from ...runtime.backoff import Backoff
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ConfigError
+from ...runtime.zmq_plane import RENEW_S, ConnectionMonitor
 from .pulled_call import EventsEnded, EventsLost, PulledCall
 from .zmq_payload import ZmqPayload
 
@@ -25,8 +25,6 @@ ASK_AGAIN_S = (0.25, 30.0)
 """Until a replay that ended in its midst is asked for the rest: the first wait, and the longest."""
 QUIET_S = 2.0
 """After so long without a message the replay is asked for one that got lost as the last."""
-RENEW_S = 3.0
-"""How long a socket may take to be connected until another one is tried."""
 LONGEST_WAIT_S = 1.0
 """For a message, before the connection is looked at again."""
 MESSAGES_A_TURN = 64
@@ -37,7 +35,6 @@ NOTHING_YET = b""
 """The batch 0, without events, before all that an engine publishes."""
 _END = b"\xff" * 8  # ends a replay, so that no message has this number
 _NUMBER = struct.Struct(">Q")
-_monitors = count()
 
 Message = tuple[int, bytes]
 """A number and a payload."""
@@ -59,7 +56,6 @@ class ZmqEvents:
         try:
             self._zmq: Any = importlib.import_module("zmq")
             self._asyncio: Any = importlib.import_module("zmq.asyncio")
-            self._monitoring: Any = importlib.import_module("zmq.utils.monitor")
         except ImportError:
             text = "events over ZMQ need pyzmq: pip install 'dynamo-router[zmq]'"
             raise ConfigError(text, key="workers") from None
@@ -69,7 +65,7 @@ class ZmqEvents:
         self._clock = clock or SystemClock()
         self._context: Any = None
         self._live: Any = None
-        self._monitor: Any = None
+        self._monitor: ConnectionMonitor | None = None
         self._read: deque[list[bytes]] = deque()  # before the connection was last looked at
         self._turn = 0  # messages since others had theirs
         self._connected = False
@@ -167,7 +163,8 @@ class ZmqEvents:
                 self._open_socket()
             if self._look():
                 return
-            if not await self._readable(RENEW_S, self._monitor) and not self._look():
+            assert self._monitor is not None
+            if not await _readable(RENEW_S, self._monitor.fd) and not self._look():
                 # ZMQ does not try again where it got something else than ZMQ. Nothing was heard.
                 lost = self._lost
                 self._disconnect()
@@ -186,19 +183,16 @@ class ZmqEvents:
         ):
             self._live.setsockopt(option, value)
         self._live.subscribe(b"")
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        monitor = f"inproc://monitor-{next(_monitors)}"
-        self._live.monitor(monitor, events)
-        self._monitor = zmq.Socket(self._context, zmq.PAIR)
-        self._monitor.connect(monitor)
+        self._monitor = ConnectionMonitor(self._context, self._live)
         self._live.connect(self._address)
 
     def _disconnect(self) -> None:
         """Let go of what is queued, too."""
+        monitor, self._monitor = self._monitor, None
         live, self._live = self._live, None
+        if monitor is not None:
+            monitor.close()
         if live is not None:
-            live.disable_monitor()
-            self._monitor.close(0)
             live.close(0)
         self._connected, self._lost = False, True
         self._heard, self._held = -1, None
@@ -207,15 +201,11 @@ class ZmqEvents:
 
     def _look(self) -> bool:
         """Take in what became of the connection until now; whether it is there."""
-        zmq = self._zmq
-        while True:
-            try:
-                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return self._connected
-            told = self._monitoring.parse_monitor_message(frames)["event"]
-            self._connected = told == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self._lost = self._lost or told == zmq.EVENT_DISCONNECTED
+        assert self._monitor is not None
+        for made in self._monitor.news():
+            self._connected = made
+            self._lost = self._lost or not made
+        return self._connected
 
     async def _goes_on(self) -> bool:
         """Whether the engine is the one that told the last message."""
@@ -281,28 +271,10 @@ class ZmqEvents:
         if left_s <= 0:
             return False
         self._turn = 0
-        await self._readable(min(left_s, LONGEST_WAIT_S), self._live, self._monitor)
+        assert self._monitor is not None
+        live = self._live.getsockopt(self._zmq.FD)
+        await _readable(min(left_s, LONGEST_WAIT_S), live, self._monitor.fd)
         return True
-
-    async def _readable(self, timeout_s: float, *sockets: Any) -> bool:
-        """Whether one of the sockets, from which all was read, may have something by then."""
-        loop = asyncio.get_running_loop()
-        told: asyncio.Future[bool] = loop.create_future()
-
-        def tell(readable: bool) -> None:
-            if not told.done():
-                told.set_result(readable)
-
-        fds = [socket.getsockopt(self._zmq.FD) for socket in sockets]
-        timer = loop.call_later(timeout_s, tell, False)
-        for fd in fds:
-            loop.add_reader(fd, tell, True)
-        try:
-            return await told
-        finally:
-            timer.cancel()
-            for fd in fds:
-                loop.remove_reader(fd)
 
     async def _replay(self, begin: int, most: int = MOST_HELD) -> tuple[list[Message], bool]:
         """What the engine still has from `begin` on; less if it stops in the midst of that; and
@@ -335,3 +307,23 @@ class ZmqEvents:
         finally:
             socket.close(0)
         return found, False
+
+
+async def _readable(timeout_s: float, *fds: int) -> bool:
+    """Whether one of the sockets, from which all was read, may have something by then."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[bool] = loop.create_future()
+
+    def tell(readable: bool) -> None:
+        if not told.done():
+            told.set_result(readable)
+
+    timer = loop.call_later(timeout_s, tell, False)
+    for fd in fds:
+        loop.add_reader(fd, tell, True)
+    try:
+        return await told
+    finally:
+        timer.cancel()
+        for fd in fds:
+            loop.remove_reader(fd)
