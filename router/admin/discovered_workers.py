@@ -114,8 +114,8 @@ class DiscoveredWorkers:
                 self._admin.resume(engine)
             if isinstance(engine.client, DynamoClient) and worker.route is not None:
                 engine.client.route = worker.route
-                engine.wake.set()
-                engine.tracker.on_suspicion(self._clock.now())
+            engine.tracker.on_suspicion(self._clock.now())  # another engine may be at its place
+            engine.wake.set()
         self._ours[worker_id] = worker
 
     def _ask_at_once(self, worker_id: int) -> None:

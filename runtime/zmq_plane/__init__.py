@@ -4,7 +4,7 @@ Entered by who publishes or hears events where `event_plane` is zmq; needs pyzmq
 """
 
 from .channels import EVENT_CHANNELS, Channel, channel_scope, decode_channel, scope_prefix
-from .connection_monitor import RENEW_S, ConnectionMonitor
+from .connection_monitor import RENEW_S, Connection, ConnectionMonitor
 from .frames import FrameError, decode_frames, encode_frames
 from .zmq_plane import ZmqPlane
 
@@ -12,6 +12,7 @@ __all__ = [
     "EVENT_CHANNELS",
     "RENEW_S",
     "Channel",
+    "Connection",
     "ConnectionMonitor",
     "FrameError",
     "ZmqPlane",

@@ -1,10 +1,11 @@
 """ConnectionMonitor: what becomes of a socket's connection to a publisher.
 
 The library connects again by itself where a connection is lost, but not where something came that
-is no ZMQ: then whoever hears the publisher does, after RENEW_S. Asked by the plane's inlets, and by
+is no ZMQ: then whoever hears the publisher does. Asked by the plane's inlets, and by
 those who hear engines' events.
 """
 
+import enum
 import importlib
 from itertools import count
 from typing import Any
@@ -12,6 +13,15 @@ from typing import Any
 RENEW_S = 3.0
 """How long a publisher may take to be connected until it is tried anew."""
 _numbers = count()
+
+
+class Connection(enum.Enum):
+    """What became of one."""
+
+    MADE = "made"
+    LOST = "lost"
+    TRIED = "tried"
+    """it is not there, and the library tries again by itself"""
 
 
 class ConnectionMonitor:
@@ -22,23 +32,27 @@ class ConnectionMonitor:
         too."""
         zmq: Any = importlib.import_module("zmq")
         self._again, self._noblock = zmq.Again, zmq.NOBLOCK
-        self._made = zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self._meanings = {
+            zmq.EVENT_HANDSHAKE_SUCCEEDED: Connection.MADE,
+            zmq.EVENT_DISCONNECTED: Connection.LOST,
+            zmq.EVENT_CONNECT_RETRIED: Connection.TRIED,
+        }
         self._parse = importlib.import_module("zmq.utils.monitor").parse_monitor_message
         self._watched = socket
         address = f"inproc://monitor-{next(_numbers)}"
-        socket.monitor(address, self._made | zmq.EVENT_DISCONNECTED)
+        socket.monitor(address, sum(self._meanings))
         self._socket = zmq.Socket(context, zmq.PAIR)  # whatever kind the context makes by itself
         self._socket.connect(address)
         self.fd: int = self._socket.getsockopt(zmq.FD)
         """readable where there may be news since all of them were taken in"""
 
-    def news(self) -> list[bool]:
-        """What became of the connection since this was last asked: True made, False lost."""
-        news: list[bool] = []
+    def news(self) -> list[Connection]:
+        """What became of the connection since this was last asked."""
+        news: list[Connection] = []
         try:
             while True:
                 told = self._parse(self._socket.recv_multipart(self._noblock))
-                news.append(told["event"] == self._made)
+                news.append(self._meanings[told["event"]])
         except self._again:
             return news
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ..backoff import Backoff
 from ..errors import ConfigError
-from .connection_monitor import RENEW_S, ConnectionMonitor
+from .connection_monitor import RENEW_S, Connection, ConnectionMonitor
 from .frames import FRAMES, MOST_BYTES, encode_frames
 
 MOST_QUEUED = 4096
@@ -21,6 +22,12 @@ LINGER_MS = 200
 """How long a socket that is closed goes on sending what it has."""
 AT_ONCE = 64
 """Messages read from a socket until others have their turn."""
+DOUBT_S = 0.5
+"""The same as RENEW_S where something came that is none of its messages, and no good one behind it: bytes of
+somebody else may have put the connection out of step. Doubling up to RENEW_S."""
+PING_MS, PONG_MS = 1500, 2500
+"""How often a publisher is pinged, some 12 us of CPU at each end, and how long it may take to
+answer, or for one message."""
 MOST_SPARE_FRAMES = 64
 """Frames of a message beyond those it should have that are read away; then its socket is closed."""
 
@@ -73,7 +80,9 @@ class Outlet:
 class Inlet:
     """A subscription to one topic at one address, from its making to `close`.
 
-    `on_frames` gets each message; `on_garbled` is called for one with too many frames.
+    `on_frames` gets each message, and says whether it is a good one; `on_garbled` is called for one
+    with too many frames. The library connects again by itself where a connection is lost or nobody
+    answers, but not where something came that is no ZMQ, or that looks like it: then we do.
     """
 
     def __init__(
@@ -81,7 +90,7 @@ class Inlet:
         context: Any,
         address: str,
         topic: str,
-        on_frames: Callable[[Sequence[bytes]], None],
+        on_frames: Callable[[Sequence[bytes]], bool],
         on_garbled: Callable[[], None],
     ) -> None:
         """OSError if there can be no socket, or none to such an address."""
@@ -89,7 +98,9 @@ class Inlet:
         self._address = address
         self._on_frames, self._on_garbled = on_frames, on_garbled
         self._loop = asyncio.get_running_loop()
-        self._socket = _socket(context, zmq.SUB)
+        self._doubts = Backoff(min(DOUBT_S, RENEW_S), RENEW_S)
+        # An XSUB shows what is on no topic of ours, too, and so that it is out of step.
+        self._socket = _socket(context, zmq.XSUB)
         for option, value in (
             (zmq.RCVHWM, MOST_QUEUED),
             (zmq.MAXMSGSIZE, MOST_BYTES + 1024),
@@ -97,17 +108,21 @@ class Inlet:
             (zmq.IPV6, 1),
             (zmq.RECONNECT_IVL, 100),
             (zmq.RECONNECT_IVL_MAX, 2000),
-            (zmq.TCP_KEEPALIVE, 1),
+            (zmq.HEARTBEAT_IVL, PING_MS),
+            (zmq.HEARTBEAT_TIMEOUT, PONG_MS),
         ):
             self._socket.setsockopt(option, value)
-        self._socket.subscribe(topic.encode())
+        self._socket.send(b"\x01" + topic.encode())  # subscribes
         self._monitor = _placed(self._socket, partial(ConnectionMonitor, context), self._socket)
         try:
             _placed(self._socket, self._socket.connect, address)
         except OSError:
             self._monitor.close()
             raise
-        self._renewal = self._loop.call_later(RENEW_S, self._renew)
+        self._renewal: asyncio.TimerHandle | None = None  # until it is connected anew
+        self._connected = False
+        self._doubted = False  # it was lost, or a message refused, and no good one came since
+        self._renew_in(RENEW_S)
         self._fds = [self._socket.getsockopt(zmq.FD), self._monitor.fd]
         self._again: asyncio.Handle | None = None
         for fd, read in zip(self._fds, (self._read, self._look), strict=True):
@@ -124,7 +139,7 @@ class Inlet:
         if not self._socket.closed:
             if self._again is not None:
                 self._again.cancel()
-            self._renewal.cancel()
+            self._renew_in(None)
             for fd in self._fds:
                 self._loop.remove_reader(fd)
             self._monitor.close()
@@ -132,17 +147,35 @@ class Inlet:
 
     def _look(self) -> None:
         """Take in what became of the connection until now."""
-        if not self._socket.closed and (news := self._monitor.news()):
+        for news in () if self._socket.closed else self._monitor.news():
+            self._connected = news is Connection.MADE
+            if news is Connection.LOST:
+                self._doubted = True
+                self._renew_in(self._doubts.next())
+            else:
+                self._renew_in(None if self._connected else RENEW_S)
+
+    def _renew_in(self, seconds: float | None) -> None:
+        """Connect anew then, unless something else becomes of it; None: it is connected."""
+        if self._renewal is not None:
             self._renewal.cancel()
-            if not news[-1]:
-                self._renewal = self._loop.call_later(RENEW_S, self._renew)
+        later = self._loop.call_later
+        self._renewal = None if seconds is None else later(seconds, self._renew)
 
     def _renew(self) -> None:
         """Try again, with what is queued here kept."""
-        self._renewal = self._loop.call_later(RENEW_S, self._renew)
+        self._connected = False
+        self._renew_in(RENEW_S)
         with contextlib.suppress(self._zmq.ZMQError):  # of a connection that was given up
             self._socket.disconnect(self._address)
         self._socket.connect(self._address)
+
+    def _believe(self) -> None:
+        """A good message came. Perhaps before the connection was lost."""
+        self._doubted = False
+        self._doubts.reset()
+        if self._connected:
+            self._renew_in(None)
 
     def _read(self) -> None:
         if self._again is not None:
@@ -157,8 +190,13 @@ class Inlet:
                 return
             if frames is None:
                 self._on_garbled()
-            else:
-                self._on_frames(frames)
+            elif self._on_frames(frames):
+                if self._doubted:
+                    self._believe()
+                continue
+            self._doubted = True
+            if self._renewal is None:
+                self._renew_in(self._doubts.next())
         self._again = self._loop.call_soon(self._read)
 
     def _receive(self) -> list[bytes] | None:

@@ -256,10 +256,11 @@ class ZmqSubscription:
             self.left_out += 1
             log.warning("a publisher is not heard", address=channel.where, error=str(error))
 
-    def _on_frames(self, channel: Channel, frames: Sequence[bytes]) -> None:
+    def _on_frames(self, channel: Channel, frames: Sequence[bytes]) -> bool:
         try:
             payload = decode_frames(frames, channel.topic, channel.publisher_id)
         except FrameError as error:
             self._on_garbled(str(error), channel.where)
-            return
+            return False
         self._deliver(self._subject, payload)
+        return True

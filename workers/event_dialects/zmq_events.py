@@ -13,7 +13,7 @@ from typing import Any
 from ...runtime.backoff import Backoff
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ConfigError
-from ...runtime.zmq_plane import RENEW_S, ConnectionMonitor
+from ...runtime.zmq_plane import RENEW_S, Connection, ConnectionMonitor
 from .pulled_call import EventsEnded, EventsLost, PulledCall
 from .zmq_payload import ZmqPayload
 
@@ -25,6 +25,10 @@ ASK_AGAIN_S = (0.25, 30.0)
 """Until a replay that ended in its midst is asked for the rest: the first wait, and the longest."""
 QUIET_S = 2.0
 """After so long without a message the replay is asked for one that got lost as the last."""
+PING_MS, PONG_MS = 2000, 5000
+"""How often the engine is pinged, and how long it may take to answer, or for one message."""
+MOST_BYTES = 64 << 20
+"""Of a frame. Who sends a longer one is connected anew."""
 LONGEST_WAIT_S = 1.0
 """For a message, before the connection is looked at again."""
 MESSAGES_A_TURN = 64
@@ -180,6 +184,9 @@ class ZmqEvents:
             (zmq.IPV6, 1),
             (zmq.RECONNECT_IVL, 100),
             (zmq.RECONNECT_IVL_MAX, 2000),
+            (zmq.HEARTBEAT_IVL, PING_MS),
+            (zmq.HEARTBEAT_TIMEOUT, PONG_MS),
+            (zmq.MAXMSGSIZE, MOST_BYTES),
         ):
             self._live.setsockopt(option, value)
         self._live.subscribe(b"")
@@ -202,9 +209,9 @@ class ZmqEvents:
     def _look(self) -> bool:
         """Take in what became of the connection until now; whether it is there."""
         assert self._monitor is not None
-        for made in self._monitor.news():
-            self._connected = made
-            self._lost = self._lost or not made
+        for news in self._monitor.news():
+            self._connected = news is Connection.MADE
+            self._lost = self._lost or news is Connection.LOST
         return self._connected
 
     async def _goes_on(self) -> bool:
@@ -223,8 +230,8 @@ class ZmqEvents:
                 return None
             frames = self._read.popleft()
             if len(frames) != 3 or len(frames[1]) != 8 or frames[1] == _END:
-                self._turn += 1
-                continue
+                self._disconnect()  # bytes of somebody else may have put it out of step
+                raise EventsEnded("what came is no message of a stream of events")
             number, payload = _NUMBER.unpack(frames[1])[0], frames[2]
             again = self._replayed.pop(number, None)
             seen = (number, payload) == self._last
@@ -257,7 +264,7 @@ class ZmqEvents:
             pass
         self._look()
         if self._lost:
-            read.clear()
+            self._disconnect()  # the library does not always try again
             raise EventsEnded("the connection was lost")
         return bool(read)
 
@@ -287,6 +294,7 @@ class ZmqEvents:
         socket = self._context.socket(zmq.DEALER)
         try:
             socket.setsockopt(zmq.IPV6, 1)
+            socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
             socket.connect(self._replay_address)
             await socket.send_multipart([b"", _NUMBER.pack(begin)])
             async with asyncio.timeout(REPLAY_WAIT_S) as waiting:

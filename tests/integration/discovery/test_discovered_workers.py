@@ -16,6 +16,8 @@ from support.servers.discovered_fleet import (
     workers_of,
 )
 
+from dynamo_router.workers.health_tracker import HealthPolicy
+
 DIALECTS = ("trtllm", "dynamo")
 
 
@@ -62,6 +64,19 @@ async def test_a_worker_that_drains_ends_what_it_has(backend: Backend, dialect: 
             assert len(await request) == 4
             await leaving
             await until_ready(doors, 2)
+
+
+@on_stores("file", "etcd", "nats")
+async def test_an_engine_in_anothers_place_is_noticed_by_its_registration(backend: Backend) -> None:
+    seldom = HealthPolicy(probe_interval_s=3600.0)
+    async with finding(backend, health=seldom) as doors, registered(backend, 1) as fleet:
+        await until_ready(doors, 1)
+        before = fleet.worker_ids
+        await fleet.engines[0].restart()  # at the same address, under the id of its new lease
+        assert fleet.worker_ids != before
+        registry = doors.server.router.registry
+        await until(lambda: [entry.worker_id for entry in registry.entries()] == fleet.worker_ids)
+        await completed(doors, "to the new one")
 
 
 @on_stores("file", "etcd", "nats")

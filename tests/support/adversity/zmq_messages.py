@@ -3,6 +3,8 @@
 from support.adversity.nats_messages import MessageFaults, MessageFilter
 
 GREETING_BYTES = 64
+CUT_SHORT = (b"\x01\xb0other", b"\x03" + (1 << 20).to_bytes(8, "big"))
+"""Beginnings of messages, of 176 bytes and of 1 MiB: ZMQ takes what follows for their rest."""
 _MORE, _LONG, _COMMAND = 1, 2, 4  # a frame's flags, by ZMTP 3.x
 
 

@@ -102,6 +102,10 @@ class ZmqPublisher:
             self.twice -= 1
             await self._pub.send_multipart(frames)
 
+    async def send(self, frames: list[bytes]) -> None:
+        """Whatever these say."""
+        await self._pub.send_multipart(frames)
+
     async def _replay(self, router: Any) -> None:
         while True:
             client, empty, start = await router.recv_multipart()

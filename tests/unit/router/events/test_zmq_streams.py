@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from support.adversity.fault_proxy import FaultProxy
+from support.adversity.zmq_messages import CUT_SHORT
 from support.kv_events.engine_events import removed, stored
 from support.polling import until
 
@@ -288,6 +290,41 @@ async def test_damaged_messages_begin_it_anew(publisher: ZmqPublisher) -> None:
         await tell(publisher, 2)
         await until(reader.holds(2))  # it cannot know what the message had said of 1
         assert not reader.refused
+
+
+@pytest.mark.parametrize("beginning", CUT_SHORT)
+async def test_a_connection_out_of_step_is_made_anew(
+    publisher: ZmqPublisher, monkeypatch: pytest.MonkeyPatch, beginning: bytes
+) -> None:
+    monkeypatch.setattr(zmq_events, "PONG_MS", 200)
+    proxy = FaultProxy(publisher.port)
+    await proxy.start()
+    monkeypatch.setattr(ZmqPublisher, "url", f"tcp://{proxy.address}")
+    try:
+        async with reading(publisher, replay=False) as reader:
+            await until(lambda: bool(reader.up))
+            await tell(publisher, 1)
+            await until(reader.holds(1))
+            proxy.inject("down", beginning)
+            await until(lambda: False in reader.up)  # without a word of the engine's
+            await until(reader.holds())  # nobody knows what it said meanwhile
+            await until(lambda: reader.up[-1] is True)
+            await tell(publisher, 2, 3)
+            await until(reader.holds(2, 3))
+            assert not reader.stream.is_complete
+    finally:
+        await proxy.close()
+
+
+async def test_what_is_no_message_of_a_stream_begins_it_anew(publisher: ZmqPublisher) -> None:
+    async with reading(publisher) as reader:
+        await tell(publisher, 1)
+        await until(reader.holds(1))
+        await publisher.send([b"kv", b"no number", b""])
+        await until(lambda: reader.counts.subscriptions > 1)
+        await tell(publisher, 2)
+        await until(reader.holds(1, 2))
+        assert reader.stream.is_complete
 
 
 async def test_another_block_size_is_refused_by_name(publisher: ZmqPublisher) -> None:

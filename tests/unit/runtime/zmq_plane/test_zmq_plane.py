@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 from support.adversity.fault_proxy import FaultProxy
+from support.adversity.zmq_messages import CUT_SHORT
 from support.polling import until
 
 from dynamo_router.runtime.envelope import EventEnvelope, encode_envelope
@@ -203,6 +204,31 @@ async def test_a_publisher_is_heard_again_after_bytes_that_are_no_zmq(
             connections = proxy.connections
             proxy.inject("down", b"\xff" * 64)
             await until(lambda before=connections: proxy.connections > before)
+    finally:
+        await proxy.close()
+
+
+async def test_a_publisher_is_heard_again_that_came_out_of_step(
+    planes: Planes, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets_module, "RENEW_S", 0.2)
+    monkeypatch.setattr(sockets_module, "PONG_MS", 200)
+    there, heard = planes(), Heard()
+    proxy = FaultProxy(int(hostile.address.rpartition(":")[2]))
+    await proxy.start()
+    whole = b"\x01\x00\x00\x01a"
+    try:
+        await there.subscribe(SUBJECT, heard)
+        await hostile.register(Channel.over_zmq(SUBJECT, 7, f"tcp://{proxy.address}"))
+        for beginning in CUT_SHORT:
+            await until(lambda: hostile.says(b"good") or b"good" in heard.messages)
+            heard.messages.clear()
+            connections = proxy.connections
+            proxy.inject("down", beginning)
+            await until(lambda before=connections: proxy.connections > before)
+        connections = proxy.connections
+        await until(lambda: proxy.inject("down", whole) or proxy.connections > connections)
+        await until(lambda: hostile.says(b"at last") or b"at last" in heard.messages)
     finally:
         await proxy.close()
 
