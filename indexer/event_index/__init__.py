@@ -6,6 +6,7 @@ natively through `_actor.pxd`.
 
 from .actor import EventIndex
 from .snapshot import (
+    ForeignSnapshotError,
     SnapshotHead,
     dump_index,
     load_index,
@@ -17,6 +18,7 @@ from .snapshot import (
 
 __all__ = [
     "EventIndex",
+    "ForeignSnapshotError",
     "SnapshotHead",
     "dump_index",
     "load_index",

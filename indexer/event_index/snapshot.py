@@ -32,7 +32,12 @@ SAVED = (SourceState.EXACT, SourceState.RECOVERING, SourceState.TRIMMED)
 _HASH_BYTES = 8
 _NOTHING: Mapping[WorkerWithDpRank, SourceStatus] = {}
 _LEAD = Struct("<IQ")
+_UNUSABLE = "the index snapshot cannot be used"
 T = TypeVar("T")
+
+
+class ForeignSnapshotError(ConfigError):
+    """A snapshot is whole, and of another fleet, setting or version."""
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +204,8 @@ def _images(frames: Iterable[bytes], head: SnapshotHead) -> Iterator[SourceImage
     for name in SnapshotHead.__struct_fields__:
         there, wanted = getattr(found, name), getattr(head, name)
         if there != wanted:
-            raise _unusable(f"its {name} is {there!r}, wanted is {wanted!r}")
+            text = f"its {name} is {there!r}, wanted is {wanted!r}"
+            raise ForeignSnapshotError(f"{_UNUSABLE}: {text}", key="index_snapshot")
     count = 0
     payload = _next(payloads)
     while (end := _end(payload)) is None:
@@ -266,4 +272,4 @@ def _decode(payload: bytes, kind: type[T]) -> T:
 
 
 def _unusable(why: str) -> ConfigError:
-    return ConfigError(f"the index snapshot cannot be used: {why}", key="index_snapshot")
+    return ConfigError(f"{_UNUSABLE}: {why}", key="index_snapshot")

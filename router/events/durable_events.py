@@ -9,6 +9,7 @@ import structlog
 
 from ...indexer.event_index import (
     EventIndex,
+    ForeignSnapshotError,
     SnapshotHead,
     dump_index,
     read_frames,
@@ -67,6 +68,7 @@ class DurableEvents:
         self._plane: JetStreamPlane | None = None
         self._task: asyncio.Task[None] | None = None
         self._may_save = True
+        self._reported = ""
         self._saved = 0  # up to where, of the present stream
         self.restored = 0
         """sources that the snapshot had"""
@@ -150,17 +152,17 @@ class DurableEvents:
                 return None
             position, snapshot = found
             self.restored = await asyncio.to_thread(self._restore, snapshot)
-        except StoreError as error:
-            self.failures += 1
-            log.warning("starting without a snapshot", error=str(error))
-            return None
-        except ConfigError as error:
+        except ForeignSnapshotError as error:
             self.failures += 1
             self._may_save = False
             log.error(
                 "starting with an empty index, and saving none: --router-reset-states begins anew",
                 error=str(error),
             )
+            return None
+        except (StoreError, ConfigError) as error:
+            self.failures += 1
+            log.warning("starting without a snapshot", error=str(error))
             return None
         log.info("index restored", sources=self.restored, sequence=position.sequence)
         return position
@@ -177,7 +179,15 @@ class DurableEvents:
                 await self._keep_up()
             except StoreError as error:
                 self.failures += 1
-                log.warning("the stream of events is not kept in order", error=str(error))
+                self._report(str(error))
+            else:
+                self._report("")
+
+    def _report(self, failure: str) -> None:
+        """Say once what is wrong."""
+        if failure and not self._reported:
+            log.warning("the stream of events is not kept in order", error=failure)
+        self._reported = failure
 
     async def _keep_up(self) -> None:
         facts, readers = await self._client.ensure(), await self._client.readers()
