@@ -190,7 +190,13 @@ class DurableEvents:
         self._reported = failure
 
     async def _keep_up(self) -> None:
+        reading = self.plane.reading
         facts, readers = await self._client.ensure(), await self._client.readers()
+        there = self.name in {reader.name for reader in readers}
+        is_same = there and self.plane.position.created == facts.created
+        if reading is not None and reading is self.plane.reading and not is_same:
+            self.plane.read_anew()
+            return
         saved = await self._snapshots.position()
         position = self.plane.position
         is_of_this = saved is not None and saved.created == facts.created

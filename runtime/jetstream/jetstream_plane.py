@@ -99,6 +99,15 @@ class JetStreamPlane(PlaneBase):
         """Whether what is heard is recent, so that what is missing is worth asking for."""
         return self._live is not None or (self.reader.is_open and self.reader.caught_up)
 
+    @property
+    def reading(self) -> object:
+        """What stands for the present reading of the stream; None while there is none."""
+        return self._end_reading if self.reader.is_open else None
+
+    def read_anew(self) -> None:
+        """The stream or our consumer is known to be gone: do not wait until that shows."""
+        self._on_lost()
+
     async def start(self) -> None:
         """Find the stream, or make it. ConfigError if the server keeps none for us, or another
         router reads under our name. A server that is not there is waited for in the background."""
