@@ -69,6 +69,7 @@ class DurableEvents:
         self._task: asyncio.Task[None] | None = None
         self._may_save = True
         self._reported = ""
+        self._unlisted: object = None  # the reading whose consumer the server did not list
         self._saved = 0  # up to where, of the present stream
         self.restored = 0
         """sources that the snapshot had"""
@@ -191,10 +192,19 @@ class DurableEvents:
 
     async def _keep_up(self) -> None:
         reading = self.plane.reading
-        facts, readers = await self._client.ensure(), await self._client.readers()
+        try:
+            facts, readers = await self._client.ensure(), await self._client.readers()
+        except StoreError as error:
+            if not error.transient:
+                self.plane.read_anew()  # which it cannot be: others are to tell the events
+            raise
         there = self.name in {reader.name for reader in readers}
-        is_same = there and self.plane.position.created == facts.created
-        if reading is not None and reading is self.plane.reading and not is_same:
+        # Of a cluster's servers one may know a new consumer a moment later than another.
+        gone = self.plane.position.created != facts.created or (
+            not there and self._unlisted is reading
+        )
+        self._unlisted = None if there else reading
+        if reading is not None and reading is self.plane.reading and gone:
             self.plane.read_anew()
             return
         saved = await self._snapshots.position()

@@ -33,6 +33,8 @@ FORGET_S = 3600.0
 _ROUTER = "dynamo-router"  # in a consumer's metadata: the process that reads by it
 _IN_USE = 10058  # a stream of this name has another configuration
 _MAX_BYTES = 256 << 20
+LEAST_MESSAGE_BYTES = 1 << 20
+"""A stream has to take messages of as much, NATS' own limit, or have none."""
 T = TypeVar("T")
 
 
@@ -81,7 +83,8 @@ class EventStreamClient:
 
     async def facts(self) -> StreamFacts:
         """The stream as it is; StreamMissingError if there is none. StoreError, not transient, if
-        it is one of other subjects: then its settings may be an operator's, but not its purpose."""
+        it is one of other subjects, or does not take what is published: its settings may be an
+        operator's, but not its purpose."""
         try:
             info = await self.connection.call(lambda js: js.stream_info(self.names.stream))
         except NotFoundError:
@@ -91,6 +94,9 @@ class EventStreamClient:
         if self.names.subject not in (info.config.subjects or ()):
             there = ", ".join(info.config.subjects or ()) or "nothing"
             text = f"the stream {self.names.stream} is of {there}, not of {self.names.subject}"
+            raise StoreError(f"NATS: {text}", transient=False)
+        if why := _why_useless(info.config):
+            text = f"the stream {self.names.stream} {why}: what it does not take is lost"
             raise StoreError(f"NATS: {text}", transient=False)
         return _facts(info)
 
@@ -208,6 +214,16 @@ class EventStreamClient:
 
 class StreamMissingError(StoreError):
     """There is no such stream."""
+
+
+def _why_useless(config: StreamConfig) -> str:
+    """Why a stream does not take what is published; empty if it does."""
+    if config.sealed:
+        return "is sealed"
+    if config.discard == DiscardPolicy.NEW:
+        return "refuses new messages once it is full"
+    size = config.max_msg_size or -1
+    return f"takes no messages above {size} bytes" if 0 < size < LEAST_MESSAGE_BYTES else ""
 
 
 def _facts(info: StreamInfo) -> StreamFacts:

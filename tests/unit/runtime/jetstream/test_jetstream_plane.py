@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from nats.js.api import DiscardPolicy, StreamConfig
 from support.free_port import free_port
 from support.polling import until
 from support.servers.jetstream import JetStreamServer
@@ -265,6 +267,24 @@ async def test_a_stream_of_another_endpoint_is_refused_by_name(rig: Rig) -> None
     rig.stack.push_async_callback(plane.close)
     with pytest.raises(ConfigError, match=r"is of namespace\.dynamo.*not of another\.subject"):
         await plane.start()
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ({"max_msg_size": 10}, "takes no messages above 10 bytes"),
+        ({"discard": DiscardPolicy.NEW, "max_msgs": 5}, "refuses new messages once it is full"),
+    ],
+)
+async def test_a_stream_that_takes_not_all_is_refused_by_name(
+    rig: Rig, setting: dict[str, Any], why: str
+) -> None:
+    config = StreamConfig(NAMES.stream, subjects=[NAMES.subject], **setting)
+    await rig.client().connection.call(lambda js: js.add_stream(config))
+    plane, _ = await rig.reader(start=False)
+    with pytest.raises(ConfigError, match=why) as refusal:
+        await plane.start()
+    assert refusal.value.key == "durable_kv_events"
 
 
 async def test_a_server_without_room_is_refused(tmp_path: Path, rig: Rig, in_short: None) -> None:
