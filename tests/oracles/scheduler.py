@@ -54,7 +54,7 @@ class Job:
         return -(-self.known // self.block_size)
 
     def cached_block(self, position: int) -> CachedBlock:
-        return self.sequence.cached_block(position)
+        return self.sequence.cached_blocks(position, 1)[0]
 
 
 @dataclass

@@ -178,10 +178,10 @@ class MockEngine:
         else:
             number, first, count = change
             tier, sequence = "device", self._sequences[number]
-            blocks = [sequence.cached_block(index) for index in range(first, first + count)]
+            blocks = sequence.cached_blocks(first, count)
         # Lower tiers get the last block of a chain first: see cached_blocks.
-        order = blocks if tier == "device" else reversed(blocks)
-        self._cached[tier].update((block.block_hash, block) for block in order)
+        order = blocks if tier == "device" else blocks[::-1]
+        self._cached[tier].update({block.block_hash: block for block in order})
         return BlocksStored(blocks, tier)
 
     def _known(self, block_hash: int) -> CachedBlock:

@@ -174,12 +174,12 @@ class LiveEngine:
             await self.awake.wait()
             now = clock.now()
             result = engine.step((due - over) * self._speedup)
-            if result.events and self._on_events is not None:
-                self._on_events(result.events)
             due = max(due, now - _MOST_LAG_S) + result.duration_s * self.slowdown / self._speedup
             self._due = due
             steps += 1
-            if due - now >= _SHORTEST_SLEEP_S:
+            lasts = due - now >= _SHORTEST_SLEEP_S
+            if lasts:
+                self._tell(result)
                 await self._sleep(due - now)
                 steps = 0
             elif steps >= _STEPS_PER_TURN:
@@ -187,6 +187,12 @@ class LiveEngine:
                 steps = 0
             await self.awake.wait()
             self._hand_out(result)
+            if not lasts:  # nobody's token waits until what it changed is written down and sent
+                self._tell(result)
+
+    def _tell(self, result: StepResult) -> None:
+        if result.events and self._on_events is not None:
+            self._on_events(result.events)
 
     def _hand_out(self, result: StepResult) -> None:
         streams = self._streams

@@ -1,10 +1,18 @@
 """Sequence: a request inside a mock engine, with its output and block hashes."""
 
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import repeat
+from typing import Any
+
 import numpy as np
 
 from ...indexer.hashing import block_hashes, sequence_hashes
 from ..serving import CachedBlock, EngineRequest
 from .sampling import plan_output
+
+_new_block: Callable[[Iterable[Any]], CachedBlock] = partial(tuple.__new__, CachedBlock)
+"""CachedBlock._make, in a fifth of the time: a prompt has many blocks."""
 
 
 class Sequence:
@@ -57,14 +65,17 @@ class Sequence:
         self._tokens = tokens.astype("<u4", copy=False).tobytes()
         self._block_bytes = 4 * block_size
 
-    def cached_block(self, position: int) -> CachedBlock:
-        """Full block `position` as the cache announces it."""
-        start = position * self._block_bytes
-        return CachedBlock(
-            int(self.sequence_hashes[position]),
-            int(self.sequence_hashes[position - 1]) if position else None,
-            int(self.local_hashes[position]),
-            self._tokens[start : start + self._block_bytes],
-            self.request.lora_name,
-            self.request.cache_namespace,
+    def cached_blocks(self, first: int, count: int) -> list[CachedBlock]:
+        """So many full blocks, from block `first` on, as the cache announces them."""
+        end, size, tokens = first + count, self._block_bytes, self._tokens
+        parent = int(self.sequence_hashes[first - 1]) if first else None
+        hashes: list[int] = self.sequence_hashes[first:end].tolist()
+        parts = (
+            hashes,
+            (parent, *hashes),
+            self.local_hashes[first:end].tolist(),
+            [tokens[start : start + size] for start in range(first * size, end * size, size)],
+            repeat(self.request.lora_name),
+            repeat(self.request.cache_namespace),
         )
+        return list(map(_new_block, zip(*parts, strict=False)))
