@@ -76,6 +76,25 @@ async def test_a_token_is_not_handed_out_before_its_step_is_over():
     await live.stop()
 
 
+@pytest.mark.parametrize(("speedup", "told_at"), [(1.0, 0), (1e9, 1)])
+async def test_events_are_told_when_a_step_begins_or_behind_its_tokens_where_it_takes_no_time(
+    speedup, told_at
+):
+    timers, ready = Timers(), []
+    live = LiveEngine(
+        MockEngine(CONFIG),
+        speedup_ratio=speedup,
+        clock=timers.clock,
+        sleep=timers.sleep,
+        on_events=lambda events: ready.append(stream.ready),
+    )
+    live.start()
+    stream = live.submit(request("a", range(8), 1))
+    await drain(stream)
+    await live.stop()
+    assert ready == [told_at]
+
+
 async def test_an_abort_while_the_last_step_runs_ends_the_stream_once():
     timers = Timers()
     timers.may_end.clear()
