@@ -11,13 +11,28 @@ from support.calls import messages_of
 from support.fake_engine import FakeEngine
 from support.polling import DEADLINE_S, until
 
+from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
+from dynamo_router.indexer.wire.codec import encode_event_message
+from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2_grpc
 from dynamo_router.router.serve import Server
 from dynamo_router.router.serve_config import ServeConfig
+from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 16
+PROMPT = list(range(1, 1 + 4 * BLOCK))
+
+
+def stored(
+    worker: WorkerWithDpRank, tokens: list[int], event_id: int = 1, tier: StorageTier = "device"
+) -> bytes:
+    """The message by which a worker says that it cached a prompt."""
+    local = compute_block_hash_for_seq(tokens, BLOCK)
+    pairs = zip(compute_seq_hash_for_block(local), local, strict=True)
+    data = Stored(None, tuple(StoredBlock(s, t) for s, t in pairs))
+    return encode_event_message([RouterEvent(worker, event_id, data, tier)], 1, event_id - 1, 0)
 
 
 class Doors:

@@ -1,155 +1,24 @@
 """The KV-event publisher: batching, healing and its limits, on planes that the test controls."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 import pytest
+from support.kv_events.publisher_scene import RESYNC, Scene, SwitchedPlane, stored
 from support.polling import until
 
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire.codec import decode_event_message
-from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.clock import ManualClock
+from dynamo_router.indexer.wire.events import Cleared, Removed
 from dynamo_router.runtime.envelope import decode_envelope
 from dynamo_router.runtime.event_planes.event_plane import (
-    KV_EVENTS,
-    KV_HEARTBEAT,
-    KV_RESYNC,
     PlaneState,
-    StateCallback,
-    endpoint_subject,
 )
-from dynamo_router.runtime.event_planes.local_plane import LocalPlane
 from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.workers.event_stream import PublisherLimits
 from dynamo_router.workers.outbox import StoredRun
-from dynamo_router.workers.publisher import KvEventPublisher
-from dynamo_router.workers.resync_wire import ResyncRequest, encode_request
-
-EVENTS = endpoint_subject("ns", "backend", "generate", KV_EVENTS)
-HEARTBEAT = endpoint_subject("ns", "backend", "generate", KV_HEARTBEAT)
-RESYNC = endpoint_subject("ns", "backend", "generate", KV_RESYNC)
-
-
-class SwitchedPlane(LocalPlane):
-    """A plane in process whose carrier can be taken away."""
-
-    def __init__(self, connected: bool = True) -> None:
-        super().__init__()
-        if not connected:
-            self._state = PlaneState.CONNECTING
-        self.lost = 0
-
-    def switch(self, connected: bool) -> None:
-        self._set_state(PlaneState.CONNECTED if connected else PlaneState.CONNECTING)
-
-    async def publish(self, subject: str, payload: bytes) -> None:
-        if self._state is PlaneState.CONNECTED:
-            await super().publish(subject, payload)
-        else:
-            self.lost += 1
-
-    @property
-    def watchers(self) -> list[StateCallback]:
-        return self._callbacks
-
-
-class Cache:
-    """One chain of blocks: what the engine tells about, and announces."""
-
-    def __init__(self, blocks: Iterable[int] = ()) -> None:
-        self.blocks = list(blocks)
-        self.snapshots = 0
-        self.broken = False
-        self.runs: list[StoredRun] = []  # in place of that chain
-
-    def snapshot(self) -> list[StoredRun]:
-        self.snapshots += 1
-        if self.broken:
-            raise LookupError("the engine's own fault")
-        if self.runs:
-            return self.runs
-        return [StoredRun(None, list(self.blocks), list(self.blocks))] if self.blocks else []
-
-
-class Scene:
-    """A publisher, its cache and clock, and everything a router would hear."""
-
-    def __init__(
-        self,
-        plane: SwitchedPlane,
-        *,
-        start_event_id: int = 1,
-        heartbeat_s: float = 0.0,
-        **limits: int,
-    ) -> None:
-        self.plane = plane
-        self.clock = ManualClock(100.0)
-        self.cache = Cache()
-        self.messages: list[bytes] = []
-        self.beats: list[bytes] = []
-        self.publisher = KvEventPublisher(
-            plane,
-            worker_id=7,
-            dp_rank=2,
-            namespace="ns",
-            component="backend",
-            endpoint="generate",
-            snapshot=self.cache.snapshot,
-            clock=self.clock,
-            start_event_id=start_event_id,
-            heartbeat_s=heartbeat_s,
-            limits=PublisherLimits(**limits),
-        )
-
-    async def start(self) -> None:
-        await self.plane.subscribe(EVENTS, lambda _, payload: self.messages.append(payload))
-        await self.plane.subscribe(HEARTBEAT, lambda _, payload: self.beats.append(payload))
-        await self.publisher.start()
-
-    async def ask(self, first: int, last: int | None = None, *, publisher: int = 0) -> None:
-        """Ask for missed events, of this publisher unless told otherwise."""
-        request = ResyncRequest(7, 2, publisher or self.publisher.publisher_id, first, last)
-        await self.plane.publish(RESYNC, encode_request(request))
-
-    async def tell(self, *blocks: int) -> None:
-        """One message per block."""
-        for block in blocks:
-            heard = len(self.messages)
-            self.publisher.stored(None, [block], [block])
-            await until(lambda heard=heard: len(self.messages) > heard)
-
-    async def resync(self, worker_id: int | None = 7, dp_rank: int | None = None) -> None:
-        request = ResyncRequest(worker_id, dp_rank)
-        await self.plane.publish(RESYNC, msgspec.msgpack.encode(request))
-
-    async def idle(self) -> None:
-        """Many turns of the loop: time for what must not happen."""
-        for _ in range(50):
-            await asyncio.sleep(0)
-
-    @property
-    def events(self) -> list[RouterEvent]:
-        return [event for message in self.messages for event in decode_event_message(message)]
-
-    @property
-    def data(self) -> list[object]:
-        return [event.data for event in self.events]
-
-
-@pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
-    scene = Scene(SwitchedPlane())
-    await scene.start()
-    yield scene
-    await scene.publisher.close()
-
-
-def stored(*blocks: int) -> Stored:
-    return Stored(None, tuple(StoredBlock(block, block) for block in blocks))
 
 
 async def test_one_turn_of_the_loop_is_one_message(scene: Scene) -> None:
@@ -449,112 +318,3 @@ async def test_a_router_follows_blocks_between_tiers_and_heals_in_all_of_them(
         assert index.sources()[0].state is SourceState.EXACT
     finally:
         index.close()
-
-
-async def test_what_was_missed_is_sent_again_as_it_was(scene: Scene) -> None:
-    await scene.tell(1, 2, 3, 4)
-    sent = scene.messages.copy()
-    await scene.ask(2, 3)
-    await until(lambda: scene.beats)
-    assert scene.messages == [*sent, *sent[1:3]]
-    stats = scene.publisher.stats
-    assert (stats.replays, stats.replayed_messages, stats.announcements) == (1, 2, 0)
-    await scene.tell(5)
-    assert scene.events[-1].event_id == 5, "the numbering goes on"
-
-
-async def test_the_answer_ends_with_a_heartbeat_even_if_nothing_was_missed(scene: Scene) -> None:
-    await scene.tell(1, 2)
-    await scene.ask(3)
-    await until(lambda: scene.beats)
-    assert len(scene.messages) == 2 and scene.cache.snapshots == 0
-    envelope = decode_envelope(scene.beats[0])
-    assert (envelope.publisher_id, envelope.sequence) == (scene.publisher.publisher_id, 1)
-    assert envelope.topic == "kv-heartbeat"
-    told = {"worker_id": 7, "dp_rank": 2, "last_event_id": 2}
-    assert msgspec.msgpack.decode(envelope.payload) == told
-    assert decode_event_message(scene.beats[0]) == []
-
-
-async def test_what_cannot_be_sent_again_is_announced(scene: Scene) -> None:
-    scene.cache.blocks = [1, 2]
-    await scene.tell(1, 2)
-    for number, (first, publisher) in enumerate([(4, 0), (1, 12345)], start=1):
-        await scene.ask(first, publisher=publisher)  # the future, another one's
-        await until(lambda number=number: scene.publisher.stats.announcements == number)
-        scene.clock.advance(1.0)
-    assert scene.publisher.stats.replays == 0
-    await scene.ask(1)  # an announcement is out already: that is sent again
-    await until(lambda: scene.publisher.stats.replays == 1 and scene.beats)
-    assert scene.publisher.stats.announcements == 2 and scene.messages[-1] == scene.messages[-2]
-
-
-async def test_a_publisher_that_keeps_nothing_announces() -> None:
-    scene = Scene(SwitchedPlane(), max_replay_events=1)
-    await scene.start()
-    scene.cache.blocks = [1, 2, 3]
-    await scene.tell(1, 2, 3)
-    await scene.ask(2)
-    await until(lambda: len(scene.events) == 5)
-    assert scene.data[3:] == [Cleared(), stored(1, 2, 3)]
-    await scene.publisher.close()
-
-
-async def test_replays_are_coalesced_and_spaced(scene: Scene) -> None:
-    await scene.tell(1, 2, 3, 4, 5)
-    sent = scene.messages.copy()
-    await scene.ask(2, 2)
-    await until(lambda: len(scene.messages) == 6)
-    for first in (5, 3, 4):
-        await scene.ask(first, first)
-    await scene.idle()
-    assert len(scene.messages) == 6
-    scene.publisher.stored(None, [6], [6])
-    await until(lambda: len(scene.messages) == 7)  # news do not wait
-    scene.clock.advance(0.05)
-    await until(lambda: len(scene.messages) == 10)
-    assert scene.messages[7:] == sent[2:5]
-    assert scene.publisher.stats.replays == 2
-
-
-async def test_requests_during_an_outage_are_answered_after_it(scene: Scene) -> None:
-    await scene.tell(1, 2)
-    scene.plane.switch(False)
-    scene.publisher._on_resync(
-        RESYNC, encode_request(ResyncRequest(7, 2, scene.publisher.publisher_id, 2))
-    )
-    await scene.idle()
-    assert len(scene.messages) == 2 and scene.plane.lost == 0
-    scene.plane.switch(True)
-    await until(lambda: len(scene.messages) >= 4)
-    assert scene.messages[1] in scene.messages[2:] and Cleared() in scene.data
-
-
-async def test_heartbeats_say_which_event_was_the_last() -> None:
-    scene = Scene(SwitchedPlane(), heartbeat_s=0.01)
-    await scene.start()
-    await until(lambda: len(scene.beats) >= 2)
-
-    def last() -> int:
-        told = msgspec.msgpack.decode(decode_envelope(scene.beats[-1]).payload)
-        return int(told["last_event_id"])
-
-    assert last() == 0, "the first one is at once, before any event"
-    await scene.tell(1, 2)
-    await until(lambda: last() == 2)
-    scene.plane.switch(False)
-    beats = len(scene.beats)
-    await scene.idle()
-    assert len(scene.beats) == beats and scene.plane.lost == 0
-    await scene.publisher.close()
-    assert scene.publisher.stats.heartbeats >= beats
-
-
-async def test_an_impossible_first_event() -> None:
-    with pytest.raises(ValueError, match="start_event_id -1 is negative"):
-        Scene(SwitchedPlane(), start_event_id=-1)
-
-
-async def test_an_impossible_heartbeat_interval() -> None:
-    with pytest.raises(ValueError, match="heartbeat_s"):
-        Scene(SwitchedPlane(), heartbeat_s=-1.0)
