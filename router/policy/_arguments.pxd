@@ -15,6 +15,7 @@ cdef inline int read_prompt(
     const int64_t[::1] in_use,
     Py_ssize_t n,
     double now,
+    double felt,
 ) except -1:
     """Check the arguments of an estimate for n worker numbers, and fill `prompt` from them."""
     require_time(now)
@@ -27,6 +28,7 @@ cdef inline int read_prompt(
     if in_use is not None:
         require_length(in_use.shape[0], n)
     prompt.isl = isl
+    prompt.felt = felt
     prompt.block_size = block_size
     prompt.overlaps = &overlaps[0] if overlaps is not None and n else NULL
     prompt.blocks = &blocks[0] if blocks is not None and n else NULL

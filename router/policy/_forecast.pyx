@@ -203,6 +203,10 @@ cdef class Forecast:
 
     # Estimates
 
+    cdef double felt(self) except -1.0:
+        """For what share of half an answer a choice is felt now."""
+        return felt_share(len(self.records), self.workers)
+
     @boundscheck(False)  # arrays of `n` entries, checked by read_prompt; n <= size
     @wraparound(False)
     def score(
@@ -218,8 +222,7 @@ cdef class Forecast:
         cdef Py_ssize_t n = eligible.shape[0]
         cdef Prompt prompt
         cdef double[::1] costs
-        read_prompt(&prompt, isl, block_size, overlaps, blocks, in_use, n, now)
-        prompt.felt = felt_share(len(self.records), self.workers)
+        read_prompt(&prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.felt())
         self.reserve(n)
         array = new_array(n, FLOAT64)
         self.least_missed = INFINITY if n else 0.0
@@ -253,8 +256,7 @@ cdef class Forecast:
         cdef Prompt prompt
         cdef Fleet fleet
         fleet.n = eligible.shape[0]
-        read_prompt(&prompt, isl, block_size, overlaps, None, None, fleet.n, now)
-        prompt.felt = felt_share(len(self.records), self.workers)
+        read_prompt(&prompt, isl, block_size, overlaps, None, None, fleet.n, now, self.felt())
         require_length(book.n_loads, fleet.n)
         if unheard is not None:
             require_length(unheard.shape[0], fleet.n)
@@ -288,8 +290,7 @@ cdef class Forecast:
         cdef Prompt prompt
         cdef uint8_t[::1] memory
         cdef Estimate* estimates
-        read_prompt(&prompt, isl, block_size, overlaps, blocks, in_use, n, now)
-        prompt.felt = felt_share(len(self.records), self.workers)
+        read_prompt(&prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.felt())
         self.reserve(n)
         found = {}
         if n:
