@@ -66,7 +66,7 @@ class SourceChoice:
 
     def __init__(self, allowed: Collection[EventSource], now: float, *, announced: bool) -> None:
         """`announced`: the worker said that it publishes on the event plane."""
-        self._allowed = [source for source in TOLD if source in allowed]
+        self._given = self._allowed = [source for source in TOLD if source in allowed]
         self._wait_s = ANNOUNCED_WAIT_S if announced else NATS_WAIT_S
         self._since = now
         self._presence = {source: _Presence() for source in TOLD}
@@ -94,6 +94,8 @@ class SourceChoice:
     def on_well(self, now: float) -> None:
         """The worker is well again: what it could not tell meanwhile is held against no source."""
         self._nats_heard = now
+        if self.refused:  # perhaps it was started anew, with other settings
+            self.refused, self._allowed = "", self._given
         if self.current is None:
             self._since = now
         for presence in self._presence.values():
@@ -110,7 +112,7 @@ class SourceChoice:
         self.look(now)
 
     def refuse(self, reason: str, now: float) -> None:
-        """Its stream cannot be used, now or later."""
+        """Its stream cannot be used, until it was away and is well again."""
         self.refused = reason
         self._allowed = [source for source in self._allowed if source is not EventSource.GRPC]
         self.on_stream(False, now, lasting=True)

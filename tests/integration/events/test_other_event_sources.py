@@ -8,9 +8,13 @@ from support.fleet import eventually
 from support.kv_events.drained_engine import DrainedEngine
 from support.kv_events.drained_engine import stored as drained_stored
 from support.kv_events.engine_events import stored
+from support.polling import until
 from support.serving import BLOCK, Doors, serving
 
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.events.event_sources import EventSources
+from dynamo_router.router.events.source_choice import SourceChoice
+from dynamo_router.workers.health_tracker import HealthPolicy
 
 TOLD = KvRouterConfig(block_size=BLOCK, seed=1)
 PROMPT = list(range(1, 3 * BLOCK + 1))
@@ -20,6 +24,13 @@ async def row(doors: Doors) -> Any:
     _, answer = await doors.http("GET", "/workers")
     [found] = answer["workers"]
     return found["event_source"], found["event_source_state"], found["indexed_blocks"]
+
+
+async def has_source(doors: Doors, wanted: str) -> None:
+    async def right() -> bool:
+        return bool((await row(doors))[0] == wanted)
+
+    await eventually(right)
 
 
 async def is_row(doors: Doors, *wanted: object) -> None:
@@ -41,6 +52,39 @@ async def test_events_over_zmq() -> None:
             await publisher.publish(stored([3], PROMPT[2 * BLOCK :], BLOCK, parent=2))
             await is_row(doors, "zmq", "exact", 3)
             assert list(doors.server.router.overlaps(PROMPT).values()) == [3]
+
+
+async def test_a_refused_source_is_tried_again_when_its_engine_comes_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("zmq")
+    from support.kv_events.zmq_publisher import ZmqPublisher
+
+    away: list[SourceChoice] = []  # whose worker was well, and was seen to be so no more
+    look = EventSources.look
+
+    def looked(sources: EventSources, *seen: Any) -> None:
+        look(sources, *seen)
+        away.extend(each.choice for each in sources._workers.values() if not each.well)
+
+    monkeypatch.setattr(EventSources, "look", looked)
+    eager = HealthPolicy(probe_interval_s=0.05, retry_first_s=0.05, retry_most_s=0.1)
+    async with ZmqPublisher() as publisher, FakeEngine() as engine:
+        await publisher.publish(stored([1], PROMPT[:BLOCK], BLOCK))
+        url = f"{engine.url}?events={publisher.url}&replay={publisher.replay_url}"
+        config = {"workers": (url,), "router": TOLD, "event_sources": "zmq", "health": eager}
+        async with serving(**config) as doors:
+            await is_row(doors, "zmq", "exact", 1)
+            await publisher.publish(stored([2], PROMPT[: 2 * BLOCK], 2 * BLOCK))
+            await has_source(doors, "predicted")
+            engine.status = "not now"
+            publisher.begin_anew()
+            await publisher.publish(stored([1, 2], PROMPT[: 2 * BLOCK], BLOCK))
+            await until(lambda: away)
+            engine.status = "OK"
+            await is_row(doors, "zmq", "exact", 2)
+    said = capsys.readouterr().out
+    assert f"blocks of {2 * BLOCK} tokens, ours have {BLOCK}" in said
 
 
 async def test_events_over_http() -> None:
