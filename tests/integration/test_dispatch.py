@@ -232,7 +232,7 @@ async def test_a_deadline_ends_it_everywhere() -> None:
 
 
 async def test_a_silent_worker_is_given_up_for_another() -> None:
-    async with Rig(FakeEngine(hang), FakeEngine(hang), silence_s=1.0) as rig:
+    async with Rig(FakeEngine(hang), FakeEngine(hang), silence_s=3.0) as rig:
         call = rig.call(prompt("r1"))
         await until(lambda: any(engine.requests for engine in rig.engines))
         (silent,) = [e for e in rig.engines if e.requests]

@@ -101,7 +101,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         router = await stack.enter_async_context(
             command(
                 tmp_path / "serve", "serve", "--port", "0", "--http-port", "0",
-                "--block-size", str(BLOCK), "--nats", nats.url, "--request-timeout-s", "2",
+                "--block-size", str(BLOCK), "--nats", nats.url, "--request-timeout-s", "5",
                 *(word for words in engines for word in ("--worker", words[2])),
             )
         )  # fmt: skip

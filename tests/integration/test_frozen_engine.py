@@ -16,8 +16,8 @@ from dynamo_router.workers.channels import ConnectionPolicy
 from dynamo_router.workers.health_tracker import HealthPolicy
 from dynamo_router.workers.registry import WorkerState
 
-EAGER = HealthPolicy(probe_interval_s=0.3, probe_timeout_s=0.5, retry_most_s=0.3)
-SHORT = ConnectionPolicy(keepalive_s=1.0, keepalive_timeout_s=0.5)
+EAGER = HealthPolicy(probe_interval_s=0.3, probe_timeout_s=3.0, retry_most_s=0.3)
+SHORT = ConnectionPolicy(keepalive_s=1.0, keepalive_timeout_s=3.0)
 
 
 async def test_requests_without_a_token_move_and_streams_end(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -19,8 +20,9 @@ from dynamo_router.workers.health_tracker import HealthPolicy
 from dynamo_router.workers.registry import WorkerEntry, WorkerRegistry, WorkerState
 
 EAGER = HealthPolicy(
-    probe_interval_s=0.02, probe_timeout_s=0.3, retry_first_s=0.02, retry_most_s=0.05
+    probe_interval_s=0.02, probe_timeout_s=10.0, retry_first_s=0.02, retry_most_s=0.05
 )
+IMPATIENT = replace(EAGER, probe_timeout_s=0.3)
 
 
 @asynccontextmanager
@@ -138,7 +140,7 @@ async def test_an_engine_that_says_it_is_ill_is_believed() -> None:
 
 async def test_an_engine_that_hangs_is_unhealthy() -> None:
     engine = FakeEngine()
-    async with engine, monitoring(engine.url) as monitor:
+    async with engine, monitoring(engine.url, policy=IMPATIENT) as monitor:
         await until_state(monitor, WorkerState.READY)
         engine.deaf = asyncio.Event()
         found = await until_state(monitor, WorkerState.UNHEALTHY)
@@ -250,7 +252,7 @@ async def test_connecting_may_take_longer_than_a_probe() -> None:
     async with FakeEngine() as engine:
         proxy = await asyncio.start_server(late, "127.0.0.1", 0)
         port = proxy.sockets[0].getsockname()[1]
-        async with monitoring(f"127.0.0.1:{port}") as monitor:
+        async with monitoring(f"127.0.0.1:{port}", policy=IMPATIENT) as monitor:
             await until_state(monitor, WorkerState.READY)
         proxy.close()
         await proxy.wait_closed()

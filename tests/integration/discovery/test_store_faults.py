@@ -24,7 +24,7 @@ from support.serving import Doors
 from dynamo_router.workers.mocker.fleet import MockFleet
 
 WORKERS = 4
-TTL_S = 2.0
+TTL_S = 4.0
 
 
 @asynccontextmanager

@@ -89,7 +89,7 @@ async def test_the_index_has_what_the_engines_have(backend: Backend, dialect: st
 
 
 async def test_a_gap_is_filled_and_an_engine_that_starts_anew_is_heard(backend: Backend) -> None:
-    more = {"plane": OVER_ZMQ, "heartbeat_s": 0.2, "lease_ttl_s": 2.0}
+    more = {"plane": OVER_ZMQ, "heartbeat_s": 0.2, "lease_ttl_s": 5.0}
     async with registered(backend, 2, **more) as fleet, hearing(backend) as doors:
         await until_ready(doors, 2)
         await send(doors, 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.fake_engine import prompt
-from support.polling import until
+from support.polling import DEADLINE_S, until
 from support.servers.child import Child
 from support.servers.etcd import EtcdServer
 from support.servers.jetstream import JetStreamServer
@@ -109,7 +109,7 @@ async def workers_of(doors: Doors) -> list[dict[str, Any]]:
     return workers
 
 
-async def until_ready(doors: Doors, count: int, timeout_s: float = 20.0) -> None:
+async def until_ready(doors: Doors, count: int, timeout_s: float = DEADLINE_S) -> None:
     """Wait until so many workers take requests, and no other is known."""
 
     def ready() -> bool:

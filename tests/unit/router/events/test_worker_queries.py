@@ -113,4 +113,4 @@ async def test_others_are_asked_over_the_plane(index: EventIndex) -> None:
     queries = queries_of(index, Plane())
     assert not queries.ask(ResyncRequest(12345, 0))
     assert not queries.ask(ResyncRequest(None))
-    await asyncio.wait_for(queries.close(), 5)
+    await asyncio.wait_for(queries.close(), 60)

@@ -41,10 +41,10 @@ async def test_who_crashed_holds_nothing(
     store: KeyValueStore, other: KeyValueStore, name: str
 ) -> None:
     prefix = name.removeprefix("v1/")
-    dead, alive = await store.grant(1.0), await other.grant(30.0)
+    dead, alive = await store.grant(4.0), await other.grant(60.0)
     held = await ReadWriteLock(store, prefix).try_write(dead)
     assert held is not None
-    mine = await ReadWriteLock(other, prefix).write(alive, 15.0)
+    mine = await ReadWriteLock(other, prefix).write(alive, 40.0)
     assert await mine.still_held() and not await held.still_held()
     await held.release()
     assert await mine.still_held(), "a lock that was lost is not released a second time"

@@ -55,7 +55,7 @@ async def has(store: KeyValueStore, *keys: str) -> None:
 async def test_keys_are_there_until_they_are_taken_away(
     store: KeyValueStore, other: KeyValueStore, name: str
 ) -> None:
-    registrations = Registrations(store, 4.0)  # longer than a busy machine holds a renewal up
+    registrations = Registrations(store, 6.0)  # longer than a busy machine holds a renewal up
     await registrations.start(5.0)
     await registrations.register(name, "a", b"1")
     await registrations.register(name, "b", b"2")
@@ -96,7 +96,7 @@ async def test_etcd_may_be_away_for_longer_than_the_lease(
 
 async def test_a_restart_of_etcd_loses_no_lease(etcd: EtcdServer, seen: EtcdStore) -> None:
     store = EtcdStore(EtcdConfig((etcd.url,), timeout_s=0.5))
-    registrations = Registrations(store, 3.0)
+    registrations = Registrations(store, 12.0)  # longer than etcd is away
     await registrations.start(5.0)
     await registrations.register(BUCKET, "a", b"1")
     before = registrations.keep_alive.ends or 0
@@ -208,7 +208,7 @@ async def test_what_was_taken_away_while_it_was_written_does_not_stay() -> None:
 
 async def test_where_one_key_is_gone_all_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
-    registrations, bucket = Registrations(store, 0.5), store.bucket(BUCKET)
+    registrations, bucket = Registrations(store, 3.0), store.bucket(BUCKET)
     renewals: list[int] = []
     renew = store.renew
 

@@ -10,6 +10,7 @@ from dynamo_router.runtime.discovery import PrefixWatcher, Registrations, full_k
 from dynamo_router.runtime.kv_stores import Bucket, KeyValueStore
 
 pytestmark = pytest.mark.usefixtures("leaves_no_task")
+HELD_S = 4.0  # longer than a busy machine holds a renewal up
 GOOD = b'{"transport":{"tcp":"127.0.0.1:1/x"}}'
 STRANGE = {
     "no/json/here/1": b"\xff\xfe",
@@ -35,7 +36,7 @@ async def test_who_shares_a_lease_gets_its_key_back_when_the_other_goes(
     store: KeyValueStore, other: KeyValueStore, name: str
 ) -> None:
     """Two workers with one id: the last to write is seen, and leaving takes nobody else along."""
-    first, second = Registrations(store, 2.0), Registrations(other, 2.0)
+    first, second = Registrations(store, HELD_S), Registrations(other, HELD_S)
     await first.start(5.0)
     await first.register(name, "k", b"first")
     second.keep_alive.lease = first.lease
@@ -52,7 +53,7 @@ async def test_who_is_left_of_two_with_one_key_is_seen_again(
     store: KeyValueStore, other: KeyValueStore, name: str
 ) -> None:
     """Two workers with one id, each with a lease: the later one leaves, and takes the key along."""
-    first, second = Registrations(store, 2.0), Registrations(other, 2.0)
+    first, second = Registrations(store, HELD_S), Registrations(other, HELD_S)
     await first.start(5.0)
     await second.start(5.0)
     for number in range(3):

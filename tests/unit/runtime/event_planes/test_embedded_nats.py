@@ -154,7 +154,7 @@ async def test_it_dies_with_a_parent_that_is_killed() -> None:
         assert line, "the parent ended too early"
     pid, url = int(line.split()[0]), line.split()[1].decode()
     assert alive(pid)
-    assert await probe(url, timeout=5.0)
+    assert await probe(url, timeout=30.0)
     parent.kill()
     await parent.wait()
     await until(lambda: not alive(pid))

@@ -144,7 +144,7 @@ async def test_so_is_one_whose_revisions_have_passed_ours(etcd: EtcdServer, buck
 async def test_a_paused_etcd_is_noticed_and_its_leases_are_lost(
     etcd: EtcdServer, store: EtcdStore, bucket: Bucket
 ) -> None:
-    lease = await store.grant(1.0)
+    lease = await store.grant(4.0)
     await bucket.put("a", b"1", lease=lease)
     async with aclosing(bucket.watch()) as watch:
         await soon(watch)

@@ -30,7 +30,7 @@ async def planes(tmp_path: Path) -> AsyncIterator[Planes]:
     async with AsyncExitStack() as stack:
 
         def new() -> ZmqPlane:
-            plane = ZmqPlane(FileStore(tmp_path / "store"), lease_ttl_s=2.0)
+            plane = ZmqPlane(FileStore(tmp_path / "store"), lease_ttl_s=20.0)
             stack.push_async_callback(plane.close)
             return plane
 
