@@ -182,13 +182,13 @@ class LiveEngine:
                 self._tell(result)
                 await self._sleep(due - now)
                 steps = 0
-            elif steps >= _STEPS_PER_TURN:
-                await asyncio.sleep(0)  # lets the readers write what they have
-                steps = 0
             await self.awake.wait()
             self._hand_out(result)
             if not lasts:  # nobody's token waits until what it changed is written down and sent
                 self._tell(result)
+            if steps >= _STEPS_PER_TURN:
+                await asyncio.sleep(0)  # lets the readers write what they have
+                steps = 0
 
     def _tell(self, result: StepResult) -> None:
         if result.events and self._on_events is not None:

@@ -95,6 +95,26 @@ async def test_events_are_told_when_a_step_begins_or_behind_its_tokens_where_it_
     assert ready == [told_at]
 
 
+async def test_nobody_else_has_a_turn_before_a_step_that_takes_no_time_was_told():
+    timers, told = Timers(), []
+    live = LiveEngine(
+        engine := MockEngine(EngineConfig(block_size=1, num_gpu_blocks=256)),
+        speedup_ratio=1e9,
+        clock=timers.clock,
+        sleep=timers.sleep,
+        on_events=told.extend,
+    )
+    live.start()
+    stream = live.submit(request("a", range(8), 100))
+    turns = 0
+    while not stream.done:
+        await asyncio.sleep(0)
+        turns += 0 < stream.ready < 100
+        assert sum(len(event.blocks) for event in told) == len(engine.cached_blocks())
+    await live.stop()
+    assert turns > 2
+
+
 async def test_an_abort_while_the_last_step_runs_ends_the_stream_once():
     timers = Timers()
     timers.may_end.clear()
