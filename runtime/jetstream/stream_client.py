@@ -220,7 +220,9 @@ def _why_useless(config: StreamConfig) -> str:
     """Why a stream does not take what is published; empty if it does."""
     if config.sealed:
         return "is sealed"
-    if config.discard == DiscardPolicy.NEW:
+    per_subject = config.max_msgs_per_subject if config.discard_new_per_subject else 0
+    bounded = any((limit or -1) > 0 for limit in (config.max_msgs, config.max_bytes, per_subject))
+    if config.discard == DiscardPolicy.NEW and bounded:
         return "refuses new messages once it is full"
     size = config.max_msg_size or -1
     return f"takes no messages above {size} bytes" if 0 < size < LEAST_MESSAGE_BYTES else ""

@@ -287,6 +287,14 @@ async def test_a_stream_that_takes_not_all_is_refused_by_name(
     assert refusal.value.key == "durable_kv_events"
 
 
+async def test_a_stream_that_never_gets_full_may_refuse_what_is_new_then(rig: Rig) -> None:
+    config = StreamConfig(
+        NAMES.stream, subjects=[NAMES.subject], discard=DiscardPolicy.NEW, max_age=3600.0
+    )
+    await rig.client().connection.call(lambda js: js.add_stream(config))
+    await rig.reader()
+
+
 async def test_a_server_without_room_is_refused(tmp_path: Path, rig: Rig, in_short: None) -> None:
     settings = tmp_path / "small.conf"
     settings.write_text("jetstream { max_file_store: 1MB }\n")
