@@ -194,6 +194,8 @@ class Inlet:
                 if self._doubted:
                     self._believe()
                 continue
+            if self._socket.closed:  # by what was heard: nothing is to be made anew
+                return
             self._doubted = True
             if self._renewal is None:
                 self._renew_in(self._doubts.next())

@@ -18,6 +18,7 @@ from dynamo_router.runtime.kv_stores import FileStore, StoreError
 from dynamo_router.runtime.zmq_plane import EVENT_CHANNELS, Channel, ZmqPlane, encode_frames
 from dynamo_router.runtime.zmq_plane import channels as channels_module
 from dynamo_router.runtime.zmq_plane import sockets as sockets_module
+from dynamo_router.runtime.zmq_plane.sockets import Inlet
 from dynamo_router.runtime.zmq_plane.zmq_plane import ZmqSubscription
 
 SUBJECT = endpoint_subject("n", "c", "e", "kv-events")
@@ -162,12 +163,20 @@ async def test_garbage_and_other_publishers_words_are_refused(
     for frames in bad:
         hostile.socket.send_multipart(frames)
     last = encode_frames("kv-events", 7, 1, b"last")
-    hostile.socket.send_multipart(last)
-    await until(lambda: heard.messages[-1] == b"last")
+    # Again and again: after a refused message the connection may be made anew.
+    await until(lambda: hostile.socket.send_multipart(last) or heard.messages[-1] == b"last")
     assert set(heard.messages) == {b"good", b"last"}
     assert there.stats.garbled == len(bad)
     hostile.socket.send_multipart([b"kv-events", *[b""] * 1000])
     await until(lambda: there.stats.garbled == len(bad) + 1)
+
+
+async def test_an_inlet_that_was_closed_by_what_it_heard_stays_closed(hostile: Hostile) -> None:
+    closed = asyncio.Event()
+    inlet = Inlet(hostile.context, hostile.address, "kv-events", lambda _: True, closed.set)
+    too_many = [b"kv-events", *[b""] * 1000]
+    await until(lambda: hostile.socket.send_multipart(too_many) or closed.is_set())
+    assert inlet.closed and inlet._renewal is None
 
 
 async def test_who_sends_a_message_that_is_too_long_is_not_heard_any_more(
