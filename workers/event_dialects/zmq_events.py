@@ -175,10 +175,20 @@ class ZmqEvents:
                 self._lost = lost
 
     def _open_socket(self) -> None:
-        zmq = self._zmq
+        """EventsEnded if there can be no socket now, or none to such an address."""
         if self._context is None:
             self._context = self._asyncio.Context()
-        self._live = zmq.Socket(self._context, zmq.SUB)
+        try:
+            self._live = self._zmq.Socket(self._context, self._zmq.SUB)
+            self._set_up(self._live)
+        except self._zmq.ZMQError as error:
+            lost = self._lost
+            self._disconnect()
+            self._lost = lost
+            raise EventsEnded(f"{self._address} cannot be connected: {error}") from None
+
+    def _set_up(self, live: Any) -> None:
+        zmq = self._zmq
         for option, value in (
             (zmq.RCVHWM, MOST_HELD),
             (zmq.IPV6, 1),
@@ -188,10 +198,10 @@ class ZmqEvents:
             (zmq.HEARTBEAT_TIMEOUT, PONG_MS),
             (zmq.MAXMSGSIZE, MOST_BYTES),
         ):
-            self._live.setsockopt(option, value)
-        self._live.subscribe(b"")
-        self._monitor = ConnectionMonitor(self._context, self._live)
-        self._live.connect(self._address)
+            live.setsockopt(option, value)
+        live.subscribe(b"")
+        self._monitor = ConnectionMonitor(self._context, live)
+        live.connect(self._address)
 
     def _disconnect(self) -> None:
         """Let go of what is queued, too."""

@@ -1,6 +1,7 @@
 """A stream over real ZMQ sockets: late, lossy, restarted, with a replay and without."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,11 +16,11 @@ from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.router.events.engine_stream import EngineStream, StreamCounts
 from dynamo_router.router.events.event_doors import STREAMS, EventDoors
 from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.workers.event_dialects import zmq_events
+from dynamo_router.workers.event_dialects import EventsEnded, zmq_events
 from dynamo_router.workers.event_dialects.zmq_events import ZmqEvents
 from dynamo_router.workers.worker_url import WorkerUrl
 
-pytest.importorskip("zmq")
+zmq = pytest.importorskip("zmq")
 from support.kv_events.zmq_publisher import ZmqPublisher  # noqa: E402 it needs the package
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -350,3 +351,22 @@ async def test_without_the_package_it_says_so(
     async with reading(publisher) as reader:
         await until(lambda: bool(reader.refused))
         assert "dynamo-router[zmq]" in reader.refused[0]
+
+
+async def test_a_socket_that_cannot_be_had_is_tried_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*of: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    async with ZmqPublisher() as publisher:
+        events = ZmqEvents(publisher.url, publisher.replay_url, SIZE)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(zmq_events, "ConnectionMonitor", fail)
+                for _ in range(2):
+                    with pytest.raises(EventsEnded, match="cannot be connected: Too many open"):
+                        await events.subscribe_kv_events(0).initial_metadata()
+            await events.subscribe_kv_events(0).initial_metadata()
+        finally:
+            await events.close()
