@@ -170,9 +170,7 @@ class ZmqEvents:
             assert self._monitor is not None
             if not await _readable(RENEW_S, self._monitor.fd) and not self._look():
                 # ZMQ does not try again where it got something else than ZMQ. Nothing was heard.
-                lost = self._lost
-                self._disconnect()
-                self._lost = lost
+                self._let_go()
 
     def _open_socket(self) -> None:
         """EventsEnded if there can be no socket now, or none to such an address."""
@@ -182,9 +180,7 @@ class ZmqEvents:
             self._live = self._zmq.Socket(self._context, self._zmq.SUB)
             self._set_up(self._live)
         except self._zmq.ZMQError as error:
-            lost = self._lost
-            self._disconnect()
-            self._lost = lost
+            self._let_go()
             raise EventsEnded(f"{self._address} cannot be connected: {error}") from None
 
     def _set_up(self, live: Any) -> None:
@@ -204,14 +200,19 @@ class ZmqEvents:
         live.connect(self._address)
 
     def _disconnect(self) -> None:
-        """Let go of what is queued, too."""
+        """From an engine that was heard: who is there next may be another."""
+        self._let_go()
+        self._lost = True
+
+    def _let_go(self) -> None:
+        """Of the sockets, and of what is queued, too."""
         monitor, self._monitor = self._monitor, None
         live, self._live = self._live, None
         if monitor is not None:
             monitor.close()
         if live is not None:
             live.close(0)
-        self._connected, self._lost = False, True
+        self._connected = False
         self._heard, self._held = -1, None
         self._replayed.clear()
         self._read.clear()
