@@ -68,7 +68,7 @@ class DurableEvents:
         self._plane: JetStreamPlane | None = None
         self._task: asyncio.Task[None] | None = None
         self._may_save = True
-        self._reported = ""
+        self._out_of_order = False  # and said so
         self._unlisted: object = None  # the reading whose consumer the server did not list
         self._saved = 0  # up to where, of the present stream
         self.restored = 0
@@ -180,15 +180,11 @@ class DurableEvents:
                 await self._keep_up()
             except StoreError as error:
                 self.failures += 1
-                self._report(str(error))
+                if not self._out_of_order:
+                    log.warning("the stream of events is not kept in order", error=str(error))
+                self._out_of_order = True
             else:
-                self._report("")
-
-    def _report(self, failure: str) -> None:
-        """Say once what is wrong."""
-        if failure and not self._reported:
-            log.warning("the stream of events is not kept in order", error=failure)
-        self._reported = failure
+                self._out_of_order = False
 
     async def _keep_up(self) -> None:
         reading = self.plane.reading
