@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_engine import prompt
+from support.fleet import eventually
 from support.polling import until
 from support.servers.discovered_fleet import (
     Backend,
@@ -117,6 +118,10 @@ async def complete(doors: Any, number: int) -> None:
     assert len(streamed) == 8 and streamed == list(last.output_token_ids)
 
 
+async def all_heard_over_zmq(doors: Any) -> bool:
+    return {worker["event_source"] for worker in await workers_of(doors)} == {"zmq"}
+
+
 async def test_dynamos_events_are_heard_over_zmq(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,9 +137,7 @@ async def test_dynamos_events_are_heard_over_zmq(
                 await until_ready(doors, WORKERS, 60.0)
                 await asyncio.gather(*(complete(doors, n) for n in range(40)))
                 await until(lambda: exact(doors))
-                async with asyncio.timeout(60):
-                    while {worker["event_source"] for worker in await workers_of(doors)} != {"zmq"}:
-                        await asyncio.sleep(0.01)
+                await eventually(lambda: all_heard_over_zmq(doors), 60.0)
                 await heals_a_gap(doors, doors.server.router.index)
             finally:
                 mockers.kill()

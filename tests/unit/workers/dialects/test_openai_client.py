@@ -242,16 +242,22 @@ async def test_a_cancelled_call_closes_its_connection(
     await engine.left.wait()
 
 
+async def aborted(engine: HttpEngine, client: OpenAiClient, script: Script) -> tuple[Any, Any, Any]:
+    """A call that was aborted under way, its messages to come, and those read before."""
+    engine.answers[PATH] = script
+    call = client.generate(prompt("r1", 8).SerializeToString())
+    messages = aiter(call)
+    found = [await anext(messages)] if script is one_token else []
+    await until(lambda: engine.generations)
+    assert (await client.abort("r1", timeout=1))[0]
+    return call, messages, found
+
+
 @pytest.mark.parametrize("script, tokens", [(silence, []), (one_token, [11])])
 async def test_an_aborted_call_ends_with_what_there_is(
     engine: HttpEngine, client: OpenAiClient, script: Script, tokens: list[int]
 ) -> None:
-    engine.answers[PATH] = script
-    call = client.generate(prompt("r1", 8).SerializeToString())
-    messages = aiter(call)
-    found = [await anext(messages)] if tokens else []
-    await until(lambda: engine.generations)
-    assert (await client.abort("r1", timeout=1))[0]
+    _, messages, found = await aborted(engine, client, script)
     found += [message async for message in messages]
     told, last = answers_of(found)
     assert told == list(last.output_token_ids) == tokens and last.finish_reason == "cancelled"
@@ -263,13 +269,7 @@ async def test_an_aborted_call_ends_with_what_there_is(
 async def test_who_is_cancelled_as_it_is_aborted_is_cancelled(
     engine: HttpEngine, client: OpenAiClient, script: Script
 ) -> None:
-    engine.answers[PATH] = script
-    call = client.generate(prompt("r1", 8).SerializeToString())
-    messages = aiter(call)
-    if script is one_token:
-        await anext(messages)
-    await until(lambda: engine.generations)
-    assert (await client.abort("r1", timeout=1))[0]
+    call, messages, _ = await aborted(engine, client, script)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         async for _ in messages:
