@@ -30,7 +30,7 @@ from ...runtime.jetstream import (
 from ...runtime.kv_stores import NatsAddress, NatsConnection, StoreError
 from ...runtime.settings import bad_setting
 from ...runtime.supervised import stopped, supervise
-from ..serve_config import ServeConfig
+from .settings import EventSettings
 
 UPKEEP_S = 1.0
 UPKEEP_JITTER = 0.1
@@ -48,7 +48,7 @@ class DurableEvents:
     """Opens the plane for one index, and keeps stream and snapshots in order until `close`."""
 
     def __init__(
-        self, config: ServeConfig, index: EventIndex, plane: NatsPlane, address: NatsAddress
+        self, config: EventSettings, index: EventIndex, plane: NatsPlane, address: NatsAddress
     ) -> None:
         """ConfigError if the endpoint has no name in JetStream."""
         place = (config.namespace, config.component, config.endpoint)

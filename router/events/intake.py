@@ -27,12 +27,12 @@ from ...runtime.urls import DEFAULT_NATS_URL, redact_url
 from ...workers.registry import WorkerRegistry
 from ...workers.resync_wire import ResyncRequest
 from ...workers.worker_url import WorkerUrl
-from ..serve_config import ServeConfig
 from .durable_events import DurableEvents
 from .event_doors import STREAMS, ZMQ, EventDoors
 from .event_sources import EventSources
 from .feed import EventFeed
 from .index_peers import IndexPeers
+from .settings import EventSettings
 from .snapshot_task import SnapshotTask
 from .source_choice import TOLD, EventSource
 
@@ -63,7 +63,7 @@ class EventIntake:
 
     def __init__(
         self,
-        config: ServeConfig,
+        config: EventSettings,
         index: EventIndex,
         registry: WorkerRegistry,
         clock: Clock,

@@ -1,5 +1,6 @@
 """How processes hear each other: publish and subscribe by subject, in this process or over NATS."""
 
+from ..nats import NatsLink
 from .embedded_nats import EmbeddedNats, find_nats_server, probe
 from .event_plane import (
     KV_EVENTS,
@@ -16,7 +17,6 @@ from .event_plane import (
     endpoint_subject,
 )
 from .local_plane import LocalPlane
-from .nats_link import NatsLink
 from .nats_plane import NatsPlane
 from .shared_plane import SharedPlane
 from .typed_events import Event, EventPublisher, EventSubscriber, GroupPlane

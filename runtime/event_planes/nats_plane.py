@@ -9,10 +9,10 @@ from nats.errors import Error as NatsError
 from structlog import get_logger
 
 from ..backoff import Backoff
+from ..nats import MAX_UNSENT_BYTES, NatsLink
 from ..security import NatsAuth
 from ..urls import DEFAULT_NATS_URL, redact_url, split_nats_url
 from .event_plane import Handler, PlaneBase, PlaneState, check_subject
-from .nats_link import MAX_UNSENT_BYTES, NatsLink
 from .outgoing_buffer import OutgoingBuffer
 
 log = get_logger(__name__)

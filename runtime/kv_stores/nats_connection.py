@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, ServiceUnavailableError
 
 from ..backoff import Backoff
-from ..event_planes import NatsLink
+from ..nats import NatsLink
 from ..security import NatsAuth, NatsAuthConfig
 from ..settings import bad_setting
 from ..supervised import cancelled_for_sure

@@ -14,8 +14,8 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from structlog import get_logger
 
 from ..backoff import Backoff
-from ..event_planes import NatsLink
 from ..kv_stores import NatsAddress, NatsConnection, StoreError
+from ..nats import NatsLink
 from ..supervised import stopped, supervise
 from .answer import Answer
 from .faults import Fault, RequestError

@@ -11,9 +11,9 @@ import pytest
 from grpc import aio
 from nats.aio.client import Client
 
-from dynamo_router.runtime.event_planes.nats_link import NatsLink
 from dynamo_router.runtime.grpc_servers.aio_server import AioServer
 from dynamo_router.runtime.http2 import ServerLimits
+from dynamo_router.runtime.nats.nats_link import NatsLink
 from dynamo_router.runtime.request_planes import GrpcListener, RequestServer
 
 

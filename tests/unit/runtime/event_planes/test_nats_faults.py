@@ -16,11 +16,11 @@ from support.polling import until
 
 from dynamo_router.runtime.backoff import Backoff
 from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.event_planes import nats_link
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.event_planes.event_plane import PlaneState, PlaneStats
 from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
 from dynamo_router.runtime.event_planes.outgoing_buffer import OutgoingBuffer
+from dynamo_router.runtime.nats import nats_link
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -9,9 +9,9 @@ from nats.errors import Error as NatsError
 from support.polling import until
 
 from dynamo_router.runtime.backoff import Backoff
-from dynamo_router.runtime.event_planes import nats_link
 from dynamo_router.runtime.event_planes.event_plane import PlaneState
 from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
+from dynamo_router.runtime.nats import nats_link
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

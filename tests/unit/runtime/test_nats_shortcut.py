@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 from support.polling import until
 
 from dynamo_router.runtime.backoff import Backoff
-from dynamo_router.runtime.event_planes import nats_link
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.event_planes.event_plane import PlaneState
-from dynamo_router.runtime.event_planes.nats_link import _Client, _tell_of_the_long_way
 from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
-from dynamo_router.runtime.event_planes.nats_shortcut import Frame, NatsShortcut, read_frame
+from dynamo_router.runtime.nats import nats_link
+from dynamo_router.runtime.nats.nats_link import _Client, _tell_of_the_long_way
+from dynamo_router.runtime.nats.nats_shortcut import Frame, NatsShortcut, read_frame
 
 SUBJECTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8)
 
