@@ -3,10 +3,10 @@
 import base64
 import json
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
+from support.places import VECTORS
 
 from dynamo_router.router.affinity import AffinityConfig, Session
 from dynamo_router.router.config import KvRouterConfig
@@ -17,10 +17,10 @@ from dynamo_router.runtime.envelope import decode_envelope
 from dynamo_router.runtime.errors import EventError
 from dynamo_router.runtime.identity import WorkerWithDpRank
 
-VECTORS = Path(__file__).parents[3] / "vectors" / "dynamo_event_channels.json"
+CHANNELS = VECTORS / "dynamo_event_channels.json"
 RECORDED = [
     each
-    for each in json.loads(VECTORS.read_text())["messages"]
+    for each in json.loads(CHANNELS.read_text())["messages"]
     if each["topic"] == SESSION_AFFINITY
 ]
 FRAME_HEADER = 5

@@ -2,12 +2,12 @@
 
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.places import VECTORS
 
 from dynamo_router.runtime.envelope import decode_envelope
 from dynamo_router.runtime.event_planes import endpoint_subject
@@ -22,8 +22,8 @@ from dynamo_router.runtime.zmq_plane import (
 from dynamo_router.runtime.zmq_plane.channels import topic_prefix
 from dynamo_router.runtime.zmq_plane.frames import MOST_BYTES
 
-VECTORS = Path(__file__).parents[3] / "vectors" / "dynamo_event_channels.json"
-RECORDED = json.loads(VECTORS.read_text())
+CHANNELS = VECTORS / "dynamo_event_channels.json"
+RECORDED = json.loads(CHANNELS.read_text())
 
 
 def frames_of(message: dict[str, Any]) -> list[bytes]:
