@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
-from .runtime.environment import unknown_names
-from .runtime.errors import RouterError
-from .runtime.settings import ENV_PREFIX, OptionSpec, Resolved, SettingsSource, options_of
-from .runtime.urls import redact_text
+from .base.errors import RouterError
+from .base.urls import redact_text
+from .process.environment import unknown_names
+from .process.settings import ENV_PREFIX, OptionSpec, Resolved, SettingsSource, options_of
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, Entry] = {
         reads_again=True,
     ),
     "mocker": Entry(
-        "Run mock engines.", "workers.mocker.config:MockerConfig", "workers.mocker.fleet:run"
+        "Run mock engines.", "engines.mocker.config:MockerConfig", "engines.mocker.fleet:run"
     ),
     "simulate": Entry(
         "Policies on a trace, in virtual time.",
@@ -129,20 +129,20 @@ BENCHES: Mapping[str, Entry] = {
 ENGINES: Mapping[str, Entry] = {
     "trtllm": Entry(
         "TensorRT-LLM, in this process.",
-        "workers.engines.config:TrtllmConfig",
-        "workers.engines.trtllm:run",
+        "engines.adapters.config:TrtllmConfig",
+        "engines.adapters.trtllm:run",
     ),
     "vllm": Entry(
         "vLLM, in this process.",
-        "workers.engines.config:VllmConfig",
-        "workers.engines.vllm:run",
+        "engines.adapters.config:VllmConfig",
+        "engines.adapters.vllm:run",
     ),
 }
 WORKERS: Mapping[str, Entry] = {
     name: Entry(
         summary,
-        f"router.worker_commands:{name.capitalize()}Config",
-        f"router.worker_commands:{run}",
+        f"server.worker_commands:{name.capitalize()}Config",
+        f"server.worker_commands:{run}",
         env=f"{ENV_PREFIX}WORKERS_",
     )
     for name, run, summary in (

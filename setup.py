@@ -15,7 +15,21 @@ from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
-FOLDERS = ["bench", "frontend", "indexer", "router", "runtime", "slots", "workers"]
+FOLDERS = [
+    "base",
+    "bench",
+    "engines",
+    "frontend",
+    "indexer",
+    "kv_events",
+    "process",
+    "router",
+    "runtime",
+    "server",
+    "slots",
+    "transport",
+    "workers",
+]
 LINKED = ["__init__.py", "__main__.py", "cli.py", "py.typed", *FOLDERS]
 # A folder is a package where it has a door.
 PACKAGES = ["dynamo_router"] + sorted(
@@ -30,7 +44,7 @@ KERNELS = sorted(
     for path in (HERE / folder).rglob("_*.pyx")
 )
 # What typed memoryviews need, compiled once instead of into each kernel that has one.
-SHARED = "runtime.native._memoryview"
+SHARED = "base.native._memoryview"
 TRACE = environ.get("DYNAMO_ROUTER_TRACE") == "1"
 DEBUG = environ.get("DYNAMO_ROUTER_DEBUG") == "1"
 SANITIZE = environ.get("DYNAMO_ROUTER_SANITIZE") == "1"

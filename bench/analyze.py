@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..runtime.settings import bad_setting, option
+from ..process.settings import bad_setting, option
 from .results import Output, format_number, new_table, write_json
 from .synthesizer import describe_model, is_model, load_model
 from .traces import (

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from ..base.clock import SystemClock
+from ..process.settings import bad_setting, option
 from ..router.config import KvRouterConfig
 from ..router.kv_router import KvRouter
 from ..router.replicas import Replica
-from ..runtime.clock import SystemClock
-from ..runtime.settings import bad_setting, option
-from ..slots.replicas import decode_message, encode_message
+from ..slots.peers import decode_message, encode_message
 from .results import Output, format_number, new_table, pin_to_core, spread
 
 BLOCK_SIZE = 16

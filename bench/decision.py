@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from ..base.identity import WorkerWithDpRank
 from ..indexer.event_index import EventIndex
 from ..indexer.hashing import block_hashes, sequence_hashes
+from ..process.settings import bad_setting, option
 from ..router.config import KvRouterConfig
 from ..router.kv_router import KvRouter
-from ..runtime.identity import WorkerWithDpRank
-from ..runtime.settings import bad_setting, option
 from ..slots.table import SlotTable
 from .index import CacheEvents, Stored
 from .results import Output, format_number, new_table, percentiles, pin_to_core, spread

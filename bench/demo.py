@@ -7,8 +7,8 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ..process.settings import bad_setting, option
 from ..router.policy import MODES
-from ..runtime.settings import bad_setting, option
 from .load import ServeProcess, mock_fleet_arguments, progress_bar
 from .replay import ReplayConfig, new_loop, replay
 from .results import Output, Run, runs_content, runs_table

@@ -16,14 +16,14 @@ import structlog
 import uvloop
 from rich.table import Table
 
-from ..router.access import Security
+from ..base.clock import SystemClock
+from ..process.settings import bad_setting, option
 from ..router.config import KvRouterConfig
-from ..router.dispatch import NoTrace
-from ..router.pool import WorkerPool
-from ..router.serve_command import GC_THRESHOLDS
-from ..router.serve_config import ServeConfig
-from ..runtime.clock import SystemClock
-from ..runtime.settings import bad_setting, option
+from ..server.access import Security
+from ..server.command import GC_THRESHOLDS
+from ..server.config import ServeConfig
+from ..server.dispatch import NoTrace
+from ..server.pool import WorkerPool
 from ..workers.channels import Metadata
 from ..workers.engine_facts import EngineFacts
 from ..workers.trtllm_client import EngineIdentity

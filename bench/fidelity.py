@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..runtime.settings import bad_setting, option
+from ..process.settings import bad_setting, option
 from .results import Output, format_number, new_table, spread
 from .synthesizer import SAMPLE_TRACE, WINDOW, ModelKind, TraceModel, learn_model, synthesize
 from .traces import (

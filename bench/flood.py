@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
+from ..process.settings import bad_setting, option
 from ..router.admission import TenantConfig
-from ..runtime.settings import bad_setting, option
 from .evaluation import FLOOD, REPORT, SPLIT_NAMES, Split, flooded_traffic, split_of
 from .results import Output, format_number, new_table
 from .simulation import Experiment, Load, Result, SimulationConfig, parse_policies

@@ -20,8 +20,8 @@ import uvloop
 from grpc import aio
 from rich.table import Table
 
-from ..runtime.errors import RouterError
-from ..runtime.settings import bad_setting, option
+from ..base.errors import RouterError
+from ..process.settings import bad_setting, option
 from ..workers.channels import ConnectionPolicy
 from .load import (
     GENERATE,

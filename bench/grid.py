@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from ..process.settings import bad_setting, option
 from ..router.config import DYNAMO
-from ..runtime.settings import bad_setting, option
 from .evaluation import EvaluationConfig, run_evaluation
 from .results import Output, require_matplotlib
 from .simulation import (

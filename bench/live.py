@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from ..runtime.settings import bad_setting, option
-from ..workers.mocker import TierConfig
+from ..engines.mocker import TierConfig
+from ..process.settings import bad_setting, option
 from .evaluation import REPORT, SPLIT_NAMES, Condition, flooded_traffic, split_of
 from .load import ServeProcess, mock_fleet_arguments
 from .replay import ReplayConfig, new_loop, replay

@@ -17,8 +17,8 @@ from typing import Any
 import uvloop
 from rich.table import Table
 
-from ..runtime.errors import RouterError
-from ..runtime.settings import bad_setting, option
+from ..base.errors import RouterError
+from ..process.settings import bad_setting, option
 from .load import (
     Ask,
     CompletionClient,

@@ -15,9 +15,9 @@ from typing import Any
 import uvloop
 from rich.table import Table
 
-from ..runtime.errors import RouterError
-from ..runtime.http2 import load_library
-from ..runtime.settings import bad_setting, option
+from ..base.errors import RouterError
+from ..process.settings import bad_setting, option
+from ..transport.http2 import load_library
 from ..workers.channels import GRPC_AIO, NGHTTP2
 from .load import (
     READY,

@@ -10,7 +10,7 @@ from secrets import token_hex
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from ..runtime.settings import bad_setting, option, options_of, values_of
+from ..process.settings import bad_setting, option, options_of, values_of
 from . import simulate
 from .load import LoadClient, LoadStats, OnStart, TargetAccess, encode_generate, progress_bar
 from .results import Goodput, ObjectiveConfig, Output, Run, runs_content, runs_table

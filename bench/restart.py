@@ -23,15 +23,20 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 
+from ..base.clock import SystemClock
+from ..base.errors import RouterError
+from ..engines.publisher import KvEventPublisher
 from ..indexer.hashing import block_hashes
-from ..runtime.clock import SystemClock
-from ..runtime.errors import RouterError
+from ..process.logs import log_to_stderr
+from ..process.settings import bad_setting, option
 from ..runtime.event_planes import EmbeddedNats, NatsPlane
-from ..runtime.jetstream import EventStreamClient, JetStreamPlane, StreamNames, max_age_s
+from ..runtime.event_planes.jetstream import (
+    EventStreamClient,
+    JetStreamPlane,
+    StreamNames,
+    max_age_s,
+)
 from ..runtime.kv_stores import NatsAddress, NatsConnection
-from ..runtime.logs import log_to_stderr
-from ..runtime.settings import bad_setting, option
-from ..workers.publisher import KvEventPublisher
 from .load import ServeProcess
 from .results import Output, cpu_seconds, new_table, spread
 

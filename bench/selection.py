@@ -17,10 +17,10 @@ from typing import Any
 import uvloop
 from rich.table import Table
 
+from ..base.errors import RouterError
+from ..process.settings import bad_setting, option
 from ..router.proto import router_pb2 as pb
-from ..runtime.errors import RouterError
-from ..runtime.http2 import ClientChannel
-from ..runtime.settings import bad_setting, option
+from ..transport.http2 import ClientChannel
 from .load import (
     READY,
     Ask,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from ..runtime.settings import bad_setting, option
+from ..process.settings import bad_setting, option
 from .results import Output, format_number, new_table, prepare_plots, runs_content
 from .simulation import (
     DEFAULT_COMPARE,

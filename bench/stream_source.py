@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import uvloop
 
-from ..runtime.http2 import Http2Server, ServerCall
-from ..workers.event_dialects import ZmqPayload
+from ..kv_events.dialects import ZmqPayload
+from ..transport.http2 import Http2Server, ServerCall
 from ..workers.trtllm_proto import SERVICE
 
 RUNS = 64

@@ -15,12 +15,12 @@ from typing import Any
 import uvloop
 from rich.table import Table
 
+from ..base.errors import RouterError
+from ..base.identity import WorkerWithDpRank
 from ..indexer.event_index import EventIndex
-from ..router.events import EngineStream, EventDoors, StreamCounts
-from ..runtime.child_process import ask_module
-from ..runtime.errors import RouterError
-from ..runtime.identity import WorkerWithDpRank
-from ..runtime.settings import bad_setting, option
+from ..kv_events import EngineStream, EventDoors, StreamCounts
+from ..process.child_process import ask_module
+from ..process.settings import bad_setting, option
 from ..workers.trtllm_client import TrtllmClient
 from ..workers.worker_url import WorkerUrl
 from .results import Output, format_number, new_table, spread

@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from ..base.errors import ConfigError
+from ..process.settings import bad_setting, option, options_of, resolve, values_of, with_value
 from ..router.config import KvRouterConfig
-from ..router.serve_config import ServeConfig
-from ..runtime.errors import ConfigError
-from ..runtime.settings import bad_setting, option, options_of, resolve, values_of, with_value
+from ..server.config import ServeConfig
 from .evaluation import require_tunable
 from .results import Output, format_number, new_table
 from .simulation import (

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..runtime.settings import bad_setting, option
+from ..process.settings import bad_setting, option
 from .results import Output, format_number, new_table
 from .synthesizer import (
     KINDS,

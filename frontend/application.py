@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from ..router.access import Access, Caller, PageCheck, rule_of, set_account
+from ..server.access import Access, Caller, PageCheck, rule_of, set_account
 from .asgi import (
     Client,
     ClientLeftError,

@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ..router.dispatch import Dispatcher, RequestReader
-from ..runtime.errors import NoWorkersError
+from ..base.errors import NoWorkersError
+from ..server.dispatch import Dispatcher, RequestReader
 from ..workers.health import HealthMonitor
 from .application import Handler, HttpCall, answer_json
 from .asgi import Client, EventStream, send_whole

@@ -4,11 +4,11 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..router.mock_process import MockEnginesConfig
-from ..router.serve_config import FrontsConfig, ServeConfig
+from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..runtime.kv_stores import BACKENDS
-from ..runtime.settings import SHORTEST_S, bad_setting, is_finite, option
-from ..workers.discovery import STATIC
+from ..server.config import FrontsConfig, ServeConfig
+from ..server.mock_process import MockEnginesConfig
+from ..workers.records import STATIC
 from .parsers import REASONING_PARSERS, TOOL_CALL_PARSERS, exclude_each_other
 
 _STORES = ", ".join(BACKENDS)

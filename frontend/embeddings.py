@@ -6,9 +6,9 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from ..router.dispatch import Dispatcher
-from ..runtime.errors import StatusCode
-from ..runtime.supervised import all_done
+from ..base.errors import StatusCode
+from ..process.supervised import all_done
+from ..server.dispatch import Dispatcher
 from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
 from .application import HttpCall, answer_json

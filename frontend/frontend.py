@@ -3,12 +3,12 @@
 from functools import partial
 from pathlib import Path
 
-from ..router.access import PageCheck, Security
-from ..router.serve import Server
-from ..router.serve_config import ServeConfig
-from ..router.services import HttpConnections, plan_connections
-from ..runtime.limit_hits import LimitHits
-from ..runtime.off_loop import OffLoop
+from ..base.limit_hits import LimitHits
+from ..process.off_loop import OffLoop
+from ..server.access import PageCheck, Security
+from ..server.config import ServeConfig
+from ..server.server import Server
+from ..server.services import HttpConnections, plan_connections
 from .application import Application, Handler
 from .completions import Completions
 from .config import ServeFrontendConfig

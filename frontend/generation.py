@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ..router.dispatch import Dispatcher
-from ..runtime.supervised import all_done
+from ..process.supervised import all_done
+from ..server.dispatch import Dispatcher
 from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
 from .choice import Choice, engine_request

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..router.access import certificate_names
-from ..runtime.settings import bad_setting
+from ..process.settings import bad_setting
+from ..server.access import certificate_names
 from .application import Application
 from .asgi import Client
 from .http1 import App, HttpConnection, OpenConnections

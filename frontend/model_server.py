@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import structlog
 
-from ..router.access import Security, is_loopback
-from ..router.dispatch import NoTrace, RequestReader
-from ..router.metrics import MetricsPage, build_metrics, pooled_metrics, process_metrics
-from ..router.pool import MOST_WORKERS, WorkerPlane
-from ..router.tracing import span_export_of
-from ..runtime.clock import SystemClock
+from ..base.clock import SystemClock
+from ..base.limit_hits import LimitHits
+from ..base.urls import DEFAULT_NATS_URL, redact_url
+from ..process.off_loop import OffLoop
 from ..runtime.event_planes import probe
-from ..runtime.limit_hits import LimitHits
-from ..runtime.off_loop import OffLoop
-from ..runtime.urls import DEFAULT_NATS_URL, redact_url
+from ..server.access import Security, is_loopback
+from ..server.dispatch import NoTrace, RequestReader
+from ..server.metrics import MetricsPage, build_metrics, pooled_metrics, process_metrics
+from ..server.pool import MOST_WORKERS, WorkerPlane
+from ..server.tracing import span_export_of
 from .application import HttpCall
 from .asgi import send_whole
 from .config import ModelFrontendConfig

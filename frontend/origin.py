@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from ..router.access import Caller, current_account
+from ..base.errors import InvalidRequestError
+from ..base.identity import WorkerWithDpRank
 from ..router.admission import (
     NO_OBJECTIVES,
     NORMAL,
@@ -16,11 +17,10 @@ from ..router.admission import (
     read_objectives,
 )
 from ..router.affinity import ALL_SESSION_KEYS, Session, read_session
-from ..router.dispatch import Dispatcher, Put, Write
 from ..router.policy import Decision
-from ..router.services import METADATA_KEYS, read_metadata
-from ..runtime.errors import InvalidRequestError
-from ..runtime.identity import WorkerWithDpRank
+from ..server.access import Caller, current_account
+from ..server.dispatch import Dispatcher, Put, Write
+from ..server.services import METADATA_KEYS, read_metadata
 from .openai import ApiError, Sampling
 
 EXPLAIN_KEY = "x-dynamo-explain"

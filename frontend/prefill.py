@@ -6,9 +6,9 @@ A prefill that fails fails its request: who needs such workers cannot compute pr
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..router.dispatch import Dispatcher
+from ..base.errors import WorkerError
 from ..router.policy import Decision
-from ..runtime.errors import WorkerError
+from ..server.dispatch import Dispatcher
 from ..workers.dialects import for_decode, for_prefill, handoff_of
 from ..workers.trtllm_proto import pb
 from .origin import Origin

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..router.dispatch import RequestReader
-from ..runtime.errors import InvalidRequestError
+from ..base.errors import InvalidRequestError
+from ..server.dispatch import RequestReader
 from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Sampling
 from .processor import ModelText
 

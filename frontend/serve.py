@@ -3,13 +3,13 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ..router.serve import Attachment, Server
-from ..router.serve_command import Service, run_service
-from ..router.serve_command import run as run_router
-from ..runtime.errors import ConfigError
-from ..runtime.logs import LogOutput
-from ..runtime.settings import SettingsSource
-from ..workers.mocker import OWN_MODEL
+from ..base.errors import ConfigError
+from ..engines.mocker import OWN_MODEL
+from ..process.logs import LogOutput
+from ..process.settings import SettingsSource
+from ..server.command import Service, run_service
+from ..server.command import run as run_router
+from ..server.server import Attachment, Server
 from .config import ModelFrontendConfig, ServeFrontendConfig
 
 if TYPE_CHECKING:

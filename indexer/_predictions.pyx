@@ -7,9 +7,9 @@ size, never leaves a hole in a chain.
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from ..runtime.native._memory cimport Memory, array_release, array_reserve, memory_init
-from ..runtime.native._mix cimport random_multiplier
-from ..runtime.native._table cimport (
+from ..base.native._memory cimport Memory, array_release, array_reserve, memory_init
+from ..base.native._mix cimport random_multiplier
+from ..base.native._table cimport (
     NONE,
     Table,
     table_hash_pair,

@@ -9,7 +9,7 @@ from math import ceil, floor, inf
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.identity import WorkerWithDpRank, as_worker
+from ..base.identity import WorkerWithDpRank, as_worker
 from ._predictions import PredictionTree
 from .prefix_index import CacheBranch, TierOverlap
 from .source import SOURCES_IN_A_STEP, SourceState, SourceStatus

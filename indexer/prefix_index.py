@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.identity import WorkerWithDpRank
+from ..base.identity import WorkerWithDpRank
 from .source import SourceStatus
 
 LOWER_ROWS = 3

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 from msgspec import Meta
 
-from ..runtime.identity import WorkerWithDpRank
+from ..base.identity import WorkerWithDpRank
 
 SOURCES_IN_A_STEP = 64
 """of reading their states: some 0.3 ms"""

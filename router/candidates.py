@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 import numpy as np
 import numpy.typing as npt
 
+from ..base.clock import Clock
+from ..base.errors import ConfigError
+from ..base.identity import WorkerWithDpRank, as_worker
 from ..indexer.approximate import ApproximateIndex
 from ..indexer.event_index import EventIndex
 from ..indexer.prefix_index import PrefixIndex
-from ..runtime.clock import Clock
-from ..runtime.errors import ConfigError
-from ..runtime.identity import WorkerWithDpRank, as_worker
 from ..slots.shared import SharedSlots
 from ..slots.table import SlotTable
 from ..workers.registry import PREDICTED, WorkerEntry, WorkerRegistry

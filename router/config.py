@@ -6,7 +6,7 @@ Knobs that Dynamo has carry its names, flags and environment variables.
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.settings import bad_setting, is_finite, option
+from ..process.settings import bad_setting, is_finite, option
 from .admission import AdmissionConfig
 from .affinity import AffinityConfig
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..base.identity import WorkerWithDpRank
 from ..indexer.event_index import EventIndex
-from ..runtime.identity import WorkerWithDpRank
 from ..workers.registry import WorkerRegistry, WorkerState
 from .prompt import Prompt
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..base.identity import WorkerWithDpRank
 from ..indexer.event_index import EventIndex
 from ..indexer.source import SourceState, SourceStatus
-from ..runtime.identity import WorkerWithDpRank
-from ..runtime.steps import STEP, Steps, by_steps
+from ..process.steps import STEP, Steps, by_steps
 from ..workers.registry import WorkerEntry, WorkerState
 from .admission import LoadLimits, Objectives
 from .affinity import BoundWorker

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..base.errors import InvalidRequestError
 from ..runtime.components import Selection
-from ..runtime.errors import InvalidRequestError
 from .kv_router import KvRouter
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
+from ..base.clock import Clock, SystemClock
+from ..base.errors import InvalidRequestError
+from ..base.identity import WorkerWithDpRank, as_worker
 from ..indexer.hashing import Integers
 from ..indexer.prefix_index import TierOverlap
-from ..runtime.clock import Clock, SystemClock
-from ..runtime.errors import InvalidRequestError
-from ..runtime.identity import WorkerWithDpRank, as_worker
-from ..runtime.steps import Steps, finish
+from ..process.steps import Steps, finish
 from ..workers.registry import WorkerEntry, WorkerFacts, WorkerRegistry
 from .admission import NO_OBJECTIVES, LoadLimits, Objectives
 from .affinity import BoundWorker, SessionAffinity

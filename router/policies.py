@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from ..runtime.errors import ConfigError
+from ..base.errors import ConfigError
 from .config import DYNAMO, FORECAST, KvRouterConfig
 from .policy import DynamoCost, ForecastParams, ForecastPolicy, GuardedPolicy, Policy, mode_policy
 

@@ -5,8 +5,8 @@ from typing import NamedTuple, Self, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from ..base.errors import InvalidRequestError
 from ..indexer.hashing import BlockMmInfos, Integers, block_hashes, sequence_hashes
-from ..runtime.errors import InvalidRequestError
 
 Hashes = npt.NDArray[np.uint64]
 

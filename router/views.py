@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..base.identity import WorkerWithDpRank
 from ..indexer.approximate import ApproximateIndex
 from ..indexer.prefix_index import PrefixIndex
 from ..indexer.source import SourceState, SourceStatus
-from ..runtime.identity import WorkerWithDpRank
 from ..slots.table import SlotTable
 from ..workers.registry import PREDICTED, WorkerRegistry
 from .affinity import SessionAffinity

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from ..runtime.native._mix cimport GOLDEN, splitmix64
+from ..base.native._mix cimport GOLDEN, splitmix64
 from ._blocks cimport (
     WHOLE,
     Block,

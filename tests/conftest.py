@@ -24,8 +24,8 @@ settings.load_profile("untimed")
 
 # For what tests make without a command line too.
 if path := environ.get("DYNAMO_ROUTER_DATA_PATH"):
+    from dynamo_router.engines.mocker.config import MockerConfig
     from dynamo_router.workers.channels import ConnectionPolicy
-    from dynamo_router.workers.mocker.config import MockerConfig
 
     for settings_class in (ConnectionPolicy, MockerConfig):
         settings_class.__init__.__kwdefaults__["data_path"] = path

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..runtime.errors import StatusCode
+from ..base.errors import StatusCode
 
 MAX_DETAILS = 1024
 """Characters of an error's text that are passed on: beyond 8 to 16 kB of metadata a client's

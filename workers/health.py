@@ -12,10 +12,10 @@ from functools import partial
 
 import structlog
 
-from ..runtime.clock import Clock
-from ..runtime.errors import ConfigError, WorkerError
-from ..runtime.security import ClientTls, EngineKey, WorkerTlsConfig
-from ..runtime.supervised import supervise
+from ..base.clock import Clock
+from ..base.errors import ConfigError, WorkerError
+from ..process.supervised import supervise
+from ..transport.security import ClientTls, EngineKey, WorkerTlsConfig
 from .channels import ConnectionPolicy
 from .dialects import EngineClient, OpenAiClient
 from .engine_check import usual_model, why_refused

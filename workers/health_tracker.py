@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from ..runtime.settings import SHORTEST_S, bad_setting, is_finite, option
+from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
 from .registry import WorkerState
 
 

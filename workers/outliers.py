@@ -12,7 +12,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, fields
 
-from ..runtime.settings import bad_setting, is_finite, option
+from ..process.settings import bad_setting, is_finite, option
 
 KNOWN_BY = 0.1  # weight of the newest sample in the fleet's mean times
 LONGEST_PENALTY_S = 5.0

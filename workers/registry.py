@@ -15,8 +15,8 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.errors import InvalidRequestError
-from ..runtime.identity import WorkerWithDpRank, as_worker
+from ..base.errors import InvalidRequestError
+from ..base.identity import WorkerWithDpRank, as_worker
 
 MAX_RANKS = 4096
 PREDICTED = "predicted"

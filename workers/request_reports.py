@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from ..runtime.clock import Clock
+from ..base.clock import Clock
 from .failures import CONNECTION_CAUSES, Blame, Verdict
 from .outliers import OutlierDetector, OutlierPolicy
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from ..runtime.errors import StatusCode, WorkerError
-from ..runtime.identity import MAX_WORKER_ID
-from ..runtime.security import ClientTls
+from ..base.errors import StatusCode, WorkerError
+from ..base.identity import MAX_WORKER_ID
+from ..transport.security import ClientTls
 from .cache_control import ask_prefetch
 from .channels import (
     NGHTTP2,

@@ -3,7 +3,7 @@
 import asyncio
 import math
 
-from ..runtime.supervised import stopped
+from ..process.supervised import stopped
 from .dialects import EngineClient
 from .engine_facts import EngineFacts
 from .health_tracker import HealthTracker

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
-from ..runtime.errors import ConfigError
-from ..runtime.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
-from ..runtime.urls import redact_url
+from ..base.errors import ConfigError
+from ..base.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
+from ..base.urls import redact_url
 from .registry import MAX_RANKS, check_weight
 
 TRTLLM, OPENAI = "trtllm", "openai"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.settings import bad_setting, option
+from ...process.settings import bad_setting, option
 from ..results import Output
 from .cells import (
     QUICK_REQUESTS,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...workers.mocker import TierConfig
+from ...engines.mocker import TierConfig
 from ..traces import TraceRequest
 from ..traffic import TrafficSpec, generate_traffic
 

@@ -10,7 +10,7 @@ import math
 from functools import cache
 from pathlib import Path
 
-from ...runtime.settings import bad_setting
+from ...process.settings import bad_setting
 from ..simulation import Figures
 from .cells import EvaluationCell
 

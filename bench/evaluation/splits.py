@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...runtime.settings import bad_setting
-from ...workers.mocker import TierConfig
+from ...engines.mocker import TierConfig
+from ...process.settings import bad_setting
 from ..traces import TraceRequest
 from ..traffic import Bursts, TrafficSpec
 from .conditions import PLANS, Condition

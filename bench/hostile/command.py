@@ -23,10 +23,10 @@ import msgspec
 import uvloop
 from rich.table import Table
 
-from ...runtime.child_process import ChildError, ChildProcess, die_with_parent
-from ...runtime.errors import RouterError
+from ...base.errors import RouterError
+from ...process.child_process import ChildError, ChildProcess, die_with_parent
+from ...process.settings import bad_setting, option
 from ...runtime.event_planes import EmbeddedNats
-from ...runtime.settings import bad_setting, option
 from ..load import ServeProcess
 from ..results import Output, cpu_seconds, format_number, memory_mib, new_table
 from .cells import PHASES, Cell, Figures, Phase, PhaseName, Sample, figures_of, worst_first

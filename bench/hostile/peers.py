@@ -19,10 +19,10 @@ import numpy as np
 import uvloop
 from grpc import RpcError
 
+from ...base.identity import WorkerWithDpRank
 from ...indexer.wire import RouterEvent, Stored, StoredBlock, encode_event_message
 from ...router.proto import router_pb2, router_pb2_grpc
 from ...runtime.event_planes import KV_EVENTS, NatsPlane, endpoint_subject
-from ...runtime.identity import WorkerWithDpRank
 from ..load import GENERATE, TargetAccess, encode_generate
 from .engines import SHORT, TOKENS, Switch
 

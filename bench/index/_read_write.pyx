@@ -2,7 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from ...indexer.event_index._actor cimport IndexActor
-from ...runtime.native._mix cimport GOLDEN, splitmix64
+from ...base.native._mix cimport GOLDEN, splitmix64
 
 cdef extern from * nogil:
     uint32_t load_flag "__atomic_load_n" (const uint32_t*, int)

@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from ...indexer.tree._ops cimport tree_set_yield_points
 from ...indexer.tree._radix cimport RadixTree
-from ...runtime.native._yield_points cimport YieldPoints, no_yield_points
+from ...base.native._yield_points cimport YieldPoints, no_yield_points
 
 cdef extern from "<time.h>" nogil:
     struct timespec:

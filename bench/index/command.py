@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...runtime.errors import RouterError
+from ...base.errors import RouterError
 from ..results import Output, pin_to_core, prepare_plots, unpin
 from .config import IndexBenchConfig
 from .drained import measure_drained

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...runtime.settings import bad_setting, option
+from ...process.settings import bad_setting, option
 from .rivals import available_adapters
 
 PARTS = ("hashing", "phases", "drained", "memory", "growth", "stretches", "events")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ...base.identity import WorkerWithDpRank
 from ...indexer.event_index import EventIndex
 from ...indexer.wire import EventWriter
-from ...runtime.identity import WorkerWithDpRank
 from ..results import percentiles, spread
 from .config import IndexBenchConfig
 from .phases import read_requests

@@ -14,12 +14,12 @@ from typing import Any
 import structlog
 import uvloop
 
+from ...base.clock import SystemClock
+from ...base.errors import RouterError
 from ...indexer.event_index import EventIndex
 from ...indexer.wire import Stored, decode_event_message
-from ...router.events import EventFeed
-from ...runtime.child_process import ask_module
-from ...runtime.clock import SystemClock
-from ...runtime.errors import RouterError
+from ...kv_events import EventFeed
+from ...process.child_process import ask_module
 from ...runtime.event_planes import EmbeddedNats, NatsPlane, PlaneState
 from ...workers.registry import WorkerRegistry
 from ..results import percentiles, spread

@@ -14,10 +14,10 @@ import numpy as np
 import structlog
 import uvloop
 
-from ...runtime.clock import SystemClock
+from ...base.clock import SystemClock
+from ...engines.outbox import StoredRun
+from ...engines.publisher import KvEventPublisher
 from ...runtime.event_planes import NatsPlane, PlaneState
-from ...workers.outbox import StoredRun
-from ...workers.publisher import KvEventPublisher
 
 APPLIED = "bench.applied"
 CONNECT_TIMEOUT_S = 20.0

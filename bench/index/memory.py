@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...runtime.child_process import ask_module
+from ...process.child_process import ask_module
 from ..results import spread
 from .config import IndexBenchConfig
 from .phases import read_requests

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
-from ...runtime.errors import RouterError
+from ...base.errors import RouterError
 from ..results import percentiles, spread
 from ..synthesizer import sample_traffic
 from ..traces import TraceRequest, read_trace

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from ...base.errors import RouterError
+from ...base.identity import WorkerWithDpRank
 from ...indexer.event_index import EventIndex
 from ...indexer.wire import EventWriter
-from ...runtime.errors import RouterError
-from ...runtime.identity import WorkerWithDpRank
-from ...runtime.settings import bad_setting, option
+from ...process.settings import bad_setting, option
 from ..results import Output, format_number, new_table, percentiles, spread
 from ._read_write import read_prompts
 

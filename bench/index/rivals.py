@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...base.errors import RouterError
 from ...indexer.tree import RadixTree
-from ...runtime.errors import RouterError
 from .workload import CacheEvents, Prompt, Removed, Stored
 
 

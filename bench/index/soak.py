@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from ...base.errors import EventError
 from ...indexer.tree import RadixTree
-from ...runtime.errors import EventError
-from ...runtime.settings import bad_setting
+from ...process.settings import bad_setting
 from ..results import format_number, new_table
 
 FAMILIES = 256  # prefixes that chains share

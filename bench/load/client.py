@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from ...base.errors import ConfigError
+from ...process.settings import bad_setting
 from ...router.proto.router_pb2 import ListWorkersResponse
-from ...router.services import MODE_KEY, POLICY_KEY
-from ...runtime.errors import ConfigError
-from ...runtime.settings import bad_setting
+from ...server.services import MODE_KEY, POLICY_KEY
 from ...workers.channels import MAX_MESSAGE_BYTES
 from ...workers.dialects import DP_RANK_KEY
 from ...workers.trtllm_client import WORKER_ID_KEY

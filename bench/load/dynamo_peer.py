@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from ...runtime.child_process import ChildError, ChildProcess
-from ...runtime.errors import RouterError
+from ...base.errors import RouterError
+from ...process.child_process import ChildError, ChildProcess
 
 HOST = "127.0.0.1"
 MODEL = "tiny"

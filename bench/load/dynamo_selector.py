@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
-from ...runtime.errors import RouterError
+from ...base.errors import RouterError
 from .dynamo_peer import HOST, dynamo_environ, start_module, until_answered
 
 

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from ...runtime.child_process import ChildError, ChildProcess
-from ...runtime.errors import RouterError
+from ...base.errors import RouterError
+from ...process.child_process import ChildError, ChildProcess
 from .dynamo_peer import HOST, STOP_TIMEOUT_S, free_port
 
 _NAME = "engines"

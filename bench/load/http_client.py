@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from ...runtime.errors import RouterError
+from ...base.errors import RouterError
 from .way import Timing
 
 IDLE_S = 1.0

@@ -15,8 +15,8 @@ import grpc
 import uvloop
 from grpc import aio
 
-from ...runtime.child_process import ChildError, ChildProcess
-from ...runtime.errors import RouterError
+from ...base.errors import RouterError
+from ...process.child_process import ChildError, ChildProcess
 from ...workers.channels import MAX_MESSAGE_BYTES, ConnectionPolicy
 from ...workers.trtllm_proto import SERVICE, pb
 

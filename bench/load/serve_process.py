@@ -10,9 +10,9 @@ from typing import Self
 
 import aiohttp
 
-from ...runtime.child_process import ChildError, ChildProcess
-from ...runtime.errors import RouterError
-from ...workers.mocker import TierConfig
+from ...base.errors import RouterError
+from ...engines.mocker import TierConfig
+from ...process.child_process import ChildError, ChildProcess
 
 READY = re.compile(r"dynamo-router ready: grpc (\S+) http (\S+)")
 STOP_TIMEOUT_S = 20.0

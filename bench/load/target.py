@@ -5,8 +5,8 @@ from typing import Any
 
 import grpc
 
-from ...runtime.security import read_file, read_secret
-from ...runtime.settings import bad_setting
+from ...process.settings import bad_setting
+from ...transport.security import read_file, read_secret
 
 aio: Any = grpc.aio  # its stubs do not know that serialisers are optional
 

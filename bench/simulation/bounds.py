@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...workers.mocker import EngineConfig
+from ...engines.mocker import EngineConfig
 from ..traces import TRACE_BLOCK_SIZE, TraceRequest
 
 

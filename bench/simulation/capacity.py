@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...runtime.settings import bad_setting, option
+from ...process.settings import bad_setting, option
 
 MOST_DOUBLINGS = 8  # of the rate, or halvings, until the search gives up
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...runtime.errors import ConfigError
-from ...workers.mocker import TierConfig
+from ...base.errors import ConfigError
+from ...engines.mocker import TierConfig
 from .simulated_run import SimulatedRun
 
 FIGURES: Mapping[str, Callable[[SimulatedRun], float | None]] = {

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass, field, fields, replace
 
-from ...router.config import KvRouterConfig
-from ...router.serve_config import ServeConfig
-from ...runtime.settings import bad_setting, option, resolve
-from ...workers.mocker import (
+from ...engines.mocker import (
     ENGINE_TYPES,
     PREEMPTION_MODES,
     EngineConfig,
     TierConfig,
     parse_speeds,
 )
+from ...process.settings import bad_setting, option, resolve
+from ...router.config import KvRouterConfig
+from ...server.config import ServeConfig
 from ..results import ObjectiveConfig
 from ..traces import TRACE_BLOCK_SIZE, check_trace_block_size
 from .capacity import CapacityConfig

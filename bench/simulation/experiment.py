@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
+from ...engines.mocker import parse_speeds
 from ...router.config import KvRouterConfig
-from ...workers.mocker import parse_speeds
 from ..traces import read_turns
 from .bounds import hit_rate_bounds
 from .capacity import highest_rate

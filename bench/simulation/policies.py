@@ -16,12 +16,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ...base.clock import Clock
+from ...base.errors import ConfigError
 from ...router.config import DYNAMO, KvRouterConfig
 from ...router.kv_router import KvRouter
 from ...router.policies import known_policies
 from ...router.policy import LMetric, Policy
-from ...runtime.clock import Clock
-from ...runtime.errors import ConfigError
 from .baselines import BoundedConsistentHash, PrefixHash
 from .published import LlmD, Preble
 

@@ -11,15 +11,15 @@ from functools import partial
 from itertools import count
 from random import Random
 
+from ...base.identity import WorkerWithDpRank
+from ...engines.event_stream import MIN_ANNOUNCE_INTERVAL_S
+from ...engines.mocker import VirtualFleet
+from ...engines.publisher import HEARTBEAT_S
+from ...engines.replay_log import MIN_REPLAY_INTERVAL_S
 from ...indexer.event_index import EventIndex
-from ...router.events import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
+from ...kv_events import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
+from ...kv_events.resync_wire import ResyncRequest
 from ...router.kv_router import KvRouter
-from ...runtime.identity import WorkerWithDpRank
-from ...workers.event_stream import MIN_ANNOUNCE_INTERVAL_S
-from ...workers.mocker import VirtualFleet
-from ...workers.publisher import HEARTBEAT_S
-from ...workers.replay_log import MIN_REPLAY_INTERVAL_S
-from ...workers.resync_wire import ResyncRequest
 
 
 class SimulatedRecovery:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from ...process.settings import bad_setting, option
 from ...router.kv_router import KvRouter
 from ...router.replicas import Replica
-from ...runtime.settings import bad_setting, option
-from ...slots.replicas import Message, decode_message, encode_message
+from ...slots.peers import Message, decode_message, encode_message
 
 BATCH_S = 0.002
 """As the routers that serve: how long an event may wait for others to be told with it,"""

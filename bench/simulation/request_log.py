@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...workers.mocker import EngineStats
+from ...engines.mocker import EngineStats
 
 SERVED, REJECTED, FAILED = 0, 1, 2
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...workers.mocker import parse_speeds
+from ...engines.mocker import parse_speeds
 from ..results import Run, Summary, summarise, summarise_weighted
 from .bounds import HitRateBounds, idle_engine_ms
 from .config import SimulationConfig

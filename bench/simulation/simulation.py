@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...base.errors import InvalidRequestError, NoWorkersError
+from ...base.identity import WorkerWithDpRank
+from ...engines.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
 from ...indexer.event_index import EventIndex
 from ...router.admission import Ticket
-from ...router.dispatch import queue_of, ticket_of
 from ...router.kv_router import KvRouter
-from ...router.prefetch import PrefetchPlan, ask_held, ask_sent
-from ...runtime.errors import InvalidRequestError, NoWorkersError
-from ...runtime.identity import WorkerWithDpRank
+from ...server.dispatch import queue_of, ticket_of
+from ...server.prefetch import PrefetchPlan, ask_held, ask_sent
 from ...workers.cache_control import Span, returning_spans
-from ...workers.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
 from .prepared_trace import SimulatedTrace
 from .recovery import SimulatedRecovery
 from .replicas import ReplicaConfig, ReplicaNetwork

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ...runtime.errors import ConfigError
-from ...runtime.settings import bad_setting
+from ...base.errors import ConfigError
+from ...process.settings import bad_setting
 
 # So many draws in a row that fit no limit, and there is nothing to wait for.
 MAX_REJECTED = 20_000

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...runtime.errors import ConfigError
+from ...base.errors import ConfigError
 from ..traces import TraceColumns, build_tree
 from .arrivals import ArrivalProcess, learn_arrivals
 from .markov import START, WINDOW, MarkovModel, learn_markov

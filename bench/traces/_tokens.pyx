@@ -3,7 +3,7 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._mix cimport splitmix64
+from ...base.native._mix cimport splitmix64
 
 
 @cython.boundscheck(False)  # the lengths are compared first

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...runtime.settings import bad_setting
+from ...process.settings import bad_setting
 from ..results import require_matplotlib
 from .analysis import Samples
 from .cache_curve import default_sizes

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runtime.errors import ConfigError
-from ...runtime.settings import bad_setting
+from ...base.errors import ConfigError
+from ...process.settings import bad_setting
 from ._tokens import fill
 
 TRACE_BLOCK_SIZE = 512

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ...router.pool import WorkerPool
+from ...server.pool import WorkerPool
 from ..application import Handler
 from ..completions import Completions
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import structlog
 
-from ...router.metrics import MetricsPage
 from ...runtime.discovery import Reconciler
+from ...server.metrics import MetricsPage
 from .directory import Answering, ModelEntry
 from .model_pool import ModelPool, Shared
 from .model_watcher import ModelWatcher

@@ -11,24 +11,24 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from ...base.backoff import Backoff
+from ...base.clock import Clock
+from ...base.errors import ConfigError, NoWorkersError
+from ...base.identity import WorkerWithDpRank
 from ...indexer.event_index import EventIndex
-from ...router.access import Security
-from ...router.admin import DiscoveredWorkers
+from ...kv_events import WorkerQueries
+from ...process.off_loop import OffLoop
+from ...process.supervised import stopped, supervise
 from ...router.config import DYNAMO
-from ...router.dashboard import PageData
-from ...router.dispatch import Dispatcher, Tracing
-from ...router.events import WorkerQueries
-from ...router.metrics import MetricsPage
-from ...router.pool import WorkerPool
-from ...router.serve_config import ServeConfig
-from ...runtime.backoff import Backoff
-from ...runtime.clock import Clock
-from ...runtime.errors import ConfigError, NoWorkersError
-from ...runtime.identity import WorkerWithDpRank
-from ...runtime.off_loop import OffLoop
 from ...runtime.request_planes import RequestClient
-from ...runtime.supervised import stopped, supervise
-from ...workers.discovery import (
+from ...server.access import Security
+from ...server.admin import DiscoveredWorkers
+from ...server.config import ServeConfig
+from ...server.dashboard import PageData
+from ...server.dispatch import Dispatcher, Tracing
+from ...server.metrics import MetricsPage
+from ...server.pool import WorkerPool
+from ...workers.records import (
     PREFILL,
     CardFile,
     EventSource,

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
+from ...base.identity import WorkerWithDpRank
 from ...runtime.components import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
 from ...runtime.discovery import StoreWatch, full_key_string
-from ...runtime.identity import WorkerWithDpRank
 from ...runtime.kv_stores import Bucket, Entry, KeyValueStore
-from ...workers.discovery import (
+from ...workers.records import (
     CARDS,
     EVENT_SOURCES,
     EventSource,

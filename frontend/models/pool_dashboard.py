@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ...router.dashboard import PageData, PageFiles
+from ...server.dashboard import PageData, PageFiles
 from ..application import Handler, HttpCall, answer_json
 from ..asgi import send_whole
 from ..openai import ApiError

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ...router.dispatch import RequestReader, status_of
-from ...router.services import PINNED_WORKER_KEY
-from ...runtime.errors import InvalidRequestError, StatusCode
+from ...base.errors import InvalidRequestError, StatusCode
+from ...server.dispatch import RequestReader, status_of
+from ...server.services import PINNED_WORKER_KEY
 from ..application import Handler, HttpCall, answer_json
 from ..asgi import Message
 from ..completions import COMPLETIONS_ROUTE, MODEL_ROUTES

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Collection, Mapping
 
-from ...runtime.identity import WorkerWithDpRank
-from ...workers.discovery import ENCODE, DiscoveredWorker, EventSource, Fleet
+from ...base.identity import WorkerWithDpRank
+from ...workers.records import ENCODE, DiscoveredWorker, EventSource, Fleet
 from .worker_sets import WorkerSet
 
 

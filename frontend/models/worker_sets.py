@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...runtime.components import EndpointName, Instance
-from ...workers.discovery import DECODE, ENCODE, PREFILL, ModelCard
+from ...workers.records import DECODE, ENCODE, PREFILL, ModelCard
 
 TEXT_TYPES = ("Chat", "Completions")
 

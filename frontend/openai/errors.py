@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ...router.access import AccessError
-from ...router.dispatch import status_of
-from ...runtime.errors import InvalidRequestError, StatusCode
+from ...base.errors import InvalidRequestError, StatusCode
+from ...server.access import AccessError
+from ...server.dispatch import status_of
 
 RETRY_AFTER_S = 1
 _TYPES = {

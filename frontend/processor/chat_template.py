@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ...runtime.errors import ConfigError, InvalidRequestError
+from ...base.errors import ConfigError, InvalidRequestError
 
 MAX_RENDERED_CHARS = 16 << 20
 """A template is somebody else's program; what it writes is bounded."""

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from ...runtime.errors import ConfigError, InvalidRequestError
-from ...runtime.off_loop import OffLoop
+from ...base.errors import ConfigError, InvalidRequestError
+from ...process.off_loop import OffLoop
 from .chat_template import ChatTemplate
 
 TokenIds = Sequence[int] | npt.NDArray[np.uint32]

@@ -3,7 +3,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 from ..tree import RadixTree
 
 class IndexActor:

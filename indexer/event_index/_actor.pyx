@@ -9,7 +9,7 @@ from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from ...runtime.native._yield_points cimport YieldPoints, no_yield_points
+from ...base.native._yield_points cimport YieldPoints, no_yield_points
 from ..tree._arguments cimport raise_status, read_worker
 from ..tree._ops cimport (
     TREE_OK,
@@ -63,7 +63,7 @@ from ._tiers cimport (
 )
 from ._turns cimport turns_destroy, turns_init
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 from ..wire import describe_decode_error
 
 cdef enum:

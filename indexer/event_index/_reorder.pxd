@@ -7,8 +7,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from ...runtime.native._memory cimport vector_reserve
-from ...runtime.native._mix cimport splitmix64
+from ...base.native._memory cimport vector_reserve
+from ...base.native._mix cimport splitmix64
 from ..wire._events cimport EVENT_STORED, Event
 
 cdef enum:

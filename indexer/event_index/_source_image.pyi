@@ -1,4 +1,4 @@
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 from ..source import CursorImage
 from ._actor import IndexActor
 

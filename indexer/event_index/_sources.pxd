@@ -3,7 +3,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from ...runtime.native._memory cimport vector_reserve
+from ...base.native._memory cimport vector_reserve
 from ._cursor cimport (
     SOURCE_EXACT,
     SOURCE_SILENT,

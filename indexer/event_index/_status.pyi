@@ -1,6 +1,6 @@
 from typing import Any, TypeAlias
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 from ._actor import IndexActor
 
 # The worker, its EventCursor, the first event that waits behind a gap, blocks by tier, blocks that

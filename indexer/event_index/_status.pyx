@@ -32,7 +32,7 @@ from ._sources cimport Source, Sources, source_is_well, source_of, source_regist
 from ._threads cimport atomic_add, atomic_load
 from ._tiers cimport DEVICE, TIERS, TierCounters, Tiers, tier_worker
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 
 cdef struct SourceRow:
     WorkerKey key

@@ -10,8 +10,8 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from ...runtime.errors import EventError
-from ...runtime.identity import WorkerWithDpRank
+from ...base.errors import EventError
+from ...base.identity import WorkerWithDpRank
 from ..approximate import ApproximateIndex
 from ..prefix_index import CacheBranch, TierOverlap
 from ..source import SOURCES_IN_A_STEP, Missing, SourceImage, SourceState, SourceStatus

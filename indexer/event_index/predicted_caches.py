@@ -7,7 +7,7 @@ reports nothing, as in an approximate index.
 import numpy as np
 import numpy.typing as npt
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 from ..approximate import ApproximateIndex
 from ..prefix_index import CacheBranch
 

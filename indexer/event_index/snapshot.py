@@ -17,8 +17,8 @@ from typing import Annotated, BinaryIO, TypeVar
 import msgspec
 import xxhash
 
-from ...runtime.errors import ConfigError
-from ...runtime.identity import WorkerWithDpRank
+from ...base.errors import ConfigError
+from ...base.identity import WorkerWithDpRank
 from ..source import CursorImage, SourceImage, SourceState, SourceStatus
 from .actor import EventIndex
 

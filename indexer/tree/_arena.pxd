@@ -8,7 +8,7 @@ meaningful.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp
 
-from ...runtime.native._memory cimport (
+from ...base.native._memory cimport (
     LARGE,
     Memory,
     array_release,
@@ -18,7 +18,7 @@ from ...runtime.native._memory cimport (
     shrunk_capacity,
     enlarged_capacity,
 )
-from ...runtime.native._table cimport NONE
+from ...base.native._table cimport NONE
 from ._tree cimport ARENA_BINS, Arena
 
 cdef extern from * nogil:

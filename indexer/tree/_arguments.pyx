@@ -14,8 +14,8 @@ from ._ops cimport (
 
 from operator import index
 
-from ...runtime.errors import EventError
-from ...runtime.identity import as_worker
+from ...base.errors import EventError
+from ...base.identity import as_worker
 
 
 cdef int read_worker(WorkerKey* key, worker) except -1:

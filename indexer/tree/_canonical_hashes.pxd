@@ -8,7 +8,7 @@ if they are a quarter of it, when it would have to grow.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._table cimport (
+from ...base.native._table cimport (
     NONE,
     Table,
     table_hash,
@@ -24,7 +24,7 @@ from ...runtime.native._table cimport (
     table_seek,
     table_trim,
 )
-from ...runtime.native._yield_points cimport exclude_readers, admit_readers, yield_after
+from ...base.native._yield_points cimport exclude_readers, admit_readers, yield_after
 from ._tree cimport AHEAD, SHADOWS, Edge, Tree
 
 cdef enum:

@@ -6,8 +6,8 @@ goes on until hardly any do, so a seventh of a block is moved for each that left
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._memory cimport array_trim, shrunk_capacity
-from ...runtime.native._table cimport (
+from ...base.native._memory cimport array_trim, shrunk_capacity
+from ...base.native._table cimport (
     NONE,
     Table,
     table_hash,
@@ -19,7 +19,7 @@ from ...runtime.native._table cimport (
     table_rename,
     table_trim,
 )
-from ...runtime.native._yield_points cimport yield_after
+from ...base.native._yield_points cimport yield_after
 from ._arena cimport arena_release, arena_reuse, arena_trim
 from ._canonical_hashes cimport fill_hashes, is_canonical, trim_hashes
 from ._edge cimport lowest64

@@ -7,9 +7,9 @@ everywhere in the tree.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from ...runtime.native._memory cimport Memory, array_give_back, array_grow
-from ...runtime.native._table cimport NONE, table_hash
-from ...runtime.native._yield_points cimport exclude_readers, admit_readers, yield_after, yield_limit
+from ...base.native._memory cimport Memory, array_give_back, array_grow
+from ...base.native._table cimport NONE, table_hash
+from ...base.native._yield_points cimport exclude_readers, admit_readers, yield_after, yield_limit
 from ._arena cimport arena_allocate, arena_reserve, common_run
 from ._canonical_hashes cimport enter_run, reserve_hashes, shadow_block
 from ._external_hashes cimport find_held

@@ -7,14 +7,14 @@ A change that would leave a worker anything but a prefix splits the edge first.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from ...runtime.native._memory cimport (
+from ...base.native._memory cimport (
     Memory,
     memory_release,
     memory_resize,
     memory_shrink,
     memory_zeroed,
 )
-from ...runtime.native._table cimport NONE
+from ...base.native._table cimport NONE
 from ._tree cimport Edge, Span
 
 cdef extern from * nogil:

@@ -14,8 +14,8 @@ it says of blocks below an unknown parent, the tree no longer claims elsewhere.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._table cimport NONE
-from ...runtime.native._yield_points cimport yield_after
+from ...base.native._table cimport NONE
+from ...base.native._yield_points cimport yield_after
 from ._arena cimport arena_release
 from ._canonical_hashes cimport forget_blocks
 from ._edge cimport (

@@ -5,7 +5,7 @@ it is already the canonical one of another block, has an alias for it.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._memory cimport (
+from ...base.native._memory cimport (
     Memory,
     array_give_back,
     array_reserve,
@@ -15,7 +15,7 @@ from ...runtime.native._memory cimport (
     memory_zeroed,
     enlarged_capacity,
 )
-from ...runtime.native._table cimport (
+from ...base.native._table cimport (
     NONE,
     table_hash,
     table_add,

@@ -1,4 +1,4 @@
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 from ._radix import RadixTree
 
 def read_edges(

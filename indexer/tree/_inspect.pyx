@@ -3,12 +3,12 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from ...runtime.native._table cimport NONE
+from ...base.native._table cimport NONE
 from ._edge cimport edge_coverage, lowest64
 from ._radix cimport RadixTree
 from ._tree cimport ROOT, Aliases, Edge, Tree
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 
 
 def read_edges(RadixTree tree not None):

@@ -5,7 +5,7 @@ rest it writes is its caller's. Several may run at once.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._table cimport NONE, prefetch
+from ...base.native._table cimport NONE, prefetch
 from ._arena cimport common_run
 from ._edge cimport MATCHED, edge_full_word, edge_mark, lowest64, popcount64
 from ._shape cimport find_child

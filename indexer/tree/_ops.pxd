@@ -1,7 +1,7 @@
 """The door to the tree for other kernels. The caller owns the tree, and is alone in changing it."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._yield_points cimport YieldPoints
+from ...base.native._yield_points cimport YieldPoints
 from ._tree cimport (
     TREE_BLOCK_NOT_FOUND,
     TREE_INVALID_SEQUENCE,

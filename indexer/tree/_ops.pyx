@@ -3,9 +3,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from ...runtime.native._memory cimport array_release, memory_init
-from ...runtime.native._mix cimport random_multiplier
-from ...runtime.native._table cimport NONE, table_free, table_init
+from ...base.native._memory cimport array_release, memory_init
+from ...base.native._mix cimport random_multiplier
+from ...base.native._table cimport NONE, table_free, table_init
 from ._arena cimport arena_close, arena_init, common_run
 from ._compact cimport compact_tree
 from ._cross_tier cimport store_cross_tier

@@ -1,7 +1,7 @@
 """Where a chain that is being stored has got to."""
 from libc.stdint cimport uint32_t
 
-from ...runtime.native._yield_points cimport yield_after
+from ...base.native._yield_points cimport yield_after
 from ._edge cimport STORED, edge_cover, edge_coverage, edge_mark
 from ._shape cimport merge_edge
 from ._tree cimport ON_PATH, ROOT, Edge, Tree

@@ -4,7 +4,7 @@ from typing import Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 
 _Hashes: TypeAlias = npt.NDArray[np.uint64] | Sequence[int] | Iterable[int]
 _AnyWorker: TypeAlias = int | tuple[int, int]

@@ -7,7 +7,7 @@ removed from the middle hides those below it until it is stored again.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from ...runtime.native._table cimport NONE
+from ...base.native._table cimport NONE
 from .._integers cimport UIntView
 from ..wire._events cimport EVENT_REMOVED, EVENT_STORED, Event
 from ..wire._wire cimport batch_free, batch_init, decode_json_event
@@ -44,7 +44,7 @@ from ._ops cimport (
 
 import numpy as np
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 from ..wire import describe_decode_error, encode_router_event
 
 

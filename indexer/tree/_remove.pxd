@@ -1,8 +1,8 @@
 """Blocks that leave a worker."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from ...runtime.native._table cimport NONE, prefetch
-from ...runtime.native._yield_points cimport yield_after, yield_limit
+from ...base.native._table cimport NONE, prefetch
+from ...base.native._yield_points cimport yield_after, yield_limit
 from ._edge cimport edge_cover, edge_coverage
 from ._external_hashes cimport (
     drop_aliases,

@@ -2,8 +2,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from ...runtime.native._memory cimport LARGE, array_reserve, array_touch, enlarged_capacity
-from ...runtime.native._table cimport (
+from ...base.native._memory cimport LARGE, array_reserve, array_touch, enlarged_capacity
+from ...base.native._table cimport (
     NONE,
     table_hash_pair,
     table_add,
@@ -11,7 +11,7 @@ from ...runtime.native._table cimport (
     table_reserve,
     table_seek,
 )
-from ...runtime.native._yield_points cimport yield_after
+from ...base.native._yield_points cimport yield_after
 from ._arena cimport arena_release
 from ._canonical_hashes cimport forget_blocks
 from ._edge cimport (

@@ -2,12 +2,12 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from ...runtime.native._table cimport (
+from ...base.native._table cimport (
     NONE,
     table_hash,
     table_prefetch,
 )
-from ...runtime.native._yield_points cimport yield_after, yield_limit
+from ...base.native._yield_points cimport yield_after, yield_limit
 from ._arena cimport arena_allocate, arena_extend, arena_release, arena_reserve, common_run
 from ._canonical_hashes cimport (
     enter_run,

@@ -18,8 +18,8 @@ Invariants (held by tests/instruments/tree_check.pyx):
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from ...runtime.native._memory cimport Memory
-from ...runtime.native._table cimport Table
+from ...base.native._memory cimport Memory
+from ...base.native._table cimport Table
 
 cdef enum:
     ROOT = 0             # the edge above all others

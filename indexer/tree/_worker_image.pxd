@@ -3,8 +3,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from ...runtime.native._memory cimport grown_capacity, vector_reserve, vector_resize
-from ...runtime.native._table cimport NONE
+from ...base.native._memory cimport grown_capacity, vector_reserve, vector_resize
+from ...base.native._table cimport NONE
 from ._edge cimport edge_coverage
 from ._external_hashes cimport external_hash_of
 from ._tree cimport ROOT, Edge, Tree

@@ -12,8 +12,8 @@ looked at then.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from ...runtime.native._memory cimport array_give_back, array_reserve, array_trim, enlarged_capacity
-from ...runtime.native._table cimport (
+from ...base.native._memory cimport array_give_back, array_reserve, array_trim, enlarged_capacity
+from ...base.native._table cimport (
     NONE,
     prefetch,
     table_add,
@@ -23,7 +23,7 @@ from ...runtime.native._table cimport (
     table_seek,
     table_trim,
 )
-from ...runtime.native._yield_points cimport yield_after
+from ...base.native._yield_points cimport yield_after
 from ._edge cimport edge_coverage, lowest64
 from ._tree cimport AHEAD, LISTED, Edge, Tree, Worker
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 from ..wire import EventData, Removed, RouterEvent, Stored, StoredBlock
 from ._inspect import read_aliases, read_edges
 from ._radix import RadixTree

@@ -1,7 +1,7 @@
 """KV events as C structs: what the decoder produces and the index applies."""
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 
-from ...runtime.native._memory cimport grown_capacity, vector_reserve, vector_resize
+from ...base.native._memory cimport grown_capacity, vector_reserve, vector_resize
 from ._reader cimport DECODE_NO_MEMORY, DECODE_OK, DECODE_TOO_LARGE
 
 

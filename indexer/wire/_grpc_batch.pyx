@@ -10,7 +10,7 @@ from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from ...runtime.native._protobuf cimport (
+from ...base.native._protobuf cimport (
     DELIMITED,
     VARINT,
     ByteReader,

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from ...runtime.native._protobuf cimport (
+from ...base.native._protobuf cimport (
     DELIMITED,
     VARINT,
     ByteReader,

@@ -1,6 +1,6 @@
 """Field numbers of KvEventBatch (smg.grpc.common) and of what is in it."""
 
-from ...runtime.native._protobuf cimport ByteReader, Field
+from ...base.native._protobuf cimport ByteReader, Field
 
 cdef enum:
     BATCH_TIERS = 4      # a cleared event is one of ours for each

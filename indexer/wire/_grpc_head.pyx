@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from ...runtime.native._protobuf cimport (
+from ...base.native._protobuf cimport (
     DELIMITED,
     VARINT,
     ByteReader,

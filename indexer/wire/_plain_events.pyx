@@ -8,8 +8,8 @@ from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove, memset
 
-from ...runtime.native._memory cimport vector_reserve
-from ...runtime.native._protobuf cimport (
+from ...base.native._memory cimport vector_reserve
+from ...base.native._protobuf cimport (
     DELIMITED, VARINT, delimited_size, number_size, put_delimited, put_number, put_varint,
     varint_size,
 )

@@ -10,7 +10,7 @@ from libc.stdint cimport UINT32_MAX, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, strlen
 
-from ...runtime.native._memory cimport vector_reserve
+from ...base.native._memory cimport vector_reserve
 from .._integers cimport UIntView, view_integers
 from ._msgpack_reader cimport bswap16, bswap32, bswap64
 

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from ...runtime.envelope import EventEnvelope, encode_envelope
-from ...runtime.errors import EventError
-from ...runtime.identity import WorkerWithDpRank
+from ...base.envelope import EventEnvelope, encode_envelope
+from ...base.errors import EventError
+from ...base.identity import WorkerWithDpRank
 from ._wire import EventDecoder
 from ._writer import EventWriter
 from .events import TIERS, Cleared, EventData, Removed, RouterEvent, Stored, StoredBlock

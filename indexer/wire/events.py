@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 
 StorageTier: TypeAlias = Literal["device", "host_pinned", "disk", "external"]
 TIERS: tuple[StorageTier, ...] = ("device", "host_pinned", "disk", "external")

@@ -74,7 +74,7 @@ def plain_batch(payload: bytes, sequence: int, block_size: int) -> bytes | None:
     Most are plain: full blocks of our size in the engine's own memory, named by numbers, and their
     removal. Their tokens go from one form into the other without a Python object for each. None for
     all else (adapters, salts, other keys, tiers, sizes, groups; what cannot be read): it is left to
-    workers/event_dialects/zmq_payload.py, which knows every event, and is what this is held to.
+    kv_events/dialects/zmq_payload.py, which knows every event, and is what this is held to.
     OverflowError if a number does not fit.
     """
     return _plain_events.plain_batch(payload, sequence, block_size)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from ...runtime.errors import InvalidRequestError
+from ...base.errors import InvalidRequestError
 from .queue import AdmissionQueue
 from .ticket import Lane, Ticket
 

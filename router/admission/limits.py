@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.settings import bad_setting, is_finite, option
+from ...process.settings import bad_setting, is_finite, option
 from ...slots.table import SlotTable
 from ...workers.registry import WorkerRegistry
 from ..policy import Candidates, Mask, Policy

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ...runtime.errors import InvalidRequestError
+from ...base.errors import InvalidRequestError
 
 SLO_TTFT_KEY, SLO_ITL_KEY = "x-dynamo-slo-ttft-ms", "x-dynamo-slo-itl-ms"
 """Request metadata: milliseconds to its first token, and between tokens on average, at most."""

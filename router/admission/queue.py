@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from ...runtime.errors import NoWorkersError
+from ...base.errors import NoWorkersError
 from .tenants import TenantConfig, TenantShares
 from .ticket import Lane, QueuePolicy, Ticket
 from .turns import Entry, Head, Line

@@ -1,6 +1,6 @@
 """A bound that all callers share, with a smaller one for each of them. Pure."""
 
-from ...runtime.limit_hits import LimitHits
+from ...base.limit_hits import LimitHits
 
 
 class SharedBound:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from ...runtime.errors import InvalidRequestError
-from ...runtime.settings import bad_setting, is_finite, option
+from ...base.errors import InvalidRequestError
+from ...process.settings import bad_setting, is_finite, option
 from ..policy import not_below_share
 from .holdings import TenantHoldings
 

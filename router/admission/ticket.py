@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 
 QueuePolicy = Literal["fcfs", "lcfs", "wspt", "deadline"]
 QUEUE_POLICIES: tuple[str, ...] = ("fcfs", "lcfs", "wspt", "deadline")

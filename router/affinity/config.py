@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ...runtime.settings import bad_setting, is_finite, option
+from ...process.settings import bad_setting, is_finite, option
 
 AffinityMode = Literal["hard", "soft"]
 AFFINITY_MODES: tuple[str, ...] = ("hard", "soft")

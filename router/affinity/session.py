@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...runtime.errors import InvalidRequestError
+from ...base.errors import InvalidRequestError
 from ...workers.cache_control import LEAST, Retention
 from .config import AffinityConfig
 

@@ -7,8 +7,8 @@ from secrets import randbelow
 from threading import Lock
 from typing import NamedTuple
 
-from ...runtime.clock import Clock
-from ...runtime.identity import WorkerWithDpRank
+from ...base.clock import Clock
+from ...base.identity import WorkerWithDpRank
 from ...workers.registry import WorkerRegistry
 from .bindings import Binding, SessionTable
 from .config import AffinityConfig, AffinityMode

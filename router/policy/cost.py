@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...runtime.errors import ConfigError
-from ...runtime.identity import WorkerWithDpRank
+from ...base.errors import ConfigError
+from ...base.identity import WorkerWithDpRank
 from ._cost import evaluate
 from .decision import CandidateTerms
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ...runtime.identity import WorkerWithDpRank
+from ...base.identity import WorkerWithDpRank
 from .residuals import ResidualState
 
 

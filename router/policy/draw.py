@@ -4,7 +4,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...runtime.errors import NoWorkersError
+from ...base.errors import NoWorkersError
 from . import _cost
 from .cost import Floats
 

@@ -16,7 +16,7 @@ import logging
 import math
 from dataclasses import dataclass, fields
 
-from ...runtime.errors import ConfigError, NoWorkersError
+from ...base.errors import ConfigError, NoWorkersError
 from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
 from .base import Candidates, HeardBooking, Policy

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.errors import RouterError
+from ...base.errors import RouterError
 from ...workers.registry import WorkerEntry
 from .base import Candidates, HeardBooking, Policy
 from .cost import Counts, Floats, Mask

@@ -5,7 +5,7 @@ None of them learns. RoundRobin remembers its turn, so make one and keep it.
 
 import numpy as np
 
-from ...runtime.errors import InvalidRequestError
+from ...base.errors import InvalidRequestError
 from .base import Candidates, Mode, Policy
 from .cost import CostParams, Floats, score
 from .draw import Rng, pick_lowest, pick_of_two

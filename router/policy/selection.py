@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from ...runtime.errors import InvalidRequestError, NoWorkersError, RouterError
+from ...base.errors import InvalidRequestError, NoWorkersError, RouterError
 from ...slots.table import SlotTable
 from .base import Candidates, Policy
 from .cost import Floats, Mask

@@ -10,9 +10,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from ...runtime.envelope import EnvelopeWriter, decode_envelope
-from ...runtime.errors import EventError
-from ...slots.replicas import MAX_COUNT, Booked, Ended, Event
+from ...base.envelope import EnvelopeWriter, decode_envelope
+from ...base.errors import EventError
+from ...slots.peers import MAX_COUNT, Booked, Ended, Event
 from .peer_load import PeerLoad
 
 ACTIVE_SEQUENCES = "active_sequences_events"

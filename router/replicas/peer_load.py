@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-from ...runtime.clock import Clock
-from ...runtime.identity import WorkerWithDpRank
-from ...slots.replicas import HASH_BYTES, Booked, PeerBook
+from ...base.clock import Clock
+from ...base.identity import WorkerWithDpRank
+from ...slots.peers import HASH_BYTES, Booked, PeerBook
 from ...slots.shared import PEER_MARK, SharedSlots
 from ...workers.registry import WorkerRegistry
 from ..config import KvRouterConfig

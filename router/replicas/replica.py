@@ -4,16 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from ...slots.replicas import (
-    Ask,
-    Batch,
-    Beat,
-    Booked,
-    Message,
-    OwnBookings,
-    PeerBook,
-    Picture,
-)
+from ...slots.peers import Ask, Batch, Beat, Booked, Message, OwnBookings, PeerBook, Picture
 from .peer_load import PeerLoad
 
 BEAT_S = 0.25

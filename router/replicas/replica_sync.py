@@ -7,11 +7,11 @@ from threading import get_ident
 
 import structlog
 
-from ...runtime.clock import Clock
-from ...runtime.errors import EventError
+from ...base.clock import Clock
+from ...base.errors import EventError
+from ...process.supervised import stopped, supervise
 from ...runtime.event_planes import EventPlane, PlaneState, Subscription, endpoint_subject
-from ...runtime.supervised import stopped, supervise
-from ...slots.replicas import Ask, Message, decode_message, encode_message
+from ...slots.peers import Ask, Message, decode_message, encode_message
 from ..affinity import SessionAffinity
 from .dynamo_replicas import ACTIVE_SEQUENCES, DynamoReplicas
 from .peer_load import PeerLoad

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...runtime.envelope import EnvelopeWriter, decode_envelope
-from ...runtime.errors import EventError
-from ...runtime.identity import as_worker
+from ...base.envelope import EnvelopeWriter, decode_envelope
+from ...base.errors import EventError
+from ...base.identity import as_worker
 from ..affinity import Binding, SessionAffinity
 
 SESSION_AFFINITY = "session_affinity_events"

@@ -6,9 +6,9 @@ from random import Random
 from typing import Any, TypeAlias, get_args
 from uuid import uuid4
 
-from ..clock import Clock, SystemClock
+from ...base.clock import Clock, SystemClock
+from ...base.errors import ConfigError, NoWorkersError
 from ..discovery import PrefixWatcher, full_key_string
-from ..errors import ConfigError, NoWorkersError
 from ..kv_stores import LEASE_TTL_S, KeyValueStore
 from ..request_planes import RequestClient, RequestError
 from .answers import NOTHING, data_of

@@ -8,9 +8,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from structlog import get_logger
 
-from ..clock import SystemClock
+from ...base.clock import SystemClock
+from ...base.errors import ConfigError
+from ...transport.security import ClientTls, FileWatch, ServerTls, ServerTlsConfig, WorkerTlsConfig
 from ..discovery import Registrations
-from ..errors import ConfigError
 from ..kv_stores import LEASE_TTL_S, KeyValueStore, NatsAddress, StoreError
 from ..request_planes import (
     GRPC_TLS,
@@ -24,7 +25,6 @@ from ..request_planes import (
     RequestServer,
     annotated,
 )
-from ..security import ClientTls, FileWatch, ServerTls, ServerTlsConfig, WorkerTlsConfig
 from .cancellation import CancellationToken
 from .client import Client
 from .components import Namespace

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..clock import Clock
+from ...base.clock import Clock
 from .chooser import InstanceChooser, Mode
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from ..identity import MAX_WORKER_ID
+from ...base.identity import MAX_WORKER_ID
 from ..kv_stores import Entry
 
 INSTANCES = "v1/instances"

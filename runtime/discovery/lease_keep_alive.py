@@ -3,7 +3,7 @@
 from enum import Enum
 from random import Random
 
-from ..backoff import Backoff
+from ...base.backoff import Backoff
 from ..kv_stores import LEASE_TTL_S
 
 

@@ -7,8 +7,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from structlog import get_logger
 
+from ...process.supervised import stopped, supervise
 from ..kv_stores import Bucket, Change, Deleted, Entry, Listing, StoreError
-from ..supervised import stopped, supervise
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -7,10 +7,10 @@ from random import Random
 
 from structlog import get_logger
 
-from ..backoff import Backoff
-from ..clock import Clock, SystemClock
+from ...base.backoff import Backoff
+from ...base.clock import Clock, SystemClock
+from ...process.supervised import stopped, supervise
 from ..kv_stores import LEASE_TTL_S, KeyValueStore, LeaseLostError, StoreError
-from ..supervised import stopped, supervise
 from .lease_keep_alive import LeaseKeepAlive, LeaseStep
 
 AT_ONCE = 16

@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from ..errors import ConfigError
+from ...base.errors import ConfigError
+from ...process.supervised import stopped, supervise
 from ..kv_stores import Bucket, Entry, KeyValueStore, StoreError
-from ..supervised import stopped, supervise
 from .prefix_watcher import PrefixWatcher
 
 FIRST_LISTING_S = 5.0

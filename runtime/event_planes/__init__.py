@@ -1,6 +1,6 @@
 """How processes hear each other: publish and subscribe by subject, in this process or over NATS."""
 
-from ..nats import NatsLink
+from ...transport.nats import NatsLink
 from .embedded_nats import EmbeddedNats, find_nats_server, probe
 from .event_plane import (
     KV_EVENTS,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from structlog import get_logger
 
-from ..child_process import ChildError, ChildProcess
-from ..errors import ConfigError
-from ..supervised import stopped, supervise
-from ..urls import DEFAULT_NATS_URL, split_nats_url
+from ...base.errors import ConfigError
+from ...base.urls import DEFAULT_NATS_URL, split_nats_url
+from ...process.child_process import ChildError, ChildProcess
+from ...process.supervised import stopped, supervise
 
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 3.0

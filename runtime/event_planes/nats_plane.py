@@ -8,10 +8,10 @@ from functools import partial
 from nats.errors import Error as NatsError
 from structlog import get_logger
 
-from ..backoff import Backoff
-from ..nats import MAX_UNSENT_BYTES, NatsLink
-from ..security import NatsAuth
-from ..urls import DEFAULT_NATS_URL, redact_url, split_nats_url
+from ...base.backoff import Backoff
+from ...base.urls import DEFAULT_NATS_URL, redact_url, split_nats_url
+from ...transport.nats import MAX_UNSENT_BYTES, NatsLink
+from ...transport.security import NatsAuth
 from .event_plane import Handler, PlaneBase, PlaneState, check_subject
 from .outgoing_buffer import OutgoingBuffer
 

@@ -10,8 +10,8 @@ from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 import msgspec
 from structlog import get_logger
 
-from ..envelope import EnvelopeWriter, decode_envelope
-from ..errors import EventError
+from ...base.envelope import EnvelopeWriter, decode_envelope
+from ...base.errors import EventError
 from .event_plane import EventPlane, Handler, Subscription
 
 MAX_WAITING = 1024

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from ..security import read_file
-from ..settings import bad_setting
-from ..urls import redact_url
+from ...base.urls import redact_url
+from ...process.settings import bad_setting
+from ...transport.security import read_file
 from .store import LEASE_TTL_S
 
 DEFAULT_ENDPOINTS = ("http://localhost:2379",)

@@ -10,7 +10,7 @@ import grpc
 from aetcd import rpc  # type: ignore[import-untyped]
 from structlog import get_logger
 
-from ..backoff import Backoff
+from ...base.backoff import Backoff
 from .etcd_config import EtcdConfig, pem
 from .store import StoreError
 

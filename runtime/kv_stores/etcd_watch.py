@@ -8,8 +8,8 @@ import grpc
 from aetcd import rpc  # type: ignore[import-untyped]
 from structlog import get_logger
 
-from ..backoff import Backoff
-from ..supervised import is_cancelled
+from ...base.backoff import Backoff
+from ...process.supervised import is_cancelled
 from .etcd_connection import ATTEMPT_S, EtcdConnection
 from .store import Change, Deleted, Entry, Listing, StoreError, Watch
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..clock import Clock, SystemClock
+from ...base.clock import Clock, SystemClock
 
 FILE_TTL_S = 10.0
 _SECOND = 10**9

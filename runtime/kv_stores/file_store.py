@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from ..clock import Clock, SystemClock
-from ..settings import bad_setting
+from ...base.clock import Clock, SystemClock
+from ...process.settings import bad_setting
 from .file_dates import FileDates
 from .file_folder import FileFolder, Found
 from .folder_watch import FolderWatch

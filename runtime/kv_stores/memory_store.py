@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ..clock import Clock, SystemClock
+from ...base.clock import Clock, SystemClock
 from .pending_changes import PendingChanges
 from .store import (
     LEASE_TTL_S,

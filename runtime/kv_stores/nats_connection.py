@@ -13,12 +13,12 @@ from nats.errors import MaxPayloadError, NoRespondersError
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, ServiceUnavailableError
 
-from ..backoff import Backoff
-from ..nats import NatsLink
-from ..security import NatsAuth, NatsAuthConfig
-from ..settings import bad_setting
-from ..supervised import cancelled_for_sure
-from ..urls import DEFAULT_NATS_URL, redact_text, redact_url, split_nats_url
+from ...base.backoff import Backoff
+from ...base.urls import DEFAULT_NATS_URL, redact_text, redact_url, split_nats_url
+from ...process.settings import bad_setting
+from ...process.supervised import cancelled_for_sure
+from ...transport.nats import NatsLink
+from ...transport.security import NatsAuth, NatsAuthConfig
 from .store import StoreError
 
 TIMEOUT_S = 5.0

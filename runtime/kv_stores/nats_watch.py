@@ -10,7 +10,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError
 from structlog import get_logger
 
-from ..backoff import Backoff
+from ...base.backoff import Backoff
 from .delivery import read_delivery
 from .nats_connection import NatsConnection
 from .nats_messages import BucketSubjects

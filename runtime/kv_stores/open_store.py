@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from ..settings import bad_setting
+from ...process.settings import bad_setting
 from .etcd_config import EtcdConfig
 from .file_store import FileStore
 from .memory_store import MemoryStore

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from secrets import randbits
 from typing import Protocol, TypeAlias
 
-from ..errors import RouterError
+from ...base.errors import RouterError
 
 LEASE_TTL_S = 10.0
 """How long a registration outlives the process that no longer renews it."""

@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeAlias
 
 from structlog import get_logger
 
-from ..errors import InvalidRequestError
-from ..urls import redact_text
+from ...base.errors import InvalidRequestError
+from ...base.urls import redact_text
 from .messages import SENTINEL, RequestMessage, data_frame, final_frame, prologue
 
 log = get_logger(__name__)

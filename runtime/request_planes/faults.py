@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from ..errors import WorkerError
+from ...base.errors import WorkerError
 
 UNAVAILABLE = "Server unavailable: "
 OVERLOADED = "Server overloaded: "

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from ..errors import RouterError
+from ...base.errors import RouterError
 
 MAX_PAYLOAD_BYTES = 32 << 20
 MAX_HEADER_BYTES = 128 << 10

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from structlog import get_logger
 
-from ..security import ClientTls
+from ...transport.security import ClientTls
 from .answer import Answer
 from .faults import Fault, RequestError, fault_of_status
 from .frames import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameError, decode_two_part

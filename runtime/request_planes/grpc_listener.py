@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 from structlog import get_logger
 
-from ..security import ServerTls
-from ..supervised import cancelled_for_sure
+from ...process.supervised import cancelled_for_sure
+from ...transport.security import ServerTls
 from .grpc_carrier import MAX_MESSAGE_BYTES, METHOD, PATH_KEY, PING_MS, PING_TIMEOUT_MS
 from .request_server import MAX_CALLERS, RequestServer
 

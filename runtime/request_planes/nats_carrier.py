@@ -13,10 +13,10 @@ from nats.errors import MaxPayloadError, NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from structlog import get_logger
 
-from ..backoff import Backoff
+from ...base.backoff import Backoff
+from ...process.supervised import stopped, supervise
+from ...transport.nats import NatsLink
 from ..kv_stores import NatsAddress, NatsConnection, StoreError
-from ..nats import NatsLink
-from ..supervised import stopped, supervise
 from .answer import Answer
 from .faults import Fault, RequestError
 

@@ -32,12 +32,12 @@ from support.servers.discovered_fleet import (
 )
 from support.serving import BLOCK, Doors
 
+from dynamo_router.base.errors import NoWorkersError
+from dynamo_router.engines.mocker.config import EngineConfig
+from dynamo_router.engines.mocker.fleet import MockFleet
+from dynamo_router.engines.mocker.server import MockServer
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.runtime.errors import NoWorkersError
-from dynamo_router.workers.discovery import EventPlaneConfig
-from dynamo_router.workers.mocker.config import EngineConfig
-from dynamo_router.workers.mocker.fleet import MockFleet
-from dynamo_router.workers.mocker.server import MockServer
+from dynamo_router.workers.records import EventPlaneConfig
 from dynamo_router.workers.registry import WorkerState
 
 SEEDS = seeds_of(1, 2, 3, 4)

@@ -30,7 +30,7 @@ from support.servers.etcd import EtcdServer
 from support.servers.jetstream import JetStreamServer
 from support.serving import BLOCK, Doors
 
-from dynamo_router.workers.mocker.fleet import MockFleet
+from dynamo_router.engines.mocker.fleet import MockFleet
 
 SEEDS = seeds_of(1, 2, 3)
 STORES = ("nats", "etcd")

@@ -24,11 +24,11 @@ from support.fake_engine import prompt
 from support.polling import until
 from support.serving import BLOCK, Doors, serving
 
+from dynamo_router.engines.mocker.config import EngineConfig, MockerConfig
+from dynamo_router.engines.mocker.fleet import MockFleet
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.workers.channels import ConnectionPolicy
-from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
-from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.trtllm_proto import SERVICE
 
 SEEDS = seeds_of(1, 2)

@@ -11,7 +11,7 @@ from support.fake_engine import FakeEngine, answer, chunk, complete, fail, hang,
 from support.polling import until
 from support.rig import Rig, first
 
-from dynamo_router.router.request_limits import RequestLimits
+from dynamo_router.server.request_limits import RequestLimits
 from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 from oracles.generate import written_chunk, written_complete
 
+from dynamo_router.base.errors import WorkerError
 from dynamo_router.runtime.components import NOTHING, data_of
-from dynamo_router.runtime.errors import WorkerError
 from dynamo_router.runtime.request_planes import RequestError, part_decoders
 from dynamo_router.workers.dialects.dynamo_messages import PART_DECODERS, AnswerWriter, PlainPart
 from dynamo_router.workers.trtllm_proto import pb

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from fuzz.guarded import Guarded
 from support.servers import http2_frames as raw
 
-from dynamo_router.runtime.http2 import load_library
-from dynamo_router.runtime.http2._session import Session, SessionError
-from dynamo_router.runtime.http2._streams import END, HEADERS, MESSAGE, Stream
-from dynamo_router.runtime.http2.library import make_session
+from dynamo_router.transport.http2 import load_library
+from dynamo_router.transport.http2._session import Session, SessionError
+from dynamo_router.transport.http2._streams import END, HEADERS, MESSAGE, Stream
+from dynamo_router.transport.http2.library import make_session
 
 MOST_BYTES, MOST_HEADER_BYTES, MOST_STREAMS = 1000, 2000, 4
 LONGEST = 1 << 16

@@ -8,7 +8,7 @@ from typing import Any
 from support.servers import http2_frames as raw
 from support.servers.http2_client import echo, hang, head_of
 
-from dynamo_router.runtime.http2 import Http2Server, ServerLimits, load_library
+from dynamo_router.transport.http2 import Http2Server, ServerLimits, load_library
 
 MOST_STREAMS, MOST_BYTES, SEND_BYTES = 4, 1000, 2000
 METHODS = {"/a.B/echo": echo, "/a.B/hang": hang}

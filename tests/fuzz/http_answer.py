@@ -5,7 +5,7 @@ from typing import Any
 
 from support.servers.http_engine import event, part, usage
 
-from dynamo_router.runtime.errors import WorkerError
+from dynamo_router.base.errors import WorkerError
 from dynamo_router.workers.dialects.openai_answers import MissingTokens, reader_of
 from dynamo_router.workers.dialects.openai_requests import EngineKind
 from dynamo_router.workers.dialects.sse import EventReader

@@ -15,6 +15,8 @@ from fuzz.http2_peer import http2_seeds
 from fuzz.http2_server import http2_server_seeds
 from fuzz.http_answer import answer_seeds
 
+from dynamo_router.base.envelope import EventEnvelope, encode_envelope
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.indexer.wire.codec import (
     encode_cache_event,
@@ -22,8 +24,6 @@ from dynamo_router.indexer.wire.codec import (
     encode_router_event,
 )
 from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.envelope import EventEnvelope, encode_envelope
-from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.trtllm_proto import pb
 
 pack = msgspec.msgpack.encode

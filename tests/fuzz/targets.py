@@ -22,6 +22,8 @@ from oracles.generate import expected, expected_answer
 from oracles.tree import OracleTree
 from oracles.tree import Refused as TreeRefused
 
+from dynamo_router.base.envelope import decode_envelope, encode_envelope
+from dynamo_router.base.errors import EventError, InvalidRequestError, RouterError
 from dynamo_router.bench.traces.trace import decode_trace, encode_request
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.tree import RadixTree
@@ -32,11 +34,9 @@ from dynamo_router.indexer.wire.codec import (
     encode_event_message,
 )
 from dynamo_router.indexer.wire.events import RouterEvent, Stored
-from dynamo_router.router.dispatch._generate_answer import parse_answer
-from dynamo_router.router.dispatch._generate_request import parse_generate
-from dynamo_router.router.dispatch.generate_request import read_generate
-from dynamo_router.runtime.envelope import decode_envelope, encode_envelope
-from dynamo_router.runtime.errors import EventError, InvalidRequestError, RouterError
+from dynamo_router.server.dispatch._generate_answer import parse_answer
+from dynamo_router.server.dispatch._generate_request import parse_generate
+from dynamo_router.server.dispatch.generate_request import read_generate
 from dynamo_router.workers.trtllm_proto import pb
 
 LONGEST = 1 << 16

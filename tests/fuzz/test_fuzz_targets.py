@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_router.indexer.wire.codec import decode_cache_event
-from dynamo_router.router.dispatch.generate_request import read_generate
+from dynamo_router.server.dispatch.generate_request import read_generate
 
 RUNS = 300
 FUZZ = Path(__file__).parent

@@ -62,7 +62,7 @@ def load_instrument(source: Path) -> ModuleType:
     digest = hashlib.sha256(f"{PACKAGE} {SUFFIX} {version('cython')} {flags}".encode())
     for path in (source, *sorted(PACKAGE.glob("indexer/**/*.pxd"))):
         digest.update(path.read_bytes())
-    for path in sorted(PACKAGE.glob("runtime/native/*.pxd")):
+    for path in sorted(PACKAGE.glob("base/native/*.pxd")):
         digest.update(path.read_bytes())
     built = CACHE / f"{source.stem}-{digest.hexdigest()[:16]}{SUFFIX}"
     if not built.exists():

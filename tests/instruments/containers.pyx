@@ -4,8 +4,8 @@ Built by tests/instruments/build.py over the kernels' own declarations; no part 
 """
 from dynamo_router.indexer.tree._radix cimport RadixTree
 from dynamo_router.indexer.tree._tree cimport Tree
-from dynamo_router.runtime.native._memory cimport enlarged_capacity, shrunk_capacity
-from dynamo_router.runtime.native._table cimport Table, table_seek
+from dynamo_router.base.native._memory cimport enlarged_capacity, shrunk_capacity
+from dynamo_router.base.native._table cimport Table, table_seek
 from libc.stdint cimport uint32_t, uint64_t
 
 

@@ -17,11 +17,11 @@ import numpy as np
 from grpc import aio
 
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.peer_limits import PeerLimits
 from dynamo_router.router.proto import router_pb2 as rpb
-from dynamo_router.router.serve import Server
-from dynamo_router.router.serve_command import GC_THRESHOLDS
-from dynamo_router.router.serve_config import ServeConfig
+from dynamo_router.server.command import GC_THRESHOLDS
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.server.peer_limits import PeerLimits
+from dynamo_router.server.server import Server
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 16

@@ -32,7 +32,7 @@ from dynamo_router.indexer.tree._tree cimport (
     Tree,
     Worker,
 )
-from dynamo_router.runtime.native._table cimport NONE, Table, table_seek
+from dynamo_router.base.native._table cimport NONE, Table, table_seek
 from libc.stdint cimport uint32_t, uint64_t
 
 

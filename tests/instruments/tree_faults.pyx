@@ -4,7 +4,7 @@ Built by tests/instruments/build.py over the kernels' own declarations; no part 
 """
 from dynamo_router.indexer.tree._radix cimport RadixTree
 from dynamo_router.indexer.tree._tree cimport ON_PATH, Tree
-from dynamo_router.runtime.native._yield_points cimport YieldPoints
+from dynamo_router.base.native._yield_points cimport YieldPoints
 from libc.stdint cimport uint32_t, uint64_t
 
 from contextlib import contextmanager

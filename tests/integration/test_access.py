@@ -12,8 +12,8 @@ from support.polling import until
 from support.processes import command
 from support.serving import BLOCK, Doors, serving
 
-from dynamo_router.router.access.roles import FRONTEND_RULES, RULES, Role
 from dynamo_router.router.proto import router_pb2 as rpb
+from dynamo_router.server.access.roles import FRONTEND_RULES, RULES, Role
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 TOKENS = {role: f"{role}-token-0123456789" for role in Role}

@@ -12,8 +12,8 @@ from support.polling import until
 from support.serving import Doors, serving
 
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.peer_limits import PeerLimits
 from dynamo_router.router.proto import router_pb2
+from dynamo_router.server.peer_limits import PeerLimits
 from dynamo_router.workers.channels import ConnectionPolicy
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 

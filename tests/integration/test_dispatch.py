@@ -12,7 +12,7 @@ from support.polling import until
 from support.rig import Rig, first
 
 from dynamo_router.indexer import block_hashes
-from dynamo_router.router.dispatch import watch
+from dynamo_router.server.dispatch import watch
 from dynamo_router.workers import outliers
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.trtllm_proto import pb

@@ -23,7 +23,7 @@ from support.fake_engine import (
 from support.polling import until
 from support.rig import Rig, first
 
-from dynamo_router.router.request_limits import RequestLimits
+from dynamo_router.server.request_limits import RequestLimits
 from dynamo_router.workers.channels import MAX_MESSAGE_BYTES
 from dynamo_router.workers.outliers import OutlierPolicy
 from dynamo_router.workers.registry import WorkerState

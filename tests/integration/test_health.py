@@ -11,9 +11,9 @@ import pytest
 from support.fake_engine import FakeEngine
 from support.polling import until
 
-from dynamo_router.runtime.clock import SystemClock
-from dynamo_router.runtime.errors import ConfigError, StatusCode
-from dynamo_router.runtime.identity import WorkerWithDpRank, address_worker_id
+from dynamo_router.base.clock import SystemClock
+from dynamo_router.base.errors import ConfigError, StatusCode
+from dynamo_router.base.identity import WorkerWithDpRank, address_worker_id
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.health import HealthMonitor
 from dynamo_router.workers.health_tracker import HealthPolicy

@@ -15,11 +15,11 @@ from support.polling import until
 from support.security.certificates import Authority
 from support.security.secured_nats import secured_nats
 
-from dynamo_router.runtime.backoff import Backoff
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.base.backoff import Backoff
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.event_planes.event_plane import PlaneState
 from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
-from dynamo_router.runtime.security import NatsAuth, NatsAuthConfig
+from dynamo_router.transport.security import NatsAuth, NatsAuthConfig
 
 PASSWORD = "S3cret/pw"
 

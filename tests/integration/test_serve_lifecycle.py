@@ -15,11 +15,11 @@ from support.polling import until
 from support.processes import own_children
 from support.serving import BLOCK, serving
 
+from dynamo_router.base.errors import ConfigError, StatusCode
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.mock_process import MockEnginesConfig
-from dynamo_router.router.serve import Server
-from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime.errors import ConfigError, StatusCode
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.server.mock_process import MockEnginesConfig
+from dynamo_router.server.server import Server
 from dynamo_router.workers.channels import ConnectionPolicy, data_path_of
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState

@@ -13,14 +13,14 @@ from support.polling import until
 from support.rig import Rig, first
 from support.serving import serving
 
+from dynamo_router.base.errors import ConfigError, NoWorkersError, StatusCode
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.dispatch.observers import NoObserver
-from dynamo_router.router.dispatch.request import Flight
-from dynamo_router.router.request_limits import RequestLimits
-from dynamo_router.router.services.trtllm_service import abort_with
-from dynamo_router.runtime.errors import ConfigError, NoWorkersError, StatusCode
-from dynamo_router.runtime.grpc_servers.aio_server import AioCall
+from dynamo_router.server.dispatch.observers import NoObserver
+from dynamo_router.server.dispatch.request import Flight
+from dynamo_router.server.request_limits import RequestLimits
+from dynamo_router.server.services.trtllm_service import abort_with
+from dynamo_router.transport.grpc_server.aio_server import AioCall
 
 
 class Ends(NoObserver):

@@ -17,14 +17,14 @@ from support.polling import until
 from support.processes import command
 from support.security.certificates import Authority
 
+from dynamo_router.engines.mocker.config import MockerConfig
+from dynamo_router.engines.mocker.server import MockServer
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.router.proto import router_pb2_grpc
-from dynamo_router.router.serve import Server
-from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime.security import ServerTls, ServerTlsConfig, WorkerTlsConfig
-from dynamo_router.workers.mocker.config import MockerConfig
-from dynamo_router.workers.mocker.server import MockServer
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.server.server import Server
+from dynamo_router.transport.security import ServerTls, ServerTlsConfig, WorkerTlsConfig
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 

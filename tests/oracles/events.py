@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.wire.events import (
     Cleared,
     EventData,
@@ -18,7 +19,6 @@ from dynamo_router.indexer.wire.events import (
     Stored,
     StoredBlock,
 )
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 TIERS: tuple[StorageTier, ...] = ("device", "host_pinned", "disk")
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 from oracles.engine import OracleMockEngine, OracleStep
 
-from dynamo_router.workers.mocker.config import EngineConfig
-from dynamo_router.workers.mocker.sequence import Sequence
-from dynamo_router.workers.serving.kv_events import KvEvent
-from dynamo_router.workers.serving.request import EngineRequest
+from dynamo_router.engines.mocker.config import EngineConfig
+from dynamo_router.engines.mocker.sequence import Sequence
+from dynamo_router.engines.serving.kv_events import KvEvent
+from dynamo_router.engines.serving.request import EngineRequest
 
 
 @dataclass

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from dynamo_router.engines.mocker.config import EngineConfig
+from dynamo_router.engines.mocker.virtual import Emitted, VirtualFleet
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
-from dynamo_router.workers.mocker.config import EngineConfig
-from dynamo_router.workers.mocker.virtual import Emitted, VirtualFleet
 
 # The units of `Forecast.learnt`: contexts, prompt tokens, prompt tokens times their contexts.
 CONTEXT_TOKENS, CHUNK_TOKENS, ATTENDED_TOKENS = 1e5, 8192.0, 8.192e7

@@ -15,14 +15,14 @@ from typing import Protocol
 
 from oracles.lower_tiers import USUAL_LEVEL, Kept, LowerTiers
 
-from dynamo_router.workers.cache_control import Span
-from dynamo_router.workers.mocker.tiers import TierConfig
-from dynamo_router.workers.serving.kv_events import (
+from dynamo_router.engines.mocker.tiers import TierConfig
+from dynamo_router.engines.serving.kv_events import (
     BlocksRemoved,
     BlocksStored,
     CachedBlock,
     KvEvent,
 )
+from dynamo_router.workers.cache_control import Span
 
 
 class Holder(Protocol):

@@ -3,14 +3,14 @@
 import math
 from typing import NamedTuple
 
-from dynamo_router.indexer.wire import StorageTier
-from dynamo_router.workers.mocker.tiers import TierConfig
-from dynamo_router.workers.serving.kv_events import (
+from dynamo_router.engines.mocker.tiers import TierConfig
+from dynamo_router.engines.serving.kv_events import (
     BlocksRemoved,
     BlocksStored,
     CachedBlock,
     KvEvent,
 )
+from dynamo_router.indexer.wire import StorageTier
 
 USUAL_LEVEL = 35
 NAMES: tuple[StorageTier, StorageTier] = ("host_pinned", "disk")

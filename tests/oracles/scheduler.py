@@ -1,6 +1,6 @@
 """The mock engine's scheduler in plain Python: what the native one is held against.
 
-The rules are told at the head of workers/mocker/_scheduler.pxd.
+The rules are told at the head of engines/mocker/_scheduler.pxd.
 """
 
 from collections import deque
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from oracles.kv_manager import KvManager
 
+from dynamo_router.engines.mocker.config import EngineConfig
+from dynamo_router.engines.mocker.sequence import Sequence
+from dynamo_router.engines.serving.kv_events import CachedBlock
 from dynamo_router.workers.cache_control import Span
-from dynamo_router.workers.mocker.config import EngineConfig
-from dynamo_router.workers.mocker.sequence import Sequence
-from dynamo_router.workers.serving.kv_events import CachedBlock
 
 
 @dataclass(eq=False)

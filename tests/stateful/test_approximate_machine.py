@@ -7,9 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from instruments.tree_check import check_integrity
 from oracles.approximate import OracleApproximate
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.approximate import ApproximateIndex
 from dynamo_router.indexer.hashing import sequence_hashes
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 WORKERS = st.sampled_from([WorkerWithDpRank(w, r) for w in (1, 2) for r in (0, 1)])
 PATHS = st.lists(st.integers(0, 1), max_size=9)

@@ -13,11 +13,11 @@ from oracles.tiers import DEVICE, TIERS, OracleTiers
 from oracles.tree import Refused
 from support.held_blocks import read_holdings
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import TIERS as NAMES
 from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 WORKERS = [WorkerWithDpRank(7, 0), WorkerWithDpRank(8, 0)]
 A_WORKER = st.sampled_from(WORKERS)

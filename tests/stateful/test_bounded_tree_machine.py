@@ -12,9 +12,9 @@ from instruments.tree_faults import fail_allocations_after
 from oracles.tree import OracleTree, Refused
 from support.held_blocks import TOP, chained_hashes, read_holdings
 
+from dynamo_router.base.errors import EventError
 from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.indexer.tree._inspect import read_aliases, read_edges
-from dynamo_router.runtime.errors import EventError
 
 WORKERS = [(0, 0), (0, 1), (1, 0), (TOP, 0)] + [(100 + w, 0) for w in range(80)]
 A_WORKER = st.sampled_from(WORKERS[:4])

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.true_source import ROOTS, Message, TrueSource
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index._status import list_sources
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.indexer.wire.events import Cleared
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 W = WorkerWithDpRank(3, 1)
 A_ROOT = st.sampled_from(ROOTS)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.policy import Decision
-from dynamo_router.router.prefetch.plan import LEAST_BLOCKS, MOST_PENDING, PrefetchPlan
-from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.server.prefetch.plan import LEAST_BLOCKS, MOST_PENDING, PrefetchPlan
 
 WORKERS = st.builds(WorkerWithDpRank, st.integers(0, 1), st.integers(0, 1))
 REQUESTS = st.integers(0, 30).map(str)

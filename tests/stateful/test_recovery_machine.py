@@ -11,18 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.engines.event_stream import MIN_ANNOUNCE_INTERVAL_S
+from dynamo_router.engines.outbox import Outbox, StoredRun
+from dynamo_router.engines.replay_log import ReplayLog
 from dynamo_router.indexer.event_index._status import list_sources
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire.codec import EventWriter, decode_event_message, encode_heartbeat
 from dynamo_router.indexer.wire.events import Cleared, Removed, Stored
-from dynamo_router.router.events.recovery import REPLAY_TICK_S, TICK_S, EventRecovery
-from dynamo_router.router.events.resync import GAP_TIMEOUT_S, LIVELY_WAIT_S
-from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.workers.event_stream import MIN_ANNOUNCE_INTERVAL_S
-from dynamo_router.workers.outbox import Outbox, StoredRun
-from dynamo_router.workers.replay_log import ReplayLog
-from dynamo_router.workers.resync_wire import ResyncRequest, decode_request, encode_request
+from dynamo_router.kv_events.recovery import REPLAY_TICK_S, TICK_S, EventRecovery
+from dynamo_router.kv_events.resync import GAP_TIMEOUT_S, LIVELY_WAIT_S
+from dynamo_router.kv_events.resync_wire import ResyncRequest, decode_request, encode_request
 
 W = WorkerWithDpRank(5, 2)
 ROOTS = (1, 2, 3)  # block 10 * r hangs below block r

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynamo_router.slots.replicas import (
+from dynamo_router.slots.peers import (
     Ask,
     Batch,
     Beat,
@@ -17,7 +17,7 @@ from dynamo_router.slots.replicas import (
     decode_message,
     encode_message,
 )
-from dynamo_router.slots.replicas.peer_book import ASK_S, GAP_S, GONE_S
+from dynamo_router.slots.peers.peer_book import ASK_S, GAP_S, GONE_S
 
 NAMES = st.sampled_from(["a", "a", "b"])  # two routers may have one name
 REQUESTS = st.integers(0, 7).map("r{}".format)  # and two requests one id

@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.affinity import Session, SessionTable
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 MOST, TTL_S = 6, 10.0
 KEYS = st.integers(0, 8).map("s{}".format)

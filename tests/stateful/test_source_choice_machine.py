@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dynamo_router.router.events.source_choice import (
+from dynamo_router.kv_events.source_choice import (
     ANNOUNCED_WAIT_S,
     AWAY_S,
     GONE_S,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dynamo_router.indexer.wire import BatchHead
-from dynamo_router.router.events.stream_cursor import STATE_TRIES, StreamCursor, StreamStep
+from dynamo_router.kv_events.stream_cursor import STATE_TRIES, StreamCursor, StreamStep
 
 KEPT = 4  # batches an engine can send again
 CHUNK = 2  # blocks in a chunk

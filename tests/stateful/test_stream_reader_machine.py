@@ -9,7 +9,7 @@ it all.
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynamo_router.runtime.jetstream.stream_reader import (
+from dynamo_router.runtime.event_planes.jetstream.stream_reader import (
     FALL_BACK_S,
     SILENCE_S,
     StreamPosition,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import RouterError
 from dynamo_router.router.admission.tenants import REQUEST_TOKENS
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import RouterError
 
 EXPIRY_S = 100.0
 IDS = st.sampled_from(["a", "b", "c", "d", "e", "f"])

@@ -10,11 +10,11 @@ from oracles.tiers import TIERS, OracleTiers
 from oracles.tree import Refused
 from support.held_blocks import TOP, chained_hashes, read_holdings
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import TIERS as NAMES
 from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 WORKERS = [WorkerWithDpRank(*pair) for pair in ((7, 0), (7, 1), (8, 0), (2**64 - 1, 2**32 - 1))]
 A_WORKER = st.sampled_from(WORKERS)

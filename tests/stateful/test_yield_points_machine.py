@@ -7,8 +7,8 @@ from instruments.tree_faults import watched_yield_points
 from oracles.tree import OracleTree, Refused
 from support.radix_tree_machine import A_WORKER, RadixTreeMachine
 
+from dynamo_router.base.errors import EventError
 from dynamo_router.indexer.tree import RadixTree
-from dynamo_router.runtime.errors import EventError
 
 
 class SteppingOracle(OracleTree):

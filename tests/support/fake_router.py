@@ -3,14 +3,14 @@
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from dynamo_router.base.clock import SystemClock
+from dynamo_router.base.errors import NoWorkersError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.admission.limits import AdmissionConfig, LoadLimits
 from dynamo_router.router.affinity import AffinityConfig, SessionAffinity
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.policy.decision import Decision
 from dynamo_router.router.prompt import Prompt
-from dynamo_router.runtime.clock import SystemClock
-from dynamo_router.runtime.errors import NoWorkersError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.slots.table import SlotTable
 from dynamo_router.workers.registry import WorkerRegistry
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.indexer.tree._inspect import read_aliases, read_edges
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 TOP = 2**64 - 1
 

@@ -4,7 +4,7 @@ A floor is a folder at the top of the checkout; a room is a package inside one. 
 sentences without line numbers, so that a list of them changes only when the house does.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -75,8 +75,11 @@ def rooms_of(tree: SourceTree) -> list[str]:
     return [package for package in sorted(tree.packages) if "." in package]
 
 
-def entries_beside_the_door(tree: SourceTree, allowed: Reasons) -> list[str]:
-    """Python imports of a module inside a room from outside of it.
+def entries_beside_the_door(
+    tree: SourceTree, allowed: Reasons, houses: Collection[str] = ()
+) -> list[str]:
+    """Python imports of a module inside a room from outside of it. `houses` are rooms whose inner
+    rooms are entered by doors of their own.
 
     Native code has no door: cimports, and the stubs of kernels, which name what the kernels cimport
     and derive from, go to the module that declares.
@@ -87,6 +90,7 @@ def entries_beside_the_door(tree: SourceTree, allowed: Reasons) -> list[str]:
         for room in rooms_of(tree)
         if within(each.target, room)
         and each.target != f"{room}.{DOOR}"
+        and not (room in houses and each.target.endswith(f".{DOOR}"))
         and not within(each.source, room)
         and not each.native
         and not tree.of_stub(each)
@@ -122,19 +126,6 @@ def crowded_folders(paths: Iterable[str], limit: int) -> list[str]:
 def long_files(tree: SourceTree, limit: int) -> list[str]:
     sizes = line_counts(tree)
     return [f"{path} has more than {limit} lines" for path, size in sizes.items() if size > limit]
-
-
-def crumbs(tree: SourceTree, limit: int, allowed: Reasons) -> list[str]:
-    """Modules of fewer lines, all of their files but the stub together, that are no noun."""
-    modules: Counter[str] = Counter()
-    for path, size in line_counts(tree).items():
-        if not path.endswith(".pyi") and Path(path).stem != DOOR:
-            modules[module_name(path)] += size
-    return [
-        f"{module} has fewer than {limit} lines"
-        for module, size in sorted(modules.items())
-        if size < limit and module not in allowed
-    ]
 
 
 def line_counts(tree: SourceTree) -> dict[str, int]:

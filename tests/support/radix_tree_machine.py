@@ -9,8 +9,8 @@ from instruments.tree_faults import fail_allocations_after
 from oracles.tree import OracleTree, Refused
 from support.held_blocks import TOP, chained_hashes, read_holdings
 
+from dynamo_router.base.errors import EventError
 from dynamo_router.indexer.tree import RadixTree
-from dynamo_router.runtime.errors import EventError
 
 # A crowd, so that sets of workers outgrow their lists; the first few do most of the work.
 WORKERS = [(w, r) for w in (0, 1, TOP) for r in (0, 1)] + [(100 + w, 0) for w in range(90)]

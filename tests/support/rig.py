@@ -11,12 +11,12 @@ from support.fake_engine import FakeEngine
 from support.fake_router import LedgerRouter
 from support.polling import until
 
-from dynamo_router.router.dispatch.dispatch import Dispatcher
-from dynamo_router.router.dispatch.observers import DispatchObserver
-from dynamo_router.router.services.trtllm_service import TrtllmService
-from dynamo_router.runtime.clock import SystemClock
-from dynamo_router.runtime.grpc_servers import make_listener, served_plainly
-from dynamo_router.runtime.http2 import ServerLimits
+from dynamo_router.base.clock import SystemClock
+from dynamo_router.server.dispatch.dispatch import Dispatcher
+from dynamo_router.server.dispatch.observers import DispatchObserver
+from dynamo_router.server.services.trtllm_service import TrtllmService
+from dynamo_router.transport.grpc_server import make_listener, served_plainly
+from dynamo_router.transport.http2 import ServerLimits
 from dynamo_router.workers.channels import NGHTTP2, ConnectionPolicy, data_path_of
 from dynamo_router.workers.health import HealthMonitor
 from dynamo_router.workers.health_tracker import HealthPolicy

@@ -11,14 +11,14 @@ from support.calls import messages_of
 from support.fake_engine import FakeEngine
 from support.polling import DEADLINE_S, until
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2_grpc
-from dynamo_router.router.serve import Server
-from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.server.server import Server
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 16

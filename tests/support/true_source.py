@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.wire.codec import encode_event_message, encode_heartbeat
 from dynamo_router.indexer.wire.events import (
     Cleared,
@@ -12,7 +13,6 @@ from dynamo_router.indexer.wire.events import (
     Stored,
     StoredBlock,
 )
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 Cache = frozenset[int]
 ROOTS = (1, 2)  # block 10 * r hangs below block r

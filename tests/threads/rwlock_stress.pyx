@@ -38,8 +38,8 @@ from dynamo_router.indexer.tree._ops cimport (
 from dynamo_router.indexer.tree._remove cimport clear_worker, remove_blocks
 from dynamo_router.indexer.tree._store cimport store_chain
 from dynamo_router.indexer.tree._tree cimport Tree
-from dynamo_router.runtime.native._mix cimport GOLDEN, splitmix64
-from dynamo_router.runtime.native._yield_points cimport YieldPoints
+from dynamo_router.base.native._mix cimport GOLDEN, splitmix64
+from dynamo_router.base.native._yield_points cimport YieldPoints
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from dynamo_router import cli
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench import decision, simulate
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.mock_process import MockEnginesConfig
-from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.server.mock_process import MockEnginesConfig
 
 
 def call(

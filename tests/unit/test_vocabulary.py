@@ -10,14 +10,20 @@ from support.import_graph import GENERATED, SUFFIXES
 from support.places import ROOT
 
 FOLDERS = (
+    "base",
     "bench",
+    "engines",
     "examples",
     "frontend",
     "indexer",
+    "kv_events",
+    "process",
     "router",
     "runtime",
+    "server",
     "slots",
     "tests",
+    "transport",
     "workers",
 )
 
@@ -36,17 +42,17 @@ class Replaced:
 
 HOUSE = ("tests/support/house_rules", "tests/support/import_graph", "tests/unit/test_floors")
 OF_EVENTS = (
-    "indexer/event_index/", "indexer/source", "router/events/", "tests/stateful/", "tests/oracles/"
+    "indexer/event_index/", "indexer/source", "kv_events/", "tests/stateful/", "tests/oracles/"
 )  # fmt: skip
 OF_TREE = ("indexer/tree/", "tests/instruments/")
-QUEUE = ("router/admission/", "router/dispatch/", "tests/integration/test_admission")
+QUEUE = ("router/admission/", "server/dispatch/", "tests/integration/test_admission")
 WORDS = {
     # hashes
     # a type of msgpack in the one, a module of Jinja in the other
     "ext": Replaced("external_hash", ("tests/unit/indexer/wire/", "frontend/processor/")),
     "exts": Replaced("external_hashes"),
     "names": Replaced("local_hashes, sequence_hashes or external_hashes",
-                      within=("indexer/", "slots/", "workers/mocker/core/")),
+                      within=("indexer/", "slots/", "engines/mocker/core/")),
     # one meaning each
     "arena": Replaced("Experiment, for policies side by side", OF_TREE),
     "arenas": Replaced("Experiment, for policies side by side", OF_TREE),

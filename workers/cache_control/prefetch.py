@@ -7,7 +7,7 @@ engine that does not know it answers UNIMPLEMENTED, as gRPC servers do.
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import UInt64Value
 
-from ...runtime.errors import StatusCode
+from ...base.errors import StatusCode
 from ..channels import EngineChannel, Metadata
 from ..failures import EngineCallError, Origin
 

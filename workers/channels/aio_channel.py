@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from ...runtime.errors import StatusCode
-from ...runtime.security import ClientTls
+from ...base.errors import StatusCode
+from ...transport.security import ClientTls
 from ..failures import EngineCallError, Origin, origin_of
 from .engine_channel import Metadata
 from .policy import ConnectionPolicy

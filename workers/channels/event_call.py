@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Protocol
 
-from ...runtime.http2 import ClientCall
+from ...transport.http2 import ClientCall
 
 LOOK_S = 0.01
 """How often it is looked whether the engine has accepted a subscription."""

@@ -1,8 +1,8 @@
 """A channel to an engine on nghttp2: failures in gRPC's words, and where they arose."""
 
-from ...runtime.errors import StatusCode
-from ...runtime.http2 import ClientCall, ClientChannel, Fault, Outcome, Tls
-from ...runtime.security import ClientTls
+from ...base.errors import StatusCode
+from ...transport.http2 import ClientCall, ClientChannel, Fault, Outcome, Tls
+from ...transport.security import ClientTls
 from ..failures import EngineCallError, Origin, origin_of
 from .engine_channel import Metadata
 from .event_call import Http2EventCall

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import structlog
 
-from ...runtime.http2 import ChannelLimits, load_library
-from ...runtime.settings import bad_setting, option
+from ...process.settings import bad_setting, option
+from ...transport.http2 import ChannelLimits, load_library
 
 MAX_MESSAGE_BYTES = 32 << 20
 WINDOW_BYTES = 256 << 10

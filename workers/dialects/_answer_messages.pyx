@@ -9,8 +9,8 @@ from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
-from ...runtime.native._memory cimport vector_reserve
-from ...runtime.native._protobuf cimport (
+from ...base.native._memory cimport vector_reserve
+from ...base.native._protobuf cimport (
     DELIMITED,
     delimited_size,
     number_size,

@@ -3,7 +3,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from ...runtime.native._protobuf cimport (
+from ...base.native._protobuf cimport (
     DELIMITED,
     VARINT,
     ByteReader,

@@ -5,7 +5,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from ...runtime.native._protobuf cimport (
+from ...base.native._protobuf cimport (
     DELIMITED,
     ByteReader,
     Field,

@@ -6,9 +6,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...runtime.clock import Clock
+from ...base.clock import Clock
+from ...base.errors import InvalidRequestError, StatusCode, WorkerError
 from ...runtime.components import NOTHING, data_of
-from ...runtime.errors import InvalidRequestError, StatusCode, WorkerError
 from ...runtime.request_planes import (
     Answer,
     AnswerListener,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from google.protobuf.message import DecodeError
 
-from ...runtime.errors import InvalidRequestError, WorkerError
+from ...base.errors import InvalidRequestError, WorkerError
 from ...runtime.request_planes import part_decoders
 from ..trtllm_proto import pb
 from ._token_ids import split_tokens

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from ...runtime.errors import StatusCode
-from ...runtime.security import ClientTls, EngineKey
+from ...base.errors import StatusCode
+from ...transport.security import ClientTls, EngineKey
 from ..channels import WINDOW_BYTES, ConnectionPolicy
 from ..failures import EngineCallError, Origin
 from .openai_errors import error_of

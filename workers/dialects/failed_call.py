@@ -6,7 +6,7 @@ one table.
 
 from collections.abc import AsyncGenerator
 
-from ...runtime.errors import InvalidRequestError, StatusCode, WorkerError
+from ...base.errors import InvalidRequestError, StatusCode, WorkerError
 from ..failures import EngineCallError, Origin
 
 

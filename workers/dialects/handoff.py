@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ...runtime.errors import InvalidRequestError
+from ...base.errors import InvalidRequestError
 from ..trtllm_proto import length_delimited, pb
 
 CONTEXT_ONLY = pb.DisaggregatedParams.REQUEST_TYPE_CONTEXT_ONLY

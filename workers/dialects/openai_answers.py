@@ -8,7 +8,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
-from ...runtime.errors import WorkerError
+from ...base.errors import WorkerError
 from .failed_call import unimplemented
 from .openai_errors import UNREADABLE, error_in
 from .openai_requests import EngineKind

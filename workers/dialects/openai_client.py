@@ -8,9 +8,9 @@ import aiohttp
 import msgspec
 from google.protobuf.message import DecodeError
 
-from ...runtime.errors import InvalidRequestError, StatusCode, WorkerError
-from ...runtime.security import ClientTls, EngineKey
-from ...runtime.supervised import is_cancelled
+from ...base.errors import InvalidRequestError, StatusCode, WorkerError
+from ...process.supervised import is_cancelled
+from ...transport.security import ClientTls, EngineKey
 from ..channels import ConnectionPolicy, Metadata
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.errors import StatusCode
+from ...base.errors import StatusCode
 from ..failures import EngineCallError, Origin, shortened
 
 _CODES = {

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from ...runtime.errors import WorkerError
+from ...base.errors import WorkerError
 from ..engine_facts import EngineFacts, facts_of
 from ..trtllm_proto import pb
 from .openai_errors import UNREADABLE

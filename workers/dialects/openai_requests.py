@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from ...runtime.errors import InvalidRequestError
+from ...base.errors import InvalidRequestError
 from ..trtllm_proto import pb
 from .openai_errors import UNREADABLE
 from .trtllm_answer import MAX_TOKENS, check_request, refuse

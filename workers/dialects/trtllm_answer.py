@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...runtime.errors import InvalidRequestError
+from ...base.errors import InvalidRequestError
 from ..trtllm_proto import pb
 from ._answer_messages import AnswerMessages
 

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from ...errors import ConfigError
-from ...security import read_file
-from ...settings import bad_setting
-from ...urls import redact_url
+from ....base.errors import ConfigError
+from ....base.urls import redact_url
+from ....process.settings import bad_setting
+from ....transport.security import read_file
 from ..store import StoreError
 from .kubernetes_config import KubernetesConfig
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...settings import bad_setting
+from ....process.settings import bad_setting
 from .pod_identity import PodIdentity, container_mode, namespace_of
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

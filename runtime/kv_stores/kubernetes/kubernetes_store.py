@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from ...supervised import stopped
+from ....process.supervised import stopped
 from ..pending_changes import PendingChanges
 from ..store import (
     LEASE_TTL_S,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...settings import bad_setting
+from ....process.settings import bad_setting
 
 POD_INFO = Path("/etc/podinfo")
 """Where the downward API mounts files; they win over the environment."""

@@ -7,7 +7,7 @@ from random import Random
 
 from structlog import get_logger
 
-from ...backoff import Backoff
+from ....base.backoff import Backoff
 from ..store import StoreError
 from .kubernetes_api import ApiError, KubernetesApi
 from .resource_position import GONE, ApiStatusError, ListPage, Outcome, ResourcePosition

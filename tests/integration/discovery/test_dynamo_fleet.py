@@ -28,13 +28,13 @@ from support.servers.etcd import EtcdServer
 from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.bench.load.dynamo_peer import write_model
+from dynamo_router.engines.mocker.config import EngineConfig
+from dynamo_router.engines.mocker.sampling import plan_output
+from dynamo_router.engines.serving.request import EngineRequest
 from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.workers.discovery import EventPlaneConfig
-from dynamo_router.workers.mocker.config import EngineConfig
-from dynamo_router.workers.mocker.sampling import plan_output
-from dynamo_router.workers.serving.request import EngineRequest
+from dynamo_router.workers.records import EventPlaneConfig
 
 pytestmark = pytest.mark.skipif(PEER is None, reason="DYNAMO_PEER names no Python with ai-dynamo")
 WORKERS = 3

@@ -21,7 +21,7 @@ from support.servers.etcd import EtcdServer
 from support.servers.request_load import RequestLoad, request_load
 from support.serving import Doors
 
-from dynamo_router.workers.mocker.fleet import MockFleet
+from dynamo_router.engines.mocker.fleet import MockFleet
 
 WORKERS = 4
 TTL_S = 4.0

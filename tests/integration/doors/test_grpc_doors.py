@@ -12,9 +12,9 @@ from support.fake_engine import FakeEngine, fail, prompt
 from support.polling import until
 from support.serving import BLOCK, PROMPT, serving, stored
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2 as rpb
-from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.trtllm_proto import SERVICE, common_pb, pb
 
 EVENTS = KvRouterConfig(block_size=BLOCK, seed=1)

@@ -24,7 +24,7 @@ from support.servers.http_engine import (
 from support.serving import Doors, serving
 
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.runtime.security import ClientTls, WorkerTlsConfig
+from dynamo_router.transport.security import ClientTls, WorkerTlsConfig
 from dynamo_router.workers.dialects import OpenAiClient
 from dynamo_router.workers.failures import EngineCallError
 from dynamo_router.workers.registry import WorkerState

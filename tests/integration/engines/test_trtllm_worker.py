@@ -20,10 +20,10 @@ from support.polling import until
 from support.processes import Command, command
 from support.servers.discovered_fleet import Backend, backend, finding, until_ready
 
+from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.request_limits import RequestLimits
-from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.workers.mocker import OWN_MODEL
+from dynamo_router.server.request_limits import RequestLimits
 from dynamo_router.workers.trtllm_proto import pb
 
 __all__ = ["backend"]

@@ -16,8 +16,8 @@ from support.processes import http_text
 from support.servers.openai_serving import Served, openai_serving
 from support.servers.vllm import BLOCK, BLOCKS, CONTEXT, PYTHON, VllmServer
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.dialects import OpenAiClient
 from dynamo_router.workers.trtllm_proto import pb
 

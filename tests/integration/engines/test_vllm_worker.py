@@ -21,8 +21,8 @@ from support.servers.vllm import BLOCK, BLOCKS, CONTEXT, ENVIRONMENT, PYTHON, wr
 from support.serving import Doors
 
 import dynamo_router
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.trtllm_proto import pb
 
 __all__ = ["backend"]

@@ -12,11 +12,11 @@ from support.processes import command, http_text
 from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.indexer.event_index import EventIndex
-from dynamo_router.router.events import DurableEvents
-from dynamo_router.router.serve_config import ServeConfig
+from dynamo_router.kv_events import DurableEvents
 from dynamo_router.runtime.event_planes import EmbeddedNats, NatsPlane
-from dynamo_router.runtime.jetstream.stream_reader import StreamReader
+from dynamo_router.runtime.event_planes.jetstream.stream_reader import StreamReader
 from dynamo_router.runtime.kv_stores import NatsAddress
+from dynamo_router.server.config import ServeConfig
 
 DURABLE = "--durable-kv-events", "--router-id", "first"
 

@@ -16,6 +16,10 @@ from support.polling import until
 from support.serving import BLOCK, Doors, serving
 
 from dynamo_router import KvRouterConfig
+from dynamo_router.base.clock import SystemClock
+from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.engines.outbox import StoredRun
+from dynamo_router.engines.publisher import KvEventPublisher
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire import (
     RouterEvent,
@@ -25,7 +29,6 @@ from dynamo_router.indexer.wire import (
     encode_heartbeat,
 )
 from dynamo_router.router.proto import router_pb2
-from dynamo_router.runtime.clock import SystemClock
 from dynamo_router.runtime.event_planes import (
     KV_EVENTS,
     KV_HEARTBEAT,
@@ -33,9 +36,6 @@ from dynamo_router.runtime.event_planes import (
     NatsPlane,
     endpoint_subject,
 )
-from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.workers.outbox import StoredRun
-from dynamo_router.workers.publisher import KvEventPublisher
 
 NAMES = {"namespace": "dynamo", "component": "backend", "endpoint": "generate"}
 EVENTS, BEATS = (endpoint_subject(**NAMES, topic=topic) for topic in (KV_EVENTS, KV_HEARTBEAT))

@@ -11,9 +11,9 @@ from support.kv_events.engine_events import stored
 from support.polling import until
 from support.serving import BLOCK, Doors, serving
 
+from dynamo_router.kv_events.event_sources import EventSources
+from dynamo_router.kv_events.source_choice import SourceChoice
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.events.event_sources import EventSources
-from dynamo_router.router.events.source_choice import SourceChoice
 from dynamo_router.workers.health_tracker import HealthPolicy
 
 TOLD = KvRouterConfig(block_size=BLOCK, seed=1)

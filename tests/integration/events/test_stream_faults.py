@@ -11,12 +11,12 @@ from support.polling import DEADLINE_S, until
 from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.indexer.event_index import EventIndex
-from dynamo_router.router.events import DurableEvents, durable_events
-from dynamo_router.router.serve_config import ServeConfig
+from dynamo_router.kv_events import DurableEvents, durable_events
 from dynamo_router.runtime.event_planes import NatsPlane
-from dynamo_router.runtime.jetstream import stream_reader
-from dynamo_router.runtime.jetstream.stream_names import MAX_BYTES
+from dynamo_router.runtime.event_planes.jetstream import stream_reader
+from dynamo_router.runtime.event_planes.jetstream.stream_names import MAX_BYTES
 from dynamo_router.runtime.kv_stores import NatsAddress, NatsConnection
+from dynamo_router.server.config import ServeConfig
 
 Change = Callable[[JetStreamContext], Awaitable[object]]
 

@@ -18,13 +18,13 @@ from support.servers.discovered_fleet import (
 )
 from support.serving import BLOCK, Doors
 
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.engines.mocker.fleet import MockFleet
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.router.affinity import AffinityConfig
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.workers.discovery import DiscoveryConfig, EventPlaneConfig
-from dynamo_router.workers.mocker.fleet import MockFleet
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.workers.records import DiscoveryConfig, EventPlaneConfig
 
 OVER_ZMQ = EventPlaneConfig(event_plane="zmq")
 AFFINITY = AffinityConfig(session_affinity_ttl_secs=60.0)

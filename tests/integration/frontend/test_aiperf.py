@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.processes import command, output_of
 
-from dynamo_router.workers.mocker import OWN_MODEL
+from dynamo_router.engines.mocker import OWN_MODEL
 
 PYTHON = os.environ.get("AIPERF_PYTHON")
 REQUESTS, PROMPT, ANSWER = 24, 100, 8

@@ -11,7 +11,7 @@ from support.fake_engine import FakeEngine, chunk
 from support.polling import until
 from support.servers.openai_serving import Served, openai_serving
 
-from dynamo_router.router.request_limits import RequestLimits
+from dynamo_router.server.request_limits import RequestLimits
 
 MODEL = "tiny"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

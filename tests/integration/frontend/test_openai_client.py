@@ -14,8 +14,8 @@ from support.polling import until
 from support.servers.openai_serving import Served, openai_serving
 
 from dynamo_router.frontend.config import FrontendConfig
-from dynamo_router.router.access import FRONTEND_RULES
-from dynamo_router.router.peer_limits import PeerLimits
+from dynamo_router.server.access import FRONTEND_RULES
+from dynamo_router.server.peer_limits import PeerLimits
 
 MODEL = "tiny"
 WORD = {"model": MODEL, "prompt": "a"}

@@ -8,8 +8,8 @@ import pytest
 from support.fake_engine import FakeEngine, chunk, complete
 from support.servers.openai_serving import Served, openai_serving
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.frontend.config import FrontendConfig
-from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.workers.trtllm_proto import pb
 
 MODEL = "tiny"

@@ -11,10 +11,10 @@ from support.fake_engine import prompt
 from support.fronts.processes import serve_fronts
 from support.security.certificates import Authority
 
+from dynamo_router.engines.mocker.config import MockerConfig
+from dynamo_router.engines.mocker.server import MockServer
 from dynamo_router.router.proto import router_pb2, router_pb2_grpc
-from dynamo_router.runtime.security import ServerTls, ServerTlsConfig
-from dynamo_router.workers.mocker.config import MockerConfig
-from dynamo_router.workers.mocker.server import MockServer
+from dynamo_router.transport.security import ServerTls, ServerTlsConfig
 from dynamo_router.workers.trtllm_proto import SERVICE
 
 SERVE = ("--no-kv-events", "--policy", "dynamo")

@@ -10,7 +10,7 @@ from support.servers.grpc_peers.envoy import envoy_before
 from support.servers.grpc_peers.peers import grpclib_server
 from support.servers.grpc_peers.program import PROGRAMS, program_server
 
-from dynamo_router.runtime.http2 import CallError, ClientCall, ClientChannel, Outcome
+from dynamo_router.transport.http2 import CallError, ClientCall, ClientChannel, Outcome
 
 
 @pytest.fixture(params=[*PROGRAMS, "grpclib", "grpclib behind Envoy"])

@@ -6,7 +6,7 @@ import pytest
 from support.fake_engine import prompt
 
 from dynamo_router.bench.load import ServeProcess
-from dynamo_router.runtime.http2 import ClientChannel
+from dynamo_router.transport.http2 import ClientChannel
 from dynamo_router.workers.channels import GRPC_AIO, NGHTTP2
 from dynamo_router.workers.trtllm_proto import SERVICE
 

@@ -8,15 +8,15 @@ from grpc import aio
 from support.polling import until
 from support.servers.killed_engines import KilledEngines, Streams
 
+from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend.config import FrontendConfig, ServeFrontendConfig
 from dynamo_router.frontend.processor import ModelText
 from dynamo_router.frontend.serve import frontend_of
+from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.request_limits import RequestLimits
-from dynamo_router.router.serve import Server
-from dynamo_router.runtime.off_loop import OffLoop
+from dynamo_router.server.request_limits import RequestLimits
+from dynamo_router.server.server import Server
 from dynamo_router.workers.health_tracker import HealthPolicy
-from dynamo_router.workers.mocker import OWN_MODEL
 
 STREAMS, TOKENS, KILLS = 24, 150, 3
 

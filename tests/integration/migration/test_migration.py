@@ -12,11 +12,11 @@ from support.fake_engine import FakeEngine, chunk, complete, prompt
 from support.polling import until
 from support.rig import Rig, first
 
-from dynamo_router.router.dispatch import AccessLog
-from dynamo_router.router.dispatch.observers import NoObserver
-from dynamo_router.router.migration import RefusedMove
-from dynamo_router.router.request_limits import RequestLimits
-from dynamo_router.runtime.clock import SystemClock
+from dynamo_router.base.clock import SystemClock
+from dynamo_router.server.dispatch import AccessLog
+from dynamo_router.server.dispatch.observers import NoObserver
+from dynamo_router.server.migration import RefusedMove
+from dynamo_router.server.request_limits import RequestLimits
 from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode

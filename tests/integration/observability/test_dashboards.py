@@ -18,7 +18,7 @@ from support.observability.seen_fleet import seen_fleet
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.workers.registry import WorkerState
 
-FOLDER = resources.files("dynamo_router.router.metrics") / "dashboards"
+FOLDER = resources.files("dynamo_router.server.metrics") / "dashboards"
 BOARD = json.loads((FOLDER / "dynamo-router.json").read_text())
 RULES = yaml.safe_load((FOLDER / "dynamo-router-alerts.yaml").read_text())["groups"][0]["rules"]
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]

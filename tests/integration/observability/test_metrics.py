@@ -12,7 +12,7 @@ from support.polling import until
 from support.serving import BLOCK, Doors, serving
 
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.services import http_server
+from dynamo_router.server.services import http_server
 
 
 async def ended(doors: Doors, count: int) -> dict[str, float]:

@@ -12,11 +12,11 @@ from support.observability.seen_fleet import seen_fleet
 from support.places import ROOT
 from support.rig import Rig
 
-from dynamo_router.router.dispatch import AccessLog
-from dynamo_router.router.dispatch.observers import NoObserver
-from dynamo_router.runtime.clock import SystemClock
-from dynamo_router.runtime.errors import StatusCode
-from dynamo_router.runtime.logs import UNLIMITED
+from dynamo_router.base.clock import SystemClock
+from dynamo_router.base.errors import StatusCode
+from dynamo_router.process.logs import UNLIMITED
+from dynamo_router.server.dispatch import AccessLog
+from dynamo_router.server.dispatch.observers import NoObserver
 
 DOC = (ROOT / "docs" / "observability.md").read_text()
 GONE = StatusCode.UNAVAILABLE

@@ -11,11 +11,11 @@ from support.fake_engine import FakeEngine, fail, hang, prompt
 from support.rig import Rig
 from support.serving import serving
 
-from dynamo_router.router.dispatch import AccessLog
-from dynamo_router.router.dispatch.observers import NoObserver
-from dynamo_router.router.observability import ObservabilityConfig
-from dynamo_router.runtime.clock import SystemClock
-from dynamo_router.runtime.logs import UNLIMITED
+from dynamo_router.base.clock import SystemClock
+from dynamo_router.process.logs import UNLIMITED
+from dynamo_router.server.dispatch import AccessLog
+from dynamo_router.server.dispatch.observers import NoObserver
+from dynamo_router.server.observability import ObservabilityConfig
 
 Code = grpc.StatusCode
 

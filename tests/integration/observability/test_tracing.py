@@ -22,11 +22,11 @@ from support.polling import until
 from support.rig import Rig
 from support.serving import serving
 
-from dynamo_router.router import tracing
-from dynamo_router.router.observability import ObservabilityConfig
-from dynamo_router.router.tracing import span_export_of
-from dynamo_router.router.tracing.request_spans import NAME, RequestSpans
-from dynamo_router.runtime.errors import ConfigError, StatusCode
+from dynamo_router.base.errors import ConfigError, StatusCode
+from dynamo_router.server import tracing
+from dynamo_router.server.observability import ObservabilityConfig
+from dynamo_router.server.tracing import span_export_of
+from dynamo_router.server.tracing.request_spans import NAME, RequestSpans
 from dynamo_router.workers.trtllm_proto import SERVICE
 
 Code = grpc.StatusCode

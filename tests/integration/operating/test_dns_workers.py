@@ -10,17 +10,17 @@ from support.fake_engine import FakeEngine
 from support.polling import until
 from support.security.certificates import Authority
 
-from dynamo_router.router.admin import WorkerAdmin, WorkerList
+from dynamo_router.base.clock import SystemClock
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.engines.mocker.config import EngineConfig, MockerConfig
+from dynamo_router.engines.mocker.fleet import MockFleet
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
-from dynamo_router.router.serve import Server
-from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime.clock import SystemClock
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.security import ClientTls, ServerTls, ServerTlsConfig, WorkerTlsConfig
+from dynamo_router.server.admin import WorkerAdmin, WorkerList
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.server.server import Server
+from dynamo_router.transport.security import ClientTls, ServerTls, ServerTlsConfig, WorkerTlsConfig
 from dynamo_router.workers.health import HealthMonitor
-from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
-from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.worker_url import WorkerName
 

@@ -8,7 +8,7 @@ from grpc import aio
 from support.fake_engine import FakeEngine, prompt
 from support.serving import Doors, serving
 
-from dynamo_router.runtime.errors import StatusCode
+from dynamo_router.base.errors import StatusCode
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.trtllm_proto import pb

@@ -14,9 +14,9 @@ from support.polling import until
 from support.processes import command, http_json
 from support.serving import BLOCK, Doors
 
-from dynamo_router.router.serve import Server
-from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime.settings import SettingsSource
+from dynamo_router.process.settings import SettingsSource
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.server.server import Server
 
 FLAGS = {"port": 0, "http_port": 0, "router.use_kv_events": False, "router.block_size": BLOCK}
 

@@ -15,12 +15,12 @@ from support.polling import until
 from support.processes import command
 from support.serving import BLOCK, Doors, serving
 
+from dynamo_router.engines.mocker.config import EngineConfig, MockerConfig
+from dynamo_router.engines.mocker.fleet import MockFleet
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.router.proto import router_pb2_grpc
 from dynamo_router.workers.health_tracker import HealthPolicy
-from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
-from dynamo_router.workers.mocker.fleet import MockFleet
 from dynamo_router.workers.registry import WorkerState
 
 JSON = {"Content-Type": "application/json"}
@@ -208,7 +208,7 @@ async def test_without_tokens_only_this_machine_may_change_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The peer's address is all there is to know it by; another machine's is made up here."""
-    from dynamo_router.router.access import grpc_guard
+    from dynamo_router.server.access import grpc_guard
 
     peers = {"ipv4:127.0.0.1:4": True, "ipv6:%5B::1%5D:4": True, "unix:": True,
              "ipv4:10.0.0.7:4": False, "ipv6:%5B2001:db8::1%5D:4": False, "": False}  # fmt: skip

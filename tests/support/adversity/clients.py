@@ -14,10 +14,10 @@ from support.adversity.ledger import NOT_COUNTED, Entry, Ledger
 from support.adversity.schedule import Step
 from support.adversity.world import BLOCK, World
 
+from dynamo_router.engines.mocker.sampling import plan_output
+from dynamo_router.engines.serving.request import EngineRequest
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.router.proto import router_pb2_grpc
-from dynamo_router.workers.mocker.sampling import plan_output
-from dynamo_router.workers.serving.request import EngineRequest
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 PINNED_KEY = "x-dynamo-worker-instance-id"

@@ -15,7 +15,7 @@ from support.adversity.fault_proxy import FaultProxy, garbage
 from support.kv_events import drained_engine, engine_events
 from support.kv_events.drained_engine import DrainedEngine
 
-from dynamo_router.workers.mocker.server import MockServer
+from dynamo_router.engines.mocker.server import MockServer
 from dynamo_router.workers.trtllm_proto import SERVICE, common_pb
 
 Fault = Callable[[Random], Awaitable[None]]

@@ -10,8 +10,8 @@ from support.adversity.fault_proxy import FaultProxy
 from support.adversity.nats_messages import MessageFaults
 from support.adversity.zmq_messages import ZmqMessageFilter
 
-from dynamo_router.runtime.zmq_plane import zmq_plane
-from dynamo_router.runtime.zmq_plane.sockets import Outlet
+from dynamo_router.runtime.event_planes.zmq import zmq_plane
+from dynamo_router.runtime.event_planes.zmq.sockets import Outlet
 
 
 class ProxiedOutlets:

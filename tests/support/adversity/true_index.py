@@ -5,11 +5,11 @@ from operator import gt, ne
 
 from support.adversity.engine_cache import leading_blocks
 
+from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.engines.mocker.server import MockServer
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.indexer.source import SourceState, SourceStatus
-from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.workers.mocker.server import MockServer
 
 
 def untrue(

@@ -6,9 +6,13 @@ from collections.abc import Iterable
 import msgspec
 from support.polling import until
 
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.engines.event_stream import PublisherLimits
+from dynamo_router.engines.outbox import StoredRun
+from dynamo_router.engines.publisher import KvEventPublisher
 from dynamo_router.indexer.wire.codec import decode_event_message
 from dynamo_router.indexer.wire.events import RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.clock import ManualClock
+from dynamo_router.kv_events.resync_wire import ResyncRequest, encode_request
 from dynamo_router.runtime.event_planes.event_plane import (
     KV_EVENTS,
     KV_HEARTBEAT,
@@ -18,10 +22,6 @@ from dynamo_router.runtime.event_planes.event_plane import (
     endpoint_subject,
 )
 from dynamo_router.runtime.event_planes.local_plane import LocalPlane
-from dynamo_router.workers.event_stream import PublisherLimits
-from dynamo_router.workers.outbox import StoredRun
-from dynamo_router.workers.publisher import KvEventPublisher
-from dynamo_router.workers.resync_wire import ResyncRequest, encode_request
 
 EVENTS = endpoint_subject("ns", "backend", "generate", KV_EVENTS)
 HEARTBEAT = endpoint_subject("ns", "backend", "generate", KV_HEARTBEAT)

@@ -13,17 +13,17 @@ from support.polling import until
 from support.security.certificates import Authority
 from support.servers.jetstream import JetStreamServer
 
+from dynamo_router.base.errors import WorkerError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
+from dynamo_router.process import supervised
 from dynamo_router.router.affinity import AffinityConfig
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.serve import Server
-from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime import supervised
-from dynamo_router.runtime.errors import WorkerError
-from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.runtime.security import ServerTlsConfig
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.server.server import Server
+from dynamo_router.transport.security import ServerTlsConfig
 from dynamo_router.workers.failures import EngineCallError
 from dynamo_router.workers.outliers import OutlierPolicy
 

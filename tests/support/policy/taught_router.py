@@ -1,7 +1,7 @@
 """A router whose policy has learnt how fast its engines are."""
 
 from dynamo_router import KvRouter
-from dynamo_router.runtime.clock import ManualClock
+from dynamo_router.base.clock import ManualClock
 
 STEP_S, TOKEN_S = 0.01, 1e-4
 """Of a step, and of a prompt's token in it."""

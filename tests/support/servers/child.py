@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.polling import until, wait_until
 
-from dynamo_router.runtime.child_process import die_with_parent
+from dynamo_router.process.child_process import die_with_parent
 
 START_S = 60.0
 

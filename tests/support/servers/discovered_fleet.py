@@ -13,13 +13,13 @@ from support.servers.etcd import EtcdServer
 from support.servers.jetstream import JetStreamServer
 from support.serving import BLOCK, Doors, serving
 
+from dynamo_router.engines.mocker.config import EngineConfig, MockerConfig
+from dynamo_router.engines.mocker.fleet import MockFleet
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.runtime.event_planes import EventPlane, NatsPlane
 from dynamo_router.runtime.kv_stores import open_store
 from dynamo_router.runtime.request_planes import RequestServer
-from dynamo_router.workers.discovery import DiscoveryConfig
-from dynamo_router.workers.mocker.config import EngineConfig, MockerConfig
-from dynamo_router.workers.mocker.fleet import MockFleet
+from dynamo_router.workers.records import DiscoveryConfig
 
 ENGINE = EngineConfig(block_size=BLOCK, num_gpu_blocks=512, vocab_size=1000)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from support.servers import http2_frames as raw
 
-from dynamo_router.runtime.http2 import AtOnce, Http2Server, ServerCall, ServerLimits
-from dynamo_router.runtime.http2.library import make_session
+from dynamo_router.transport.http2 import AtOnce, Http2Server, ServerCall, ServerLimits
+from dynamo_router.transport.http2.library import make_session
 
 
 async def echo(call: ServerCall) -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 from support.servers import http2_frames as raw
 
-from dynamo_router.runtime.http2._session import Session
-from dynamo_router.runtime.http2._streams import HEADERS, Stream
-from dynamo_router.runtime.http2.library import make_session
+from dynamo_router.transport.http2._session import Session
+from dynamo_router.transport.http2._streams import HEADERS, Stream
+from dynamo_router.transport.http2.library import make_session
 
 HEAD = (
     (b":method", b"POST"),

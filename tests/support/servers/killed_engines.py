@@ -16,9 +16,9 @@ from support.free_port import free_ports
 from support.polling import until
 from support.processes import Command, command
 
+from dynamo_router.engines.mocker.sampling import plan_output
+from dynamo_router.engines.serving.request import EngineRequest
 from dynamo_router.frontend.processor import ModelText
-from dynamo_router.workers.mocker.sampling import plan_output
-from dynamo_router.workers.serving.request import EngineRequest
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 VOCABULARY, EOS = 4096, 2

@@ -9,10 +9,10 @@ import aiohttp
 from support.polling import until
 from support.servers.discovered_fleet import Backend
 
+from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.frontend.config import ModelFrontendConfig
 from dynamo_router.frontend.model_server import ModelServer
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.workers.mocker.config import EngineConfig
 
 TINY = EngineConfig(block_size=16, num_gpu_blocks=512, vocab_size=4096)
 

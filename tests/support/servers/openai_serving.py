@@ -12,7 +12,7 @@ from support.polling import until
 from dynamo_router.frontend.config import FrontendConfig, ServeFrontendConfig
 from dynamo_router.frontend.serve import frontend_of
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.serve import Server
+from dynamo_router.server.server import Server
 from dynamo_router.workers.trtllm_proto import pb
 
 BLOCK = 16

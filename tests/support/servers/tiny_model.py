@@ -6,7 +6,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from dynamo_router.workers.mocker.own_model import OWN_MODEL
+from dynamo_router.engines.mocker.own_model import OWN_MODEL
 
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 32, 2, 4, 2, 64
 

@@ -13,7 +13,7 @@ import numpy as np
 from support.free_port import free_port
 from support.servers.child import Child
 
-from dynamo_router.workers.mocker.own_model import OWN_MODEL
+from dynamo_router.engines.mocker.own_model import OWN_MODEL
 
 PYTHON = os.environ.get("VLLM_PYTHON")
 BLOCK, CONTEXT, BLOCKS = 32, 1024, 64

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.bookings import Bookings, BookingsBenchConfig, run
-from dynamo_router.runtime.errors import ConfigError
 
 SMALL = BookingsBenchConfig(routers=3, workers=4, blocks=8, batch=2, requests=4, rounds=2)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.decision import (
     BACKGROUND,
     STAGES,
@@ -16,7 +17,6 @@ from dynamo_router.bench.decision import (
     Workload,
     run,
 )
-from dynamo_router.runtime.errors import ConfigError
 
 
 def test_the_workload_has_something_to_find_and_something_to_weigh() -> None:

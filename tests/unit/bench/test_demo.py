@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench.demo import DemoConfig, run, verdict
 from dynamo_router.bench.load.serve_process import ServeProcess
 from dynamo_router.bench.results.report import Run, Summary
-from dynamo_router.runtime.errors import ConfigError, RouterError
 
 ROUND_ROBIN = Run(
     mode="round-robin",

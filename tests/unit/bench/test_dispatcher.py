@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.dispatcher import DispatcherBenchConfig, Parts, run
-from dynamo_router.runtime.errors import ConfigError
 
 
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:

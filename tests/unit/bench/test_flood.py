@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.evaluation.splits import split_of
 from dynamo_router.bench.flood import (
     ALONE,
@@ -20,7 +21,6 @@ from dynamo_router.bench.flood import (
     run,
     traffic_of,
 )
-from dynamo_router.runtime.errors import ConfigError
 
 SMALL = FloodConfig(
     split="train", families=("conversation",), requests=200, flood_after_s=8.0, seeds=1

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.fronts import FrontsBenchConfig, Rounds, run
-from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.workers.channels import NGHTTP2, ConnectionPolicy, data_path_of
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.grid import GridConfig, cells, run, run_grid
 from dynamo_router.bench.simulation.cells import Cell, read_kept
 from dynamo_router.bench.simulation.verdict import judge
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
-from dynamo_router.runtime.errors import ConfigError
 
 BASE = Cell(8, 1.0, 1.0, 0.0, 0.0)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench import live
 from dynamo_router.bench.evaluation import Condition
 from dynamo_router.bench.live import LiveConfig, Pair, agreements, run, simulate, write_traffic
 from dynamo_router.bench.results.report import Run
 from dynamo_router.bench.results.summary import Summary
 from dynamo_router.bench.traces.trace import read_trace
-from dynamo_router.runtime.errors import ConfigError
 
 SMALL = LiveConfig(requests=15, workers=2, rounds=2, slowdown=2.0)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench import path
 from dynamo_router.bench.load import (
     CompletionClient,
@@ -20,7 +21,6 @@ from dynamo_router.bench.load import (
 )
 from dynamo_router.bench.load.way import NOISY
 from dynamo_router.bench.path import PathBenchConfig, run
-from dynamo_router.runtime.errors import ConfigError, RouterError
 
 PEER = os.environ.get("DYNAMO_PEER")
 ENVOY = shutil.which("envoy")

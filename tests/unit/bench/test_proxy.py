@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench.proxy import ProxyBenchConfig, run
-from dynamo_router.runtime.errors import ConfigError, RouterError
-from dynamo_router.runtime.http2 import load_library
+from dynamo_router.transport.http2 import load_library
 
 
 def test_a_short_run(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 from support.free_port import free_port
 from support.scripted_engine import Script, answer_well, chunk, complete, engine, number_of
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.load.stats import LoadStats
 from dynamo_router.bench.replay import ReplayConfig, replay, run, timed_requests
 from dynamo_router.bench.traces.trace import TraceError, TraceRequest, encode_request, token_ids
 from dynamo_router.router.proto.router_pb2 import ListWorkersResponse, WorkerStatus
-from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 

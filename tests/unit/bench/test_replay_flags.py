@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from dynamo_router import cli
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.replay import JUDGED_BY, LIVE_ONLY, ReplayConfig
 from dynamo_router.bench.simulate import SimulateConfig
 from dynamo_router.bench.simulation.config import DEFAULT_WORKERS, SimulationConfig
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.settings import options_of, resolve
+from dynamo_router.process.settings import options_of, resolve
 
 TRACE = str(SAMPLE_TRACE)
 LIVE: list[tuple[str, str, Any]] = [

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench import restart
 from dynamo_router.bench.restart import Engines, RestartBenchConfig, run
-from dynamo_router.runtime.errors import ConfigError, RouterError
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])

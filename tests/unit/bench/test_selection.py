@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench.selection import SelectionBenchConfig, run
-from dynamo_router.runtime.errors import ConfigError, RouterError
 
 PEER = os.environ.get("DYNAMO_PEER")
 

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from support.traces import SIZE, request
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.simulate import SimulateConfig, comparison_table, run
 from dynamo_router.bench.simulation.capacity import CapacityConfig
 from dynamo_router.bench.simulation.config import Load, SimulationConfig
@@ -16,10 +17,9 @@ from dynamo_router.bench.simulation.experiment import Experiment, compare_polici
 from dynamo_router.bench.simulation.policies import PolicyVariant, parse_policies
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceError, encode_request
+from dynamo_router.process.settings import resolve
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.policy import LMetric
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.settings import resolve
 from dynamo_router.workers.registry import WorkerEntry
 
 ALL = "kv,round-robin,dynamo:1,dynamo:16,random,least-loaded,power-of-two,prefix-hash:2,chwbl:1.25"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench.stream_source import CACHED_RUNS, RUNS, StreamLoad, payloads
 from dynamo_router.bench.streams import StreamsBenchConfig, run
-from dynamo_router.runtime.errors import ConfigError, RouterError
-from dynamo_router.workers.event_dialects import ZmqPayload
+from dynamo_router.kv_events.dialects import ZmqPayload
 from dynamo_router.workers.trtllm_proto import common_pb
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.simulation.config import SimulationConfig
 from dynamo_router.bench.sweep import Sweep, SweepConfig, apply_settings, configuration, run
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
+from dynamo_router.process.settings import resolve
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.settings import resolve
+from dynamo_router.server.config import ServeConfig
 
 
 def config(*knobs: str, **more: Any) -> SweepConfig:

@@ -9,11 +9,11 @@ import pytest
 from support.traces import chat
 
 from dynamo_router import cli
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.replay import ReplayConfig, timed_requests
 from dynamo_router.bench.synthesize import SynthesizeConfig, run, trace_file, write_trace
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import read_trace
-from dynamo_router.runtime.errors import ConfigError
 
 REQUESTS = sum(1 for _ in read_trace(SAMPLE_TRACE))
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend.choice import (
     MOST_KEPT,
     PASSED_ON,
@@ -19,9 +20,8 @@ from dynamo_router.frontend.choice import (
 from dynamo_router.frontend.generation import AnswerReader
 from dynamo_router.frontend.openai import CompletionRequest, Delta, read_request
 from dynamo_router.frontend.processor import ModelText
-from dynamo_router.router.dispatch.generate_request import read_generate
-from dynamo_router.runtime.off_loop import OffLoop
-from dynamo_router.workers.mocker import OWN_MODEL
+from dynamo_router.process.off_loop import OffLoop
+from dynamo_router.server.dispatch.generate_request import read_generate
 from dynamo_router.workers.trtllm_proto import pb
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError, InvalidRequestError
 from dynamo_router.frontend.processor import ChatTemplate, chat_template
-from dynamo_router.runtime.errors import ConfigError, InvalidRequestError
 
 ASK = [{"role": "user", "content": "Hi"}]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

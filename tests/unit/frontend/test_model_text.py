@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend.processor import ModelText
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.off_loop import OffLoop
-from dynamo_router.workers.mocker import OWN_MODEL
+from dynamo_router.process.off_loop import OffLoop
 
 
 @pytest.fixture(scope="module")

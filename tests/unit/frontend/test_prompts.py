@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from dynamo_router.base.errors import InvalidRequestError
+from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend.openai import ApiError, ChatRequest, api_error
 from dynamo_router.frontend.processor import ChatTemplate, ModelText
 from dynamo_router.frontend.prompts import MOST_PROMPTS, PromptReader
-from dynamo_router.router.dispatch import RequestReader
-from dynamo_router.runtime.errors import InvalidRequestError
-from dynamo_router.workers.mocker import OWN_MODEL
+from dynamo_router.server.dispatch import RequestReader
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ NOT_IMPORTED = {
     "pytest": "tests",
     "dynamo_router.bench": "benches",
     "dynamo_router.frontend.processor": "text to tokens",
-    "dynamo_router.workers.engines": "engines in this process",
-    "dynamo_router.workers.mocker.fleet": "mock engines in this process",
+    "dynamo_router.engines.adapters": "engines in this process",
+    "dynamo_router.engines.mocker.fleet": "mock engines in this process",
 }
 
 

@@ -9,7 +9,7 @@ from dynamo_router.frontend.models.worker_sets import (
     worker_sets,
 )
 from dynamo_router.runtime.components import EndpointName, Instance
-from dynamo_router.workers.discovery import TRTLLM, ModelCard
+from dynamo_router.workers.records import TRTLLM, ModelCard
 
 HERE = EndpointName("dynamo", "backend", "generate")
 THERE = EndpointName("other", "backend", "generate")

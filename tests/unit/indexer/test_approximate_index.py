@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.approximate import ApproximateIndex
 from dynamo_router.indexer.hashing import sequence_hashes
 from dynamo_router.indexer.source import SOURCES_IN_A_STEP, SourceState
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 WORKER = WorkerWithDpRank(7, 1)
 

@@ -7,15 +7,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from dynamo_router.router.admission import NO_OBJECTIVES
-from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.dispatch import RequestReader
-from dynamo_router.router.kv_router import KvRouter
-from dynamo_router.router.policy import CandidateTerms
-from dynamo_router.router.proto import router_pb2 as pb
-from dynamo_router.router.services import RouterService
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.steps import (
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.process.steps import (
     STEP,
     answer_share,
     by_steps,
@@ -23,6 +16,13 @@ from dynamo_router.runtime.steps import (
     finish_in_turns,
     made_in_turns,
 )
+from dynamo_router.router.admission import NO_OBJECTIVES
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.kv_router import KvRouter
+from dynamo_router.router.policy import CandidateTerms
+from dynamo_router.router.proto import router_pb2 as pb
+from dynamo_router.server.dispatch import RequestReader
+from dynamo_router.server.services import RouterService
 
 WORKERS = 6 * STEP
 PROMPT = list(range(40))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.clock import ManualClock
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.policy import (
     Candidates,
@@ -20,7 +21,6 @@ from dynamo_router.router.policy import (
 )
 from dynamo_router.router.policy.forecast import ForecastPolicy
 from dynamo_router.router.policy.modes import LeastLoaded, RandomWorker
-from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.workers.registry import WorkerState
 
 BLOCK = 16

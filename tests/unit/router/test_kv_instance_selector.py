@@ -10,9 +10,9 @@ import pytest
 from support.polling import until
 
 from dynamo_router import KvInstanceSelector, KvRouter, KvRouterConfig
+from dynamo_router.base.errors import ConfigError, InvalidRequestError, NoWorkersError
 from dynamo_router.runtime import DistributedRuntime
 from dynamo_router.runtime.components import Client
-from dynamo_router.runtime.errors import ConfigError, InvalidRequestError, NoWorkersError
 from dynamo_router.runtime.kv_stores import MemoryStore
 from dynamo_router.runtime.request_planes import Fault, RequestContext, RequestError
 

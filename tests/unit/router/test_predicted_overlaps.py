@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import ConfigError
 
 BLOCK = 16
 PROMPT = list(range(4 * BLOCK))

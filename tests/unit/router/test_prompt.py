@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.router import candidates, prompt
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.overlaps import Overlaps
 from dynamo_router.router.prompt import Content, Prompt
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import InvalidRequestError
 
 BLOCK = 16
 TOKENS = list(range(5 * BLOCK + 3))

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 BLOCK = 16
 PROMPT = list(range(1, 1 + 10 * BLOCK))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dynamo_router.runtime.errors import EventError
-from dynamo_router.runtime.identity import WorkerWithDpRank
-from dynamo_router.slots.replicas import (
+from dynamo_router.base.errors import EventError
+from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.slots.peers import (
     Batch,
     Beat,
     Booked,
@@ -17,8 +17,8 @@ from dynamo_router.slots.replicas import (
     decode_message,
     encode_message,
 )
-from dynamo_router.slots.replicas import own_bookings as own_module
-from dynamo_router.slots.replicas.peer_book import ASK_S, GAP_S, GONE_S, MAX_AHEAD, MAX_PEERS
+from dynamo_router.slots.peers import own_bookings as own_module
+from dynamo_router.slots.peers.peer_book import ASK_S, GAP_S, GONE_S, MAX_AHEAD, MAX_PEERS
 
 
 class Told:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from dynamo_router.router.serve_config import ServeConfig
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.http2 import Library
-from dynamo_router.runtime.settings import resolve
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.process.settings import resolve
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.transport.http2 import Library
 from dynamo_router.workers.channels import GRPC_AIO, NGHTTP2, ConnectionPolicy, data_path_of, policy
 
 

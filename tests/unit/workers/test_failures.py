@@ -7,7 +7,7 @@ from support.adversity.fault_proxy import FaultProxy
 from support.fake_engine import FakeEngine, Script, chunk, fail, hang, pb, prompt
 from support.polling import until
 
-from dynamo_router.runtime.errors import StatusCode
+from dynamo_router.base.errors import StatusCode
 from dynamo_router.workers.channels import DATA_PATHS, ConnectionPolicy, data_path_of
 from dynamo_router.workers.failures import (
     MAX_DETAILS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.workers.health_tracker import HealthPolicy, HealthTracker
 from dynamo_router.workers.registry import WorkerState
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.workers.outliers import OutlierDetector, OutlierPolicy
 
 POLICY = OutlierPolicy(

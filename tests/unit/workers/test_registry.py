@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dynamo_router.runtime.errors import InvalidRequestError
-from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.base.errors import InvalidRequestError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.workers.registry import WorkerRegistry, WorkerState
 
 

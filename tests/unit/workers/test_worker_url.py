@@ -2,8 +2,8 @@
 
 import pytest
 
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.identity import address_worker_id
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.base.identity import address_worker_id
 from dynamo_router.workers.worker_url import (
     WorkerName,
     WorkerUrl,

@@ -10,7 +10,7 @@ import pytest
 from support.free_port import free_port
 from support.servers.child import Child
 
-from dynamo_router.workers import mocker
+from dynamo_router.engines import mocker
 
 TOKENIZER = Path(mocker.__file__).parent / "data"
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.evaluation.cells import EvaluationCell, cells_of, simulation_of
 from dynamo_router.bench.evaluation.command import Evaluation, EvaluationConfig
 from dynamo_router.bench.evaluation.kept_runs import KeptRuns
@@ -16,7 +17,6 @@ from dynamo_router.bench.evaluation.runner import run_tasks
 from dynamo_router.bench.evaluation.splits import FleetSize, split_of
 from dynamo_router.bench.evaluation.verdict import judge_cell, summarise_figure
 from dynamo_router.bench.grid import GridConfig, run
-from dynamo_router.runtime.errors import ConfigError
 
 TRAIN = split_of("train")
 CELL = EvaluationCell("batch", FleetSize(2, 512, 0.5))

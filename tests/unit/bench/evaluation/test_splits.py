@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.evaluation.splits import (
     ERRORS,
     FAMILIES,
@@ -20,7 +21,6 @@ from dynamo_router.bench.evaluation.splits import (
 from dynamo_router.bench.sweep import Sweep, SweepConfig
 from dynamo_router.bench.traces.trace import encode_request
 from dynamo_router.bench.traffic import TRAFFIC_BLOCK_SIZE, TrafficSpec, generate_traffic
-from dynamo_router.runtime.errors import ConfigError
 
 
 def test_no_two_splits_share_a_seed_a_parameter_or_a_fleet() -> None:

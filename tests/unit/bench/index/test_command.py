@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench.index import command, event_path, phases, rivals
 from dynamo_router.bench.index.command import run
 from dynamo_router.bench.index.config import PARTS, IndexBenchConfig
@@ -29,7 +30,6 @@ from dynamo_router.bench.index.rivals import (
 from dynamo_router.bench.index.workload import Removed, Stored, hash_prompts, plan_workload
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE, sample_traffic
 from dynamo_router.indexer.event_index.actor import EventIndex
-from dynamo_router.runtime.errors import ConfigError, RouterError
 
 SMALL: dict[str, Any] = {
     "requests": 30,

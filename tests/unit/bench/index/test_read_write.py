@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.index._read_write import read_prompts
 from dynamo_router.bench.index.read_write import ConcurrentBenchConfig, make_workload, run
 from dynamo_router.indexer.event_index import EventIndex
-from dynamo_router.runtime.errors import ConfigError
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.index.command import run
 from dynamo_router.bench.index.config import IndexBenchConfig
 from dynamo_router.bench.index.soak import SoakConfig, _is_flat, measure_soak, soak_table
-from dynamo_router.runtime.errors import ConfigError
 
 
 @pytest.mark.parametrize("key", ["events", "chains", "workers"])

@@ -8,9 +8,9 @@ from support.fake_engine import FakeEngine
 from support.security.certificates import Authority
 from support.serving import serving
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.load import LoadClient, TargetAccess, encode_generate
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.security import ServerTlsConfig
+from dynamo_router.transport.security import ServerTlsConfig
 
 TOKEN = "load-0123456789abcdef"
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.load.client import Outcome
 from dynamo_router.bench.load.stats import LoadStats
 from dynamo_router.bench.replay import ReplayConfig
 from dynamo_router.bench.results import Goodput, ObjectiveConfig
 from dynamo_router.bench.simulation import idle_engine_ms
-from dynamo_router.runtime.errors import ConfigError
 
 milliseconds = st.floats(0, 1e5)
 answers = st.lists(st.tuples(milliseconds, milliseconds, milliseconds), max_size=20)

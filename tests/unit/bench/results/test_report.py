@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.results.objectives import Goodput
 from dynamo_router.bench.results.output import Output, write_json
 from dynamo_router.bench.results.report import Run, runs_content, runs_table
 from dynamo_router.bench.results.summary import Summary, summarise, summarise_weighted
-from dynamo_router.runtime.errors import ConfigError
 
 RUN = Run(
     mode="kv",

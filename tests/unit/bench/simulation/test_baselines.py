@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.simulation.baselines import BoundedConsistentHash, PrefixHash
 from dynamo_router.router.policy import Candidates, Policy
-from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.slots.table import SlotTable
 
 

@@ -10,7 +10,7 @@ from dynamo_router.bench.simulation.policies import parse_policies
 from dynamo_router.bench.simulation.prepared_trace import SimulatedTrace
 from dynamo_router.bench.simulation.simulation import FleetSpec, Simulation
 from dynamo_router.bench.traces.trace import TraceRequest
-from dynamo_router.workers.mocker.config import EngineConfig
+from dynamo_router.engines.mocker.config import EngineConfig
 
 
 def test_chunks_mixed_steps_and_a_hit_take_the_time_they_take_there() -> None:

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.simulation.config import SimulationConfig
 from dynamo_router.bench.simulation.prepared_trace import SimulatedTrace
 from dynamo_router.bench.simulation.request_log import REJECTED, SERVED, RequestLog
 from dynamo_router.bench.simulation.simulation import FleetSpec, Simulation
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceRequest, read_trace
+from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.router.admission.limits import QUEUE_POLICIES, AdmissionConfig
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.workers.mocker.config import EngineConfig
 
 ENGINE = EngineConfig(num_gpu_blocks=2000, max_num_batched_tokens=2048)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.simulation.config import SimulationConfig
 from dynamo_router.bench.simulation.policies import parse_policies
 from dynamo_router.bench.simulation.prepared_trace import SimulatedTrace
@@ -11,9 +12,8 @@ from dynamo_router.bench.simulation.request_log import SERVED
 from dynamo_router.bench.simulation.simulation import FleetSpec, Simulation
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import read_trace
+from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.workers.mocker.config import EngineConfig
 
 ENGINE = EngineConfig(num_gpu_blocks=400, max_num_seqs=16, max_num_batched_tokens=2048)
 

@@ -17,12 +17,12 @@ from dynamo_router.bench.simulation.simulation import FleetSpec, Simulation
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceRequest, read_trace, token_ids
 from dynamo_router.bench.traces.turn_trace import Turn
+from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.policy import ForecastPolicy
-from dynamo_router.workers.mocker.config import EngineConfig
 
 POLICIES = "kv,round-robin,least-loaded,power-of-two,prefix-hash:2,chwbl:1.25"
 SMALL = EngineConfig(num_gpu_blocks=400, max_num_seqs=16, max_num_batched_tokens=2048)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.evaluation.splits import FAMILIES, split_of
 from dynamo_router.bench.synthesize import SynthesizeConfig, run
 from dynamo_router.bench.synthesizer.fit import TOLERANCE, Fit, check_fit
@@ -16,7 +17,6 @@ from dynamo_router.bench.traces.analysis import analyze
 from dynamo_router.bench.traces.columns import TraceColumns, columns_of, read_columns
 from dynamo_router.bench.traces.prefix_tree import build_tree
 from dynamo_router.bench.traffic import TRAFFIC_BLOCK_SIZE, generate_traffic
-from dynamo_router.runtime.errors import ConfigError
 
 
 def generated(family: str, split: str, requests: int = 1000) -> TraceColumns:

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from support.places import CONVERSATION
 from support.traces import SIZE, SPECIAL, chat, request, traces
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.synthesizer.sample import KINDS, ModelKind, sample_traffic, synthesize
 from dynamo_router.bench.synthesizer.scaling import Scaling
 from dynamo_router.bench.synthesizer.trace_model import TraceModel, learn_model
 from dynamo_router.bench.traces.analysis import TraceAnalysis, analyze
 from dynamo_router.bench.traces.columns import TraceColumns, columns_of, read_columns
 from dynamo_router.bench.traces.trace import TraceRequest, encode_request, read_trace
-from dynamo_router.runtime.errors import ConfigError
 
 both = pytest.mark.parametrize("kind", KINDS)
 

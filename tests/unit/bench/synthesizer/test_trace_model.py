@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.traces import SIZE, SPECIAL, chat, request, traces
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.synthesizer.markov import (
     END,
     LEAF,
@@ -34,7 +35,6 @@ from dynamo_router.bench.synthesizer.trace_model import (
 from dynamo_router.bench.traces.columns import columns_of, read_columns
 from dynamo_router.bench.traces.prefix_tree import build_tree
 from dynamo_router.bench.traces.trace import TraceRequest
-from dynamo_router.runtime.errors import ConfigError
 
 
 def markov_of(requests: list[TraceRequest], window: int = 0) -> MarkovModel:

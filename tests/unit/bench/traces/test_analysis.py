@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.traces import SIZE, SPECIAL, chat, request, traces
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.analyze import AnalyzeConfig, run, trace_labels
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.analysis import Spread, analyze, describe
 from dynamo_router.bench.traces.columns import columns_of, read_columns
 from dynamo_router.bench.traces.similarity import ks_distance, rank_correlation, trace_distances
 from dynamo_router.bench.traces.trace import TraceRequest, encode_request
-from dynamo_router.runtime.errors import ConfigError
 
 
 def write(path: Path, requests: list[TraceRequest]) -> str:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.traces.trace import (
     MAX_LINE_BYTES,
     TraceError,
@@ -16,7 +17,6 @@ from dynamo_router.bench.traces.trace import (
     read_trace,
     token_ids,
 )
-from dynamo_router.runtime.errors import ConfigError
 
 GOOD = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 

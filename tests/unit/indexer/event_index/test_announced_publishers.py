@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.indexer.wire.codec import encode_event_message, encode_heartbeat
 from dynamo_router.indexer.wire.events import Cleared, RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 W, OTHER = WorkerWithDpRank(7), WorkerWithDpRank(8)
 OURS, THEIRS = 11, 22

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from support.polling import wait_until
 
+from dynamo_router.base.errors import EventError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import SOURCES_IN_A_STEP, EventIndex
 from dynamo_router.indexer.source import Missing, SourceState, SourceStatus
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.errors import EventError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 W = WorkerWithDpRank(7)
 Data = Stored | Removed | Cleared

@@ -11,7 +11,7 @@ import numpy as np
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.wire import encode_router_event
 from dynamo_router.indexer.wire import Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.base.identity import WorkerWithDpRank
 
 W = WorkerWithDpRank(7)
 FIRST = encode_router_event(RouterEvent(W, 1, Stored(None, [StoredBlock(1, 10)])))

@@ -12,6 +12,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index import snapshot
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.event_index.snapshot import (
@@ -35,8 +37,6 @@ from dynamo_router.indexer.wire.events import (
     Stored,
     StoredBlock,
 )
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 HEAD = SnapshotHead(block_size=16, subject="namespace.n.component.c.endpoint.e.kv-events")
 A, B = WorkerWithDpRank(1), WorkerWithDpRank(2**64 - 1, 3)

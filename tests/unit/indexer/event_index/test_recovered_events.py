@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.true_source import Message, TrueSource
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.indexer.wire import RouterEvent, Stored, StoredBlock, encode_event_message
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 WORKER = WorkerWithDpRank(7, 0)
 STEPS = st.lists(

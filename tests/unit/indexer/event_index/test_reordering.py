@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import Missing, SourceState, SourceStatus
 from dynamo_router.indexer.wire.codec import EventWriter
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 W = WorkerWithDpRank(7)
 

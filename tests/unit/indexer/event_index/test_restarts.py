@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import Missing, SourceState, SourceStatus
 from dynamo_router.indexer.wire.codec import (
@@ -13,7 +14,6 @@ from dynamo_router.indexer.wire.codec import (
     encode_router_event,
 )
 from dynamo_router.indexer.wire.events import Cleared, EventData, RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 W = WorkerWithDpRank(7)
 LAST = 2**64 - 1

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index import EventIndex, SnapshotHead
 from dynamo_router.indexer.event_index.snapshot import dump_index, restore_index
 from dynamo_router.indexer.source import SourceState
@@ -12,7 +13,6 @@ from dynamo_router.indexer.wire import (
     EventWriter,
     encode_heartbeat,
 )
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 HEAD = SnapshotHead(block_size=16, subject="s")
 A = WorkerWithDpRank(1)

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.indexer.wire.codec import encode_event_message
@@ -18,7 +19,6 @@ from dynamo_router.indexer.wire.events import (
     Stored,
     StoredBlock,
 )
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 W = WorkerWithDpRank(7)
 OTHER = WorkerWithDpRank(7, 1)

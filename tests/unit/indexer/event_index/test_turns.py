@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.wire.codec import encode_router_event
 from dynamo_router.indexer.wire.events import Removed, RouterEvent
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 W = WorkerWithDpRank(1)
 DEADLINE_S = 60.0

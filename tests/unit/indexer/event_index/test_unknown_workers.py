@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire.codec import (
@@ -13,7 +14,6 @@ from dynamo_router.indexer.wire.codec import (
     encode_heartbeat,
 )
 from dynamo_router.indexer.wire.events import RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 KNOWN = WorkerWithDpRank(2**40)
 CHAIN = np.array([100], np.uint64)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from instruments.tree_check import check_integrity
 
+from dynamo_router.base.errors import EventError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.indexer.tree._inspect import read_edges
-from dynamo_router.runtime.errors import EventError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 TOP = 2**64 - 1
 

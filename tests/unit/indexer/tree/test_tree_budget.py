@@ -4,8 +4,8 @@ import pytest
 from instruments.tree_check import check_integrity
 from instruments.tree_faults import fail_allocations_after
 
+from dynamo_router.base.errors import EventError
 from dynamo_router.indexer.tree import RadixTree
-from dynamo_router.runtime.errors import EventError
 
 
 def refusal(act, *args):

@@ -6,9 +6,9 @@ import pytest
 from instruments.tree_check import check_integrity
 from instruments.tree_faults import fail_allocations_after, flip_bit
 
+from dynamo_router.base.errors import EventError
 from dynamo_router.indexer.tree import RadixTree
 from dynamo_router.indexer.tree._inspect import read_edges
-from dynamo_router.runtime.errors import EventError
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from dynamo_router.base.errors import EventError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.wire.codec import (
     decode_cache_event,
     decode_event_message,
@@ -14,8 +16,6 @@ from dynamo_router.indexer.wire.codec import (
     encode_heartbeat,
 )
 from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.errors import EventError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 pack = msgspec.msgpack.encode
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.events import TIERS, WORDS
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.wire.codec import (
     encode_cache_event,
     encode_event_message,
@@ -25,7 +26,6 @@ from dynamo_router.indexer.wire.events import (
     Stored,
     StoredBlock,
 )
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 U64 = st.integers(0, 2**64 - 1)
 BLOCKS = st.lists(st.builds(StoredBlock, U64, U64), max_size=4).map(tuple)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.wire.codec import (
     EventWriter,
     decode_cache_event,
@@ -23,7 +24,6 @@ from dynamo_router.indexer.wire.events import (
     Stored,
     StoredBlock,
 )
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 # Around each width of a msgpack integer, and anything.
 EDGES = [0, 1, 127, 128, 255, 256, 65535, 65536, 2**31, 2**32 - 1, 2**32, 2**53, 2**63, 2**64 - 1]

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from support.places import VECTORS
 
+from dynamo_router.base.errors import EventError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.wire.codec import (
     EventWriter,
     decode_event_message,
     encode_event_message,
 )
 from dynamo_router.indexer.wire.events import RouterEvent, Stored, StoredBlock
-from dynamo_router.runtime.errors import EventError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 # One message of a worker and what it says, so that the checkout alone notices a changed wire.
 STORED = b64decode(

@@ -9,6 +9,8 @@ from fuzz.damage import damage
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.base.errors import EventError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq
 from dynamo_router.indexer.wire import (
     TIERS,
@@ -21,8 +23,6 @@ from dynamo_router.indexer.wire import (
     read_head,
 )
 from dynamo_router.indexer.wire.events import Cleared
-from dynamo_router.runtime.errors import EventError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.trtllm_proto import common_pb
 
 BLOCK = 4

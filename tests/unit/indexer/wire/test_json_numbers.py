@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dynamo_router.base.errors import EventError
 from dynamo_router.indexer.wire.codec import decode_cache_event
 from dynamo_router.indexer.wire.events import Removed, Stored, StoredBlock
-from dynamo_router.runtime.errors import EventError
 
 NUMBERS = st.integers(0, 20).flatmap(lambda digits: st.integers(0, min(10**digits, 2**64 - 1)))
 # Where a message ends soon, the fast path gives way to the general one.

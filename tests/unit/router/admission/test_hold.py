@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from support.policy.taught_router import STEP_S, TOKEN_S, teach
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import NoWorkersError
 from dynamo_router.bench.simulation.prepared_trace import SimulatedTrace
 from dynamo_router.bench.simulation.request_log import SERVED, RequestLog
 from dynamo_router.bench.simulation.simulation import FleetSpec, Simulation
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.traces.trace import TraceRequest, read_trace
+from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.base import Candidates, Policy
@@ -28,9 +31,6 @@ from dynamo_router.router.policy.forecast import (
     ForecastPolicy,
 )
 from dynamo_router.router.policy.guard import GuardedPolicy
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import NoWorkersError
-from dynamo_router.workers.mocker.config import EngineConfig
 from dynamo_router.workers.registry import WorkerState
 
 BLOCK = 16

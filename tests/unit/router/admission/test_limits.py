@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import ConfigError, NoWorkersError
 from dynamo_router.router.admission.limits import AdmissionConfig
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import ConfigError, NoWorkersError
 from dynamo_router.workers.registry import WorkerState
 
 BLOCK = 16

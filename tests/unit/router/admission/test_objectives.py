@@ -5,6 +5,7 @@ import math
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.errors import ConfigError, InvalidRequestError
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.admission.objectives import (
     MOST_MS,
@@ -15,7 +16,6 @@ from dynamo_router.router.admission.objectives import (
     Objectives,
     read_objectives,
 )
-from dynamo_router.runtime.errors import ConfigError, InvalidRequestError
 
 RELATIVE = DefaultObjectives(ttft_ms=None, base_ms=200.0, factor=1.5, itl_ms=25.0)
 

@@ -13,17 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.policy.taught_router import STEP_S, TOKEN_S, teach
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import NoWorkersError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.admission.admission import Admission
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.admission.queue import KEPT_PART, AdmissionQueue
 from dynamo_router.router.admission.tenants import TenantConfig, TenantShares
 from dynamo_router.router.admission.ticket import Lane, Ticket, Urgency
 from dynamo_router.router.admission.turns import LOOKED_AT
-from dynamo_router.router.dispatch.decisions import RouterDecisions, queue_of
 from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import NoWorkersError
-from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.server.dispatch.decisions import RouterDecisions, queue_of
 
 BLOCK = 16
 ONE = WorkerWithDpRank(1, 0)

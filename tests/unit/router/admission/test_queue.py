@@ -8,12 +8,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dynamo_router.base.errors import NoWorkersError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.admission.queue import AdmissionQueue
 from dynamo_router.router.admission.tenants import TenantConfig, TenantShares
 from dynamo_router.router.admission.ticket import Lane, Ticket, Urgency
 from dynamo_router.router.admission.turns import LATE_EVERY
-from dynamo_router.runtime.errors import NoWorkersError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 ONE, TWO = WorkerWithDpRank(1, 0), WorkerWithDpRank(2, 0)
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.admission import AdmissionConfig, Ticket
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.dispatch import queue_of
 from dynamo_router.router.kv_router import KvRouter
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.identity import WorkerWithDpRank
+from dynamo_router.server.dispatch import queue_of
 
 MODES = ["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.router.admission import SharedBound
-from dynamo_router.runtime.limit_hits import LimitHits
 
 CALLERS = st.sampled_from(["a", "b", "c"])
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.base.errors import ConfigError, InvalidRequestError
 from dynamo_router.router.admission.holdings import MOST_BELOW
 from dynamo_router.router.admission.tenants import (
     MAX_NAME,
@@ -16,7 +17,6 @@ from dynamo_router.router.admission.tenants import (
     TenantConfig,
     TenantShares,
 )
-from dynamo_router.runtime.errors import ConfigError, InvalidRequestError
 
 NAMES = st.sampled_from("abcd")
 

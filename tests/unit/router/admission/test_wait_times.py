@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.admission import AdmissionConfig, AdmissionQueue, Ticket
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 WORKERS = 4
 CONFIGS: list[dict[str, Any]] = [

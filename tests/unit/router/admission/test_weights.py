@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.base.clock import ManualClock
 from dynamo_router.router.admission.weights import MOST_CREDIT, WeightedShares
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
-from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.workers.registry import WorkerRegistry
 
 MODES = [

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from dynamo_router.base.errors import ConfigError, InvalidRequestError
 from dynamo_router.router.affinity import SESSION_KEYS, AffinityConfig, Session, read_session
-from dynamo_router.runtime.errors import ConfigError, InvalidRequestError
 
 
 def test_the_first_of_the_known_keys_counts() -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.affinity import AffinityConfig, Session, SessionAffinity
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.policy import MODES
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.identity import WorkerWithDpRank
 from dynamo_router.workers.registry import WorkerRegistry, WorkerState
 
 BLOCK = 16

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.affinity import Binding, Session, SessionTable
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 ONE, TWO = WorkerWithDpRank(1, 0), WorkerWithDpRank(2, 1)
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cost as oracle_cost
 
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.policy.cost import CostParams, params_from_legacy_weight, score, terms
-from dynamo_router.runtime.errors import ConfigError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 
 def u32(*values):

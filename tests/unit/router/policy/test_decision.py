@@ -3,8 +3,8 @@
 import json
 import math
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.policy.decision import CandidateTerms, Decision, Explanation
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 
 def candidate(worker_id, cost, eligible=True, policy_terms=None):

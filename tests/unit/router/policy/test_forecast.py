@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.candidates import WorkerLike
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import ConfigError
 
 BLOCK = 16
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from dynamo_router.indexer.wire.codec import encode_event_message
 from dynamo_router.indexer.wire.events import RouterEvent, Stored, StoredBlock
 from dynamo_router.router.policy.onboarding import Load, Onboarding
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 COMPUTING_S = 0.001  # of a block
 

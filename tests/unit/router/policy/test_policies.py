@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from dynamo_router import KvRouter, KvRouterConfig
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import ConfigError, NoWorkersError
 from dynamo_router.bench.simulation.policies import parse_policies
 from dynamo_router.router import policies
 from dynamo_router.router.policies import known_policies, new_policy
 from dynamo_router.router.policy import Candidates, Floats, GuardedPolicy, Policy, Rng
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import ConfigError, NoWorkersError
 from dynamo_router.workers.registry import WorkerEntry
 
 PROMPT = list(range(64))

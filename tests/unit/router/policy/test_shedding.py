@@ -2,11 +2,11 @@
 
 import pytest
 
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import NoWorkersError
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import NoWorkersError
 
 BLOCK = 16
 TOKENS = list(range(10 * BLOCK))

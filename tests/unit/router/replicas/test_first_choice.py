@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from dynamo_router.base.clock import ManualClock
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.replicas import Replica
 from dynamo_router.router.replicas.first_choice import ALWAYS, HEAR_S, LOOK_S, FirstChoice
-from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.workers.registry import WorkerRegistry
 
 BLOCK = 16

@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 import structlog
 
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.envelope import EventEnvelope, decode_envelope, encode_envelope
+from dynamo_router.base.errors import ConfigError, EventError
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.policy import HeardBooking
@@ -14,10 +17,7 @@ from dynamo_router.router.replicas.dynamo_replicas import (
     EXPIRY_S,
     DynamoReplicas,
 )
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.envelope import EventEnvelope, decode_envelope, encode_envelope
-from dynamo_router.runtime.errors import ConfigError, EventError
-from dynamo_router.slots.replicas import Message, decode_message, encode_message
+from dynamo_router.slots.peers import Message, decode_message, encode_message
 
 BLOCK = 16
 

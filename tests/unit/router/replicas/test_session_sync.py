@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from support.places import VECTORS
 
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.envelope import decode_envelope
+from dynamo_router.base.errors import EventError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.affinity import AffinityConfig, Session
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.replicas.session_sync import SESSION_AFFINITY, SessionSync
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.envelope import decode_envelope
-from dynamo_router.runtime.errors import EventError
-from dynamo_router.runtime.identity import WorkerWithDpRank
 
 CHANNELS = VECTORS / "dynamo_event_channels.json"
 RECORDED = [

@@ -10,9 +10,9 @@ import uvloop
 from support.polling import until
 from support.servers.stores import OpenStore
 
+from dynamo_router.base.errors import ConfigError, InvalidRequestError, NoWorkersError
 from dynamo_router.runtime import Client, DistributedRuntime
 from dynamo_router.runtime.components import CancellationToken, EndpointName
-from dynamo_router.runtime.errors import ConfigError, InvalidRequestError, NoWorkersError
 from dynamo_router.runtime.kv_stores import FileStore, MemoryStore, StoreError
 from dynamo_router.runtime.request_planes import Fault, RequestContext, RequestError
 

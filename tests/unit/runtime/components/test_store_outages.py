@@ -14,10 +14,10 @@ from support.servers.child import Child
 from support.servers.etcd import EtcdServer, start_cluster
 from support.servers.jetstream import JetStreamServer
 
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import NoWorkersError
 from dynamo_router.runtime import DistributedRuntime
-from dynamo_router.runtime.clock import ManualClock
 from dynamo_router.runtime.components import Client, EndpointName
-from dynamo_router.runtime.errors import NoWorkersError
 from dynamo_router.runtime.kv_stores import (
     EtcdConfig,
     EtcdStore,

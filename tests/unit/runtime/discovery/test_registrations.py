@@ -9,7 +9,7 @@ import structlog
 from support.polling import until
 from support.servers.etcd import EtcdServer
 
-from dynamo_router.runtime.clock import SystemClock
+from dynamo_router.base.clock import SystemClock
 from dynamo_router.runtime.discovery import Registrations
 from dynamo_router.runtime.kv_stores import (
     EtcdConfig,

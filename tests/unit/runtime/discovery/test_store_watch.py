@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from support.polling import until
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.discovery import Reconciler, StoreWatch, full_key_string
-from dynamo_router.runtime.errors import ConfigError
 from dynamo_router.runtime.kv_stores import Entry, MemoryStore, StoreError
 
 

@@ -12,7 +12,7 @@ import pytest
 from support.polling import until
 from support.processes import alive
 
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.event_planes import embedded_nats
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats, find_nats_server, probe
 

@@ -14,13 +14,13 @@ import uvloop
 from support.free_port import free_port
 from support.polling import until
 
-from dynamo_router.runtime.backoff import Backoff
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.base.backoff import Backoff
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.event_planes.event_plane import PlaneState, PlaneStats
 from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
 from dynamo_router.runtime.event_planes.outgoing_buffer import OutgoingBuffer
-from dynamo_router.runtime.nats import nats_link
+from dynamo_router.transport.nats import nats_link
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -8,10 +8,10 @@ import pytest
 from nats.errors import Error as NatsError
 from support.polling import until
 
-from dynamo_router.runtime.backoff import Backoff
+from dynamo_router.base.backoff import Backoff
 from dynamo_router.runtime.event_planes.event_plane import PlaneState
 from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
-from dynamo_router.runtime.nats import nats_link
+from dynamo_router.transport.nats import nats_link
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from support.polling import until
 
-from dynamo_router.runtime.envelope import EventEnvelope, encode_envelope
+from dynamo_router.base.envelope import EventEnvelope, encode_envelope
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.event_planes.event_plane import PlaneState
 from dynamo_router.runtime.event_planes.local_plane import LocalPlane

@@ -7,7 +7,7 @@ import pytest
 from support.security.certificates import Authority
 from support.servers.etcd import EtcdServer
 
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.kv_stores import EtcdConfig, EtcdStore, StoreError
 
 pytestmark = pytest.mark.usefixtures("leaves_no_task")

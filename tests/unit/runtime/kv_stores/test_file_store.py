@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.places import VECTORS
 
-from dynamo_router.runtime.clock import ManualClock
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.kv_stores import (
     Deleted,
     Entry,

@@ -10,7 +10,7 @@ import structlog
 from support.polling import DEADLINE_S, until
 from support.servers.jetstream import JetStreamServer
 
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.event_planes import EmbeddedNats
 from dynamo_router.runtime.kv_stores import (
     Entry,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.kv_stores import (
     EtcdStore,
     FileStore,

@@ -11,8 +11,8 @@ import pytest
 from support.polling import until
 from support.security.certificates import Authority
 
+from dynamo_router.base.errors import ConfigError, NoWorkersError
 from dynamo_router.runtime import DistributedRuntime
-from dynamo_router.runtime.errors import ConfigError, NoWorkersError
 from dynamo_router.runtime.kv_stores import FileStore
 from dynamo_router.runtime.request_planes import (
     GRPC_TLS,
@@ -24,7 +24,7 @@ from dynamo_router.runtime.request_planes import (
     RequestError,
     RequestServer,
 )
-from dynamo_router.runtime.security import ClientTls, ServerTls, ServerTlsConfig, WorkerTlsConfig
+from dynamo_router.transport.security import ClientTls, ServerTls, ServerTlsConfig, WorkerTlsConfig
 
 pytestmark = pytest.mark.usefixtures("leaves_no_task")
 PATH = "7f/a/b/c"

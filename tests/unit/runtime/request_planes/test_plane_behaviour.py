@@ -13,8 +13,8 @@ import pytest
 from support.polling import until
 from support.servers.jetstream import JetStreamServer
 
+from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.runtime import DistributedRuntime
-from dynamo_router.runtime.errors import InvalidRequestError
 from dynamo_router.runtime.kv_stores import FileStore, NatsAddress
 from dynamo_router.runtime.request_planes import (
     Fault,

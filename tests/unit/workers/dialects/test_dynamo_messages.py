@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.fake_engine import prompt
 from support.places import ROOT
 
-from dynamo_router.runtime.errors import InvalidRequestError, WorkerError
+from dynamo_router.base.errors import InvalidRequestError, WorkerError
 from dynamo_router.workers.dialects._token_ids import split_tokens
 from dynamo_router.workers.dialects.dynamo_messages import AnswerWriter, read_request
 from dynamo_router.workers.trtllm_proto import pb

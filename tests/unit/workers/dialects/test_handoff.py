@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_engine import chunk, complete, prompt
 
-from dynamo_router.runtime.errors import InvalidRequestError
+from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.workers.dialects import (
     CONTEXT_ONLY,
     for_decode,

@@ -7,7 +7,7 @@ import pytest
 from support.fake_engine import prompt
 from support.servers.http_engine import answers_of, part, usage
 
-from dynamo_router.runtime.errors import StatusCode, WorkerError
+from dynamo_router.base.errors import StatusCode, WorkerError
 from dynamo_router.workers.dialects.openai_answers import MissingTokens, reader_of
 from dynamo_router.workers.dialects.openai_errors import error_of
 from dynamo_router.workers.dialects.openai_facts import completion_facts, llama_facts, model_in

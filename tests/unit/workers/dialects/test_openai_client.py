@@ -23,7 +23,7 @@ from support.servers.http_engine import (
     stream_head,
 )
 
-from dynamo_router.runtime.errors import StatusCode, WorkerError
+from dynamo_router.base.errors import StatusCode, WorkerError
 from dynamo_router.workers.channels import ConnectionPolicy
 from dynamo_router.workers.dialects import OpenAiClient
 from dynamo_router.workers.failures import EngineCallError, Origin

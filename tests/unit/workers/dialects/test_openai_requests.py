@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.fake_engine import prompt
 
-from dynamo_router.runtime.errors import InvalidRequestError
+from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.workers.dialects.openai_requests import EngineKind, request_of
 from dynamo_router.workers.trtllm_proto import pb
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_router.runtime.errors import ConfigError
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.kv_stores import Deleted, Entry
 from dynamo_router.runtime.kv_stores.kubernetes import (
     KubernetesConfig,

@@ -1,0 +1,1 @@
+"""The nouns that every floor shares: workers, time, errors, addresses; native containers."""

@@ -1,0 +1,1 @@
+"""An engine's own side: serving it as a worker, mock engines, publishing its KV events."""

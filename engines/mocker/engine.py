@@ -1,0 +1,240 @@
+"""MockEngine: an LLM engine as a pure state machine, with tokens. The live mocker drives it.
+
+Requests and steps go in; how long each step lasts, who got a token in it and what changed in the
+cache come out. It knows no clock, no loop and no network. Scheduling and cache are native, and are
+those of the simulation (_engine.pyx); here are the tokens, and what a request may not ask for.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from ...base.errors import InvalidRequestError, NoWorkersError
+from ...indexer.wire import StorageTier
+from ..serving import (
+    ENGINE_TIERS,
+    BlocksRemoved,
+    BlocksStored,
+    CachedBlock,
+    EngineRequest,
+    KvEvent,
+)
+from .config import EngineConfig
+from .core import SingleEngine
+from .sampling import banned_tokens
+from .sequence import Sequence
+
+_NUMBERS = 2**32
+
+
+class StepResult(NamedTuple):
+    """One step, over `duration_s` seconds after it was begun."""
+
+    duration_s: float
+    outputs: list[Sequence]  # each has one more token when the step is over; see `finished`
+    events: list[KvEvent]  # in order; true from the start of the step
+    prefill_tokens: int
+    preempted: int
+
+
+class MockEngine:
+    """One engine, or one data-parallel rank of one. A finished or aborted request is forgotten."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self._core = SingleEngine(config, config.timing)
+        self._live: dict[str, int] = {}
+        self._sequences: dict[int, Sequence] = {}
+        self._last_number = 0
+        # By tier, as announced; on the device a parent comes before its children.
+        self._cached: dict[StorageTier, dict[int, CachedBlock]] = {
+            tier: {} for tier in ENGINE_TIERS
+        }
+
+    @property
+    def running(self) -> int:
+        """Requests admitted and not finished."""
+        return self._core.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests not admitted yet, or preempted."""
+        return self._core.waiting
+
+    @property
+    def active_blocks(self) -> int:
+        """Blocks that requests hold, partial ones included."""
+        return self._core.active_blocks
+
+    @property
+    def inactive_blocks(self) -> int:
+        """Cached blocks that nobody holds."""
+        return self._core.inactive_blocks
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._live
+
+    def cached_blocks(self, tier: StorageTier = "device") -> Iterable[CachedBlock]:
+        """Every full block in a tier, parents first; none of a tier that is not announced."""
+        blocks = self._cached[tier].values()
+        # What goes down a tier goes before its parent does.
+        return blocks if tier == "device" else reversed(blocks)
+
+    def holders(self) -> dict[int, int]:
+        """How many requests hold each block on the device."""
+        return {block_hash: holders for block_hash, _, _, holders in self._core.cache(0)}
+
+    def submit(self, request: EngineRequest) -> Sequence:
+        """Queue a request.
+
+        Raises InvalidRequestError if it can never run here or its id is in use, NoWorkersError
+        if the waiting queue is full.
+        """
+        self._check(request)
+        config = self.config
+        if self.waiting >= config.max_waiting:
+            raise NoWorkersError(f"the engine has {config.max_waiting} requests waiting")
+        sequence = self._sequence_of(request)
+        number = self._new_number()
+        self._core.submit(
+            number,
+            sequence.prompt_len,
+            len(sequence.output),
+            sequence.sequence_hashes,
+            sequence.local_hashes,
+            request.retention_spans(config.block_size),
+        )
+        self._live[request.request_id] = number
+        self._sequences[number] = sequence
+        return sequence
+
+    def prefetch(self, request: EngineRequest, since_s: float = 0.0) -> tuple[int, list[KvEvent]]:
+        """Load what lower tiers have of a prompt that is expected; (blocks, what changed).
+
+        It begins so many of the engine's seconds after its last step ended, below 0 while that
+        runs.
+        Raises InvalidRequestError if the prompt can never run here.
+        """
+        self._check(request)
+        sequence = self._sequence_of(request)
+        blocks = sequence.prompt_len // self.config.block_size
+        number = self._new_number()
+        self._sequences[number] = sequence
+        loaded, changes = self._core.prefetch(
+            sequence.sequence_hashes[:blocks], sequence.local_hashes[:blocks], number, since_s
+        )
+        events = [self._event(change) for change in changes]
+        del self._sequences[number]
+        return loaded, events
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request and free its blocks; False if there is none of that id."""
+        number = self._live.pop(request_id, None)
+        if number is None:
+            return False
+        del self._sequences[number]
+        self._core.abort(number)
+        return True
+
+    def step(self, idle_s: float = 0.0) -> StepResult:
+        """Begin the next step; the caller lets `duration_s` pass before it begins another one.
+
+        `idle_s` is what has passed since the step before was over, as the engine's time goes.
+        Without work nothing happens and the duration is 0. A request that finishes has let go of
+        its blocks when this returns: nothing else can use them before the step is over.
+        """
+        if not self._live:
+            return StepResult(0.0, [], [], 0, 0)
+        seconds, tokens, changes, prefill_tokens, preempted = self._core.step(idle_s)
+        events = [self._event(change) for change in changes]
+        outputs = []
+        for number, last, cached, preemptions in tokens:
+            sequence = self._sequences[number]
+            sequence.generated += 1
+            sequence.cached_tokens = cached
+            sequence.preemptions = preemptions
+            outputs.append(sequence)
+            if last:
+                sequence.finished = True
+                del self._sequences[number], self._live[sequence.request.request_id]
+        return StepResult(seconds, outputs, events, prefill_tokens, preempted)
+
+    def _event(self, change: tuple[Any, Any, Any]) -> KvEvent:
+        """A change of the native cache, with the tokens that belong to it.
+
+        (number, first, count): blocks of a sequence are on the device now; (came, tier, hashes):
+        blocks came to a tier from another one, or left it.
+        """
+        if isinstance(change[2], list):
+            came, tier, hashes = change
+            if not came:
+                for block_hash in hashes:
+                    del self._cached[tier][block_hash]
+                return BlocksRemoved(hashes, tier)
+            blocks = [self._known(block_hash) for block_hash in hashes]
+        else:
+            number, first, count = change
+            tier, sequence = "device", self._sequences[number]
+            blocks = sequence.cached_blocks(first, count)
+        # Lower tiers get the last block of a chain first: see cached_blocks.
+        order = blocks if tier == "device" else blocks[::-1]
+        self._cached[tier].update({block.block_hash: block for block in order})
+        return BlocksStored(blocks, tier)
+
+    def _known(self, block_hash: int) -> CachedBlock:
+        """A block that moves: it is in its old tier still."""
+        return next(blocks[block_hash] for blocks in self._cached.values() if block_hash in blocks)
+
+    def _sequence_of(self, request: EngineRequest) -> Sequence:
+        config = self.config
+        return Sequence(
+            request,
+            block_size=config.block_size,
+            vocab_size=config.vocab_size,
+            ends=config.end_tokens,
+        )
+
+    def _new_number(self) -> int:
+        while True:
+            self._last_number = (self._last_number + 1) % _NUMBERS
+            if self._last_number not in self._sequences:
+                return self._last_number
+
+    def _check(self, request: EngineRequest) -> None:
+        config, prompt = self.config, len(request.token_ids)
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty", field="input_token_ids")
+        if prompt > config.max_input_len:
+            raise InvalidRequestError(
+                f"the prompt has {prompt} tokens, the limit is {config.max_input_len} "
+                f"({config.length_key})",
+                field="input_token_ids",
+            )
+        largest = int(request.token_ids.max())
+        if largest >= config.vocab_size:
+            raise InvalidRequestError(
+                f"token id {largest} is not below the vocabulary size {config.vocab_size}",
+                field="input_token_ids",
+            )
+        if request.max_tokens < 1:
+            raise InvalidRequestError("max_tokens must be at least 1", field="max_tokens")
+        if prompt + request.max_tokens > config.max_seq_len:
+            raise InvalidRequestError(
+                f"{prompt} prompt tokens and max_tokens {request.max_tokens} together exceed "
+                f"the limit of {config.max_seq_len} ({config.length_key})",
+                field="max_tokens",
+            )
+        banned = banned_tokens(request, vocab_size=config.vocab_size, ends=config.end_tokens)
+        if len(banned) >= config.vocab_size:
+            raise InvalidRequestError("no token is left to generate", field="bad_token_ids")
+        if not 0 <= (request.seed or 0) < 2**64:
+            raise InvalidRequestError("seed must fit 64 bits", field="seed")
+        if request.request_id in self._live:
+            raise request_id_in_use(request.request_id)
+
+
+def request_id_in_use(request_id: str) -> InvalidRequestError:
+    return InvalidRequestError(f"request id {request_id!r} is in use", field="request_id")

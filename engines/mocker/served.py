@@ -1,0 +1,210 @@
+"""ServedMock: a mock engine as a ServedEngine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Self
+
+import msgspec
+
+from ...base.clock import Clock
+from ...indexer.wire import StorageTier
+from ...workers.dialects import TokenLogprob
+from ..serving import (
+    AnswerPart,
+    CachedBlock,
+    EngineLoad,
+    EngineRequest,
+    EngineUnavailableError,
+    KvEvent,
+    OnEvents,
+)
+from .config import EngineConfig
+from .disaggregation import DisaggregationRole
+from .dp_engine import DataParallelEngine
+from .live import TokenStream, first_news
+from .own_model import facts_of
+from .sampling import logprob_of
+
+
+class ServedMock:
+    """The ranks of one mock engine, and what clients hear of them."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        speedup_ratio: float,
+        clock: Clock,
+        role: Callable[[], DisaggregationRole],
+    ) -> None:
+        """`role`: known once it is served."""
+        self.role = role
+        self._config = config
+        self.ranks = DataParallelEngine(
+            config, speedup_ratio=speedup_ratio, clock=clock, on_events=self._tell
+        )
+        self.facts = facts_of(config)
+        self.dp_size = config.dp_size
+        self.lower_blocks = config.tiers.host_blocks + config.tiers.disk_blocks
+        self._on_events: OnEvents | None = None
+        self._several: dict[str, list[str]] = {}
+        """by the id of a request for several answers: the ids of the engine's requests"""
+
+    @property
+    def status(self) -> str:
+        failure = self.ranks.failure
+        if self.ranks.starting:
+            return "starting"
+        return "OK" if failure is None else f"failed: {failure}"
+
+    async def start(self, on_events: OnEvents) -> None:
+        self._on_events = on_events
+        self.ranks.start()
+
+    @property
+    def prefetches(self) -> bool:
+        return self._config.tiers.prefetch
+
+    async def prefetch(self, request: EngineRequest) -> int:
+        await self.ranks.awake()
+        return self.ranks.prefetch(request, request.dp_rank)
+
+    def generate(self, request: EngineRequest) -> "MockAnswer":
+        return MockAnswer(self, request)
+
+    def submit(self, request: EngineRequest) -> list[TokenStream]:
+        """A stream for each answer, by seeds that follow each other. `release` them in any case."""
+        ranks, rank = self.ranks, request.dp_rank
+        if request.answers == 1:
+            return [ranks.submit(request, rank)]
+        if rank is None:  # they share the prompt's cache
+            rank = ranks.least_loaded
+        name, seed = request.request_id, request.seed or 0
+        others = [
+            replace(request, request_id=f"{name}\x1f{nth}", seed=(seed + nth) % 2**64)
+            for nth in range(1, request.answers)
+        ]
+        streams: list[TokenStream] = []
+        try:
+            for each in (request, *others):
+                streams.append(ranks.submit(each, rank))
+        except BaseException:
+            self.release(streams)
+            raise
+        self._several[name] = [each.request_id for each in others]
+        return streams
+
+    def release(self, streams: list[TokenStream]) -> None:
+        """Their reader goes away: what is not finished is aborted."""
+        if len(streams) > 1:
+            self._several.pop(streams[0].sequence.request.request_id, None)
+        for stream in streams:
+            self.ranks.release(stream)
+
+    async def abort(self, request_id: str) -> bool:
+        named = (request_id, *self._several.get(request_id, ()))
+        return any([self.ranks.abort(each) for each in named])
+
+    def cached_blocks(self, rank: int, tier: StorageTier) -> list[CachedBlock]:
+        return list(self.ranks.engines[rank].cached_blocks(tier))
+
+    def load(self, rank: int) -> EngineLoad:
+        engine = self.ranks.engines[rank]
+        return EngineLoad(
+            engine.running, engine.waiting, engine.active_blocks, engine.inactive_blocks
+        )
+
+    async def lost(self) -> str:
+        await self.ranks.failed.wait()
+        return self.ranks.failure or ""
+
+    async def stop(self) -> None:
+        await self.ranks.stop()
+
+    def _tell(self, rank: int, events: list[KvEvent]) -> None:
+        if self._on_events is not None:
+            self._on_events(rank, events)
+
+
+class MockAnswer:
+    """The answers to one request, token by token."""
+
+    def __init__(self, engine: ServedMock, request: EngineRequest) -> None:
+        self._engine, self._request = engine, request
+        self._streams: list[TokenStream] | None = None
+        self._open: list[_OneAnswer] = []
+        self._handoff: bytes | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AnswerPart:
+        if self._streams is None:
+            await self._engine.ranks.awake()
+            role = self._engine.role()
+            request = role.take(self._request)
+            self._streams = self._engine.submit(request)
+            if role.hands_over:
+                handoff = role.handoff(len(request.token_ids))
+                self._handoff = msgspec.json.encode(handoff)
+            config = self._engine.ranks.config
+            self._open = [
+                _OneAnswer(stream, index, config) for index, stream in enumerate(self._streams)
+            ]
+        while self._open:
+            for answer in self._open:
+                part = answer.next()
+                if part is None:
+                    continue
+                if part.finish_reason:
+                    if self._engine.ranks.failure is not None:
+                        raise EngineUnavailableError(self._engine.ranks.failure)
+                    self._open.remove(answer)
+                    part = part._replace(handoff=self._handoff)
+                return part
+            await first_news([answer.stream for answer in self._open])
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        if self._streams is not None:
+            self._engine.release(self._streams)
+
+
+class _OneAnswer:
+    """One of the answers to a request, and how far it was told."""
+
+    def __init__(self, stream: TokenStream, index: int, config: EngineConfig) -> None:
+        self.stream = stream
+        self._index = index
+        self._told = 0
+        request = stream.sequence.request
+        self._whole = not request.streaming
+        self._logprob = None
+        if request.logprobs is not None:
+            size, ends = config.vocab_size, config.end_tokens
+            self._logprob = logprob_of(request, vocab_size=size, ends=ends)
+
+    def next(self) -> AnswerPart | None:
+        """What is ready: one token, if it is streamed, or all and why it ended; None: nothing."""
+        stream, told = self.stream, self._told
+        sequence = stream.sequence
+        ready = min(stream.ready, sequence.visible)
+        if told < ready and not self._whole:
+            self._told += 1
+            return self._part(sequence.output[told : told + 1])
+        if not stream.done:
+            return None
+        self._told = ready
+        part = self._part(sequence.output[told:ready])
+        if stream.aborted:
+            return part._replace(finish_reason="cancelled")
+        return part._replace(
+            finish_reason=sequence.finish_reason, matched_stop=sequence.matched_stop
+        )
+
+    def _part(self, tokens: list[int]) -> AnswerPart:
+        cached = self.stream.sequence.cached_tokens or 0
+        if self._logprob is None:
+            return AnswerPart(tokens, self._index, cached)
+        logprobs = [TokenLogprob(token, self._logprob) for token in tokens]
+        return AnswerPart(tokens, self._index, cached, logprobs)

@@ -1,0 +1,92 @@
+"""ServingConfig: how an engine is served and found, whichever engine it is."""
+
+import math
+from dataclasses import dataclass, field
+
+from ...base.urls import DEFAULT_NATS_URL
+from ...process.settings import bad_setting, option
+from ...runtime.kv_stores import LEASE_TTL_S
+from ...transport.security import NatsAuthConfig, ServerTlsConfig
+from ...workers.channels import DATA_PATHS, data_path_option
+from ...workers.records import DiscoveryConfig, EventPlaneConfig
+
+DIALECTS = ("trtllm", "dynamo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingConfig:
+    """ConfigError, naming the key, if a value is out of range."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(9001, "gRPC port; 0 takes a free one.")
+    advertise_host: str | None = option(
+        None, "Host under which others reach the engine; not given: --host, or our host name."
+    )
+    worker_id: int | None = option(None, "Worker id; not given: made of the address.")
+    nats: str | None = option(
+        None,
+        url=True,
+        help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
+        "else no events are published.",
+    )
+    nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
+    durable_kv_events: bool = option(
+        False,
+        "Have NATS keep the KV events in a stream (JetStream), for routers that restart.",
+    )
+    tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
+    data_path: str = data_path_option("calls to the engines")
+    namespace: str = option("dynamo", "Namespace of the event subject.")
+    component: str = option("backend", "Component of the event subject.")
+    endpoint: str = option("generate", "Endpoint of the event subject.")
+    heartbeat_s: float = option(
+        5.0, "How often, about, an engine says which of its KV events was the last; 0: never."
+    )
+    kv_stream: bool = option(
+        True, "Tell cache events to gRPC subscribers (SubscribeKvEvents); off: UNIMPLEMENTED."
+    )
+    model_id: str = option("", "Model name to report; not given: that of the model.")
+    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
+    plane: EventPlaneConfig = field(default_factory=EventPlaneConfig, metadata={"inline": True})
+    dialect: str = option(
+        "trtllm",
+        "With --discovery: as what the engines register, to be called over gRPC (trtllm) or as"
+        " Dynamo's workers are (dynamo).",
+        choices=DIALECTS,
+    )
+    aliases: str = option(
+        "", "With --discovery: more names of the model, for frontends, with commas."
+    )
+    lease_ttl_s: float = option(
+        LEASE_TTL_S,
+        "With --discovery: how long an engine stays registered that is gone without a word.",
+        env=("ETCD_LEASE_TTL",),
+    )
+    drain_timeout_s: float = option(5.0, "How long running requests may finish at shutdown.")
+
+    def __post_init__(self) -> None:
+        require("port", 0 <= self.port <= 65535, "a port is outside 0..65535")
+        self.nats_auth.check_has_server(self.nats)
+        if self.worker_id is not None:
+            require("worker_id", 0 <= self.worker_id < 2**64, "must fit 64 bits")
+        require("heartbeat_s", 0 <= self.heartbeat_s < math.inf, "must be finite, at least 0")
+        require_choice("dialect", self.dialect, DIALECTS)
+        require_choice("data_path", self.data_path, DATA_PATHS)
+        require_positive("lease_ttl_s", self.lease_ttl_s)
+        require("drain_timeout_s", self.drain_timeout_s >= 0, "must not be negative")
+        for key in ("host", "namespace", "component", "endpoint"):
+            require(key, bool(getattr(self, key)), "must not be empty")
+
+
+def require(key: str, holds: bool, text: str) -> None:
+    """ConfigError for a setting of which something does not hold."""
+    if not holds:
+        raise bad_setting(key, text)
+
+
+def require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    require(key, value in choices, f"{value!r} is not one of {', '.join(choices)}")
+
+
+def require_positive(key: str, value: float) -> None:
+    require(key, value > 0 and math.isfinite(value), "must be a number greater than 0")

@@ -1,0 +1,334 @@
+"""EngineStream: reads one engine's SubscribeKvEvents, or what is translated into that.
+
+What to do with each batch is decided in stream_cursor.py; the batch itself is decoded by the index.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from secrets import randbits
+from typing import Protocol, runtime_checkable
+
+import structlog
+
+from ..base.backoff import Backoff
+from ..base.errors import ConfigError, StatusCode
+from ..base.identity import WorkerWithDpRank
+from ..indexer.event_index import EventIndex
+from ..indexer.wire import CLEARED_EVENTS, encode_heartbeat, frame_batch, read_head
+from ..process.supervised import is_cancelled, stopped, supervise
+from ..workers.channels import EventCall
+from ..workers.failures import EngineCallError
+from .dialects import EventsEnded, EventsLost, EventsRefused
+from .event_doors import EventDoors
+from .stream_cursor import StreamCursor, StreamStep
+
+HEADERS_S = 5.0
+"""How long an engine may take to say that it accepts a subscription,"""
+QUIET_S = 1.0
+"""and to send something after that, until it counts as one that has nothing to tell yet."""
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 2.0
+UNIMPLEMENTED_RETRY_S = 60.0
+"""An engine that has no such method may be replaced by one that has it."""
+FULL_WAIT_S = 0.05
+"""The index's mailbox is full: the engine is read no faster than the index is."""
+
+log = structlog.get_logger(__name__)
+
+
+@runtime_checkable
+class Subscriber(Protocol):
+    """The way to an engine that may tell its events."""
+
+    def subscribe_kv_events(self, start: int) -> EventCall: ...
+
+
+class StreamListener(Protocol):
+    """Hears how the stream of a worker is."""
+
+    def on_stream(self, worker_id: int, up: bool, *, lasting: bool = False) -> None:
+        """The engine took a subscription, or it ended; `lasting`: it has no such method."""
+        ...
+
+    def on_refused(self, worker_id: int, reason: str) -> None:
+        """What it tells cannot be indexed."""
+        ...
+
+
+@dataclass(slots=True)
+class StreamCounts:
+    """Of all streams together; they only grow."""
+
+    batches: int = 0
+    subscriptions: int = 0
+    gaps: int = 0
+    """times that batches or events were missing"""
+    undecodable: int = 0
+    strange_ranks: int = 0
+    """batches of ranks that their worker does not have"""
+
+
+class _Rank:
+    """The numbering under which the index gets one rank's events."""
+
+    def __init__(self) -> None:
+        self.publisher_id = randbits(53)
+        self.sequence = 0
+        self.next_event_id = 1
+
+
+class _AskAgain(Exception):
+    """The subscription is to be made anew, from where the cursor stands."""
+
+
+class _NoStream(Exception):
+    """There is none, nor will there be one soon."""
+
+
+class _Unwanted(Exception):
+    """What the engine tells is not to be indexed: nobody reads it any more."""
+
+
+class EngineStream:
+    """Reads between `open` and `close`. The index believes it under `publisher_id` of each rank.
+
+    Its frames are numbered without a hole, whatever the engine's numbers are: nothing gets lost
+    between here and the index.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        ranks: Iterable[int],
+        index: EventIndex,
+        listener: StreamListener,
+        counts: StreamCounts,
+        *,
+        block_size: int,
+        doors: EventDoors,
+    ) -> None:
+        """`doors` give the present way to a worker, a Subscriber if it may tell events."""
+        self._worker_id, self._index, self._listener = worker_id, index, listener
+        self._counts, self._block_size, self._doors = counts, block_size, doors
+        self._ranks = {rank: _Rank() for rank in ranks}
+        self._first_rank = min(self._ranks)
+        self._cursor = StreamCursor()
+        self._call: EventCall | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._resyncing = False
+        self._believed = False
+        self._passed_over = False  # batches of this subscription were not applied
+        self._unposted: deque[bytes] = deque()  # frames that the index has no room for
+        self._backoff = Backoff(first=FIRST_RETRY_S, cap=LONGEST_RETRY_S)
+        self.error = ""
+        """what ended the last subscription, for people"""
+
+    @property
+    def kind(self) -> str:
+        """What it comes over, by its name in `/workers`."""
+        return self._doors.kind_of(self._worker_id)
+
+    @property
+    def is_open(self) -> bool:
+        return self._task is not None
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether the index has got the state of the cache, or what there was of it."""
+        return self._cursor.synced
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the engine told all that it holds."""
+        return self._cursor.complete
+
+    @property
+    def gives_snapshots(self) -> bool:
+        return self._cursor.gives_snapshots
+
+    def publisher_id(self, rank: int) -> int:
+        return self._ranks[rank].publisher_id
+
+    def open(self) -> None:
+        """Subscribe, and go on trying."""
+        if self._task is None:
+            self._cursor.forget()
+            self._backoff.reset()
+            self._task = supervise(f"event stream-{self._worker_id}", self._run)
+
+    async def close(self) -> None:
+        """End the subscription. Idempotent."""
+        task, self._task = self._task, None
+        await stopped(task)
+        await self._doors.close(self._worker_id)
+
+    def believe(self, believed: bool) -> None:
+        """Whether the index takes what this stream tells; until then batches are passed over."""
+        self._believed = believed
+        if believed and self._passed_over:
+            self.resync()
+
+    def resync(self) -> None:
+        """Have the engine tell the state of its cache: the index has lost some of it."""
+        self._resyncing = True
+        if self._call is not None:
+            self._call.cancel()
+
+    def confirm(self) -> None:
+        """Tell the index that it has got everything, where it had reason to doubt that."""
+        for number, rank in self._ranks.items():
+            if self.is_synced and rank.sequence:
+                worker = WorkerWithDpRank(self._worker_id, number)
+                self._index.post(
+                    encode_heartbeat(
+                        worker, rank.next_event_id - 1, rank.publisher_id, rank.sequence - 1, 0
+                    )
+                )
+
+    async def _run(self) -> None:
+        while True:
+            lasting = False
+            try:
+                await self._follow()
+            except _Unwanted:
+                return
+            except (EventsRefused, ConfigError) as refusal:
+                self._listener.on_refused(self._worker_id, str(refusal))
+                return
+            except _AskAgain:
+                await asyncio.sleep(self._backoff.next())
+                continue
+            except EventsEnded as end:
+                self.error = str(end)
+                if isinstance(end, EventsLost):
+                    self._forget()
+                    await self._flush()
+            except TimeoutError:
+                self.error = f"no answer in {HEADERS_S:g} s"
+            except _NoStream as end:
+                lasting = True
+                self.error = str(end)
+            except EngineCallError as error:
+                lasting = error.code() is StatusCode.UNIMPLEMENTED
+                self.error = f"{error.code().name}: {error.details()}"
+            self._cursor.on_broken()
+            self._listener.on_stream(self._worker_id, False, lasting=lasting)
+            await asyncio.sleep(UNIMPLEMENTED_RETRY_S if lasting else self._backoff.next())
+
+    async def _follow(self) -> None:
+        """One subscription, to its end: an exception says which."""
+        client = await self._doors.of(self._worker_id)
+        if not isinstance(client, Subscriber):
+            raise _NoStream("it is not called in a way that has one")
+        self._cursor.on_subscribed()
+        self._resyncing = self._passed_over = False
+        self._counts.subscriptions += 1
+        call = self._call = client.subscribe_kv_events(self._cursor.start)
+        try:
+            async with asyncio.timeout(HEADERS_S):
+                await call.initial_metadata()
+            message = await self._first(call)
+            while True:
+                self._take(message)
+                await self._flush()
+                message = await call.read()
+        except StopAsyncIteration:
+            raise EventsEnded("it ended with OK") from None
+        except asyncio.CancelledError:
+            if self._resyncing and not is_cancelled():
+                self._cursor.forget()
+                raise _AskAgain from None
+            raise
+        finally:
+            self._call = None
+            call.cancel()
+
+    def _forget(self) -> None:
+        """What was told is not to be believed any more."""
+        if self._believed and self._cursor.synced:
+            for number in self._ranks:
+                self._post(number, b"", 0, clears=True)
+        self._cursor.lose_all()
+
+    async def _first(self, call: EventCall) -> bytes:
+        """The first message of a subscription, which counts as taken from then on, or when the
+        engine was quiet for a while."""
+        reading = asyncio.ensure_future(call.read())
+        try:
+            await asyncio.wait([reading], timeout=QUIET_S)
+            if not reading.done():
+                self._up()
+            message = await reading
+            self._up()
+            return message
+        finally:
+            reading.cancel()
+
+    def _up(self) -> None:
+        self.error = ""
+        self._listener.on_stream(self._worker_id, True)
+
+    def _take(self, message: bytes) -> None:
+        """Hand a batch to the index. No coroutine: that would cost as much as half of the rest."""
+        head = read_head(message, self._block_size)
+        if head is None:
+            self._counts.undecodable += 1
+            self._cursor.forget()
+            raise _AskAgain
+        if head.wrong_size:
+            reason = f"blocks of {head.wrong_size} tokens, ours have {self._block_size}"
+            self._listener.on_refused(self._worker_id, reason)
+            raise _Unwanted
+        if not self._believed:
+            self._passed_over = True
+            self._cursor.forget()
+            return
+        gaps = self._cursor.gaps
+        step = self._cursor.take(head)
+        self._counts.gaps += self._cursor.gaps - gaps
+        if step is StreamStep.IGNORE:
+            return
+        if step is StreamStep.RESUBSCRIBE:
+            raise _AskAgain
+        self._counts.batches += 1
+        number = self._first_rank if head.dp_rank < 0 else head.dp_rank
+        clears = step is StreamStep.CLEAR_AND_APPLY
+        if clears:
+            for other in self._ranks.keys() - {number}:
+                self._post(other, b"", 0, clears=True)
+        elif self._cursor.synced:
+            self._backoff.reset()
+        if number in self._ranks:
+            self._post(number, message, head.events, clears=clears)
+        else:
+            self._counts.strange_ranks += 1
+
+    def _post(self, number: int, batch: bytes, events: int, *, clears: bool) -> None:
+        if clears:
+            events += CLEARED_EVENTS
+        if not events:
+            return
+        rank = self._ranks[number]
+        frame = frame_batch(
+            batch,
+            worker_id=self._worker_id,
+            dp_rank=number,
+            publisher_id=rank.publisher_id,
+            sequence=rank.sequence,
+            first_event_id=rank.next_event_id,
+            block_size=self._block_size,
+            clears=clears,
+        )
+        rank.sequence += 1
+        rank.next_event_id += events
+        if self._unposted or not self._index.post(frame):
+            self._unposted.append(frame)
+
+    async def _flush(self) -> None:
+        """Wait until the index had room for all."""
+        while self._unposted:
+            await asyncio.sleep(FULL_WAIT_S)
+            while self._unposted and self._index.post(self._unposted[0]):
+                self._unposted.popleft()

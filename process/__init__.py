@@ -1,0 +1,1 @@
+"""How one of our processes runs: settings, logs, tasks that end, child processes, signals."""

@@ -1,0 +1,337 @@
+"""Settings: a frozen dataclass as flags, environment names and file keys, resolved in one place.
+
+The command line builds its options from `options_of`; every command then calls `resolve`.
+A field may carry metadata: `help`, `flag` (its long name), `aliases` (more flags), `env` (more
+environment names), `choices`, `positional` (an argument, not an option), `url` (credentials in it
+are not shown). A field whose type is a dataclass is a section of its own; an `inline` one groups
+fields that keep the names they would have without it.
+"""
+
+import dataclasses
+import difflib
+import math
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from ..base.errors import ConfigError
+from ..base.urls import redact_text, redact_url
+from .environment import is_service_link
+
+ENV_PREFIX = "DYNAMO_ROUTER_"
+LARGEST = 2**64 - 1
+"""No whole number of a setting is larger."""
+SHORTEST_S = 0.01
+"""No time-out or interval is shorter: to look so often would only keep the process busy."""
+T = TypeVar("T")
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionSpec:
+    """One leaf of a settings dataclass, under every name it answers to."""
+
+    key: str  # dotted: "router.temperature"
+    flags: tuple[str, ...]  # without the --no- forms
+    env: tuple[str, ...]
+    kind: type  # int, float, bool, str or Path
+    optional: bool  # None is a value
+    repeated: bool  # tuple[kind, ...]
+    default: Any
+    help: str
+    choices: tuple[str, ...] | None
+    positional: bool
+    url: bool  # its value may hold credentials, which are not shown
+
+    @property
+    def name(self) -> str:
+        """An identifier unique among the options of one command."""
+        return self.key.replace(".", "__")
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved(Generic[T]):
+    """A settings object, and by key each value and its origin: flag, environment, file, default."""
+
+    config: T
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+    def describe(self) -> list[tuple[str, Any, str]]:
+        """(dotted key, value, origin) of every leaf, in declaration order, without secrets."""
+        urls = {spec.key for spec in options_of(type(self.config)) if spec.url}
+        return [
+            (key, _redacted(self.values[key]) if key in urls else self.values[key], origin)
+            for key, origin in self.origins.items()
+        ]
+
+
+class SettingsSource(Generic[T]):
+    """Where the settings of a command come from, to be read more than once: flags and environment
+    as they were at the start, and a file as it is then.
+
+    `current` is what was read first; whoever reads again and uses that sets it.
+    """
+
+    def __init__(
+        self, cls: type[T], flags: Mapping[str, Any], file: str | None, env_prefix: str = ENV_PREFIX
+    ) -> None:
+        self._cls, self._flags, self._file, self._env_prefix = cls, flags, file, env_prefix
+        self._environ = dict(os.environ)
+        self.current = self.read()
+
+    def read(self) -> Resolved[T]:
+        """The settings now; ConfigError as `resolve` has it."""
+        return resolve(
+            self._cls,
+            self._flags,
+            environ=self._environ,
+            file=self._file,
+            env_prefix=self._env_prefix,
+        )
+
+
+def option(default: Any, help: str, flag: str | None = None, *aliases: str, **more: Any) -> Any:
+    """A field of a settings dataclass: its default, its help, its flag and other names of that.
+
+    `flag` not given: `--` and the field's name. `more` is any other metadata named above.
+    """
+    metadata = {"help": help, "aliases": aliases, **more}
+    if flag is not None:
+        metadata["flag"] = flag
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def bad_setting(key: str, text: str) -> ConfigError:
+    """The error for one setting, its key leading the message."""
+    return ConfigError(redact_text(f"{key}: {text}"), key=key)
+
+
+def is_finite(value: float) -> bool:
+    """Whether a number is neither infinite, nor nan, nor a whole one that no float can be."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> list[OptionSpec]:
+    """The leaves of a settings dataclass and of the sections inside it, in declaration order."""
+    hints = typing.get_type_hints(cls)
+    specs: list[OptionSpec] = []
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue  # not to be set: a class that derives from another may have no use for it
+        hint, key = hints[field.name], prefix + field.name
+        if dataclasses.is_dataclass(hint):
+            inner = prefix if field.metadata.get("inline") else key + "."
+            specs += options_of(typing.cast(type, hint), inner, env_prefix)
+            continue
+        kind, optional, repeated = _shape(hint)
+        meta = field.metadata
+        flag = meta.get("flag", "--" + field.name.replace("_", "-"))
+        specs.append(
+            OptionSpec(
+                key=key,
+                flags=(flag, *meta.get("aliases", ())),
+                env=(env_prefix + key.replace(".", "_").upper(), *meta.get("env", ())),
+                kind=kind,
+                optional=optional,
+                repeated=repeated,
+                default=_default(field),
+                help=meta.get("help", ""),
+                choices=meta.get("choices"),
+                positional=meta.get("positional", False),
+                url=meta.get("url", False),
+            )
+        )
+    return specs
+
+
+def values_of(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The value of every leaf of a settings object, by the keys that `options_of` gives them."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value, key = getattr(config, field.name), prefix + field.name
+        if dataclasses.is_dataclass(value):
+            values |= values_of(value, prefix if field.metadata.get("inline") else key + ".")
+        else:
+            values[key] = value
+    return values
+
+
+def with_value(config: T, key: str, value: Any) -> T:
+    """A settings object with another value of one leaf, by its key. KeyError if it has none."""
+    whole: Any = config
+    for field in dataclasses.fields(whole):
+        if field.name == key:
+            return cast(T, dataclasses.replace(whole, **{key: value}))
+        part = getattr(config, field.name)
+        prefix = "" if field.metadata.get("inline") else field.name + "."
+        rest = key.removeprefix(prefix)
+        if dataclasses.is_dataclass(part) and key.startswith(prefix) and rest in values_of(part):
+            changed = {field.name: with_value(part, rest, value)}
+            return cast(T, dataclasses.replace(whole, **changed))
+    raise KeyError(key)
+
+
+def resolve(
+    cls: type[T],
+    flags: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+    env_prefix: str = ENV_PREFIX,
+) -> Resolved[T]:
+    """Settle every value: flag > environment > file > default.
+
+    `flags` maps dotted keys to values given on the command line (absent where not given);
+    `file` is a TOML file whose tables are the sections. Raises ConfigError, which names the key
+    and where the value came from, on an unknown key, an unreadable file or a bad value.
+    """
+    environ = os.environ if environ is None else environ
+    specs = {spec.key: spec for spec in options_of(cls, env_prefix=env_prefix)}
+    in_file = _read_file(Path(file), specs) if file is not None else {}
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key, spec in specs.items():
+        env_name = next((name for name in spec.env if _is_given(environ.get(name))), None)
+        if key in flags:
+            value, origin = flags[key], f"flag {spec.flags[0]}"
+        elif env_name is not None:
+            value, origin = environ[env_name], f"environment {env_name}"
+        elif key in in_file:
+            value, origin = in_file[key], f"file {file}"
+        else:
+            value, origin = spec.default, "default"
+        values[key] = value if origin == "default" else _convert(spec, value, origin)
+        origins[key] = origin
+    _refuse_unknown_flags(flags, specs)
+    return Resolved(typing.cast(T, _build(cls, values, "")), values, origins)
+
+
+def _is_given(value: str | None) -> bool:
+    return bool(value) and not is_service_link(value or "")
+
+
+def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    arguments = {}
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue  # not to be set: a class that derives from another may have no use for it
+        hint, key = hints[field.name], prefix + field.name
+        if dataclasses.is_dataclass(hint):
+            inner = prefix if field.metadata.get("inline") else key + "."
+            arguments[field.name] = _build(typing.cast(type, hint), values, inner)
+        else:
+            arguments[field.name] = values[key]
+    return cls(**arguments)
+
+
+def _shape(hint: Any) -> tuple[type, bool, bool]:
+    """(element type, may be None, is a tuple of it) of a field's annotation."""
+    optional = False
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        optional, hint = len(inner) < len(typing.get_args(hint)), inner[0]
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], optional, True
+    if typing.get_origin(hint) is typing.Literal:
+        return str, optional, False
+    return hint, optional, False
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None
+
+
+def _convert(spec: OptionSpec, value: Any, origin: str) -> Any:
+    if spec.repeated:
+        parts = value.split(",") if isinstance(value, str) else value
+        return tuple(_convert_one(spec, part, origin) for part in parts if part != "")
+    if value is None or (spec.optional and isinstance(value, str) and value.lower() == "none"):
+        return None
+    return _convert_one(spec, value, origin)
+
+
+def _convert_one(spec: OptionSpec, value: Any, origin: str) -> Any:
+    try:
+        converted = _as_bool(value) if spec.kind is bool else _as_kind(spec.kind, value)
+    except (TypeError, ValueError, OverflowError):
+        wanted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+        expected = wanted.get(spec.kind.__name__, f"a {spec.kind.__name__}")
+        raise bad_setting(spec.key, f"{value!r} ({origin}) is not {expected}") from None
+    if spec.choices is not None and converted not in spec.choices:
+        raise bad_setting(spec.key, f"{value!r} ({origin}) is not one of {', '.join(spec.choices)}")
+    return converted
+
+
+def _as_kind(kind: type, value: Any) -> Any:
+    if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+        raise TypeError
+    if kind is int and isinstance(value, float):
+        raise TypeError
+    converted: Any = kind(value)
+    if kind is int and not -LARGEST <= converted <= LARGEST:
+        raise OverflowError
+    return converted
+
+
+def _as_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError
+    return word in _TRUE
+
+
+def _read_file(path: Path, specs: Mapping[str, OptionSpec]) -> dict[str, Any]:
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise bad_setting("config", f"cannot read {path}: {reason}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise bad_setting("config", f"{path} is not TOML: {error}") from None
+    flat: dict[str, Any] = {}
+    _flatten(tree, "", flat)
+    for key in flat:
+        if key not in specs:
+            raise bad_setting(key, f"unknown key in {path}{_nearest(key, specs)}")
+    return flat
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str, into: dict[str, Any]) -> None:
+    for key, value in tree.items():
+        name = prefix + key.replace("-", "_")
+        if isinstance(value, dict):
+            _flatten(value, name + ".", into)
+        else:
+            into[name] = value
+
+
+def _refuse_unknown_flags(flags: Mapping[str, Any], specs: Mapping[str, OptionSpec]) -> None:
+    for key in flags:
+        if key not in specs:
+            raise bad_setting(key, f"unknown setting{_nearest(key, specs)}")
+
+
+def _nearest(key: str, specs: Mapping[str, OptionSpec]) -> str:
+    close = difflib.get_close_matches(key, specs, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(redact_url, value))
+    return redact_url(value) if isinstance(value, str) else value

@@ -1,0 +1,233 @@
+"""EventStreamClient: one stream in JetStream, as calls. Every failure of NATS is a StoreError."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from secrets import token_hex
+from typing import NamedTuple, TypeVar
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+    StreamInfo,
+)
+from nats.js.errors import APIError, NotFoundError
+
+from ...kv_stores import NatsConnection, StoreError
+from .stream_names import MAX_BYTES, StreamNames
+from .stream_reader import IDLE_HEARTBEAT_S
+from .stream_upkeep import ReaderFact
+
+MAX_ACK_PENDING = 4096
+"""Messages that are delivered and not yet acknowledged; then the server waits."""
+ACK_WAIT_S = 30.0
+FORGET_S = 3600.0
+"""The server forgets a consumer that nobody has used for so long."""
+_ROUTER = "dynamo-router"  # in a consumer's metadata: the process that reads by it
+_IN_USE = 10058  # a stream of this name has another configuration
+_MAX_BYTES = 256 << 20
+LEAST_MESSAGE_BYTES = 1 << 20
+"""A stream has to take messages of as much, NATS' own limit, or have none."""
+T = TypeVar("T")
+
+
+class NameTakenError(StoreError):
+    """Another router that is alive reads under this name."""
+
+
+class StreamFacts(NamedTuple):
+    created: str
+    """which life of it this is"""
+    first: int
+    last: int
+
+
+class EventStreamClient:
+    """Calls about the stream of `names`."""
+
+    def __init__(self, connection: NatsConnection, names: StreamNames, *, max_age_s: float) -> None:
+        self.connection, self.names = connection, names
+        self._max_age_s = max_age_s
+        self._process = token_hex(8)
+
+    async def ensure(self) -> StreamFacts:
+        """The stream, made if it is not there."""
+        names = self.names
+        config = StreamConfig(
+            name=names.stream,
+            subjects=names.subjects,
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.OLD,
+            max_age=self._max_age_s,
+            max_bytes=MAX_BYTES,
+            num_replicas=1,
+        )
+        try:
+            return await self.facts()
+        except StreamMissingError:
+            pass
+        try:
+            return _facts(await self.connection.call(lambda js: js.add_stream(config)))
+        except APIError as error:
+            if error.err_code == _IN_USE:
+                return await self.facts()  # somebody was faster
+            raise self._refused(error) from None
+
+    async def facts(self) -> StreamFacts:
+        """The stream as it is; StreamMissingError if there is none. StoreError, not transient, if
+        it is one of other subjects, or does not take what is published: its settings may be an
+        operator's, but not its purpose."""
+        try:
+            info = await self.connection.call(lambda js: js.stream_info(self.names.stream))
+        except NotFoundError:
+            raise StreamMissingError(f"NATS has no stream {self.names.stream}") from None
+        except APIError as error:
+            raise self._refused(error) from None
+        if self.names.subject not in (info.config.subjects or ()):
+            there = ", ".join(info.config.subjects or ()) or "nothing"
+            text = f"the stream {self.names.stream} is of {there}, not of {self.names.subject}"
+            raise StoreError(f"NATS: {text}", transient=False)
+        if why := _why_useless(info.config):
+            text = f"the stream {self.names.stream} {why}: what it does not take is lost"
+            raise StoreError(f"NATS: {text}", transient=False)
+        return _facts(info)
+
+    async def read_from(
+        self, sequence: int, name: str, handler: Callable[[Msg], None]
+    ) -> Callable[[], Awaitable[None]]:
+        """Have the messages from `sequence` on delivered to `handler`, through the durable consumer
+        `name`, made anew; the result ends the delivery. NameTakenError if another process reads by
+        that name."""
+        stream = self.names.stream
+        await self.claim(name)
+        link = await self.connection.link()
+        inbox = link.new_inbox()
+        try:
+            end = await link.subscribe_messages(inbox, handler, 2 * MAX_ACK_PENDING, _MAX_BYTES)
+        except (NatsError, OSError) as error:
+            raise StoreError(f"NATS: {error}") from None
+        config = ConsumerConfig(
+            durable_name=name,
+            deliver_subject=inbox,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=sequence,
+            ack_policy=AckPolicy.ALL,
+            ack_wait=ACK_WAIT_S,
+            max_ack_pending=MAX_ACK_PENDING,
+            idle_heartbeat=IDLE_HEARTBEAT_S,
+            inactive_threshold=FORGET_S,
+            metadata={_ROUTER: self._process},
+        )
+        try:
+            await self._ask(lambda js: js.add_consumer(stream, config))
+        except StoreError:
+            try:
+                await end()
+            except (NatsError, OSError):
+                pass  # it went with the connection
+            raise
+        return end
+
+    async def readers(self) -> list[ReaderFact]:
+        """The consumers of routers."""
+        found: list[ReaderFact] = []
+        stream, seen = self.names.stream, 0
+        while True:
+            page = await self._ask(
+                partial(JetStreamContext.consumers_info, stream=stream, offset=seen)
+            )
+            seen += len(page)
+            for info in page:
+                if _ROUTER in (info.config.metadata or {}):
+                    acked = info.ack_floor.stream_seq if info.ack_floor is not None else 0
+                    found.append(ReaderFact(info.name, acked, bool(info.push_bound)))
+            if not page:
+                return found
+
+    async def remove_reader(self, name: str) -> None:
+        """Nothing if it is gone."""
+        try:
+            await self.connection.call(lambda js: js.delete_consumer(self.names.stream, name))
+        except NotFoundError:
+            pass
+        except APIError as error:
+            raise self._refused(error) from None
+
+    async def withdraw(self, name: str) -> None:
+        """Remove this process's consumer; another's of that name stays."""
+        info = await self._consumer(name)
+        if info is not None and info[1] == self._process:
+            await self.remove_reader(name)
+
+    async def purge_below(self, sequence: int) -> None:
+        """Let the messages before this one go."""
+        await self._ask(lambda js: js.purge_stream(self.names.stream, seq=sequence))
+
+    async def remove(self) -> None:
+        """Delete the stream, and all that reads it. Nothing if there is none."""
+        try:
+            await self.connection.call(lambda js: js.delete_stream(self.names.stream))
+        except NotFoundError:
+            pass
+        except APIError as error:
+            raise self._refused(error) from None
+
+    async def claim(self, name: str) -> None:
+        """Remove what is left of a consumer. NameTakenError if another process reads by it."""
+        info = await self._consumer(name)
+        if info is None:
+            return
+        bound, process = info
+        if bound and process != self._process:
+            text = f"another router reads {self.names.stream} as {name!r}"
+            raise NameTakenError(f"NATS: {text}: give each a --router-id of its own")
+        await self.remove_reader(name)
+
+    async def _consumer(self, name: str) -> tuple[bool, str | None] | None:
+        """(whether somebody reads by it, which process made it)."""
+        try:
+            info = await self.connection.call(lambda js: js.consumer_info(self.names.stream, name))
+        except NotFoundError:
+            return None
+        except APIError as error:
+            raise self._refused(error) from None
+        return bool(info.push_bound), (info.config.metadata or {}).get(_ROUTER)
+
+    async def _ask(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T:
+        try:
+            return await self.connection.call(ask)
+        except APIError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: APIError) -> StoreError:
+        said = error.description or f"error {error.err_code}"
+        return StoreError(f"NATS refuses the stream {self.names.stream}: {said}")
+
+
+class StreamMissingError(StoreError):
+    """There is no such stream."""
+
+
+def _why_useless(config: StreamConfig) -> str:
+    """Why a stream does not take what is published; empty if it does."""
+    if config.sealed:
+        return "is sealed"
+    per_subject = config.max_msgs_per_subject if config.discard_new_per_subject else 0
+    bounded = any((limit or -1) > 0 for limit in (config.max_msgs, config.max_bytes, per_subject))
+    if config.discard == DiscardPolicy.NEW and bounded:
+        return "refuses new messages once it is full"
+    size = config.max_msg_size or -1
+    return f"takes no messages above {size} bytes" if 0 < size < LEAST_MESSAGE_BYTES else ""
+
+
+def _facts(info: StreamInfo) -> StreamFacts:
+    created = "" if info.created is None else info.created.isoformat()
+    return StreamFacts(created, info.state.first_seq, info.state.last_seq)

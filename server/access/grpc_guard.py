@@ -1,0 +1,56 @@
+"""Access to gRPC methods: who calls is asked before a call's message is read."""
+
+from collections.abc import Iterable
+from urllib.parse import unquote
+
+from ...transport.grpc_server import ServerCall
+from .access import Access
+from .callers import AccessError, set_caller
+from .page_check import is_loopback
+from .roles import rule_of
+
+_NAMES = ("x509_common_name", "x509_subject_alternative_name", "peer_uri")
+
+
+class GrpcGuard:
+    """Decides about the calls of a server.
+
+    Where nobody is asked who they are, the methods of admins are for callers on this machine.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def admit(self, method: str, call: ServerCall) -> None:
+        """From now on this task serves the call of its caller; AccessError if they may not."""
+        access, rule = self._access, rule_of(method)
+        if access.open:
+            if rule.admin_listener and not _is_local(call.peer()):
+                access.refused["listener"] += 1
+                text = "without --auth-tokens this may be called over loopback alone"
+                raise AccessError(text, reason="listener", authenticated=True)
+        elif not rule.open:
+            token = _authorization(call.invocation_metadata())
+            names: tuple[str, ...] = ()
+            if token is None and access.reads_certificates:
+                names = certificate_names(call)
+            set_caller(access.admit(rule, token, names))
+
+
+def _is_local(peer: str) -> bool:
+    """Whether a peer, as gRPC names it, is on this machine: ipv4:HOST:PORT, ipv6:[HOST]:PORT."""
+    scheme, _, address = peer.partition(":")
+    return scheme == "unix" or is_loopback(unquote(address).rpartition(":")[0])
+
+
+def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """The authorization header; of several, none that could be believed."""
+    found = [str(value) for key, value in metadata if key == "authorization"]
+    return found[0] if len(found) == 1 else "" if found else None
+
+
+def certificate_names(call: ServerCall) -> tuple[str, ...]:
+    """The names in the certificate that the peer showed: its common name, then the others."""
+    shown = call.auth_context()
+    names = [name.decode("utf-8", "replace") for key in _NAMES for name in shown.get(key, ())]
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,260 @@
+"""Configuration of the service: ServeConfig, with that of its decisions inside."""
+
+from dataclasses import dataclass, field, replace
+
+from ..base.urls import DEFAULT_NATS_URL
+from ..process.settings import SHORTEST_S, bad_setting, option
+from ..router.config import KvRouterConfig, require_at_least
+from ..transport.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
+from ..workers.channels import GRPC_AIO, ConnectionPolicy
+from ..workers.health_tracker import HealthPolicy
+from ..workers.outliers import OutlierPolicy
+from ..workers.records import STATIC, DiscoveryConfig, EventPlaneConfig
+from .mock_process import MockEnginesConfig
+from .observability import ObservabilityConfig
+from .peer_limits import PeerLimits
+from .request_limits import RequestLimits
+
+SHORTEST_HANG_S = 1.0
+"""Many times what a loop may stand still by itself."""
+SHORTEST_EXPIRY_S = 5.0
+"""A service that is held up for a moment must not lose its bookings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontsConfig:
+    """Several processes on the gRPC port. Raises ConfigError, naming the key, on a bad value."""
+
+    fronts: int = option(
+        1,
+        "Processes that share the gRPC port, parse and stream, with one more that decides; 1: one"
+        " process does all of it.",
+    )
+    decider_timeout_s: float = option(
+        1.0,
+        "With several fronts: how long the deciding process may be silent before requests go by"
+        " the loads known last.",
+    )
+    front_hang_timeout_s: float = option(
+        30.0,
+        "With several fronts: a process whose event loop has stood still for so long is killed and"
+        " started again; 0: never.",
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fronts <= MOST_FRONTS:
+            raise bad_setting("fronts", f"{self.fronts} must be in 1..{MOST_FRONTS}")
+        require_at_least("decider_timeout_s", self.decider_timeout_s, SHORTEST_S)
+        if self.front_hang_timeout_s:
+            require_at_least("front_hang_timeout_s", self.front_hang_timeout_s, SHORTEST_HANG_S)
+
+
+MOST_FRONTS = 64
+EVENT_SOURCES = ("auto", "nats", "jetstream", "grpc", "zmq", "http", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """What `dynamo-router serve` runs. Raises ConfigError, naming the key, on a bad value."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "gRPC port; 0 takes a free one.")
+    http_port: int = option(8081, "HTTP port for /metrics, /health, /workers; 0 takes a free one.")
+    admin_host: str | None = option(
+        None, "Address of the admin routes, which change or reveal things. Not given: loopback."
+    )
+    admin_port: int | None = option(
+        None, "HTTP port of the admin routes; 0 takes a free one. Not given: the HTTP port."
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (), "Another name of this router in URLs (Host header); may be repeated.", "--allowed-host"
+    )
+    auth_tokens: str | None = option(
+        None, "File of the callers: tokens, names, roles. Not given: nobody needs a token."
+    )
+    tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
+    worker_tls: WorkerTlsConfig = field(default_factory=WorkerTlsConfig)
+    worker_api_key_file: str | None = option(
+        None,
+        "File with the key that engines which speak OpenAI's HTTP ask for. Not given: that of the"
+        " variable DYNAMO_ROUTER_WORKER_API_KEY, if it is set.",
+    )
+    router: KvRouterConfig = field(default_factory=KvRouterConfig)
+    workers: tuple[str, ...] = option(
+        (),
+        "An engine, grpc://HOST:PORT[?id=WORKER_ID], or grpcs:// for TLS; openai+http:// or "
+        "openai+https:// if it speaks OpenAI's HTTP; grpc+dns://NAME:PORT:"
+        " one at each address of a name. May be repeated.",
+        "--worker",
+        url=True,
+    )
+    dns_refresh_s: float = option(10.0, "How often names of grpc+dns:// are looked up.")
+    mock_engines: MockEnginesConfig = field(
+        default_factory=MockEnginesConfig, metadata={"inline": True}
+    )
+    event_sources: str = option(
+        "auto",
+        "Where workers tell of their caches: nats (the event plane), jetstream (the same, with"
+        " --durable-kv-events), grpc (SubscribeKvEvents of the"
+        " engine), zmq or http (what its URL says), auto: for each worker the first that it has. Of"
+        " one that tells nothing the cache is predicted from routing; none: of all, as"
+        " --no-kv-events.",
+        choices=EVENT_SOURCES,
+    )
+    nats: str | None = option(
+        None,
+        url=True,
+        env=("NATS_SERVER",),
+        help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
+        "else one is started.",
+    )
+    nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
+    durable_kv_events: bool = option(
+        False,
+        "Read KV events from a stream that NATS keeps (JetStream): a router that restarts goes on"
+        " where it stopped.",
+        "--durable-kv-events",
+        "--router-durable-kv-events",
+        env=("DYN_ROUTER_DURABLE_KV_EVENTS",),
+    )
+    router_snapshot_threshold: int = option(
+        1_000_000,
+        "With durable KV events: messages in the stream beyond which the index is saved in the"
+        " object store, and those go that all routers have read.",
+        "--router-snapshot-threshold",
+        env=("DYN_ROUTER_SNAPSHOT_THRESHOLD",),
+    )
+    router_reset_states: bool = option(
+        False,
+        "With durable KV events: delete the stream and the snapshot at the start.",
+        "--router-reset-states",
+        env=("DYN_ROUTER_RESET_STATES",),
+    )
+    router_id: str = option(
+        "",
+        "This router's name: in other routers' logs, and of what it reads durable KV events by,"
+        " where no two may have the same.",
+        "--router-id",
+    )
+    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
+    plane: EventPlaneConfig = field(default_factory=EventPlaneConfig, metadata={"inline": True})
+    response_host: str | None = option(
+        None,
+        "Address that discovered workers of Dynamo's bring their answers to; not given: --host.",
+        env=("DYN_TCP_RESPONSE_STREAM_HOST",),
+    )
+    namespace: str = option("dynamo", "Namespace of the workers, and of their event subjects.")
+    component: str = option("backend", "Component of the workers, and of their event subjects.")
+    endpoint: str = option("generate", "Endpoint of the workers, and of their event subjects.")
+    model_id: str | None = option(None, "Model name to report; not given: the engines'.")
+    unknown_worker_ttl_s: float = option(
+        300.0, "How long events of a worker nobody registered are kept."
+    )
+    index_snapshot: str | None = option(
+        None, "File to keep the index in, for a warm restart; not given: none."
+    )
+    index_snapshot_interval_s: float = option(60.0, "How often that file is written.")
+    max_attempts: int = option(3, "Workers tried before a request fails, if none has answered yet.")
+    request_timeout_s: float | None = option(
+        600.0,
+        "Longest silence of a worker in a request, and so the longest time for an answer that is "
+        "not streamed; none: as long as its connection lives.",
+    )
+    fronts: FrontsConfig = field(default_factory=FrontsConfig, metadata={"inline": True})
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    peers: PeerLimits = field(default_factory=PeerLimits)
+    health: HealthPolicy = field(default_factory=HealthPolicy)
+    outliers: OutlierPolicy = field(default_factory=OutlierPolicy)
+    connection: ConnectionPolicy = field(default_factory=ConnectionPolicy)
+    mixed_models: bool = option(
+        False, "Admit engines of another model than most of them serve.", "--mixed-models"
+    )
+    drain_timeout_s: float = option(10.0, "How long running requests may finish at shutdown.")
+    lame_duck_s: float = option(
+        2.0,
+        "How long new requests are still served after SIGTERM, while health says that none should"
+        " come any more.",
+    )
+    observability: ObservabilityConfig = field(
+        default_factory=ObservabilityConfig, metadata={"inline": True}
+    )
+
+    @property
+    def backend(self) -> str:
+        """Where workers are found beside those that are given: a store's name, or static."""
+        given = bool(self.workers or self.mock_engines.mockers)
+        return self.discovery.backend(given_workers=given)
+
+    def __post_init__(self) -> None:
+        for key in ("port", "http_port"):
+            if not 0 <= getattr(self, key) <= 65535:
+                raise bad_setting(key, "must be in 0..65535")
+        if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
+            raise bad_setting("admin_port", "must be in 0..65535")
+        self.nats_auth.check_has_server(self.nats)
+        if self.event_sources not in EVENT_SOURCES:
+            text = f"{self.event_sources!r} is not one of {', '.join(EVENT_SOURCES)}"
+            raise bad_setting("event_sources", text)
+        if self.event_sources == "jetstream":
+            object.__setattr__(self, "durable_kv_events", True)
+        self._check_durable()
+        if self.fronts.fronts > 1:
+            self._check_fronts()
+        if self.plane.is_zmq and self.event_sources == "nats":
+            raise bad_setting("event_sources", "nats is not there with event_plane zmq")
+        if self.event_sources == "none" and self.router.use_kv_events:
+            object.__setattr__(self, "router", replace(self.router, use_kv_events=False))
+        require_at_least("max_attempts", self.max_attempts, 1)
+        require_at_least("drain_timeout_s", self.drain_timeout_s, 0)
+        require_at_least("lame_duck_s", self.lame_duck_s, 0)
+        require_at_least("unknown_worker_ttl_s", self.unknown_worker_ttl_s, 0)
+        if self.index_snapshot is not None and not self.router.use_kv_events:
+            raise bad_setting("index_snapshot", "needs use_kv_events")
+        for key in ("namespace", "component", "endpoint"):
+            if not getattr(self, key):
+                raise bad_setting(key, "must not be empty")
+        require_at_least("index_snapshot_interval_s", self.index_snapshot_interval_s, SHORTEST_S)
+        require_at_least("dns_refresh_s", self.dns_refresh_s, SHORTEST_S)
+        if self.request_timeout_s is not None:
+            require_at_least("request_timeout_s", self.request_timeout_s, SHORTEST_S)
+        expiry = self.router.active_request_expiry_secs
+        if expiry < SHORTEST_EXPIRY_S:
+            raise bad_setting(
+                "active_request_expiry_secs",
+                f"{expiry!r} must be at least {SHORTEST_EXPIRY_S:g}: bookings of requests in "
+                "flight are renewed each second",
+            )
+
+    def _check_fronts(self) -> None:
+        """Refuse what several fronts cannot do."""
+        for key, given, instead in (
+            ("mockers", self.mock_engines.mockers, "start engines by dynamo-router mocker"),
+            ("discovery", self.backend != STATIC, "give each worker by its URL"),
+            (
+                "session_affinity_ttl_secs",
+                self.router.affinity.session_affinity_ttl_secs is not None,
+                "sessions need one process",
+            ),
+            (
+                "data_path",
+                self.connection.data_path == GRPC_AIO,
+                "gRPC's own server does not share a port",
+            ),
+        ):
+            if given:
+                raise bad_setting(key, f"not with fronts {self.fronts.fronts}: {instead}")
+
+    def _check_durable(self) -> None:
+        require_at_least("router_snapshot_threshold", self.router_snapshot_threshold, 1)
+        if self.durable_kv_events and self.plane.is_zmq:
+            raise bad_setting("durable_kv_events", "needs event_plane nats")
+        if not self.durable_kv_events:
+            return
+        if self.event_sources not in ("auto", "nats", "jetstream"):
+            text = f"needs events from NATS, and event_sources is {self.event_sources}"
+            raise bad_setting("durable_kv_events", text)
+        if not self.router.use_kv_events:
+            raise bad_setting("durable_kv_events", "needs use_kv_events")
+        if self.index_snapshot is not None:
+            text = "has its place taken by the object store's, with durable_kv_events"
+            raise bad_setting("index_snapshot", text)

@@ -1,0 +1,109 @@
+"""Dashboard: what the page is told, read where it is kept, each part within a share of the time."""
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from ...base.clock import Clock
+from ...process.steps import answer_share, finish_in_turns
+from ...router.kv_router import KvRouter
+from ...router.prompt import Prompt
+from ..dispatch import DispatchObserver, Flight
+from .cache_map import CacheMap
+from .incidents import Incidents
+from .receipts import Receipts, explanation_shown
+from .request_journal import RequestJournal, flights_shown
+from .worker_table import WorkerTable
+
+MOST_REQUESTS = 250
+"""That one answer tells of; a page that asks each second misses some beyond that, and says so."""
+
+
+class Known(NamedTuple):
+    """How far a page has read: numbers of the newest request, incident and version of workers."""
+
+    requests: int = 0
+    incidents: int = 0
+    workers: int = 0
+
+
+class Dashboard:
+    """What a KvRouter and its dispatcher did lately.
+
+    `observe` puts a journal before the dispatcher's observer; `flights` are those under way.
+    `tokenize`, where somebody has a tokenizer, lets people ask about texts. Close it in the end.
+    """
+
+    def __init__(
+        self, router: KvRouter, clock: Clock, flights: Callable[[], Iterable[Flight]]
+    ) -> None:
+        self._router = router
+        self._now = clock.now
+        self._clock = clock
+        self._flights = flights
+        self._process = secrets.token_hex(4)
+        self.incidents = Incidents(router.registry, clock)
+        self.receipts = Receipts(router, clock)
+        self._workers = WorkerTable(router, clock)
+        self._caches = CacheMap(router.index, clock)
+        self._answers = answer_share()
+        self._journal: RequestJournal | None = None
+        self.tokenize: Callable[[str], Awaitable[list[int]]] | None = None
+
+    def observe(self, inner: DispatchObserver) -> DispatchObserver:
+        self._journal = RequestJournal(self._clock, inner, self.incidents)
+        return self._journal
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.incidents.close()
+
+    async def state(self, known: Known, process: str, health: dict[str, Any]) -> dict[str, Any]:
+        """All that is new to a page that has read so far, from the process that it names."""
+        journal = self._journal
+        if process != self._process:
+            known = Known()
+        config = self._router.config
+        requests = [] if journal is None else journal.since(known.requests, MOST_REQUESTS)
+        last = 0 if journal is None else journal.last
+        workers = await self._workers.since(known.workers)
+        receipts, bounds = self.receipts, self.receipts.bounds
+        return {
+            "process": self._process,
+            "now": self._now(),
+            "mode": config.mode,
+            "policy": config.policy_name if config.mode == "kv" else config.mode,
+            "block_size": config.block_size,
+            "reads_text": self.tokenize is not None,
+            "health": health,
+            "workers": workers,
+            "in_flight": flights_shown(self._flights()),
+            "last_request": last,
+            "missed_requests": max(0, last - known.requests - len(requests)),
+            "requests": [
+                {
+                    **each._asdict(),
+                    "has_receipt": each.request_id in receipts,
+                    "bound": None
+                    if (found := bounds.of(each.request_id)) is None
+                    else found._asdict(),
+                }
+                for each in requests
+            ],
+            "last_incident": self.incidents.last,
+            "incidents": [asdict(each) for each in self.incidents.since(known.incidents)],
+        }
+
+    def caches(self) -> dict[str, Any]:
+        """Who holds what."""
+        return self._caches.read()
+
+    async def receipt(self, request_id: str) -> dict[str, Any] | None:
+        """Why a recent request went where it did; None if that was not kept."""
+        return await self.receipts.receipt(request_id)
+
+    async def what_if(self, prompt: Prompt) -> dict[str, Any]:
+        """What would be decided for a prompt now. Books nothing."""
+        told = await finish_in_turns(self._router.explain_steps(prompt), self._answers)
+        return explanation_shown(told)

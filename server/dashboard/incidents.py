@@ -1,0 +1,126 @@
+"""What went wrong lately: failed attempts, refused requests, and workers that came, left or are out
+of order."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from ...base.clock import Clock
+from ...base.errors import StatusCode
+from ...workers.registry import WorkerRegistry
+from ..dispatch import Flight
+
+KEPT_INCIDENTS = 256
+SETTLE_S = 0.25
+"""Workers are compared with what they were so long after a change, once for all of them."""
+ALIKE_S = 2.0
+"""Incidents that are alike are one, if no more than so much is between them."""
+WORDS = 200
+
+
+@dataclass(slots=True)
+class Incident:
+    """`count` of them alike, the last one at `at`, seconds of the router's clock."""
+
+    number: int
+    at: float
+    kind: str
+    """worker, attempt or request"""
+    worker: str | None
+    text: str
+    count: int = 1
+
+
+class Incidents:
+    """The last of them. `watch` the workers, and `close` in the end; on the event loop."""
+
+    def __init__(self, registry: WorkerRegistry, clock: Clock) -> None:
+        self._registry = registry
+        self._now = clock.now
+        self._kept: deque[Incident] = deque(maxlen=KEPT_INCIDENTS)
+        self._known: dict[int, tuple[str, str]] = {}
+        self._listeners: list[Callable[[], None]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.last = 0
+        """number of the newest"""
+
+    def watch(self, listeners: list[Callable[[], None]]) -> None:
+        """`listeners` are called when something of the workers has changed."""
+        self._listeners = listeners
+        listeners.append(self._on_workers)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._listeners is not None and self._on_workers in self._listeners:
+            self._listeners.remove(self._on_workers)
+
+    def since(self, number: int) -> list[Incident]:
+        """Those after this number, oldest first."""
+        newest = list(islice(reversed(self._kept), max(0, self.last - number)))
+        return [incident for incident in reversed(newest) if incident.number > number]
+
+    def on_refused(self, code: StatusCode) -> None:
+        """A request was refused before it was read."""
+        if code is not StatusCode.OK:
+            self._add("request", None, f"refused: {_said(code)}")
+
+    def on_request(self, flight: Flight, code: StatusCode) -> None:
+        """A request had attempts that failed, or failed itself."""
+        for attempt in flight.attempts:
+            text = f"attempt failed: {attempt.verdict.cause}, {attempt.details[:WORDS]}"
+            self._add("attempt", str(attempt.worker_id), text)
+        if code is StatusCode.OK or code is StatusCode.CANCELLED:
+            return
+        decision = flight.decision
+        worker = None if decision is None else str(decision.worker.worker_id)
+        self._add("request", worker, f"request failed: {_said(code)}")
+
+    def compare_workers(self) -> None:
+        """Note who came, left, or is in another state than before."""
+        found: dict[int, tuple[str, str]] = {}
+        for entry in self._registry.entries():
+            state = entry.state.value, entry.reason
+            found[entry.worker_id] = state
+            known = self._known.get(entry.worker_id)
+            if known is None or known[0] != state[0]:
+                text = f"{known[0]} → {state[0]}" if known else state[0]
+                reason = f": {entry.reason[:WORDS]}" if entry.reason else ""
+                self._add("worker", str(entry.worker_id), text + reason)
+        for worker_id in self._known.keys() - found.keys():
+            self._add("worker", str(worker_id), "left")
+        self._known = found
+
+    def _on_workers(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settled)
+
+    def _settled(self) -> None:
+        self._timer = None
+        self.compare_workers()
+
+    def _add(self, kind: str, worker: str | None, text: str) -> None:
+        now, alike = self._now(), self._find_alike(kind, worker, text)
+        self.last += 1
+        if alike is None:
+            self._kept.append(Incident(self.last, now, kind, worker, text))
+            return
+        self._kept.remove(alike)
+        self._kept.append(Incident(self.last, now, kind, worker, text, alike.count + 1))
+
+    def _find_alike(self, kind: str, worker: str | None, text: str) -> Incident | None:
+        now = self._now()
+        for incident in islice(reversed(self._kept), 16):
+            if now - incident.at > ALIKE_S:
+                return None
+            if (incident.kind, incident.worker, incident.text) == (kind, worker, text):
+                return incident
+        return None
+
+
+def _said(code: StatusCode) -> str:
+    return code.name.lower().replace("_", " ")

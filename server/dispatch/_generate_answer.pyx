@@ -1,0 +1,85 @@
+"""Kernel: reads what routing needs off serialized GenerateResponses.
+
+Strings and submessages that routing does not look into are not checked: the client does that.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from ...base.native._protobuf cimport (
+    DELIMITED,
+    VARINT,
+    ByteReader,
+    Field,
+    count_numbers,
+    read_field,
+)
+
+cdef enum:  # field numbers
+    CHUNK = 2
+    COMPLETE = 3
+    TOKEN_IDS = 1              # of both
+    CHUNK_COMPLETION_TOKENS = 4
+    CHUNK_CACHED_TOKENS = 5
+    COMPLETE_COMPLETION_TOKENS = 6
+    COMPLETE_CACHED_TOKENS = 7
+
+cdef struct Answer:
+    uint64_t tokens             # token ids in it
+    uint32_t completion_tokens
+    uint32_t cached_tokens
+    uint32_t kind               # CHUNK, COMPLETE, or 0 for neither
+
+
+cdef bint read_part(ByteReader reader, Answer* answer) noexcept nogil:
+    """A chunk or a complete answer, added to what was read of it before; false if it is none."""
+    cdef bint whole = answer.kind == COMPLETE
+    cdef uint32_t completion = COMPLETE_COMPLETION_TOKENS if whole else CHUNK_COMPLETION_TOKENS
+    cdef uint32_t cached = COMPLETE_CACHED_TOKENS if whole else CHUNK_CACHED_TOKENS
+    cdef uint64_t ignored = 0
+    cdef Field field
+    if not count_numbers(reader, TOKEN_IDS, &answer.tokens, &ignored):
+        return False
+    while reader.at < reader.end:
+        read_field(&reader, &field)
+        if field.wire == VARINT:
+            if field.number == completion:
+                answer.completion_tokens = <uint32_t>field.value
+            elif field.number == cached:
+                answer.cached_tokens = <uint32_t>field.value
+    return True
+
+
+cdef bint read_answer(ByteReader reader, Answer* answer) noexcept nogil:
+    """False if the bytes are no such message."""
+    cdef Field field
+    cdef ByteReader inside
+    while reader.at < reader.end:
+        if not read_field(&reader, &field):
+            return False
+        if field.wire != DELIMITED or field.number not in (CHUNK, COMPLETE):
+            continue
+        if answer.kind != field.number:  # of a oneof the last one counts
+            answer.kind = field.number
+            answer.tokens = answer.completion_tokens = answer.cached_tokens = 0
+        inside.at = field.start
+        inside.end = field.start + field.value
+        if not read_part(inside, answer):
+            return False
+    return True
+
+
+def parse_answer(bytes answer not None):
+    """(is it whole, number of token ids, completion_tokens, cached_tokens) of a message; whole is
+    None of one that is neither a chunk nor complete. ValueError if the bytes are no such message.
+    """
+    cdef Answer found
+    cdef ByteReader reader
+    found.kind = found.completion_tokens = found.cached_tokens = 0
+    found.tokens = 0
+    reader.at = <const uint8_t*>PyBytes_AS_STRING(answer)
+    reader.end = reader.at + PyBytes_GET_SIZE(answer)
+    if not read_answer(reader, &found):
+        raise ValueError("not a GenerateResponse")
+    whole = found.kind == COMPLETE if found.kind else None
+    return whole, found.tokens, found.completion_tokens, found.cached_tokens

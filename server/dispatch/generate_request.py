@@ -1,0 +1,133 @@
+"""What routing needs to know of trtllm requests, which themselves travel as bytes."""
+
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+from xxhash import xxh3_64_hexdigest
+
+from ...base.errors import InvalidRequestError
+from ...router.affinity import AffinityConfig, Session, retention_of
+from ...router.prompt import Content, Prompt
+from ...workers.cache_control import RETURNING_KEY
+from ...workers.channels import Metadata
+from ...workers.trtllm_proto import length_delimited, pb
+from ._generate_request import parse_generate
+from .reply import Change
+
+# The field request_id of requests and of answers.
+_REQUEST_ID = 1
+NO_LIMIT = 2**32 - 1
+_NO_REQUEST = "the request is no trtllm.GenerateRequest"
+
+
+class GenerateFacts(NamedTuple):
+    """The parts of a request that decide where it goes.
+
+    `prompt` has what selects the hash space of its blocks: adapter, salt, images. `sequences` is
+    how many answers it asks for, `streaming` whether it wants them token by token, `retains`
+    whether it says what of it the engine is to keep.
+    """
+
+    request_id: str
+    prompt: Prompt
+    largest_token: int
+    max_tokens: int
+    sequences: int
+    streaming: bool
+    retains: bool = False
+
+
+def read_generate(
+    body: bytes, block_size: int, max_tokens: int = NO_LIMIT, max_id_bytes: int = NO_LIMIT
+) -> GenerateFacts:
+    """Read a serialized GenerateRequest, its prompt in blocks of `block_size` tokens.
+
+    Raises InvalidRequestError if it is none or has no prompt; OverflowError(limit, found), before
+    anything is decoded, if it is longer than that.
+    """
+    try:
+        facts = parse_generate(body, max_tokens, max_id_bytes)
+    except ValueError:
+        raise InvalidRequestError(_NO_REQUEST) from None
+    request_id, tokens, largest, max_tokens, sequences, task, salt = facts[:7]
+    media, streaming, retains = facts[7:]
+    if not len(tokens):
+        raise InvalidRequestError("empty prompt: tokenized.input_token_ids has no token id")
+    namespace = None if salt is None else str(salt)
+    content = Content(
+        None if task is None else str(task),
+        _media_namespace(body, namespace) if media else namespace,
+    )
+    return GenerateFacts(
+        request_id,
+        Prompt(tokens, block_size, content),
+        largest,
+        max_tokens,
+        sequences or 1,
+        streaming,
+        retains,
+    )
+
+
+def with_request_id(body: bytes, request_id: str) -> bytes:
+    """The serialized request under another id.
+
+    Of a field that comes twice the last one counts, so the rest stays as it is.
+    """
+    return body + _id_field(request_id)
+
+
+def with_retention(
+    body: bytes,
+    facts: GenerateFacts,
+    session: Session,
+    metadata: Metadata,
+    config: AffinityConfig,
+) -> bytes:
+    """The serialized request, whose facts these are, with what its engine is to keep of it for the
+    sake of its session.
+
+    As it came where that is not asked for, or its client has said itself what is to be kept.
+    """
+    retention = retention_of(session, config)
+    if retention is None or facts.retains or any(key == RETURNING_KEY for key, _ in metadata):
+        return body
+    asked = pb.KvCacheRetentionConfig(config_json=retention.json())
+    return body + bytes(pb.GenerateRequest(kv_cache_retention=asked).SerializeToString())
+
+
+def restore_id(known_as: str, request_id: str) -> Change:
+    """Answers of an engine that knows the request as something else than its caller does."""
+    theirs, ours = _id_field(known_as), _id_field(request_id)
+
+    def renamed(message: bytes) -> bytes:
+        if message.startswith(theirs):
+            return ours + message[len(theirs) :]
+        # Fields need not be in order; of one that comes twice the last one counts.
+        return message + ours
+
+    return renamed
+
+
+def _id_field(request_id: str) -> bytes:
+    return length_delimited(_REQUEST_ID, request_id.encode())
+
+
+def _media_namespace(body: bytes, salt: str | None) -> str | None:
+    """The namespace of a prompt whose blocks depend on more than its tokens."""
+    try:
+        message = pb.GenerateRequest.FromString(body)
+    except DecodeError:
+        raise InvalidRequestError(_NO_REQUEST) from None
+    images = message.multimodal_input.image_data
+    table = message.prompt_tuning_config.embedding_table
+    if not images and not table:
+        return salt
+    # Where in the prompt an image stands is the engine's knowledge, so the whole prompt is kept
+    # apart: overlap with prompts of other images is missed, never invented.
+    content = xxh3_64_hexdigest(b"".join((_framed(table), *map(_framed, images))))
+    return f"{salt or ''}/{content}"
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + data

@@ -1,0 +1,148 @@
+"""Calls that any worker can answer and that book nothing: Embed and GetTokenizer."""
+
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from ...base.clock import Clock
+from ...base.errors import NoWorkersError, StatusCode
+from ...workers.channels import Metadata
+from ...workers.dialects import EngineClient
+from ...workers.failures import EngineCallError, Origin, judge
+from ...workers.health import HealthMonitor
+from .attempts import Attempt, Attempts
+from .observers import DispatchObserver
+from .request import NO_TRACE, CallTrace, Tracing
+from .status import status_of
+
+Respond = Callable[[bytes], Awaitable[None]]
+Call = Callable[[EngineClient, float | None, Metadata, Respond], Awaitable[None]]
+
+
+class PlainCalls:
+    """Each call goes to a ready worker in its turn, and to another one if that fails.
+
+    Broken connections are held against a worker. What it says of such a call is not: it may serve
+    Generate well and not know this method.
+    """
+
+    def __init__(
+        self,
+        monitor: HealthMonitor,
+        clock: Clock,
+        observer: DispatchObserver,
+        max_attempts: int,
+        tracing: Tracing = NO_TRACE,
+    ) -> None:
+        self._monitor = monitor
+        self._now = clock.now
+        self._observer = observer
+        self._tracing = tracing
+        self.max_attempts = max_attempts
+        self._turn = itertools.count()
+        self.in_flight = 0
+        self._running: Counter[int] = Counter()  # by worker
+
+    async def embed(self, request: bytes, timeout: float | None, metadata: Metadata = ()) -> bytes:
+        """The answer to an EmbedRequest. Raises as Dispatcher.generate does."""
+        answers: list[bytes] = []
+
+        async def call(
+            client: EngineClient, left: float | None, metadata: Metadata, respond: Respond
+        ) -> None:
+            await respond(await client.embed(request, timeout=left, metadata=metadata))
+
+        async def keep(answer: bytes) -> None:
+            answers.append(answer)
+
+        await self._serve("Embed", call, keep, timeout, metadata)
+        return answers[0]
+
+    async def get_tokenizer(
+        self, request: bytes, respond: Respond, timeout: float | None, metadata: Metadata = ()
+    ) -> None:
+        """Pass a tokenizer on, piece by piece; once the first one is, there is no retry."""
+
+        async def call(
+            client: EngineClient, left: float | None, metadata: Metadata, respond: Respond
+        ) -> None:
+            stream = client.get_tokenizer(request, timeout=left, metadata=metadata)
+            try:
+                async for message in stream:
+                    await respond(message)
+            finally:
+                stream.cancel()  # nothing, if it has ended
+
+        await self._serve("GetTokenizer", call, respond, timeout, metadata)
+
+    def requests_of(self, worker_id: int) -> int:
+        """How many run on a worker now."""
+        return self._running[worker_id]
+
+    async def _serve(
+        self,
+        method: str,
+        call: Call,
+        respond: Respond,
+        timeout: float | None,
+        metadata: Metadata,
+    ) -> None:
+        code, said = StatusCode.OK, ""
+        self.in_flight += 1
+        trace = self._tracing.begin_call(method, metadata)
+        try:
+            await self._try_workers(call, respond, timeout, metadata, trace)
+        except BaseException as error:
+            code, said = status_of(error)
+            raise
+        finally:
+            self.in_flight -= 1
+            self._observer.on_end(None, code)
+            trace.ended(code, said)
+
+    async def _try_workers(
+        self,
+        call: Call,
+        respond: Respond,
+        timeout: float | None,
+        metadata: Metadata,
+        trace: CallTrace,
+    ) -> None:
+        attempts, began, passed = Attempts(self.max_attempts), self._now(), 0
+        # One turn a call: if retries took turns too, one that fails could be everybody's first.
+        turn = next(self._turn)
+
+        async def count(message: bytes) -> None:
+            nonlocal passed
+            passed += 1
+            await respond(message)
+
+        while True:
+            ready = [w for w in self._monitor.ready_workers() if w[0] not in attempts.worker_ids]
+            if not ready:
+                raise NoWorkersError("no workers ready")
+            worker_id, client = ready[turn % len(ready)]
+            sent = self._now()
+            left = None if timeout is None else began + timeout - sent
+            self._running[worker_id] += 1
+            told = trace.sent(worker_id, client.address, len(attempts) + 1, metadata)
+            failure: Attempt | None = None
+            try:
+                await call(client, left, told, count)
+                return
+            except EngineCallError as error:
+                origin = error.origin
+                if error.code() is StatusCode.DEADLINE_EXCEEDED and timeout is not None:
+                    origin = Origin.DEADLINE
+                verdict = judge(origin, error.code(), started=passed > 0)
+                self._monitor.reports.noticed(worker_id, verdict)
+                failure = Attempt(worker_id, origin, verdict, error.details())
+                attempts.add(failure)
+                others = {w for w, _ in self._monitor.ready_workers()} - attempts.worker_ids
+                if not attempts.may_go_on or not others:
+                    raise
+            finally:
+                trace.attempt_ended(passed, failure)
+                self._running[worker_id] -= 1
+                if not self._running[worker_id]:
+                    del self._running[worker_id]

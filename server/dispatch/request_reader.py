@@ -1,0 +1,165 @@
+"""Reads callers' requests within bounds, long ones off the event loop."""
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import UNREADABLE_MESSAGE, InvalidRequestError
+from ...base.limit_hits import LimitHits
+from ...indexer.hashing import Integers
+from ...process.off_loop import OffLoop
+from ...router.prompt import NO_CONTENT, Content, Prompt
+from ..peer_limits import PeerLimits
+from ._generate_request import parse_tokens
+from ._json_tokens import cut_tokens
+from .generate_request import GenerateFacts, read_generate
+
+LONG_BYTES = 128 << 10
+"""A longer request is read and hashed off the loop. Up to here that takes less than a millisecond
+(some 2 ns a byte), and to change threads costs a tenth of one."""
+
+MAX_DECODED_BYTES = 64 << 10
+"""Longest message that is decoded as a whole; tokens, which have a limit of their own, apart."""
+
+Tokens = npt.NDArray[np.uint32]
+
+
+class RequestReader:
+    """What a request says, checked against the limits before it is decoded; InvalidRequestError
+    if it is too long or none.
+
+    `hashes`: the prompts' blocks will be asked for, so those of long ones are hashed off the loop.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        limits: PeerLimits | None = None,
+        hits: LimitHits | None = None,
+        *,
+        hashes: bool = True,
+    ) -> None:
+        self.limits = limits or PeerLimits()
+        self.off_loop = OffLoop()
+        self.hits = hits or LimitHits()
+        self._block_size = block_size
+        self._hashes = hashes
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self.off_loop.close()
+
+    async def generate(self, body: bytes) -> GenerateFacts:
+        """The routing facts of a serialized GenerateRequest."""
+        facts = self.generate_at_once(body)
+        if facts is not None:
+            return facts
+        most = self.limits.max_prompt_tokens, self.limits.max_id_bytes
+        try:
+            return await self.off_loop.run(partial(self._read_and_hash, body, *most))
+        except OverflowError as error:
+            raise self._too_long(error) from None
+
+    def generate_at_once(self, body: bytes) -> GenerateFacts | None:
+        """The same of one that is not long; None: ask for it by `generate`."""
+        if len(body) > LONG_BYTES:
+            return None
+        limits = self.limits
+        try:
+            return read_generate(
+                body, self._block_size, limits.max_prompt_tokens, limits.max_id_bytes
+            )
+        except OverflowError as error:
+            raise self._too_long(error) from None
+
+    async def tokens(self, body: bytes, number: int = 1) -> tuple[Tokens, bytes]:
+        """The token ids of a message, its field `number`, and its other fields as a message."""
+        found = self.tokens_at_once(body, number)
+        if found is not None:
+            return found
+        most = (self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
+        try:
+            return await self.off_loop.run(partial(parse_tokens, body, number, *most))
+        except (OverflowError, ValueError) as error:
+            raise self._refusal(error) from None
+
+    def tokens_at_once(self, body: bytes, number: int = 1) -> tuple[Tokens, bytes] | None:
+        """The same of one that is not long; None: ask for them by `tokens`."""
+        if len(body) > LONG_BYTES:
+            return None
+        try:
+            return parse_tokens(body, number, self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
+        except (OverflowError, ValueError) as error:
+            raise self._refusal(error) from None
+
+    async def json_tokens(self, body: bytes, key: bytes) -> tuple[Tokens, bytes]:
+        """The token ids under a key of a JSON object, none if they are not there, and the object
+        with an empty list in their place."""
+        most = (self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
+        try:
+            if len(body) <= LONG_BYTES:
+                tokens, rest = cut_tokens(body, key, *most)
+            else:
+                tokens, rest = await self.off_loop.run(partial(cut_tokens, body, key, *most))
+        except OverflowError as error:
+            raise self._too_long(error) from None
+        except ValueError as error:
+            raise InvalidRequestError(f"{key.decode()}: {error}") from None
+        return np.empty(0, np.uint32) if tokens is None else tokens, rest
+
+    async def prompt(
+        self, tokens: Integers, lora_name: str | None, cache_namespace: str | None
+    ) -> Prompt:
+        """A prompt to ask about, hashed off the loop if it is long. An empty name is none.
+
+        InvalidRequestError if there are no tokens or a name is too long.
+        """
+        prompt = self.prompt_at_once(tokens, lora_name, cache_namespace)
+        if prompt.isl * 4 > LONG_BYTES and self._hashes:
+            await self.off_loop.run(partial(self._hash, prompt))
+        return prompt
+
+    def prompt_at_once(
+        self, tokens: Integers, lora_name: str | None, cache_namespace: str | None
+    ) -> Prompt:
+        """The same, not hashed: of one that is not long."""
+        content = NO_CONTENT
+        if lora_name or cache_namespace:
+            self.check_name("lora_name", lora_name or "")
+            self.check_name("cache_namespace", cache_namespace or "")
+            content = Content(lora_name or None, cache_namespace or None)
+        return Prompt(tokens, self._block_size, content)
+
+    def check_name(self, what: str, name: str) -> None:
+        """InvalidRequestError if a name that a caller gives is too long."""
+        if name and len(name.encode("utf-8", "surrogatepass")) > self.limits.max_id_bytes:
+            self.hits.hit("max_id_bytes")
+            most = self.limits.max_id_bytes
+            raise InvalidRequestError(f"{what} is longer than {most} bytes")
+
+    def _hash(self, prompt: Prompt) -> None:
+        if self._hashes:
+            _ = prompt.hashed().sequence_hashes
+
+    def _read_and_hash(self, body: bytes, max_tokens: int, max_id_bytes: int) -> GenerateFacts:
+        facts = read_generate(body, self._block_size, max_tokens, max_id_bytes)
+        self._hash(facts.prompt)
+        return facts
+
+    def _refusal(self, error: OverflowError | ValueError) -> InvalidRequestError:
+        """What the sender of a message is told of what the kernel found wrong with it."""
+        if isinstance(error, OverflowError):
+            return self._too_long(error)
+        return InvalidRequestError(UNREADABLE_MESSAGE)
+
+    def _too_long(self, error: OverflowError) -> InvalidRequestError:
+        limit, found = error.args
+        self.hits.hit(limit)
+        return InvalidRequestError(f"{limit}: {found} is more than {self._most(limit)}")
+
+    def _most(self, limit: str) -> int:
+        if limit == "decoded_bytes":
+            return MAX_DECODED_BYTES
+        most: int = getattr(self.limits, limit)
+        return most

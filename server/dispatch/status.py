@@ -1,0 +1,55 @@
+"""Errors as gRPC statuses: one table for every service."""
+
+import asyncio
+
+from ...base.errors import (
+    InvalidRequestError,
+    NoWorkersError,
+    RouterError,
+    StatusCode,
+    WorkerError,
+)
+from ...workers.failures import EngineCallError, shortened
+
+
+class RequestAbortedError(RouterError):
+    """Somebody asked to abort the request, and so it was."""
+
+
+class RequestTimeoutError(RouterError):
+    """The request hit a limit of ours on its time, or its client's deadline."""
+
+
+class OvertakenError(RouterError):
+    """An attempt was given up because another one of the same request was first to answer."""
+
+
+class ClientGoneError(RouterError):
+    """The client went away while a message was being written to it."""
+
+
+def status_of(error: BaseException) -> tuple[StatusCode, str]:
+    """The (code, text) a client is told. An engine's own status passes through, its
+    text cut to what a client can take."""
+    code, details = _status_of(error)
+    return code, shortened(details)
+
+
+def _status_of(error: BaseException) -> tuple[StatusCode, str]:
+    if isinstance(error, EngineCallError):
+        return error.code(), error.details()
+    if isinstance(error, InvalidRequestError):
+        if error.field == "request_id":  # it belongs to a request that has not ended yet
+            return StatusCode.ALREADY_EXISTS, str(error)
+        return StatusCode.INVALID_ARGUMENT, str(error)
+    if isinstance(error, NoWorkersError) and error.overloaded:
+        return StatusCode.RESOURCE_EXHAUSTED, str(error)
+    if isinstance(error, NoWorkersError | WorkerError):
+        return StatusCode.UNAVAILABLE, str(error)
+    if isinstance(error, RequestAbortedError | ClientGoneError):
+        return StatusCode.CANCELLED, str(error)
+    if isinstance(error, RequestTimeoutError):
+        return StatusCode.DEADLINE_EXCEEDED, str(error)
+    if isinstance(error, asyncio.CancelledError):
+        return StatusCode.CANCELLED, "the client went away"
+    return StatusCode.INTERNAL, f"internal error: {type(error).__name__}"

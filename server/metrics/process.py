@@ -1,0 +1,107 @@
+"""What Prometheus sees of the process: its resources, its servers, its log, its version."""
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+import grpc
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from ...process.logs import LogOutput
+
+# Fields of /proc/self/stat behind the process's name, as proc(5) counts them from 3 on.
+_UTIME, _STIME, _THREADS, _STARTED, _VSIZE, _RSS = 11, 12, 17, 19, 20, 21
+
+
+def process_metrics() -> Iterator[Metric]:
+    """Standard names for CPU, memory, files and threads; nothing where there is no /proc.
+
+    prometheus_client's own collector knows no threads, and fails where files are not limited.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            stat = file.read().rpartition(b")")[2].split()
+        with open("/proc/stat", "rb") as file:
+            boot = next(int(line.split()[1]) for line in file if line.startswith(b"btime"))
+    except OSError:
+        return
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    yield CounterMetricFamily(
+        "process_cpu_seconds",
+        "CPU time of user and system.",
+        (int(stat[_UTIME]) + int(stat[_STIME])) / ticks,
+    )
+    for name, help, value in (
+        ("resident_memory_bytes", "Memory in RAM.", int(stat[_RSS]) * page),
+        ("virtual_memory_bytes", "Address space.", int(stat[_VSIZE])),
+        ("start_time_seconds", "Start, in Unix time.", boot + int(stat[_STARTED]) / ticks),
+        ("threads", "Threads.", int(stat[_THREADS])),
+        ("open_fds", "Open file descriptors.", len(os.listdir("/proc/self/fd"))),
+        ("max_fds", "Most file descriptors; +Inf: no limit.", _max_files()),
+    ):
+        yield GaugeMetricFamily(f"process_{name}", help, value)
+
+
+def build_metrics() -> Iterable[Metric]:
+    """Which build runs: the value is 1."""
+    family = GaugeMetricFamily(
+        "dynamo_router_build_info",
+        "1; the labels say which build runs.",
+        labels=["version", "python", "grpc"],
+    )
+    grpc_version = str(vars(grpc).get("__version__", "unknown"))
+    family.add_metric([package_version(), platform.python_version(), grpc_version], 1)
+    return (family,)
+
+
+def log_metrics(log: LogOutput | None) -> Callable[[], Iterable[Metric]]:
+    """Lines that are not in the log; without one of ours there are none."""
+
+    def collect() -> Iterable[Metric]:
+        lost = CounterMetricFamily(
+            "dynamo_router_log_lines_lost",
+            "Lines left out of the log: too many of one event, or a reader that is slow.",
+            labels=["reason"],
+        )
+        lost.add_metric(["rate_limit"], log.rate.suppressed if log else 0)
+        lost.add_metric(["slow_reader"], log.writer.dropped if log else 0)
+        return (lost,)
+
+    return collect
+
+
+def server_metrics(
+    calls: Callable[[], Mapping[str, int]], connections: Callable[[], int]
+) -> Callable[[], Iterable[Metric]]:
+    """What callers have open at our servers: gRPC calls by what they ask for, HTTP connections."""
+
+    def collect() -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "dynamo_router_open_calls", "gRPC calls, by what they ask for.", labels=["kind"]
+        )
+        for kind, count in calls().items():
+            family.add_metric([kind], count)
+        http = GaugeMetricFamily(
+            "dynamo_router_http_connections", "Connections to the HTTP server.", connections()
+        )
+        return (family, http)
+
+    return collect
+
+
+def package_version() -> str:
+    """Of the installed package; "unknown" where it runs from a checkout that is not installed."""
+    try:
+        return metadata.version("dynamo-router")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _max_files() -> float:
+    import resource  # not everywhere
+
+    soft: Any = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return float("inf") if soft == resource.RLIM_INFINITY else soft

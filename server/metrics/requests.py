@@ -1,0 +1,215 @@
+"""Metrics: an observer of requests, and what the rest tells when Prometheus asks.
+
+Names are Dynamo's where Dynamo has the same number. What happens per request or message is
+counted in plain integers here; families and labels are made at the scrape.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from ...base.clock import Clock
+from ...base.errors import StatusCode
+from ..dispatch import Flight, status_of, told_usage
+from .histogram import LONG_SECONDS, MILLISECONDS, RATIO, SECONDS, TOKENS, Histogram, HistogramRow
+from .worker_requests import WorkerRequests
+
+OUTCOMES = ("good", "ttft", "itl", "both", "failed")
+"""Of requests with objectives: kept, or which of them were missed, or it had no answer."""
+KEPT_MESSAGES = 64
+"""How many last messages may wait to be read."""
+_OK = StatusCode.OK
+
+
+class RequestMetrics:
+    """What happens to requests: a DispatchObserver. `in_flight` tells how many there are now,
+    `workers` is told what concerns one of them.
+    """
+
+    def __init__(self, in_flight: Callable[[], int], clock: Clock, workers: WorkerRequests) -> None:
+        self._in_flight = in_flight
+        self._now = clock.now
+        self._workers = workers
+        self._well = 0  # requests that ended so
+        self._ended: Counter[StatusCode] = Counter()  # the others
+        self._retries: Counter[StatusCode] = Counter()
+        self._objectives: Counter[str] = Counter()
+        self._overlap_blocks = [0, 0, 0]  # on devices, in host memory, on disk
+        self._last_messages: list[bytes] = []
+        self._ttft = Histogram(
+            "dynamo_component_router_time_to_first_token_seconds",
+            "From a streaming request's arrival to its first message.",
+            SECONDS,
+        )
+        self._itl = Histogram(
+            "dynamo_component_router_inter_token_latency_seconds",
+            "Between two messages of a stream, where one answer was asked for.",
+            SECONDS,
+        )
+        self._duration = Histogram(
+            "dynamo_router_request_duration_seconds",
+            "From a request's arrival to its end, of those that were sent to a worker.",
+            LONG_SECONDS,
+        )
+        self._queue_wait = Histogram(
+            "dynamo_router_queue_wait_seconds",
+            "From a request's arrival to the first choice of a worker, or to its refusal.",
+            LONG_SECONDS,
+        )
+        self._input = Histogram(
+            "dynamo_component_router_input_sequence_tokens", "Prompt length.", TOKENS
+        )
+        self._output = Histogram(
+            "dynamo_component_router_output_sequence_tokens",
+            "Tokens generated for an answer, as its worker counts them.",
+            TOKENS,
+        )
+        self._cached = Histogram(
+            "dynamo_router_cached_tokens",
+            "Prompt tokens that needed no prefill, as the worker counts them.",
+            TOKENS,
+        )
+        self._hit_rate = Histogram(
+            "dynamo_component_router_kv_hit_rate",
+            "Share of a prompt's blocks that the chosen worker was expected to hold.",
+            RATIO,
+        )
+        self._overhead = Histogram(
+            "dynamo_router_overhead_total_ms",
+            "Time of a decision, from tokens to a booked slot.",
+            MILLISECONDS,
+        )
+        self._of_decided = HistogramRow(
+            self._queue_wait, self._duration, self._input, self._hit_rate, self._overhead
+        )
+
+    # What the dispatcher tells
+
+    def on_message(self, flight: Flight, message: bytes, now: float) -> None:
+        sequences = flight.facts.sequences
+        if sequences > 1:
+            # Messages of several answers are mixed, and each has a last message of its own.
+            self._keep(message)
+        if flight.messages or flight.moves:
+            if sequences == 1:
+                self._itl.observe(now - flight.last_message_at)
+        elif flight.facts.streaming:
+            self._ttft.observe(now - flight.arrived)
+            assert flight.decision is not None
+            worker_id = flight.decision.worker.worker_id
+            self._workers.on_first_message(worker_id, now - flight.sent_at)
+
+    def on_retry(self, flight: Flight, error: BaseException) -> None:
+        self._retries[status_of(error)[0]] += 1
+
+    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
+        if code is _OK:
+            self._well += 1
+        else:
+            self._ended[code] += 1
+        if flight is None:
+            return
+        now, decision = self._now(), flight.decision
+        self._count_objectives(flight, code)
+        if decision is None:
+            self._queue_wait.observe(now - flight.arrived)
+            return
+        self._workers.on_end(flight, code is _OK, now)
+        blocks = self._overlap_blocks
+        blocks[0] += (device := decision.overlap_blocks)
+        blocks[1] += (host := decision.host_overlap_blocks)
+        blocks[2] += (disk := decision.disk_overlap_blocks)
+        self._of_decided.observe(
+            flight.queue_s,
+            now - flight.arrived,
+            flight.facts.prompt.isl,
+            (device + host + disk) / decision.request_blocks,
+            flight.decision_s * 1e3,
+        )
+        if flight.messages and flight.facts.sequences == 1:
+            self._keep(flight.last_message)
+
+    def _count_objectives(self, flight: Flight, code: StatusCode) -> None:
+        """Of streaming requests for one answer; a message counts as a token."""
+        if not flight.facts.streaming or flight.facts.sequences > 1:
+            return
+        if code is not _OK:
+            if code not in (StatusCode.CANCELLED, StatusCode.INVALID_ARGUMENT):
+                self._objectives["failed"] += 1
+            return
+        first, last = flight.first_message_at, flight.last_message_at
+        itl_s = (last - first) / max(1, flight.messages - 1)
+        self._objectives[flight.objectives.missed(first - flight.arrived, itl_s) or "good"] += 1
+
+    def on_refused(self) -> None:
+        """A request found no room, before anybody looked at it."""
+        self._ended[StatusCode.RESOURCE_EXHAUSTED] += 1
+
+    # What Prometheus is told
+
+    def collect(self) -> Iterable[Metric]:
+        self._read_usage()
+        self._of_decided.fold()
+        yield CounterMetricFamily(
+            "dynamo_component_router_requests_started",
+            "Requests that arrived.",
+            self._well + self._ended.total() + self._in_flight(),
+        )
+        ended = self._ended.copy()
+        if self._well:
+            ended[_OK] = self._well
+        yield _by_code("dynamo_component_router_requests", "Requests that ended.", ended)
+        yield _by_code("dynamo_router_retries", "Attempts after the first one.", self._retries)
+        objectives = CounterMetricFamily(
+            "dynamo_router_objectives",
+            "Streaming requests that ended, by whether they stayed within their objectives.",
+            labels=["outcome"],
+        )
+        for outcome in OUTCOMES:
+            objectives.add_metric([outcome], self._objectives[outcome])
+        yield objectives
+        overlaps = CounterMetricFamily(
+            "dynamo_router_overlap_blocks",
+            "Blocks of prompts that the chosen worker was expected to hold.",
+            labels=["tier"],
+        )
+        for tier, blocks in zip(
+            ("device", "host_pinned", "disk"), self._overlap_blocks, strict=True
+        ):
+            overlaps.add_metric([tier], blocks)
+        yield overlaps
+        for histogram in (
+            self._ttft,
+            self._itl,
+            self._duration,
+            self._queue_wait,
+            self._input,
+            self._output,
+            self._cached,
+            self._hit_rate,
+            self._overhead,
+        ):
+            yield histogram.family()
+
+    def _keep(self, message: bytes) -> None:
+        self._last_messages.append(message)
+        if len(self._last_messages) >= KEPT_MESSAGES:
+            self._read_usage()
+
+    def _read_usage(self) -> None:
+        """Read what workers say at the end of an answer."""
+        messages, self._last_messages = self._last_messages, []
+        for message in messages:
+            usage = told_usage(message)
+            if usage is not None:
+                self._output.observe(usage.completion_tokens)
+                self._cached.observe(usage.cached_tokens)
+
+
+def _by_code(name: str, help: str, counts: Counter[StatusCode]) -> Metric:
+    family = CounterMetricFamily(name, help, labels=["status"])
+    for code, count in counts.items():
+        family.add_metric([code.name.lower()], count)
+    return family

@@ -1,0 +1,200 @@
+"""What Prometheus sees of each worker. Series go with their worker, and their number is bounded."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from ...indexer.wire import TIERS
+from ...router.kv_router import KvRouter
+from ...router.views import WorkerView
+from ...workers.registry import WorkerEntry, WorkerState
+from ...workers.request_reports import RequestReports
+from .page import Source, Table
+from .worker_requests import WorkerCounts, WorkerRequests
+
+OTHERS = "other"
+"""The worker_id of all together that have no series of their own."""
+UNREGISTERED = "unregistered"
+"""The worker_id of all together that publish events and are not registered."""
+
+_NO_COUNTS = WorkerCounts()
+
+
+def worker_metrics(
+    router: KvRouter, requests: WorkerRequests, reports: RequestReports, max_workers: int
+) -> Source:
+    """Load, caches, state and requests of every worker: of `max_workers` ranks by themselves."""
+
+    def collect() -> Iterator[Metric | Table | None]:
+        views: list[WorkerView] = []
+        for some in router.workers_in_steps():
+            views += some
+            yield None
+        registered = [view for view in views if view.state != UNREGISTERED]
+        shown, others = registered[:max_workers], registered[max_workers:]
+        strangers = views[len(registered) :]
+        yield from _rank_tables(shown, {OTHERS: others, UNREGISTERED: strangers})
+        yield _states_of_fleet(views)
+        yield GaugeMetricFamily(
+            "dynamo_router_metrics_ranks_left_out",
+            f'Ranks beyond --metrics-max-workers: together they are worker_id="{OTHERS}".',
+            len(others),
+        )
+        ids = dict.fromkeys(view.worker.worker_id for view in shown)
+        entries = [entry for entry in map(router.registry.entry, ids) if entry is not None]
+        yield None
+        yield from _worker_tables(entries, requests, reports)
+        yield from _fault_tables(set(ids), reports)
+
+    return collect
+
+
+def _rank_tables(
+    shown: Sequence[WorkerView], together: dict[str, Sequence[WorkerView]]
+) -> Iterator[Table | None]:
+    """Of each rank, and sums of those that are shown together."""
+    together = {name: views for name, views in together.items() if views}
+    ranks = [(f'dp_rank="{v.worker.dp_rank}",', f'worker_id="{v.worker.worker_id}"') for v in shown]
+    rank_labels = [rank + worker for rank, worker in ranks]
+    labels = [*rank_labels, *(f'worker_id="{name}"' for name in together)]
+    yield None
+
+    def gauge(name: str, help: str, value: Callable[[WorkerView], int]) -> Table:
+        sums = [sum(map(value, views)) for views in together.values()]
+        return Table(name, "gauge", help, labels, [*map(value, shown), *sums])
+
+    yield gauge(
+        "dynamo_frontend_worker_active_decode_blocks",
+        "Blocks of requests in flight.",
+        lambda view: view.active_blocks,
+    )
+    yield gauge(
+        "dynamo_frontend_worker_active_prefill_tokens",
+        "Prompt tokens not computed yet.",
+        lambda view: view.active_prefill_tokens,
+    )
+    yield gauge(
+        "dynamo_router_worker_active_requests",
+        "Requests in flight.",
+        lambda view: view.active_requests,
+    )
+    yield gauge(
+        "dynamo_router_worker_indexed_blocks",
+        "Blocks it is believed to hold.",
+        lambda view: view.indexed_blocks,
+    )
+    yield gauge(
+        "dynamo_router_worker_unindexed_blocks",
+        "Blocks it holds for which there was no room.",
+        lambda view: view.unindexed_blocks,
+    )
+    lower = [
+        (f'{rank}tier="{tier}",{worker}', blocks)
+        for (rank, worker), view in zip(ranks, shown, strict=True)
+        if any(view.lower_tier_blocks)
+        for tier, blocks in zip(TIERS[1:], view.lower_tier_blocks, strict=True)
+        if blocks
+    ]
+    lower += [
+        (f'tier="{tier}",worker_id="{name}"', sum(view.lower_tier_blocks[i] for view in views))
+        for name, views in together.items()
+        for i, tier in enumerate(TIERS[1:])
+    ]
+    yield _table(
+        "dynamo_router_worker_lower_tier_blocks", "gauge", "Blocks it has in slower storage.", lower
+    )
+    states: list[tuple[str, Any]] = [
+        (f'{rank}state="{view.event_source_state}",{worker}', 1)
+        for (rank, worker), view in zip(ranks, shown, strict=True)
+    ]
+    for name, views in together.items():
+        for state, count in Counter(view.event_source_state for view in views).items():
+            states.append((f'state="{state}",worker_id="{name}"', count))
+    yield _table("dynamo_router_event_source_state", "gauge", "1 for its present state.", states)
+
+
+def _states_of_fleet(views: Iterable[WorkerView]) -> Metric:
+    states = Counter({state.value: 0 for state in WorkerState})
+    states.update(view.state for view in views)
+    family = GaugeMetricFamily("dynamo_router_workers", "Ranks by state.", labels=["state"])
+    for state, count in states.items():
+        family.add_metric([state], count)
+    return family
+
+
+def _worker_tables(
+    entries: Sequence[WorkerEntry], requests: WorkerRequests, reports: RequestReports
+) -> Iterator[Table]:
+    """Of each engine, all its ranks together."""
+    yield _table(
+        "dynamo_router_worker_state",
+        "gauge",
+        "1 for its present state, and what that is for.",
+        [
+            (
+                f'reason="{_reason(entry, reports)}",state="{entry.state.value}",'
+                f'worker_id="{entry.worker_id}"',
+                1,
+            )
+            for entry in entries
+        ],
+    )
+    labels = [f'worker_id="{entry.worker_id}"' for entry in entries]
+    counts = [requests.counts(entry.worker_id) or _NO_COUNTS for entry in entries]
+    yield Table(
+        "dynamo_router_worker_requests",
+        "counter",
+        "Requests that were sent to it and ended, well or not.",
+        labels,
+        [count.requests for count in counts],
+    )
+    yield Table(
+        "dynamo_router_worker_time_to_first_token_seconds",
+        "summary",
+        "From sending it a streaming request to the first message.",
+        labels,
+        [(count.answers, count.answer_s) for count in counts],
+    )
+    yield Table(
+        "dynamo_router_worker_request_duration_seconds",
+        "summary",
+        "From sending it a request to the end of the answer, of those that ended well.",
+        labels,
+        [(count.served, count.served_s) for count in counts],
+    )
+
+
+def _fault_tables(shown: set[int], reports: RequestReports) -> Iterator[Table]:
+    errors: Counter[tuple[str, str]] = Counter()
+    for (worker_id, cause), count in reports.errors.items():
+        errors[cause, str(worker_id) if worker_id in shown else OTHERS] += count
+    yield _table(
+        "dynamo_router_worker_errors",
+        "counter",
+        "Attempts that failed, by whom and why.",
+        [(f'cause="{cause}",worker_id="{who}"', n) for (cause, who), n in errors.items()],
+    )
+    ejections: Counter[str] = Counter()
+    for worker_id, count in reports.outliers.ejections.items():
+        ejections[str(worker_id) if worker_id in shown else OTHERS] += count
+    yield _table(
+        "dynamo_router_worker_ejections",
+        "counter",
+        "Times that a worker was left alone because of its requests.",
+        [(f'worker_id="{who}"', count) for who, count in ejections.items()],
+    )
+
+
+def _reason(entry: WorkerEntry, reports: RequestReports) -> str:
+    """What a state is for, in one of a few words; /workers and the log say it in full."""
+    if entry.state is WorkerState.UNHEALTHY:
+        ejected = entry.reason and entry.reason == reports.outliers.reason(entry.worker_id)
+        return "ejected" if ejected else "no_answer"
+    return "unfit" if entry.state is WorkerState.REFUSED else ""
+
+
+def _table(name: str, kind: Any, help: str, rows: Sequence[tuple[str, Any]]) -> Table:
+    return Table(name, kind, help, [labels for labels, _ in rows], [value for _, value in rows])

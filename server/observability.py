@@ -1,0 +1,49 @@
+"""What the router tells of itself, and how: log, access log, metrics, spans."""
+
+from dataclasses import dataclass
+
+from ..process.logs import LOG_FORMATS, LogFormat, LogOutput, log_to_stderr
+from ..process.settings import bad_setting, option
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservabilityConfig:
+    """How much is told, and in which form. ConfigError, naming the key, on a bad value."""
+
+    log_level: str = option("info", "Least severe log line to print.", choices=LOG_LEVELS)
+    log_format: LogFormat = option(
+        "text", "How log lines are written: text, or JSON objects.", choices=LOG_FORMATS
+    )
+    access_log: bool = option(
+        False, "Log a line for each request that ended, also for those that ended well."
+    )
+    metrics_max_workers: int = option(
+        4096,
+        "Most ranks with metrics of their own; what is beyond is summed up.",
+        "--metrics-max-workers",
+    )
+
+    otel_endpoint: str | None = option(
+        None,
+        "OpenTelemetry collector (OTLP/gRPC) that gets spans of requests, http://HOST:PORT. Not "
+        "given: as OTEL_EXPORTER_OTLP_ENDPOINT says, else none. Needs the extra otel.",
+        url=True,
+    )
+
+    def __post_init__(self) -> None:
+        for key, allowed in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
+            if getattr(self, key) not in allowed:
+                text = f"{getattr(self, key)!r} is not one of {', '.join(allowed)}"
+                raise bad_setting(key, text)
+        if self.metrics_max_workers < 0:
+            text = f"{self.metrics_max_workers} is less than 0; 0 shows no rank by itself"
+            raise bad_setting("metrics_max_workers", text)
+
+    def open_log(self) -> LogOutput:
+        """Send all that this process logs to stderr, as these settings say.
+
+        Close it at the end of the process.
+        """
+        return log_to_stderr(self.log_level, self.log_format)

@@ -1,0 +1,223 @@
+"""WorkerPool: workers that requests are routed among, and all that decides and carries that."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from ...base.backoff import Backoff
+from ...base.clock import Clock
+from ...base.limit_hits import LimitHits
+from ...base.urls import DEFAULT_NATS_URL
+from ...indexer.event_index import EventIndex
+from ...kv_events import SYNC_RETRY_S, EventIntake, WorkerQueries
+from ...router.kv_router import KvRouter
+from ...router.replicas import ReplicaSync
+from ...runtime.event_planes import EventPlane, NatsPlane
+from ...runtime.event_planes.zmq import ZmqPlane
+from ...workers.health import HealthMonitor
+from ...workers.registry import WorkerRegistry, WorkerState
+from ..access import Security
+from ..admin import WorkerAdmin
+from ..config import ServeConfig
+from ..dashboard import Dashboard
+from ..dispatch import RequestReader, RouterDecisions, Tracing, admission_of
+from ..metrics import RouterMetrics
+from .parts import new_dispatcher, new_monitor, request_observer
+
+FIRST_PROBES_S = 2.0
+"""How long whoever begins to serve waits for the first answers of all workers."""
+
+log = structlog.get_logger(__name__)
+
+
+class WorkerPool:
+    """The index, slots, health, admission and dispatch of one set of workers.
+
+    Once workers are known, `dispatcher.start` begins to serve. `close` undoes all of it; who serves
+    its index over HTTP too closes the parts in turn, the router last.
+    """
+
+    def __init__(
+        self, config: ServeConfig, security: Security, clock: Clock, tracing: Tracing
+    ) -> None:
+        self._config, self._security, self._clock = config, security, clock
+        self.events: EventIntake | None = None
+        self.replicas: ReplicaSync | None = None
+        self._own_plane: EventPlane | None = None
+        self._queries: WorkerQueries | None = None
+        self.router = KvRouter(config.router, clock=clock)
+        self.monitor = new_monitor(config, security, self.router.registry, clock)
+        self.metrics = RouterMetrics(self.router, clock, lambda: self.dispatcher.in_flight)
+        observer = request_observer(config, self.metrics.requests, self.router, clock)
+        self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.flights)
+        observer = self.dashboard.observe(observer)
+        self.admission = admission_of(self.router)
+        self.decisions = RouterDecisions(self.router, clock, self.admission)
+        self.decisions.before_decision = self.dashboard.receipts.before_decision
+        self.hits = LimitHits()
+        self.reader = RequestReader(
+            config.router.block_size, config.peers, self.hits, hashes=self.router.uses_caches
+        )
+        self.dispatcher = new_dispatcher(
+            config,
+            self.router,
+            self.monitor,
+            clock,
+            observer=observer,
+            decisions=self.decisions,
+            hits=self.hits,
+            reader=self.reader,
+            tracing=tracing,
+        )
+        self.metrics.watch_pool(
+            self.dispatcher,
+            self.monitor.reports,
+            max_workers=config.observability.metrics_max_workers,
+            queue=None if self.admission is None else self.admission.queue,
+        )
+        self.admin = WorkerAdmin(
+            self.monitor,
+            clock,
+            booked=self.router.requests_of,
+            unbooked=self.dispatcher.plain.requests_of,
+        )
+        self.monitor.listeners.append(self._on_workers)
+        self.dashboard.incidents.watch(self.monitor.listeners)
+
+    def has_worker(self, worker_id: int) -> bool:
+        """Whether a worker of this id is known here."""
+        return self.router.registry.entry(worker_id) is not None
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many workers are in each state."""
+        states: dict[str, int] = {}
+        for entry in self.router.registry.entries():
+            states[entry.state.value] = states.get(entry.state.value, 0) + 1
+        return states
+
+    @property
+    def health(self) -> dict[str, Any]:
+        """How its workers and its event plane are, and how much is under way."""
+        events = self.events
+        return {
+            "workers": self.states,
+            "event_plane": {
+                "state": events.plane_state.value if events else "off",
+                "server": events.description if events else "off",
+            },
+            "in_flight": self.dispatcher.in_flight,
+        }
+
+    async def start_events(
+        self, ask_workers: Callable[[EventIndex], WorkerQueries] | None = None
+    ) -> str | None:
+        """Connect the index to the event plane; the URL of its server. `ask_workers` makes, for an
+        index, the way to ask workers themselves. ConfigError if the plane cannot be had."""
+        index = self.router.index
+        if not isinstance(index, EventIndex):
+            return None
+        self._queries = None if ask_workers is None else ask_workers(index)
+        events = self.events = EventIntake(
+            self._config,
+            index,
+            self.router.registry,
+            self._clock,
+            client_of=self.monitor.client,
+            url_of=self.monitor.url,
+            auth=self._security.nats,
+            on_unannounced=self.monitor.suspect,
+            hits=self.hits,
+            ask_worker=None if self._queries is None else self._queries.ask,
+        )
+        await events.start()
+        self.metrics.watch_events(index, events)
+        return events.nats_url
+
+    async def start_replicas(self) -> None:
+        """Count what other routers have booked, if that is wanted; after `start_events`."""
+        config = self._config
+        if not config.router.router_replica_sync:
+            return
+        plane = None if self.events is None else self.events.plane
+        if not isinstance(plane, ZmqPlane if config.plane.is_zmq else NatsPlane):
+            plane = self._own_plane = self._sync_plane()
+        elif self.events is not None and self.events.is_embedded:
+            log.warning("no other router can be heard: give all of them the same --nats")
+        self.replicas = ReplicaSync(
+            self.router.count_peers(),
+            plane,
+            self._clock,
+            self.router.sessions,
+            namespace=config.namespace,
+            component=config.component,
+            endpoint=config.endpoint,
+            name=config.router_id,
+            on_load_fell=self._on_workers,
+        )
+        await self.replicas.start()
+        self.metrics.watch_replicas(self.replicas)
+
+    def _sync_plane(self) -> EventPlane:
+        """A plane for other routers alone. ConfigError if it cannot be had."""
+        config = self._config
+        if config.plane.is_zmq:
+            return config.plane.open(config.discovery, config.backend, config.host)
+        url, backoff = config.nats or DEFAULT_NATS_URL, Backoff(cap=SYNC_RETRY_S)
+        return NatsPlane(url, auth=self._security.nats, backoff=backoff)
+
+    async def wait_for_probes(self, at_most_s: float = FIRST_PROBES_S) -> None:
+        """Wait until every worker was probed once, at most so long."""
+        await wait_for_probes(self.monitor, self.router.registry, at_most_s)
+
+    async def close_workers(self) -> None:
+        """End what runs, and watch nobody any more. Idempotent."""
+        self.dashboard.close()
+        await self.dispatcher.close()
+        await self.admin.close()
+        await self.monitor.close()
+
+    async def close_events(self) -> None:
+        """Hear no more events, and no other routers. Idempotent."""
+        if self.replicas is not None:
+            await self.replicas.close()
+        if self._own_plane is not None:
+            await self._own_plane.close()
+        if self.events is not None:
+            await self.events.close()
+        if self._queries is not None:
+            await self._queries.close()
+
+    async def close(self) -> None:
+        """Undo all of it. Idempotent."""
+        await self.close_workers()
+        await self.close_events()
+        self.router.close()
+
+    def _on_workers(self) -> None:
+        if self.admission is not None:
+            self.admission.poll()
+
+
+async def wait_for_probes(
+    monitor: HealthMonitor, registry: WorkerRegistry, at_most_s: float = FIRST_PROBES_S
+) -> None:
+    """Wait until every worker of a registry was probed once, at most so long."""
+    probed = asyncio.Event()
+
+    def look() -> None:
+        states = [entry.state for entry in registry.entries()]
+        if WorkerState.CONNECTING not in states:
+            probed.set()
+
+    monitor.listeners.append(look)
+    look()
+    try:
+        async with asyncio.timeout(at_most_s):
+            await probed.wait()
+    except TimeoutError:
+        pass
+    finally:
+        monitor.listeners.remove(look)

@@ -1,0 +1,68 @@
+"""How long a request may take at each stage, and how many may be tried again."""
+
+from dataclasses import dataclass, fields
+
+from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """Bounds on requests in flight, in seconds where not said; None: none.
+
+    Each is counted when it is hit, under its name. ConfigError, naming the key, on a bad value.
+    """
+
+    queue_timeout_s: float | None = option(
+        300.0,
+        "How long a request may wait in the router for a worker; then RESOURCE_EXHAUSTED.",
+        "--queue-timeout-s",
+    )
+    attempt_timeout_s: float | None = option(
+        300.0,
+        "How long a worker may take to begin a stream; then another one is tried.",
+        "--attempt-timeout-s",
+    )
+    write_timeout_s: float | None = option(
+        60.0,
+        "How long a client may leave a message unread; then its request is ended.",
+        "--write-timeout-s",
+    )
+    total_timeout_s: float | None = option(
+        3600.0, "How long a request may take in all; then DEADLINE_EXCEEDED.", "--total-timeout-s"
+    )
+    stuck_timeout_s: float | None = option(
+        30.0,
+        "A worker that begins no answer for so long while others do is ejected.",
+        "--stuck-timeout-s",
+    )
+    hedge_after_s: float | None = option(
+        None,
+        "A request without a first message after so long is also sent to a second worker, and "
+        "whichever answers first serves it. Not given: never.",
+        "--hedge-after-s",
+    )
+    retry_budget: float = option(
+        0.2,
+        "Most requests on a further attempt at a time, as a share of those in flight. Requests "
+        "whose worker is gone do not count.",
+        "--retry-budget",
+    )
+    retry_budget_least: int = option(16, "That many may be in any case.", "--retry-budget-least")
+
+    migration_limit: int = option(
+        0,
+        "How often a stream whose worker is lost in mid-stream goes on at another one, with the "
+        "tokens so far; 0: it ends with an error.",
+        "--migration-limit",
+        env=("DYN_MIGRATION_LIMIT",),
+    )
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if not (is_finite(value) and value >= 0):
+                raise bad_setting(field.name, f"{value!r} must be finite and at least 0")
+            if field.name.endswith("_s") and not value >= SHORTEST_S:
+                raise bad_setting(field.name, f"{value!r} must be at least {SHORTEST_S:g}")

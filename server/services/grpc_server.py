@@ -1,0 +1,162 @@
+"""The gRPC server with its services, grpc.health.v1 and reflection."""
+
+import asyncio
+import math
+from typing import Protocol
+
+import structlog
+from grpc_health.v1 import health
+
+from ...base.errors import ConfigError
+from ...base.limit_hits import LimitHits
+from ...process.system import why_cannot_listen
+from ...transport.grpc_server import Methods, make_listener
+from ...transport.http2 import ServerLimits
+from ...transport.security import ServerTls
+from ...workers.channels import GRPC_AIO, MAX_MESSAGE_BYTES, NGHTTP2, WINDOW_BYTES
+from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
+from ..access import Access, GrpcGuard
+from ..peer_limits import PeerLimits
+from .call_limits import CallLimits
+from .checked_calls import CheckedCalls
+from .connection_share import ConnectionShare, ConnectionWatch
+from .connections import plan_connections, share_of
+from .router_service import SERVICE as ROUTER_SERVICE
+from .standard_services import HealthService, reflection_methods
+from .trtllm_service import TrtllmService
+
+log = structlog.get_logger(__name__)
+
+REFUSALS = 64
+"""Calls of one connection beyond what its caller may have, that may be refused at a time."""
+MORE_METADATA = 2
+"""So much more metadata than we take come as far as to be refused by us, and counted."""
+
+
+class Methodical(Protocol):
+    """A service: its methods by their paths."""
+
+    @property
+    def methods(self) -> Methods: ...
+
+
+class GrpcServer:
+    """Listens from `bind`, answers from `start` until `stop`."""
+
+    def __init__(
+        self,
+        generate: TrtllmService,
+        select: Methodical,
+        *,
+        access: Access | None = None,
+        calls: CallLimits | None = None,
+        workers: int = 0,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        tls: ServerTls | None = None,
+        data_path: str = GRPC_AIO,
+        shares_port: bool = False,
+    ) -> None:
+        """`shares_port`: other processes of ours listen on it too."""
+        calls = calls or CallLimits(PeerLimits(), LimitHits())
+        limits = calls.limits
+        plan = plan_connections(limits, workers)
+        if plan.warning:
+            log.warning(plan.warning)
+        self._share: ConnectionShare | None = None
+        if limits.max_connection_share < 1:
+            most_each = share_of(plan.grpc, limits.max_connection_share)
+            self._share = ConnectionShare(most_each, calls.hits)
+        self._native = data_path == NGHTTP2
+        self._listener = make_listener(
+            _server_limits(calls, plan.grpc, max_message_bytes),
+            tls,
+            native=self._native,
+            share=self._share,
+            on_limit=calls.hits.hit,
+            input_bound=calls.bytes,
+            output_bound=calls.answer_bytes,
+        )
+        self._watch: ConnectionWatch | None = None
+        self._health = HealthService()
+        self._serving: bool | None = None
+        self._wanted = False
+        self._updates: set[asyncio.Task[None]] = set()
+        self.port = 0
+        self._shares_port = shares_port
+        checked = CheckedCalls(GrpcGuard(access or Access()), calls)
+        names = (TRTLLM_SERVICE, ROUTER_SERVICE, health.SERVICE_NAME)
+        methods: Methods = {
+            **generate.methods,
+            **select.methods,
+            **self._health.methods,
+            **reflection_methods(names),
+        }
+        self._methods = {path: checked.serving(path, method) for path, method in methods.items()}
+        self._at_once = {
+            path: checked.serving_at_once(path, method.at_once)
+            for path, method in methods.items()
+            if method.at_once is not None
+        }
+
+    def bind(self, host: str, port: int) -> None:
+        """Take the port; 0 takes a free one. ConfigError if it cannot be had."""
+        try:
+            self.port = self._listener.bind(host, port, shared=self._shares_port)
+        except (OSError, UnicodeError):
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            key, reason = why_cannot_listen(host, port)
+            raise ConfigError(f"{key}: cannot listen on {where}: {reason}", key=key) from None
+
+    async def start(self) -> None:
+        await self._health.set(ROUTER_SERVICE, serving=True)
+        await self._report(False)
+        await self._listener.start(self._methods, self._at_once)
+        if self._share is not None and not self._native:
+            self._watch = ConnectionWatch(self.port, self._share)
+            self._watch.start()
+
+    def set_serving(self, serving: bool) -> None:
+        """Tell grpc.health.v1 whether a request can be served now."""
+        self._wanted = serving
+        if self._serving != serving and not self._updates:
+            task = asyncio.create_task(self._update())
+            self._updates.add(task)
+            task.add_done_callback(self._updates.discard)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more requests, let those in flight end for `grace_s`, cancel the rest."""
+        if self._watch is not None:
+            await self._watch.close()
+        if self._updates:
+            await asyncio.wait(self._updates)
+        await self._health.shut_down()
+        await self._listener.stop(grace_s)
+
+    async def _update(self) -> None:
+        while self._serving != self._wanted:
+            await self._report(self._wanted)
+
+    async def _report(self, serving: bool) -> None:
+        self._serving = serving
+        for name in ("", TRTLLM_SERVICE):
+            await self._health.set(name, serving=serving)
+
+
+def _server_limits(calls: CallLimits, connections: int, max_message_bytes: int) -> ServerLimits:
+    """What bounds connections, and lets every call come as far as our own limits."""
+    limits = calls.limits
+    most = calls.requests.most + calls.questions.most + calls.health.most
+    return ServerLimits(
+        max_connections=connections,
+        handshake_s=limits.connection_handshake_s,
+        idle_s=limits.connection_idle_s,
+        age_s=math.inf if limits.connection_age_s is None else limits.connection_age_s,
+        age_grace_s=limits.connection_age_grace_s,
+        max_calls=most,
+        max_streams=max(1, int(limits.max_share_per_caller * most)) + REFUSALS,
+        header_s=limits.message_timeout_s,
+        window_bytes=WINDOW_BYTES,
+        max_message_bytes=max_message_bytes,
+        max_header_bytes=MORE_METADATA * calls.max_metadata_bytes,
+        linger_s=limits.message_timeout_s,
+    )

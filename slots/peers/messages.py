@@ -1,0 +1,123 @@
+"""What routers tell each other of their bookings: msgpack arrays, each with its tag first.
+
+A router is known by a random id, new with each of its processes. It numbers its batches from 0.
+"""
+
+from typing import Annotated, final
+
+import msgspec
+
+from ...base.errors import EventError
+
+HASH_BYTES = 8
+MAX_CHUNKS = 4096
+MAX_COUNT = 2**32 - 1
+"""Largest of the numbers of a booking: tokens, and ranks."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+@final
+class Booked(msgspec.Struct, frozen=True, array_like=True, tag="booked"):
+    """A request was given to a worker.
+
+    `hashes` are its blocks' sequence hashes, 8 bytes each, little-endian. `prefill_tokens` are
+    those left to compute, 0 where they do not count; `prefilled`: its first token is out.
+    """
+
+    request_id: str
+    worker_id: _Number
+    dp_rank: _Count
+    hashes: bytes
+    isl: Annotated[int, msgspec.Meta(gt=0, le=MAX_COUNT)]
+    prefill_tokens: _Count
+    expected_output_tokens: _Count = 0
+    prefilled: bool = False
+
+    def after_prefill(self) -> "Booked":
+        """The same, its first token out."""
+        return self if self.prefilled else msgspec.structs.replace(self, prefilled=True)
+
+
+@final
+class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
+    """Its first token is out; `cached_tokens` of its prompt were cached, -1: not told."""
+
+    request_id: str
+    cached_tokens: int = -1
+
+
+@final
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+    """It is over; 0 `output_tokens`: nobody has counted them."""
+
+    request_id: str
+    output_tokens: int = 0
+
+
+Event = Booked | Prefilled | Ended
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+    """Events in their order; the router's `sequence`-th batch."""
+
+    router_id: _Number
+    sequence: _Number
+    events: list[Event]
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """A router is there; `following` is the number that its next batch will have."""
+
+    router_id: _Number
+    name: str
+    following: _Number
+    leaving: bool = False
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """A router wants the picture of another one; `wanted` 0: of all."""
+
+    router_id: _Number
+    wanted: int = 0
+
+
+class Picture(msgspec.Struct, frozen=True, array_like=True, tag="picture"):
+    """All that a router has booked after the batches before `following`, in `chunks` parts."""
+
+    router_id: _Number
+    following: _Number
+    chunk: _Number
+    chunks: Annotated[int, msgspec.Meta(gt=0, le=MAX_CHUNKS)]
+    bookings: list[Booked]
+
+
+Message = Batch | Beat | Ask | Picture
+
+encode_message = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+def decode_message(data: bytes) -> Message:
+    """EventError if it is none of these, or a number or a length in it is impossible."""
+    try:
+        message: Message = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EventError(f"no message of a router: {error}") from error
+    if isinstance(message, Batch):
+        for event in message.events:
+            if type(event) is Booked:  # isinstance asks an abstract class, each time
+                _check(event)
+    elif isinstance(message, Picture):
+        if not message.chunk < message.chunks:
+            raise EventError(f"chunk {message.chunk} of {message.chunks}")
+        for booking in message.bookings:
+            _check(booking)
+    return message
+
+
+def _check(booking: Booked) -> None:
+    if len(booking.hashes) % HASH_BYTES:
+        raise EventError("no message of a router: part of a hash")
+    if booking.prefill_tokens > booking.isl:
+        raise EventError("no message of a router: no length of a prompt")

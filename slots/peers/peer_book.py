@@ -1,0 +1,269 @@
+"""PeerBook: what the other routers have booked, from what they tell.
+
+Each router numbers its batches. Those behind a gap are held back until the missing ones came, or
+the router's picture did, which it is asked for. So what is counted of a router is what it had
+booked at one moment, however messages are lost, repeated or reordered. A router that is silent is
+gone, and so are its bookings.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+from ...base.identity import WorkerWithDpRank
+from .messages import HASH_BYTES, Batch, Beat, Booked, Event, Picture, Prefilled
+
+GONE_S = 3.0
+"""A router that was not heard of for so long is gone."""
+GAP_S = 0.05
+"""How long missing batches may take until the picture is asked for,"""
+ASK_S = 0.25
+"""and until it is asked for again."""
+MAX_AHEAD = 128
+"""Batches held back of a router."""
+MAX_PEERS = 64
+MAX_ENTRIES = 2**22
+"""Of all the others together: the sum, over their bookings, of 1 + the blocks of each."""
+
+
+class PeerSink(Protocol):
+    """Counts the load of other routers. A key names a booking of one of them."""
+
+    def book(self, key: str, booking: Booked) -> None: ...
+
+    def complete_prefill(self, key: str, cached_tokens: int) -> None: ...
+
+    def release(self, key: str, output_tokens: int) -> None: ...
+
+
+@dataclass(slots=True)
+class PeerCounts:
+    """Since the book was made; they only grow."""
+
+    batches: int = 0
+    """applied"""
+    duplicates: int = 0
+    """batches that had been applied, or were in a picture"""
+    gaps: int = 0
+    pictures: int = 0
+    """applied"""
+    gone: int = 0
+    """routers that fell silent"""
+    refused: int = 0
+    """bookings, and messages of routers, for which there was no room"""
+
+
+class _Peer:
+    """What is known of one router."""
+
+    def __init__(self, router_id: int, now: float) -> None:
+        self.mark = f"{router_id:x}/"
+        self.name = ""
+        self.heard_at = now
+        self.following: int | None = None  # the next batch; None: its picture is awaited
+        self.ahead: dict[int, list[Event]] = {}
+        self.bookings: dict[str, Booked] = {}
+        self.prefilled: set[str] = set()  # of those, that were not when they were booked
+        self.missing_since: float | None = now
+        self.asked_at = float("-inf")
+        self.drawn = -1  # `following` of the picture whose chunks are here
+        self.chunks: dict[int, list[Booked]] = {}
+
+
+class PeerBook:
+    """The bookings of the others, told to a sink as they change. `own_id` is ignored."""
+
+    def __init__(self, own_id: int, sink: PeerSink, *, max_entries: int = MAX_ENTRIES) -> None:
+        self._own_id, self._sink, self._max_entries = own_id, sink, max_entries
+        self._peers: dict[int, _Peer] = {}
+        self._entries = 0
+        self.counts = PeerCounts()
+
+    def __len__(self) -> int:
+        return sum(len(peer.bookings) for peer in self._peers.values())
+
+    @property
+    def own_id(self) -> int:
+        """Of this router, of which nothing is counted here."""
+        return self._own_id
+
+    def present(self) -> dict[int, str]:
+        """The name of each router that is there, by id."""
+        return {router_id: peer.name for router_id, peer in self._peers.items()}
+
+    def bookings_on(self, worker: WorkerWithDpRank) -> list[tuple[str, Booked]]:
+        """(key, booking) of all that is booked on a worker."""
+        return [
+            (
+                peer.mark + request_id,
+                booking.after_prefill() if request_id in peer.prefilled else booking,
+            )
+            for peer in self._peers.values()
+            for request_id, booking in peer.bookings.items()
+            if (booking.worker_id, booking.dp_rank) == worker
+        ]
+
+    def keys(self) -> list[str]:
+        """Of all bookings."""
+        return [peer.mark + name for peer in self._peers.values() for name in peer.bookings]
+
+    def on_batch(self, batch: Batch, now: float) -> None:
+        peer = self._heard(batch.router_id, now)
+        if peer is None:
+            return
+        sequence = batch.sequence
+        if peer.following is not None and sequence < peer.following:
+            self.counts.duplicates += 1
+        elif sequence == peer.following:
+            self._apply(peer, batch.events)
+            self._drain(peer)
+        else:
+            self._miss(peer, now)
+            peer.ahead[sequence] = batch.events
+            if len(peer.ahead) > MAX_AHEAD:
+                del peer.ahead[min(peer.ahead)]
+
+    def on_beat(self, beat: Beat, now: float) -> None:
+        if beat.leaving:
+            self._forget(beat.router_id)
+            return
+        peer = self._heard(beat.router_id, now)
+        if peer is not None:
+            peer.name = beat.name
+            if peer.following is None or beat.following > peer.following:
+                self._miss(peer, now)
+
+    def on_picture(self, picture: Picture, now: float) -> None:
+        peer = self._heard(picture.router_id, now)
+        if peer is None or peer.missing_since is None:
+            return
+        if peer.following is not None and picture.following <= peer.following:
+            return
+        if peer.drawn != picture.following:
+            if picture.following < peer.drawn:
+                return
+            peer.drawn, peer.chunks = picture.following, {}
+        peer.chunks[picture.chunk] = picture.bookings
+        if sum(map(_entries, chain(*peer.chunks.values()))) > self._max_entries:
+            self.counts.refused += 1
+            peer.chunks = {}
+            return
+        if len(peer.chunks) == picture.chunks > max(peer.chunks):
+            self._redraw(peer, [peer.chunks[chunk] for chunk in range(picture.chunks)])
+
+    def tick(self, now: float) -> list[int]:
+        """Forget who is silent; the ids of those whose pictures are to be asked for."""
+        wanted = []
+        for router_id, peer in list(self._peers.items()):
+            if now - peer.heard_at >= GONE_S:
+                self.counts.gone += 1
+                self._forget(router_id)
+            elif peer.missing_since is not None and now - peer.asked_at >= ASK_S:
+                if peer.following is None or now - peer.missing_since >= GAP_S:
+                    peer.asked_at = now
+                    wanted.append(router_id)
+        return wanted
+
+    def clear(self) -> None:
+        """Forget all."""
+        for router_id in list(self._peers):
+            self._forget(router_id)
+
+    def _heard(self, router_id: int, now: float) -> _Peer | None:
+        if router_id == self._own_id:
+            return None
+        peer = self._peers.get(router_id)
+        if peer is None:
+            if len(self._peers) >= MAX_PEERS:
+                self.counts.refused += 1
+                return None
+            peer = self._peers[router_id] = _Peer(router_id, now)
+        peer.heard_at = now
+        return peer
+
+    def _miss(self, peer: _Peer, now: float) -> None:
+        if peer.missing_since is None:
+            self.counts.gaps += 1
+            peer.missing_since = now
+
+    def _drain(self, peer: _Peer) -> None:
+        """Apply what had to wait; `following` was just moved on."""
+        assert peer.following is not None
+        while (events := peer.ahead.pop(peer.following, None)) is not None:
+            self._apply(peer, events)
+        if not peer.ahead:
+            # What a beat has told of may still be missing: the next beat will tell it again.
+            peer.missing_since = None
+
+    def _apply(self, peer: _Peer, events: Iterable[Event]) -> None:
+        assert peer.following is not None
+        peer.following += 1
+        self.counts.batches += 1
+        for event in events:
+            if type(event) is Booked:  # isinstance asks an abstract class, each time
+                self._book(peer, event)
+            elif type(event) is Prefilled:
+                self._complete(peer, event.request_id, event.cached_tokens)
+            else:
+                self._release(peer, event.request_id, event.output_tokens)
+
+    def _redraw(self, peer: _Peer, chunks: list[list[Booked]]) -> None:
+        """Make the peer's bookings those of its picture, whose chunks are all there."""
+        self.counts.pictures += 1
+        drawn = {booking.request_id: booking for some in chunks for booking in some}
+        for request_id in [name for name in peer.bookings if name not in drawn]:
+            self._release(peer, request_id)
+        for booking in drawn.values():
+            known = peer.bookings.get(booking.request_id)
+            if known is not None and booking.request_id in peer.prefilled:
+                known = known.after_prefill()
+            if known is None or _differ(known, booking):
+                self._book(peer, booking)
+            elif booking.prefilled:
+                self._complete(peer, booking.request_id)
+        peer.following, peer.chunks, peer.drawn = peer.drawn, {}, -1
+        for sequence in [number for number in peer.ahead if number < peer.following]:
+            del peer.ahead[sequence]
+        self._drain(peer)
+
+    def _book(self, peer: _Peer, booking: Booked) -> None:
+        request_id = booking.request_id
+        if request_id in peer.bookings:  # another attempt of the same request
+            self._release(peer, request_id)
+        entries = _entries(booking)
+        if self._entries + entries > self._max_entries:
+            self.counts.refused += 1
+            return
+        self._entries += entries
+        peer.bookings[request_id] = booking
+        self._sink.book(peer.mark + request_id, booking)
+
+    def _complete(self, peer: _Peer, request_id: str, cached_tokens: int = -1) -> None:
+        booking = peer.bookings.get(request_id)
+        if booking is not None and not booking.prefilled and request_id not in peer.prefilled:
+            peer.prefilled.add(request_id)
+            self._sink.complete_prefill(peer.mark + request_id, cached_tokens)
+
+    def _release(self, peer: _Peer, request_id: str, output_tokens: int = 0) -> None:
+        booking = peer.bookings.pop(request_id, None)
+        if booking is not None:
+            peer.prefilled.discard(request_id)
+            self._entries -= _entries(booking)
+            self._sink.release(peer.mark + request_id, output_tokens)
+
+    def _forget(self, router_id: int) -> None:
+        peer = self._peers.pop(router_id, None)
+        if peer is not None:
+            for request_id in list(peer.bookings):
+                self._release(peer, request_id)
+
+
+def _entries(booking: Booked) -> int:
+    return 1 + len(booking.hashes) // HASH_BYTES
+
+
+def _differ(earlier: Booked, later: Booked) -> bool:
+    """Whether they are of two attempts of a request, not of two moments of one."""
+    again = earlier.prefilled and not later.prefilled
+    return again or earlier.after_prefill() != later.after_prefill()

@@ -1,0 +1,98 @@
+"""Token ids cut out of JSON: as the json module reads them, or refused."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo_router.server.dispatch._json_tokens import cut_tokens
+
+KEY = b"token_ids"
+MANY = 2**20
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.sampled_from(['"token_ids":[1]', "]", "}"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+others = st.dictionaries(
+    st.text(max_size=6).filter(lambda key: key != "token_ids"), plain, max_size=4
+)
+
+
+def cut(text: str | bytes, most: int = MANY, rest: int = MANY) -> tuple[Any, bytes]:
+    body = text.encode() if isinstance(text, str) else text
+    tokens, left = cut_tokens(body, KEY, most, rest)
+    return (None if tokens is None else tokens.tolist()), left
+
+
+@settings(max_examples=300)
+@given(
+    others,
+    st.lists(st.integers(0, 2**32 - 1), max_size=20),
+    st.integers(0, 4),
+    st.sampled_from([None, 1, "\t"]),
+    st.booleans(),
+)
+def test_the_tokens_are_those_of_json_and_the_rest_is_left(
+    rest: dict[str, Any], tokens: list[int], place: int, indent: Any, ascii: bool
+) -> None:
+    pairs = list(rest.items())
+    pairs.insert(place, ("token_ids", tokens))
+    body = json.dumps(dict(pairs), indent=indent, ensure_ascii=ascii)
+    found, left = cut(body.encode("utf-8", "surrogatepass"))
+    assert found == tokens
+    assert json.loads(left.decode("utf-8", "surrogatepass")) == {**rest, "token_ids": []}
+
+
+@settings(max_examples=200)
+@given(others)
+def test_without_them_nothing_is_cut(rest: dict[str, Any]) -> None:
+    body = json.dumps(rest)
+    assert cut(body) == (None, body.encode())
+
+
+@settings(max_examples=300)
+@given(st.text(alphabet='{}[]",:\\ 0123-e.token_ids', max_size=40))
+def test_any_bytes_are_read_or_refused(text: str) -> None:
+    for body in (text, '{"token_ids":' + text, '{"token_ids":[' + text):
+        try:
+            found, left = cut(body)
+        except ValueError:
+            continue
+        if found is not None:
+            assert len(left) <= len(body) and b"[]" in left
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[-1]", "[1.0]", "[1e3]", "[4294967296]", "[\"1\"]", "[01]", "[1,]", "[,1]", "[1", "1"],
+)  # fmt: skip
+def test_what_is_no_list_of_tokens_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="no list of token ids"):
+        cut(f'{{"a": 1, "token_ids": {value}}}')
+
+
+def test_twice_is_refused_and_inside_something_else_is_another_matter() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        cut('{"token_ids": [1], "token_ids": [2]}')
+    assert cut('{"x": {"token_ids": [1]}, "token_ids": [2]}')[0] == [2]
+    assert cut('[{"token_ids": [1]}]')[0] is None and cut("")[0] is None
+
+
+def test_limits_are_named() -> None:
+    body = '{"token_ids": [1, 2, 3], "a": 1}'
+    assert cut(body, 3, 23) == ([1, 2, 3], b'{"token_ids": [], "a": 1}')
+    with pytest.raises(OverflowError, match="max_prompt_tokens"):
+        cut(body, 2)
+    with pytest.raises(OverflowError, match="decoded_bytes"):
+        cut(body, 3, 22)
+    with pytest.raises(OverflowError, match="decoded_bytes"):
+        cut('{"token\\u005fids": [1, 2, 3]}', 3, 20)

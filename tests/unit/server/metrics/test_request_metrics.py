@@ -1,0 +1,212 @@
+"""What is counted of requests: by message, by end, by worker."""
+
+import pytest
+from support.fake_engine import chunk, complete, prompt
+
+from dynamo_router.base.clock import ManualClock
+from dynamo_router.base.errors import StatusCode
+from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.router.admission import Objectives
+from dynamo_router.router.policy.decision import Decision
+from dynamo_router.server.dispatch.attempts import Attempt, Attempts
+from dynamo_router.server.dispatch.generate_request import read_generate
+from dynamo_router.server.dispatch.request import Flight
+from dynamo_router.server.metrics.requests import KEPT_MESSAGES, OUTCOMES, RequestMetrics
+from dynamo_router.server.metrics.worker_requests import WorkerRequests
+from dynamo_router.workers.failures import Origin, judge
+from dynamo_router.workers.registry import WorkerRegistry
+
+
+class Fixture:
+    """Metrics of requests at a time that the test sets."""
+
+    def __init__(self, in_flight: int = 0) -> None:
+        self.clock = ManualClock()
+        self.registry = WorkerRegistry()
+        self.registry.add(1)
+        self.workers = WorkerRequests(self.registry)
+        self.metrics = RequestMetrics(lambda: in_flight, self.clock, self.workers)
+
+    def tell(self, flight: Flight, at: float, message: bytes = b"") -> None:
+        """A message of the request comes."""
+        self.metrics.on_message(flight, message, at)
+        flight.messages, flight.last_message_at = flight.messages + 1, at
+
+
+def flight(*messages: bytes, sequences: int = 1, streaming: bool = True) -> Flight:
+    request = prompt(tokens=64)
+    request.streaming = streaming
+    request.sampling_config.num_return_sequences = sequences
+    body = request.SerializeToString()
+    decision = Decision(WorkerWithDpRank(1), 0, 1, 2, 32, "r1")
+    made = Flight("r1", body, read_generate(body, 16), 0.0, decision=decision)
+    made.messages = len(messages)
+    made.last_message = messages[-1] if messages else b""
+    return made
+
+
+def samples(metrics: RequestMetrics) -> dict[str, float]:
+    return {
+        sample.name + "".join(sample.labels.values()): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+    }
+
+
+def end(request: object, *tokens: int) -> bytes:
+    return bytes(complete(request, *tokens).SerializeToString())
+
+
+def test_an_answer_is_counted_by_its_last_message() -> None:
+    metrics, request = Fixture().metrics, prompt()
+    for _ in range(KEPT_MESSAGES + 1):
+        metrics.on_end(flight(b"", end(request, 1, 2, 3)), StatusCode.OK)
+        assert len(metrics._last_messages) < KEPT_MESSAGES
+    told = samples(metrics)
+    assert told["dynamo_component_router_output_sequence_tokens_sum"] == 3 * (KEPT_MESSAGES + 1)
+    assert told["dynamo_component_router_kv_hit_rate_sum"] == 0.5 * (KEPT_MESSAGES + 1)
+
+
+def test_several_answers_are_counted_one_by_one() -> None:
+    metrics, request = Fixture().metrics, prompt()
+    several = flight(sequences=2)
+    for message in (chunk(request, 5).SerializeToString(), end(request, 1, 2), end(request, 1)):
+        metrics.on_message(several, message, 1.0)
+        several.messages, several.last_message = several.messages + 1, message
+    metrics.on_end(several, StatusCode.OK)
+    told = samples(metrics)
+    assert told["dynamo_component_router_output_sequence_tokens_count"] == 2
+    assert told["dynamo_component_router_output_sequence_tokens_sum"] == 3
+
+
+def test_cut_off_and_unreadable_answers_do_no_harm() -> None:
+    metrics = Fixture(2).metrics
+    metrics.on_end(flight(b"\xff\xff"), StatusCode.UNAVAILABLE)
+    metrics.on_end(flight(), StatusCode.CANCELLED)
+    metrics.on_end(None, StatusCode.INVALID_ARGUMENT)
+    told = samples(metrics)
+    assert told["dynamo_component_router_output_sequence_tokens_count"] == 0
+    assert told["dynamo_component_router_requests_totalcancelled"] == 1
+    assert told["dynamo_component_router_requests_started_total"] == 5
+
+
+FIRST = "dynamo_component_router_time_to_first_token_seconds"
+BETWEEN = "dynamo_component_router_inter_token_latency_seconds"
+
+
+def test_a_whole_answer_is_no_first_token() -> None:
+    told = Fixture()
+    told.tell(flight(streaming=False), 3.0)
+    told.tell(flight(), 2.0)
+    seen = samples(told.metrics)
+    assert (seen[f"{FIRST}_count"], seen[f"{FIRST}_sum"]) == (1, 2.0)
+    counts = told.workers.counts(1)
+    assert counts is not None and (counts.answers, counts.answer_s) == (1, 2.0)
+
+
+def test_the_pace_of_several_answers_is_not_mixed() -> None:
+    told = Fixture()
+    one, two = flight(), flight(sequences=2)
+    for at in (1.0, 1.25, 1.5):
+        told.tell(one, at)
+        told.tell(two, at)
+    seen = samples(told.metrics)
+    assert (seen[f"{BETWEEN}_count"], seen[f"{BETWEEN}_sum"]) == (2, 0.5)
+    assert seen[f"{FIRST}_count"] == 2
+
+
+def test_a_request_lasts_from_its_arrival_to_its_end() -> None:
+    told = Fixture()
+    sent = flight()
+    sent.queue_s, sent.sent_at = 1.5, 2.0
+    told.clock.advance(5.0)
+    told.metrics.on_end(sent, StatusCode.OK)
+    seen = samples(told.metrics)
+    assert seen["dynamo_router_request_duration_seconds_sum"] == 5.0
+    assert seen["dynamo_router_queue_wait_seconds_sum"] == 1.5
+    counts = told.workers.counts(1)
+    assert counts is not None
+    assert (counts.requests, counts.served, counts.served_s) == (1, 1, 3.0)
+
+
+def test_who_waited_in_vain_has_waited() -> None:
+    told = Fixture()
+    refused = flight()
+    refused.decision = None
+    told.clock.advance(7.0)
+    told.metrics.on_end(refused, StatusCode.RESOURCE_EXHAUSTED)
+    seen = samples(told.metrics)
+    assert seen["dynamo_router_queue_wait_seconds_sum"] == 7.0
+    assert seen["dynamo_router_request_duration_seconds_count"] == 0
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_each_worker_that_was_tried_is_counted(served: bool) -> None:
+    told = Fixture()
+    told.registry.add(2)
+    tried = flight()
+    lost = judge(Origin.CONNECT, StatusCode.UNAVAILABLE, started=False)
+    tried.attempts = Attempts(3)
+    tried.attempts.add(Attempt(2, Origin.CONNECT, lost, ""))
+    if not served:
+        tried.attempts.add(Attempt(1, Origin.CONNECT, lost, ""))
+    code = StatusCode.OK if served else StatusCode.UNAVAILABLE
+    told.metrics.on_end(tried, code)
+    counts = {worker: told.workers.counts(worker) for worker in (1, 2)}
+    assert {w: (c.requests, c.served) for w, c in counts.items() if c is not None} == {
+        1: (1, int(served)),
+        2: (1, 0),
+    }
+
+
+def test_what_is_counted_of_a_worker_goes_with_it() -> None:
+    told = Fixture()
+    told.registry.add(1, dp_size=2)
+    told.metrics.on_end(flight(), StatusCode.OK)
+    told.registry.add(1)  # one of its ranks goes, it stays
+    counts = told.workers.counts(1)
+    assert counts is not None and counts.requests == 1
+    told.registry.remove(1)
+    told.metrics.on_end(flight(), StatusCode.OK)  # of a request that was there
+    assert told.workers.counts(1) is None
+    told.registry.add(1)
+    counts = told.workers.counts(1)
+    assert counts is not None and counts.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("first_at", "last_at", "outcome"),
+    [(0.1, 0.2, "good"), (0.3, 0.4, "ttft"), (0.1, 0.9, "itl"), (0.3, 2.0, "both")],
+)
+def test_answers_are_counted_by_their_objectives(
+    first_at: float, last_at: float, outcome: str
+) -> None:
+    fixture = Fixture()
+    made = flight(*[b""] * 11)
+    made.objectives = Objectives(ttft_ms=200.0, itl_ms=20.0)
+    made.first_message_at, made.last_message_at = first_at, last_at
+    fixture.metrics.on_end(made, StatusCode.OK)
+    told = samples(fixture.metrics)
+    assert {name: told[f"dynamo_router_objectives_total{name}"] for name in OUTCOMES} == {
+        name: float(name == outcome) for name in OUTCOMES
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"),
+    [
+        (StatusCode.UNAVAILABLE, 1),
+        (StatusCode.RESOURCE_EXHAUSTED, 1),
+        (StatusCode.CANCELLED, 0),
+        (StatusCode.INVALID_ARGUMENT, 0),
+    ],
+)
+def test_a_request_without_an_answer_misses_its_objectives_unless_that_is_its_clients_doing(
+    code: StatusCode, failed: int
+) -> None:
+    metrics = Fixture().metrics
+    metrics.on_end(flight(), code)
+    metrics.on_end(flight(b"", streaming=False), StatusCode.OK)
+    told = samples(metrics)
+    counts = [told[f"dynamo_router_objectives_total{name}"] for name in OUTCOMES]
+    assert counts == [0, 0, 0, 0, failed]

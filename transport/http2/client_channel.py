@@ -1,0 +1,246 @@
+"""The way to one peer: a connection that is made when it is needed, and again when it is gone."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...base.backoff import Backoff
+from ...base.errors import StatusCode
+from ._session import SessionError
+from .client_call import CANCELLED_HERE, CallError, ClientCall
+from .client_connection import ClientConnection
+from .keepalive import Keepalive
+from .library import load_library, make_session
+from .outcome import Fault, Outcome
+from .wire import Metadata, encode_metadata, encode_timeout
+
+USER_AGENT = b"dynamo-router"
+ALPN = "h2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelLimits:
+    """Of each connection. Times in seconds."""
+
+    connect_timeout_s: float = 10.0
+    keepalive_s: float = 8.0
+    keepalive_timeout_s: float = 5.0
+    first_backoff_s: float = 0.2
+    max_backoff_s: float = 2.0
+    window_bytes: int = 64 << 10
+    """Of each stream. A server like gRPC's sends this much of one before it turns to the next: the
+    first byte of a short answer comes behind so much of each long one."""
+    max_message_bytes: int = 32 << 20
+    max_header_bytes: int = 16 << 10
+
+
+@dataclass(frozen=True)
+class Tls:
+    """How a peer is believed: the context of now, and whom its certificate must name."""
+
+    context: Callable[[], ssl.SSLContext]
+    name: str | None = None
+
+
+class ClientChannel:
+    """Calls methods of the peer at HOST:PORT, one connection at a time.
+
+    A call waits while a connection is made; while none can be, it fails with Fault.CONNECT, and
+    so do those that come before the next attempt is due.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        limits: ChannelLimits | None = None,
+        tls: Tls | None = None,
+        error: Callable[[Outcome], Exception] = CallError,
+    ) -> None:
+        """`error` is what a call raises that failed so. RuntimeError if there is no library."""
+        if reason := load_library().reason:
+            raise RuntimeError(reason)
+        self.address = address
+        self._limits = limits = limits or ChannelLimits()
+        self._tls = tls
+        self.error = error
+        self.max_message_bytes = limits.max_message_bytes
+        self._backoff = Backoff(limits.first_backoff_s, limits.max_backoff_s)
+        self._connection: ClientConnection | None = None
+        self._connections: set[ClientConnection] = set()  # those that leave too
+        self._connecting: asyncio.Task[None] | None = None
+        self._waiting: dict[ClientCall, None] = {}  # for a connection, in their order
+        self._failure = ""  # of the last attempt
+        self._retry_at = 0.0
+        self._closed = False
+        self._heads: dict[str, tuple[tuple[bytes, bytes], ...]] = {}
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    def call(
+        self,
+        path: str,
+        message: bytes,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata = (),
+    ) -> ClientCall:
+        """Begin a call of one message; iterate it for those of the answer."""
+        head = self._heads.get(path)
+        if head is None:
+            head = self._heads[path] = self._head(path)
+        more: tuple[tuple[bytes, bytes], ...] = ()
+        outcome = None
+        if len(message) > self.max_message_bytes:
+            sizes = f"{len(message)} vs. {self.max_message_bytes}"
+            text = f"CLIENT: Sent message larger than max ({sizes})"
+            outcome = Outcome(Fault.REQUEST_SIZE, StatusCode.RESOURCE_EXHAUSTED, text)
+        if timeout is not None:
+            more = ((b"grpc-timeout", encode_timeout(timeout)),)
+        if metadata:
+            try:
+                more += encode_metadata(metadata)
+            except ValueError as error:
+                outcome = Outcome(Fault.STATUS, StatusCode.INTERNAL, str(error))
+        call = ClientCall(self, head, more, message, timeout)
+        if outcome is not None:
+            call.end(outcome)
+        else:
+            self.submit(call)
+        return call
+
+    def submit(self, call: ClientCall) -> None:
+        """Send a call, once there is a connection; also one that was refused."""
+        if call.outcome is not None:
+            return
+        if self._closed:
+            call.end(CANCELLED_HERE)
+            return
+        if self._connection is not None:
+            self._start(call, self._connection)
+            return
+        loop = asyncio.get_running_loop()
+        if self._connecting is None and loop.time() < self._retry_at:
+            call.end(Outcome(Fault.CONNECT, StatusCode.UNAVAILABLE, self._failure))
+            return
+        self._waiting[call] = None
+        if self._connecting is None:
+            self._connecting = loop.create_task(self._connect(), name=f"connect {self.address}")
+
+    def forget(self, call: ClientCall) -> None:
+        """A call has ended, and waits for nothing."""
+        self._waiting.pop(call, None)
+
+    def renew(self) -> None:
+        """Make the next call's connection anew; calls under way go on where they are."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.leave()
+
+    async def close(self) -> None:
+        """Cancel what is under way, and close. Idempotent."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait((self._connecting,))
+        for call in list(self._waiting):
+            call.cancel()
+        self._connection = None
+        for connection in list(self._connections):
+            connection.discard()
+        for connection in list(self._connections):
+            await connection.closed
+
+    def _head(self, path: str) -> tuple[tuple[bytes, bytes], ...]:
+        """The headers that all calls of a method have."""
+        name = self._tls.name if self._tls is not None else None
+        return (
+            (b":method", b"POST"),
+            (b":scheme", b"http" if self._tls is None else b"https"),
+            (b":path", path.encode()),
+            (b":authority", (name or self.address).encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", USER_AGENT),
+        )
+
+    def _start(self, call: ClientCall, connection: ClientConnection) -> None:
+        try:
+            connection.request(call)
+        except SessionError:  # it has no number left for a stream
+            self._on_leaving(connection)
+            connection.leave()
+            call.on_refused()
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                connection = await self._open()
+        except (OSError, TimeoutError, ssl.CertificateError) as error:
+            self._failed(str(error) or type(error).__name__)
+        except asyncio.CancelledError:
+            self._connecting = None
+            raise
+        except Exception as error:  # a mistake of ours: calls hear of it, and so does the log
+            self._failed(repr(error))
+            raise
+        else:
+            if connection.is_leaving:
+                self._failed("it takes no calls")
+                return
+            self._connecting = None
+            self._backoff.reset()
+            self._connection = connection
+            waiting, self._waiting = self._waiting, {}
+            for call in waiting:
+                self.submit(call)
+
+    def _failed(self, why: str) -> None:
+        self._connecting = None
+        self._failure = f"failed to connect to all addresses; last error: {self.address}: {why}"
+        self._retry_at = asyncio.get_running_loop().time() + self._backoff.next()
+        waiting, self._waiting = self._waiting, {}
+        for call in waiting:
+            call.end(Outcome(Fault.CONNECT, StatusCode.UNAVAILABLE, self._failure))
+
+    async def _open(self) -> ClientConnection:
+        """A connection whose peer has sent its settings. OSError if there is none."""
+        limits, tls = self._limits, self._tls
+        host, _, port = self.address.rpartition(":")
+        host = host.strip("[]")
+        session = make_session(
+            server=False,
+            window_bytes=limits.window_bytes,
+            max_message_bytes=limits.max_message_bytes,
+            max_header_bytes=limits.max_header_bytes,
+        )
+        keepalive = Keepalive(limits.keepalive_s, limits.keepalive_timeout_s)
+        connection = ClientConnection(session, keepalive, self._on_leaving)
+        self._connections.add(connection)
+        connection.closed.add_done_callback(lambda _: self._connections.discard(connection))
+        try:
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: connection,
+                host,
+                int(port),
+                ssl=None if tls is None else tls.context(),
+                server_hostname=None if tls is None else tls.name or host,
+            )
+            if tls is not None:
+                spoken = transport.get_extra_info("ssl_object").selected_alpn_protocol()
+                if spoken != ALPN:
+                    raise ConnectionError(f"it does not offer HTTP/2 over TLS, but {spoken}")
+            await connection.ready
+        except BaseException:
+            connection.discard()
+            with contextlib.suppress(asyncio.CancelledError):
+                await connection.closed
+            raise
+        return connection
+
+    def _on_leaving(self, connection: ClientConnection) -> None:
+        if self._connection is connection:
+            self._connection = None

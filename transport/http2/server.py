@@ -1,0 +1,328 @@
+"""A server of gRPC: listens, and has each call answered at once or served by one task."""
+
+import asyncio
+import errno
+import logging
+import random
+import socket
+import ssl
+from collections.abc import Mapping
+from contextvars import copy_context
+from functools import partial
+
+from ...base.errors import StatusCode
+from ...base.limit_hits import LimitLog
+from .library import load_library, make_session
+from .server_call import AnswerNow, AtOnce, CallAborted, PeerGoneError, Serve, ServerCall
+from .server_connection import NOTICE_S, ServerConnection
+from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
+
+BACKLOG = 1024
+ACCEPTED_AT_ONCE = 64
+ACCEPT_AGAIN_S = 0.5
+"""When there was no descriptor left for a connection."""
+CLOSE_S = 2.0
+"""How long connections have to close when the server stops; then they are cut."""
+AGE_SPREAD = 0.1
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+log = logging.getLogger(__name__)
+
+
+def _count_nothing(limit: str) -> None:
+    pass
+
+
+class Http2Server:
+    """Listens from `bind`, answers from `start` until `stop`.
+
+    A method reads its messages and writes its answers by the call; what it leaves open is ended
+    with OK when it returns, with UNKNOWN when it fails.
+    """
+
+    def __init__(
+        self,
+        limits: ServerLimits | None = None,
+        tls: ssl.SSLContext | None = None,
+        share: ConnectionShare | None = None,
+        on_limit: OnLimit = _count_nothing,
+        input_bound: ByteBound | None = None,
+        output_bound: ByteBound | None = None,
+    ) -> None:
+        """RuntimeError if there is no library for HTTP/2."""
+        if reason := load_library().reason:
+            raise RuntimeError(reason)
+        self.limits = limits or ServerLimits()
+        self._limit_log = LimitLog(on_limit)
+        self.input_bound, self.output_bound = input_bound, output_bound
+        self._methods: dict[bytes, tuple[Serve, AtOnce | None]] = {}  # by path
+        self._tls = tls
+        self._share = share
+        self._sockets: list[socket.socket] = []
+        self._again: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._connections: dict[int, ServerConnection] = {}
+        self._numbers = 0
+        self._opening: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._begun: list[
+            tuple[ServerCall, Serve, Serve]
+        ] = []  # in this turn; they may have no tasks
+
+    def __len__(self) -> int:
+        """Connections, those whose TLS is under way too."""
+        return len(self._connections)
+
+    @property
+    def connections(self) -> list[ServerConnection]:
+        """Those that are open."""
+        return list(self._connections.values())
+
+    @property
+    def calls_open(self) -> int:
+        """Calls that are being served."""
+        return len(self._tasks)
+
+    @property
+    def connections_made(self) -> int:
+        """Ever."""
+        return self._numbers
+
+    def bind(self, host: str, port: int, *, shared: bool = False) -> int:
+        """Take the port, of all addresses of a name; 0 takes a free one. OSError if it cannot.
+
+        `shared`: with other processes of this user, which get a part of the connections each.
+        """
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            listener = socket.socket(family, kind, protocol)
+            try:
+                listener.setblocking(False)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if shared:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if family == socket.AF_INET6:
+                    every = address[0] == "::"  # of IPv4 too
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if every else 1)
+                listener.bind((address[0], port, *address[2:]))
+                listener.listen(BACKLOG)
+            except OSError:
+                listener.close()
+                self._close_sockets()
+                raise
+            self._sockets.append(listener)
+            port = listener.getsockname()[1]
+        return port
+
+    async def start(
+        self, methods: Mapping[str, Serve], at_once: Mapping[str, AtOnce] | None = None
+    ) -> None:
+        """Answer, by the paths of methods. `at_once` has a shorter way for some of them, which is
+        asked first, as soon as a call's message is there."""
+        short = {
+            path: way._replace(answer=partial(_at_once, way.answer))
+            for path, way in (at_once or {}).items()
+        }
+        self._methods = {path.encode(): (way, short.get(path)) for path, way in methods.items()}
+        for listener in self._sockets:
+            self._accept_on(listener)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, let those under way end for `grace_s`, end the rest as UNAVAILABLE.
+
+        Idempotent; a stop that was cancelled, or has a long grace, can be called again.
+        """
+        for listener in self._sockets if grace_s > 0 else ():
+            self._accept(listener)  # their clients have connected, and may have called
+        self._close_sockets()
+        if grace_s > 0:
+            await self._drain(grace_s)
+        for task in self._opening:
+            task.cancel()
+        for connection in list(self._connections.values()):
+            connection.leave()
+            for call in connection.calls:
+                call.end(StatusCode.UNAVAILABLE, "the server shuts down")
+            connection.flush()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for connection in list(self._connections.values()):
+            connection.close("the server shuts down")
+        await self._closed(CLOSE_S)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Be gone at once: connections break, calls are cancelled. Idempotent."""
+        self._close_sockets()
+        for pending in (*self._opening, *self._tasks):
+            pending.cancel()
+        for connection in list(self._connections.values()):
+            connection.abort("the server is gone")
+        await self._closed(None)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def on_limit(self, limit: str, who: str) -> None:
+        """Count a limit that a client has hit: for connections."""
+        self._limit_log.hit(limit, who)
+
+    def begin(self, call: ServerCall, path: bytes) -> None:
+        """Have a call served, or end it: for connections."""
+        method = self._methods.get(path)
+        if method is None:
+            call.end(StatusCode.UNIMPLEMENTED, "Method not found!")
+            return
+        serve, at_once = method
+        if at_once is None:
+            self._serve(call, serve)
+        else:
+            call.at_once = at_once.answer
+            self._begun.append((call, serve, at_once.finish))
+
+    def settle(self) -> None:
+        """What came was told: serve calls that were not answered at once, and see to answers that
+        wait for their clients to read. For connections."""
+        if self._begun:
+            begun, self._begun = self._begun, []
+            for call, serve, finish in begun:
+                call.at_once = None
+                if not call.over:
+                    self._serve(call, finish if call.ended else serve)
+
+    def _serve(self, call: ServerCall, serve: Serve) -> None:
+        task = call.task = call.loop.create_task(_served(call, serve))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _drain(self, grace_s: float) -> None:
+        """Let clients know, take the calls that they had made before, and let all of them end."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        if self._opening:
+            await asyncio.wait(self._opening, timeout=min(grace_s, NOTICE_S))
+        leaving = [each.leave() for each in self._connections.values() if each.is_made]
+        for pending in (leaving, self._tasks):  # once all are left there are no more calls
+            if pending:
+                await asyncio.wait(pending, timeout=max(0.0, until - loop.time()))
+
+    async def _closed(self, timeout_s: float | None) -> None:
+        """Until every connection is, or that time is over."""
+        left = [each.closed for each in self._connections.values() if each.is_made]
+        waiting = (*left, *self._opening)
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout_s)
+
+    def _accept_on(self, listener: socket.socket) -> None:
+        self._again.pop(listener, None)
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTORS:
+                    raise
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener)
+                self._again[listener] = loop.call_later(ACCEPT_AGAIN_S, self._accept_on, listener)
+                self.on_limit("descriptors", f"a further connection ({error.strerror})")
+                return
+            self._open(accepted, str(address[0]))
+
+    def _open(self, accepted: socket.socket, host: str) -> None:
+        number = self._numbers = self._numbers + 1
+        if len(self._connections) >= self.limits.max_connections:
+            self.on_limit("max_connections", host)
+            accepted.close()
+        elif self._share is not None and not self._share.add(number, host):
+            self._limit_log.tell("max_connection_share", host)
+            accepted.close()
+        else:
+            accepted.setblocking(False)
+            connection = self._connections[number] = self._connection()
+            task = asyncio.create_task(self._make(accepted, connection))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+            task.add_done_callback(lambda _: self._made(accepted, connection, number))
+
+    def _made(self, accepted: socket.socket, connection: ServerConnection, number: int) -> None:
+        """A connection has its transport, or will never have one."""
+        if connection.is_made:
+            connection.closed.add_done_callback(lambda _: self._gone(number))
+        else:
+            accepted.close()
+            self._gone(number)
+
+    def _gone(self, number: int) -> None:
+        if self._connections.pop(number, None) is not None and self._share is not None:
+            self._share.remove(number)
+
+    def _connection(self) -> ServerConnection:
+        limits = self.limits
+        session = make_session(
+            server=True,
+            window_bytes=limits.window_bytes,
+            max_message_bytes=limits.max_message_bytes,
+            max_header_bytes=limits.max_header_bytes,
+            max_streams=limits.max_streams,
+        )
+        return ServerConnection(session, self, random.uniform(1 - AGE_SPREAD, 1 + AGE_SPREAD))
+
+    async def _make(self, accepted: socket.socket, connection: ServerConnection) -> None:
+        """A transport for an accepted connection, with TLS if that is asked for."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.limits.handshake_s
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else self.limits.handshake_s,
+            )
+        except (OSError, TimeoutError) as error:
+            log.debug("a connection was not made: %s", error)
+            if self._tls is not None:
+                late = loop.time() >= until
+                self.on_limit("connection_handshake_s" if late else "client_violations", "TLS")
+
+    def _close_sockets(self) -> None:
+        for timer in self._again.values():
+            timer.cancel()
+        self._again.clear()
+        for listener in self._sockets:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        self._sockets.clear()
+
+
+def _at_once(answer: AnswerNow, call: ServerCall, message: bytes) -> bool:
+    """Whether a call was answered, or failed to be. In a context of its own, as a task has one."""
+    try:
+        return copy_context().run(answer, call, message)
+    except Exception as error:
+        log.exception("a method failed")
+        call.end(StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}")
+        return True
+
+
+async def _served(call: ServerCall, serve: Serve) -> None:
+    """Serve one call, and end it in any case."""
+    try:
+        await serve(call)
+        if not call.ended:
+            await call.finish()
+    except CallAborted:
+        pass
+    except (PeerGoneError, asyncio.CancelledError):
+        if not call.ended:
+            call.give_up()
+    except Exception as error:
+        log.exception("a method failed")
+        call.end(StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}")
+    finally:
+        if not call.over:
+            call.linger()

@@ -1,0 +1,103 @@
+"""Where a worker says how its KV events are heard, and whom to ask for those that were missed.
+
+| key | what it says |
+|---|---|
+| `v1/event_channels/{scope}/topic/{topic}/{publisher}` | how a publisher is heard |
+| `v1/event_sources/{scope}/topic/kv-events/{publisher}` | of whose cache; who repeats it |
+
+A scope is `namespace/{namespace}/component/{component}/endpoint/{endpoint}`.
+Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/dynamo_etcd_keys.txt`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ...base.identity import WorkerWithDpRank, as_worker
+from ...runtime.components import EndpointName, Instance, decode_instance
+from ...runtime.event_planes import KV_EVENTS
+from ...runtime.event_planes.zmq import EVENT_CHANNELS, Channel, channel_scope, scope_prefix
+from ...runtime.kv_stores import Entry
+
+EVENT_SOURCES = "v1/event_sources"
+RECOVERY = "worker_kv_query_source_"
+"""How the endpoints begin that repeat events; the publisher's id follows, in hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """The publisher of one rank's KV events, and the instance that repeats them."""
+
+    worker: WorkerWithDpRank
+    publisher_id: int
+    recovery: Instance | None
+
+
+class _Metadata(msgspec.Struct):
+    worker: dict[str, int]
+    recovery_target: dict[str, Any] | None = None
+
+
+class _Source(msgspec.Struct):
+    publisher_id: int
+    metadata: _Metadata
+
+
+def decode_source(entry: Entry) -> EventSource:
+    """ValueError for what is no event source."""
+    try:
+        read = msgspec.json.decode(entry.value, type=_Source)
+        worker = as_worker((read.metadata.worker["worker_id"], read.metadata.worker["dp_rank"]))
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+        raise ValueError(f"not an event source: {error}") from None
+    if not 0 <= read.publisher_id < 2**64:
+        raise ValueError(f"{read.publisher_id} is no publisher's id")
+    return EventSource(worker, read.publisher_id, _recovery(read.metadata.recovery_target))
+
+
+def _recovery(target: dict[str, Any] | None) -> Instance | None:
+    if target is None:
+        return None
+    try:
+        parts = [target[key] for key in ("namespace", "component", "endpoint")]
+        key = "/".join((*parts, f"{target['instance_id']:x}"))
+        return decode_instance(Entry(key, msgspec.json.encode(target), 0))
+    except (KeyError, TypeError, ValueError):
+        return None  # its events are good without it
+
+
+def event_channel(
+    name: EndpointName, publisher_id: int, subject_prefix: str
+) -> tuple[str, str, bytes]:
+    """(bucket, key, value) of a channel over NATS."""
+    place = name.namespace, name.component, name.endpoint
+    channel = Channel(*place, KV_EVENTS, publisher_id, "Nats", subject_prefix)
+    return EVENT_CHANNELS, channel.key, channel.value()
+
+
+def event_source(name: EndpointName, source: EventSource) -> tuple[str, str, bytes]:
+    """(bucket, key, value) of an event source."""
+    metadata: dict[str, Any] = {
+        "kv_state_endpoint": _named(name),
+        "worker": {"worker_id": source.worker.worker_id, "dp_rank": source.worker.dp_rank},
+        "publisher_id": source.publisher_id,
+    }
+    if source.recovery is not None:
+        target: dict[str, Any] = msgspec.json.decode(source.recovery.value())
+        del target["type"]
+        metadata["recovery_target"] = target
+    value = {
+        "type": "EventSource",
+        "scope": channel_scope(name.namespace, name.component, name.endpoint),
+        "topic": KV_EVENTS,
+        "publisher_id": source.publisher_id,
+        "metadata": metadata,
+    }
+    prefix = scope_prefix(name.namespace, name.component, name.endpoint)
+    key = f"{prefix}{KV_EVENTS}/{source.publisher_id:x}"
+    return EVENT_SOURCES, key, msgspec.json.encode(value)
+
+
+def _named(name: EndpointName) -> dict[str, str]:
+    return {"namespace": name.namespace, "component": name.component, "name": name.endpoint}

@@ -1,0 +1,65 @@
+"""WorkerWatch: follows what the workers of one endpoint have written into the store."""
+
+from collections.abc import Collection
+
+from ...base.identity import WorkerWithDpRank
+from ...runtime.components import (
+    INSTANCES,
+    SERVICES,
+    EndpointName,
+    Instance,
+    decode_instance,
+)
+from ...runtime.discovery import StoreWatch, full_key_string
+from ...runtime.event_planes.zmq import scope_prefix
+from ...runtime.kv_stores import Entry, KeyValueStore
+from .discovered import DiscoveredWorker, Fleet
+from .event_keys import EVENT_SOURCES, EventSource, decode_source
+from .model_card import CARDS, ModelCard, decode_card
+
+
+class WorkerWatch(StoreWatch):
+    """`workers` and `sources` from `start` to `close`; `changed` is set when they may differ."""
+
+    def __init__(
+        self, store: KeyValueStore, name: EndpointName, transports: Collection[str]
+    ) -> None:
+        super().__init__(store)
+        self._name = name
+        self._fleet = Fleet(transports)
+        self._instances = [
+            # Of the seed's keys some end in `{endpoint}-{id}`: what is not ours is left out below.
+            self.follow(INSTANCES, full_key_string, decode_instance, name.prefix),
+            self.follow(SERVICES, full_key_string, decode_instance, name.prefix[:-1]),
+        ]
+        self._cards = self.follow(CARDS, full_key_string, _decode_named_card, name.prefix)
+        self._sources = self.follow(
+            EVENT_SOURCES,
+            full_key_string,
+            decode_source,
+            scope_prefix(name.namespace, name.component, name.endpoint),
+        )
+
+    @property
+    def workers(self) -> dict[int, DiscoveredWorker]:
+        """Those that can be called, by their ids."""
+        found: dict[int, Instance] = {}
+        for watcher in reversed(self._instances):  # where there are two, that of today counts
+            for instance in watcher.values.values():
+                if instance.name == self._name:
+                    found[instance.instance_id] = instance
+        cards = dict(self._cards.values.values())
+        return self._fleet.workers(found.values(), cards, self._sources.values.values())
+
+    elsewhere: frozenset[int] = frozenset()
+    """whoever is not of this endpoint is not seen"""
+
+    @property
+    def sources(self) -> dict[WorkerWithDpRank, EventSource]:
+        """The event sources, by whose cache they speak of."""
+        return {source.worker: source for source in self._sources.values.values()}
+
+
+def _decode_named_card(entry: Entry) -> tuple[int, ModelCard]:
+    """(instance's id, card). Those of adapters stand one level below and are passed over."""
+    return int(entry.key.rpartition("/")[2], 16), decode_card(entry)
