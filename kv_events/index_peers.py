@@ -38,10 +38,13 @@ class IndexPeers:
         clock: Clock,
         *,
         place: tuple[str, str, str],
+        pool: str = "",
     ) -> None:
-        """`place`: namespace, component and endpoint, whose routers these are."""
+        """`place`: namespace, component and endpoint, whose routers these are; `pool`: which set of
+        the endpoint's workers they are in front of, empty: all."""
         self._plane, self._index, self._head, self._clock = plane, index, head, clock
         self._place = place
+        self._topic = f"{ROUTER_INDEX}-{pool}" if pool else ROUTER_INDEX
         self._id = 1 + randbelow(2**53 - 1)
         self._lender = IndexLender(self._id, head)
         self._borrower: IndexBorrower | None = None
@@ -154,5 +157,5 @@ class IndexPeers:
             await self._plane.publish(self._subject(router_id), self._encode(message))
 
     def _subject(self, router_id: int | None) -> str:
-        topic = ROUTER_INDEX if router_id is None else f"{ROUTER_INDEX}-{router_id:x}"
+        topic = self._topic if router_id is None else f"{self._topic}-{router_id:x}"
         return endpoint_subject(*self._place, topic)

@@ -74,12 +74,14 @@ class EventIntake:
         on_unannounced: Callable[[int], None] | None = None,
         hits: LimitHits | None = None,
         ask_worker: Callable[[ResyncRequest], bool] | None = None,
+        pool: str = "",
     ) -> None:
         """`auth` is for the NATS server; `client_of` gives the way to a worker whose engine may
-        tell its events, `url_of` what we were given of it; the others are for the feed."""
+        tell its events, `url_of` what we were given of it; `pool`: which set of the endpoint's
+        workers the index is of, empty: all; the others are for the feed."""
         self._config, self._index, self._registry, self._clock = config, index, registry, clock
         self._auth, self._on_unannounced, self._hits = auth, on_unannounced, hits
-        self._ask_worker = ask_worker
+        self._ask_worker, self._pool = ask_worker, pool
         self._stack = AsyncExitStack()
         wanted = config.event_sources
         self.sources = EventSources(
@@ -186,7 +188,7 @@ class EventIntake:
         head = SnapshotHead(
             block_size=config.router.block_size, subject=endpoint_subject(*place, KV_EVENTS)
         )
-        self.peers = IndexPeers(nats, self._index, head, self._clock, place=place)
+        self.peers = IndexPeers(nats, self._index, head, self._clock, place=place, pool=self._pool)
         self._stack.push_async_callback(self.peers.close)
         await self.peers.start()
         await self.peers.borrow()

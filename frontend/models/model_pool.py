@@ -44,6 +44,9 @@ from .directory import in_order
 from .set_members import SetMembers
 from .worker_sets import SetName, WorkerSet
 
+POOL_ID_LENGTH = 16
+"""Characters of a card's checksum by which frontends know a pool of an endpoint from its others."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -242,9 +245,17 @@ class ModelPool:
         shared, card = self._shared, self.found.card
         config = _config_of(shared.config, self.found)
         await self._close_parts()  # of an attempt that failed
-        workers = WorkerPool(config, shared.security, shared.clock, shared.tracing)
+        workers = WorkerPool(
+            config,
+            shared.security,
+            shared.clock,
+            shared.tracing,
+            pool=self.name.checksum[:POOL_ID_LENGTH],
+            elsewhere=lambda: self._members.elsewhere,
+        )
         self._workers = workers
         await workers.start_events(self._ask_about)
+        await workers.start_replicas()
         self._discovered = DiscoveredWorkers(
             shared.store, self._members, workers.admin, workers.monitor, shared.plane, shared.clock
         )

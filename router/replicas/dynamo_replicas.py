@@ -4,7 +4,7 @@ They publish each event by itself, without a picture and without an end: what a 
 when it died is dropped for its age.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -66,8 +66,14 @@ _encode = msgspec.msgpack.Encoder().encode
 class DynamoReplicas:
     """Hears routers of Dynamo's, and writes what they should hear."""
 
-    def __init__(self, load: PeerLoad, router_id: int) -> None:
-        self._load, self._router_id = load, router_id
+    def __init__(
+        self,
+        load: PeerLoad,
+        router_id: int,
+        elsewhere: Callable[[], Collection[int]] = frozenset,
+    ) -> None:
+        """`elsewhere`: workers of the endpoint whose bookings are of no concern here."""
+        self._load, self._router_id, self._elsewhere = load, router_id, elsewhere
         self._bookings: dict[str, tuple[float, Booked]] = {}  # oldest first
         self._listens_until = float("-inf")
         self._envelopes = EnvelopeWriter(router_id, ACTIVE_SEQUENCES)
@@ -89,10 +95,12 @@ class DynamoReplicas:
                 events = _decode_batch(payload).events
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise EventError(f"no event of active sequences: {error}") from error
-        fell = False
+        fell, elsewhere = False, self._elsewhere()
         with self._load.lock:
             for event in events:
                 if event.router_id == self._router_id or event.router_id in ours:
+                    continue
+                if event.worker.worker_id in elsewhere:
                     continue
                 if isinstance(event.data, _Added):
                     self._listens_until = now + LISTENS_S

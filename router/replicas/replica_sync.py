@@ -1,7 +1,7 @@
 """ReplicaSync: carries what routers tell each other of their bookings over the event plane."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from secrets import randbelow
 from threading import get_ident
 
@@ -43,19 +43,25 @@ class ReplicaSync:
         namespace: str,
         component: str,
         endpoint: str,
+        pool: str = "",
+        elsewhere: Callable[[], Collection[int]] = frozenset,
         name: str = "",
         on_load_fell: Callable[[], None] = lambda: None,
     ) -> None:
-        """`name` is what other routers' logs call this one."""
+        """`pool`: which of the endpoint's sets of workers this router is in front of, empty where
+        it is in front of all; routers of another set are no peers. `elsewhere`: the endpoint's
+        workers that are of another set, of which Dynamo's topics tell too. `name` is what other
+        routers' logs call this one."""
         self._load, self._plane, self._clock = load, plane, clock
-        self._subject = endpoint_subject(namespace, component, endpoint, ROUTER_SYNC)
+        topic = f"{ROUTER_SYNC}-{pool}" if pool else ROUTER_SYNC
+        self._subject = endpoint_subject(namespace, component, endpoint, topic)
         self._dynamo_subject = endpoint_subject(namespace, component, endpoint, ACTIVE_SEQUENCES)
         self._sessions_subject = endpoint_subject(namespace, component, endpoint, SESSION_AFFINITY)
         self._on_load_fell = on_load_fell
         router_id = 1 + randbelow(2**53 - 1)
         self.replica = Replica(load, router_id, name)
-        self.dynamo = DynamoReplicas(load, router_id)
-        self.sessions = SessionSync(sessions, router_id)
+        self.dynamo = DynamoReplicas(load, router_id, elsewhere)
+        self.sessions = SessionSync(sessions, router_id, elsewhere=elsewhere)
         self.undecodable = 0
         self._pending = asyncio.Event()
         self._subscriptions: list[Subscription] = []

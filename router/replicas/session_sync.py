@@ -6,7 +6,7 @@ told once more. A router that comes later is told all.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -51,8 +51,11 @@ class SessionSync:
         sessions: SessionAffinity,
         publisher_id: int,
         wall_ns: Callable[[], int] = time.time_ns,
+        *,
+        elsewhere: Callable[[], Collection[int]] = frozenset,
     ) -> None:
-        self._sessions, self._wall_ns = sessions, wall_ns
+        """`elsewhere`: workers of the endpoint whose sessions are of no concern here."""
+        self._sessions, self._wall_ns, self._elsewhere = sessions, wall_ns, elsewhere
         self._envelopes = EnvelopeWriter(publisher_id, SESSION_AFFINITY, wall_ns)
         self._told_at: dict[int, float] = {}
 
@@ -82,6 +85,8 @@ class SessionSync:
         latest = self._wall_ns() + AHEAD_NS
         if not (0 < update.sequence <= latest and 0 <= update.writer_id < 1 << 64):
             raise EventError("no binding of a session: a number is out of range")
+        if worker.worker_id in self._elsewhere():
+            return
         binding = Binding(update.session_id, worker, update.sequence, update.writer_id)
         self._sessions.hear([binding])
 

@@ -1,7 +1,7 @@
 """WorkerPool: workers that requests are routed among, and all that decides and carries that."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import structlog
@@ -40,9 +40,19 @@ class WorkerPool:
     """
 
     def __init__(
-        self, config: ServeConfig, security: Security, clock: Clock, tracing: Tracing
+        self,
+        config: ServeConfig,
+        security: Security,
+        clock: Clock,
+        tracing: Tracing,
+        *,
+        pool: str = "",
+        elsewhere: Callable[[], Collection[int]] = frozenset,
     ) -> None:
+        """`pool`: which set of the endpoint's workers these are, by a name that every router has
+        for it, empty: all; `elsewhere`: those that are of another set."""
         self._config, self._security, self._clock = config, security, clock
+        self._pool, self._elsewhere = pool, elsewhere
         self.events: EventIntake | None = None
         self.replicas: ReplicaSync | None = None
         self._own_plane: EventPlane | None = None
@@ -131,6 +141,7 @@ class WorkerPool:
             on_unannounced=self.monitor.suspect,
             hits=self.hits,
             ask_worker=None if self._queries is None else self._queries.ask,
+            pool=self._pool,
         )
         await events.start()
         self.metrics.watch_events(index, events)
@@ -154,6 +165,8 @@ class WorkerPool:
             namespace=config.namespace,
             component=config.component,
             endpoint=config.endpoint,
+            pool=self._pool,
+            elsewhere=self._elsewhere,
             name=config.router_id,
             on_load_fell=self._on_workers,
         )

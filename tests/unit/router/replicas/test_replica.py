@@ -310,6 +310,13 @@ def test_a_router_of_dynamos_is_counted() -> None:
     assert site.loads()[1] == (0, 0, 0) and not dynamo.listens(EXPIRY_S)
 
 
+def test_what_dynamos_routers_booked_on_workers_of_another_set_is_passed_over() -> None:
+    site = Site(1)
+    dynamo = DynamoReplicas(site.load, 1, lambda: {1})
+    assert not dynamo.hear(wrapped(dynamo_event(ADD)), 0.0, ())
+    assert len(dynamo) == 0 and not dynamo.listens(0.0)
+
+
 def test_dynamos_routers_are_told_in_their_words() -> None:
     site = Site(3)
     dynamo = DynamoReplicas(site.load, 3)

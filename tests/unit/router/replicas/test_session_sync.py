@@ -66,6 +66,16 @@ def test_what_we_say_is_what_dynamo_says() -> None:
     assert envelope.topic == SESSION_AFFINITY and envelope.publisher_id == 77
 
 
+def test_a_session_of_another_set_of_workers_leaves_ours_as_it_is() -> None:
+    ours, theirs = Site(1), Site(2)
+    ours.sync = SessionSync(ours.sessions, 78, lambda: NOW_NS, elsewhere=lambda: {2})
+    ours.sessions.bind(Session("a"), WorkerWithDpRank(1, 0))
+    theirs.sessions.bind(Session("a"), WorkerWithDpRank(2, 0))
+    for message in theirs.sync.messages():
+        ours.sync.hear(message)
+    assert ours.worker_of("a") == (1, 0)
+
+
 def test_two_routers_agree_and_a_third_is_told_all() -> None:
     one, two, three = Site(1, 2), Site(1, 2), Site(1, 2)
     one.sessions.bind(Session("a"), WorkerWithDpRank(1, 0))
