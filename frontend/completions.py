@@ -1,7 +1,7 @@
 """The routes of OpenAI's API, answered by one model of the fleet."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -9,6 +9,7 @@ import msgspec
 from ..base.errors import NoWorkersError
 from ..server.dispatch import Dispatcher, RequestReader
 from ..workers.health import HealthMonitor
+from ..workers.records import ModelCard
 from .application import Handler, HttpCall, answer_json
 from .asgi import Client, EventStream, send_whole
 from .choice import Choice
@@ -32,7 +33,7 @@ from .openai import (
     tool_choice_of,
 )
 from .origin import Origin, origin_of
-from .parsers import new_chat_output
+from .parsers import ModelParsers, new_chat_output
 from .prefill import PrefillWorkers, no_prefill_workers
 from .processor import ModelText
 from .prompts import MOST_PROMPTS, PromptReader, Tokens
@@ -81,16 +82,18 @@ class Completions:
         name: str | None,
         adapter: int | None = None,
         prefill: PrefillWorkers = no_prefill_workers,
+        *,
+        card: Callable[[], ModelCard | None] = lambda: None,
     ) -> None:
         """`adapter` is the LoRA adapter that computes all of them; `prefill` says who computes a
-        prompt, if not the worker that answers."""
+        prompt, if not the worker that answers; `card` is what the workers say of the model now."""
         self._workers = Workers(dispatcher, prefill)
         self._adapter = adapter
         self._monitor = monitor
         self._prompts = PromptReader(text, reader)
         self._embeddings = Embeddings(dispatcher, self._prompts)
         self._text = text
-        self._config = config
+        self._config, self._card = config, card
         self._name = name
         self._last_name = ""
         self.routes: dict[str, Handler] = {
@@ -116,6 +119,11 @@ class Completions:
     def context_limit(self) -> int:
         """Most tokens of prompt and answer together; 0 while no engine said."""
         return self._monitor.facts.max_seq_len
+
+    @property
+    def parsers(self) -> ModelParsers:
+        """What its answers are read by: the settings, or else its card."""
+        return self._config.parsers(self._card())
 
     # Routes
 
@@ -180,20 +188,25 @@ class Completions:
 
     def _add_parsers(self, request: ChatRequest, choices: Sequence[Choice]) -> None:
         """Have reasoning and calls of tools found in what is said, as the model writes them."""
-        config, tools = self._config, tool_choice_of(request.tools, request.tool_choice)
-        if tools.asked and not tools.forced and config.tool_call_parser is None:
+        parsers, tools = self.parsers, tool_choice_of(request.tools, request.tool_choice)
+        if parsers.chat_refusal:
+            raise ApiError(501, f"the model {self.name} has no chat: {parsers.chat_refusal}")
+        if tools.tools and not tools.forced and parsers.tools_refusal:
+            text = f"the model {self.name} has no tools: {parsers.tools_refusal}"
+            raise ApiError(501, text, param="tools")
+        if tools.asked and not tools.forced and parsers.tool_calls is None:
             text = "tool_choice auto needs a parser of this model's calls: see --tool-call-parser"
             raise ApiError(400, text, param="tool_choice")
         if tools.forced and request.response_format is not None:
             text = "response_format and a tool_choice that forces calls exclude each other"
             raise ApiError(400, text, param="response_format")
-        ending = self._text.ending(choices[0].prompt) if config.reasoning_parser else ""
+        ending = self._text.ending(choices[0].prompt) if parsers.reasoning else ""
         form = request.response_format
         held = form is not None and form.type != "text"
         for choice in choices:
             choice.schema = tools.schema
             choice.output = new_chat_output(
-                config.reasoning_parser, config.tool_call_parser, tools, ending, held=held
+                parsers.reasoning, parsers.tool_calls, tools, ending, held=held
             )
 
     def _output_limit(self, request: Sampling, prompt_tokens: int) -> int:

@@ -8,8 +8,15 @@ from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..runtime.kv_stores import BACKENDS
 from ..server.config import FrontsConfig, ServeConfig
 from ..server.mock_process import MockEnginesConfig
-from ..workers.records import STATIC
-from .parsers import REASONING_PARSERS, TOOL_CALL_PARSERS, exclude_each_other
+from ..workers.records import STATIC, ModelCard
+from .parsers import (
+    NO_PARSER,
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    ModelParsers,
+    exclude_each_other,
+    parsers_of,
+)
 
 _STORES = ", ".join(BACKENDS)
 
@@ -35,13 +42,13 @@ class FrontendConfig:
 
     reasoning_parser: str | None = option(
         None,
-        f"How the model writes its reasoning: {', '.join(REASONING_PARSERS)}. Not given: it is not"
-        " told from the answer.",
+        f"How models write their reasoning: {', '.join(REASONING_PARSERS)}; {NO_PARSER}: it is not"
+        " told from the answer. Not given: as a model's card says.",
     )
     tool_call_parser: str | None = option(
         None,
-        f"How the model writes calls of tools: {', '.join(TOOL_CALL_PARSERS)}. Not given: none are"
-        " found.",
+        f"How models write calls of tools: {', '.join(TOOL_CALL_PARSERS)}; {NO_PARSER}: none are"
+        " found. Not given: as a model's card says.",
     )
 
     def __post_init__(self) -> None:
@@ -50,9 +57,10 @@ class FrontendConfig:
             ("tool_call_parser", TOOL_CALL_PARSERS),
         ):
             name = getattr(self, key)
-            if name is not None and name not in known:
+            if name is not None and name not in (*known, NO_PARSER):
                 raise bad_setting(key, f"{name!r} is none of {', '.join(known)}")
-        if exclude_each_other(self.reasoning_parser, self.tool_call_parser):
+        named = (self.reasoning_parser, self.tool_call_parser)
+        if exclude_each_other(*(None if name == NO_PARSER else name for name in named)):
             text = "gpt_oss and harmony are one form: no other parser goes with either"
             raise bad_setting("tool_call_parser", text)
         if self.http_frontend is not None and not 0 <= self.http_frontend <= 65535:
@@ -63,6 +71,11 @@ class FrontendConfig:
             raise bad_setting("default_max_tokens", "must be at least 1")
         if not (is_finite(self.keep_alive_s) and self.keep_alive_s >= SHORTEST_S):
             raise bad_setting("keep_alive_s", f"must be at least {SHORTEST_S:g}")
+
+    def parsers(self, card: ModelCard | None = None) -> ModelParsers:
+        """By what a model's answers are read: these settings, or else its card."""
+        named = ("", "") if card is None else (card.reasoning_parser, card.tool_call_parser)
+        return parsers_of(self.reasoning_parser, self.tool_call_parser, *named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +89,12 @@ class ServeFrontendConfig(ServeConfig):
         if self.fronts.fronts > 1 and self.frontend.http_frontend is not None:
             text = f"not with fronts {self.fronts.fronts}: its requests need the deciding process"
             raise bad_setting("http_frontend", text)
+
+
+def _as_in_serve(name: str) -> Any:
+    """The setting of FrontendConfig of this name."""
+    setting = FrontendConfig.__dataclass_fields__[name]
+    return field(default=setting.default, metadata=setting.metadata)
 
 
 def _not_served(default: Any) -> Any:
@@ -93,14 +112,10 @@ class ModelFrontendConfig(ServeConfig):
         "Folder of the files that a card names, where they are not at their own path here. They"
         " must have the card's checksums.",
     )
-    default_max_tokens: int = option(
-        FrontendConfig.default_max_tokens,
-        "Tokens of an answer whose request says nothing of its length.",
-    )
-    keep_alive_s: float = option(
-        FrontendConfig.keep_alive_s,
-        "A stream that was silent for so long gets a comment, so that proxies keep it.",
-    )
+    default_max_tokens: int = _as_in_serve("default_max_tokens")
+    keep_alive_s: float = _as_in_serve("keep_alive_s")
+    reasoning_parser: str | None = _as_in_serve("reasoning_parser")
+    tool_call_parser: str | None = _as_in_serve("tool_call_parser")
     namespace: str = option(
         "dynamo", "Namespace whose models are served; dynamo: those of all namespaces."
     )
@@ -137,4 +152,6 @@ class ModelFrontendConfig(ServeConfig):
             model_path=self.model_path,
             default_max_tokens=self.default_max_tokens,
             keep_alive_s=self.keep_alive_s,
+            reasoning_parser=self.reasoning_parser,
+            tool_call_parser=self.tool_call_parser,
         )

@@ -84,7 +84,13 @@ class AttachedFrontend(Frontend):
         server.dashboard.tokenize = partial(text.encode, add_special_tokens=True)
         pool = server.pool
         completions = Completions(
-            pool.dispatcher, pool.monitor, pool.reader, text, config.frontend, config.model_id
+            pool.dispatcher,
+            pool.monitor,
+            pool.reader,
+            text,
+            config.frontend,
+            config.model_id,
+            card=lambda: server.card,
         )
         super().__init__(
             ModelRoutes(OneModel(completions, pool), reader=pool.reader).routes,

@@ -11,6 +11,7 @@ from ..base.clock import SystemClock
 from ..process.logs import LogOutput
 from ..process.settings import SettingsSource
 from ..workers.channels import data_path_of
+from ..workers.records import ModelCard
 from .access import Security
 from .admin import AdminRoutes, LiveSettings, Reloader, WorkerList
 from .config import ServeConfig
@@ -136,6 +137,11 @@ class Server:
     def config(self) -> ServeConfig:
         """What it is run by now."""
         return self._live.config
+
+    @property
+    def card(self) -> ModelCard | None:
+        """What discovered workers have published of their model, if any have."""
+        return None if self._discovery is None else self._discovery.card
 
     def reload(self) -> None:
         """Read the configuration again; what comes of it is in the log."""

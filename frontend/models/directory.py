@@ -78,6 +78,7 @@ class OneModel:
         told = {
             "model": self._completions.name,
             "state": "serving",
+            "reason": self._completions.parsers.reason,
             "context_length": self._completions.context_limit,
             "workers": pool.states,
             "share": self.share,

@@ -39,6 +39,7 @@ from ...workers.records import (
 from ..application import Handler
 from ..completions import Completions
 from ..config import FrontendConfig
+from ..parsers import ModelParsers
 from ..processor import ModelText
 from .directory import in_order
 from .set_members import SetMembers
@@ -93,7 +94,8 @@ class ModelPool:
         self._page_data: PageData | None = None
         self._tried = asyncio.Event()  # to build it, and it was built or is refused
         self._serves = False
-        self.reason = ""
+        self._failure = ""  # why it cannot be built
+        self._refuses = ""  # what of its requests, as it was logged last
         self.gone = False
         """nobody is registered for it any more"""
         self.partners: Sequence[ModelPool] = ()
@@ -125,7 +127,12 @@ class ModelPool:
         """serving, draining, refused or starting."""
         if self.is_built:
             return "draining" if self.gone else "serving"
-        return "refused" if self.reason else "starting"
+        return "refused" if self._failure else "starting"
+
+    @property
+    def reason(self) -> str:
+        """Why it does not serve, or what it refuses though it serves."""
+        return self._failure or ("" if self._completions is None else self._parsers.reason)
 
     @property
     def states(self) -> dict[str, int]:
@@ -219,6 +226,20 @@ class ModelPool:
         if found is not None:
             self.found = found
         self._members.become(found, sources, elsewhere)
+        if self.is_built:
+            self._log_refusals()
+
+    @property
+    def _parsers(self) -> ModelParsers:
+        return self._shared.frontend.parsers(self.found.card)
+
+    def _log_refusals(self) -> None:
+        refuses = self._parsers.reason if self.answers else ""
+        if refuses != self._refuses:
+            log.warning(
+                "a pool refuses requests", pool=str(self.name), reason=refuses or "none now"
+            )
+        self._refuses = refuses
 
     async def wait_for_probes(self, at_most_s: float) -> None:
         """Wait until it is built and each worker was asked once, at most so long."""
@@ -268,9 +289,10 @@ class ModelPool:
             workers.dashboard.tokenize = partial(text.encode, add_special_tokens=True)
             self._text = text
             self._completions = self._answering(self.name.model)
-        self._serves, self.reason = True, ""
+        self._serves, self._failure = True, ""
         self._tried.set()
         log.info("a pool serves", pool=str(self.name), block_size=card.block_size)
+        self._log_refusals()
 
     def adapter(self, name: str) -> "AdapterPool":
         """One of its adapters, as a model. The pool must be built."""
@@ -290,6 +312,7 @@ class ModelPool:
             name,
             adapter_id(name) if adapter else None,
             partial(self.prefill_workers, name if adapter else ""),
+            card=lambda: self.found.card,
         )
 
     async def _read_text(self) -> ModelText:
@@ -305,10 +328,10 @@ class ModelPool:
                 async with shared.reading:
                     return await self._text_in(folder, _same_files(files))
             except (WrongFileError, ConfigError) as error:
-                if self.reason != str(error):
-                    self.reason = str(error)
+                if self._failure != str(error):
+                    self._failure = str(error)
                     self._tried.set()
-                    log.warning("a pool cannot serve", pool=str(self.name), error=self.reason)
+                    log.warning("a pool cannot serve", pool=str(self.name), error=self._failure)
                 await asyncio.sleep(pauses.next())
 
     async def _text_in(self, folder: Path, known: tuple[CardFile, ...]) -> ModelText:

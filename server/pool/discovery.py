@@ -18,7 +18,7 @@ from ...runtime.request_planes import (
 )
 from ...transport.security import ClientTls, NatsAuth
 from ...workers.health import HealthMonitor
-from ...workers.records import STATIC, WorkerWatch
+from ...workers.records import STATIC, ModelCard, WorkerWatch
 from ..admin import DiscoveredWorkers, WorkerAdmin
 from ..config import ServeConfig
 
@@ -77,6 +77,12 @@ class Discovery:
     def ask_about(self, index: EventIndex) -> WorkerQueries:
         """The way to ask workers for events that the index misses; to be closed before this."""
         return WorkerQueries(index, self._plane, lambda: self._watch.sources)
+
+    @property
+    def card(self) -> ModelCard | None:
+        """Of the worker with the lowest id, if one has published any."""
+        cards = self._watch.cards
+        return cards[min(cards)] if cards else None
 
     async def open(self) -> None:
         """Listen for answers. ConfigError if that cannot be had."""

@@ -53,6 +53,9 @@ class ModelCard:
     """of all that must be equal in workers that stand in for each other; known once it is read"""
     partner_checksum: str = ""
     """of what a prefill worker and a decode worker of one request must have in common; as above"""
+    reasoning_parser: str = ""
+    tool_call_parser: str = ""
+    """which parsers its answers need, by Dynamo's names for them"""
 
     @property
     def facts(self) -> EngineFacts:
@@ -79,6 +82,8 @@ class _RuntimeConfig(msgspec.Struct):
     max_num_batched_tokens: int | None = None
     data_parallel_start_rank: int | None = None
     data_parallel_size: int | None = None
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
 
 
 class _Lora(msgspec.Struct):
@@ -137,6 +142,8 @@ def decode_card(entry: Entry) -> ModelCard:
         files_of(said),
         card_checksum(said),
         partner_checksum(said),
+        runtime.reasoning_parser or "",
+        runtime.tool_call_parser or "",
     )
 
 
@@ -169,6 +176,8 @@ def encode_card(
                 "max_num_batched_tokens": card.max_num_batched_tokens,
                 "data_parallel_start_rank": card.dp_start,
                 "data_parallel_size": card.dp_size,
+                "reasoning_parser": card.reasoning_parser or None,
+                "tool_call_parser": card.tool_call_parser or None,
                 "enable_local_indexer": True,
                 "kv_event_publishing_enabled": True,
             },

@@ -48,8 +48,12 @@ class WorkerWatch(StoreWatch):
             for instance in watcher.values.values():
                 if instance.name == self._name:
                     found[instance.instance_id] = instance
-        cards = dict(self._cards.values.values())
-        return self._fleet.workers(found.values(), cards, self._sources.values.values())
+        return self._fleet.workers(found.values(), self.cards, self._sources.values.values())
+
+    @property
+    def cards(self) -> dict[int, ModelCard]:
+        """Their model cards, by their ids."""
+        return dict(self._cards.values.values())
 
     elsewhere: frozenset[int] = frozenset()
     """whoever is not of this endpoint is not seen"""
