@@ -4,7 +4,7 @@ save snapshots.
 Entered by `serve`; the index itself needs none of it.
 """
 
-from .durable_events import DurableEvents
+from .durable_events import DurableEvents, StateReset
 from .engine_stream import EngineStream, StreamCounts
 from .event_doors import EventDoors
 from .event_sources import EventSources
@@ -28,6 +28,7 @@ __all__ = [
     "RecoveryActions",
     "SYNC_RETRY_S",
     "SnapshotTask",
+    "StateReset",
     "StreamCounts",
     "TICK_S",
     "WorkerQueries",

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import random
+from collections.abc import Awaitable, Callable
 from secrets import token_hex
 
 import structlog
@@ -39,6 +40,22 @@ SAVE_EVERY_S = 60.0
 LAST_SAVE_S = 5.0
 """How long a router that stops may take to save one more."""
 
+
+class StateReset:
+    """Deletes what JetStream keeps of an endpoint: once, however many pools of it begin."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._done: set[str] = set()
+
+    async def run(self, stream: str, delete: Callable[[], Awaitable[None]]) -> None:
+        """Delete, unless it was done for this stream; what `delete` raises leaves it undone."""
+        async with self._lock:
+            if stream not in self._done:
+                await delete()
+                self._done.add(stream)
+
+
 _open_readers: set[tuple[str, str]] = set()  # (stream, name), of this process
 
 log = structlog.get_logger(__name__)
@@ -48,21 +65,31 @@ class DurableEvents:
     """Opens the plane for one index, and keeps stream and snapshots in order until `close`."""
 
     def __init__(
-        self, config: EventSettings, index: EventIndex, plane: NatsPlane, address: NatsAddress
+        self,
+        config: EventSettings,
+        index: EventIndex,
+        plane: NatsPlane,
+        address: NatsAddress,
+        *,
+        pool: str = "",
+        reset: StateReset | None = None,
     ) -> None:
-        """ConfigError if the endpoint has no name in JetStream."""
+        """`pool`: which set of the endpoint's workers the index is of, empty: all; all pools of a
+        process share `reset`. ConfigError if the endpoint has no name in JetStream."""
         place = (config.namespace, config.component, config.endpoint)
         names = StreamNames.of_endpoint(*place)
         self._index = index
         self._head = SnapshotHead(block_size=config.router.block_size, subject=names.subject)
-        self._reset = config.router_reset_states
+        self._reset = (reset or StateReset()) if config.router_reset_states else None
+        self._pool = pool
         self._threshold = config.router_snapshot_threshold
-        self.name = slug(config.router_id or f"router-{token_hex(4)}")
+        name = config.router_id or f"router-{token_hex(4)}"
+        self.name = slug(f"{name}-{pool}" if pool else name)
         """under which the server keeps how far this router has read; with a number behind it where
         a process has several indexes of one endpoint, for models of their own"""
         connection = NatsConnection(address)
         self._client = EventStreamClient(connection, names, max_age_s=max_age_s())
-        self._snapshots = SnapshotStore(connection, address, names)
+        self._snapshots = SnapshotStore(connection, address, names, pool)
         self._below = plane
         self._heartbeats = endpoint_subject(*place, KV_HEARTBEAT)
         self._plane: JetStreamPlane | None = None
@@ -90,8 +117,8 @@ class DurableEvents:
     async def open(self) -> JetStreamPlane:
         """The plane, the snapshot being loaded. ConfigError if the server keeps no streams."""
         self._take_name()
-        if self._reset:
-            await self._begin_anew()
+        if self._reset is not None:
+            await self._reset.run(self._client.names.stream, self._begin_anew)
         position = await self._load()
         self._plane = JetStreamPlane(
             self._below,
@@ -132,7 +159,9 @@ class DurableEvents:
             number += 1
             self.name = f"{name}-{number}"
         _open_readers.add((stream, self.name))
-        self._upkeep = StreamUpkeep(self.name, threshold=self._threshold, interval_s=SAVE_EVERY_S)
+        self._upkeep = StreamUpkeep(
+            self.name, threshold=self._threshold, interval_s=SAVE_EVERY_S, pool=self._pool
+        )
 
     async def _applied(self) -> None:
         await asyncio.to_thread(self._index.flush)
@@ -219,8 +248,17 @@ class DurableEvents:
             log.info("the reader of a router that is gone was removed", reader=name)
             await self._client.remove_reader(name)
             self.readers_removed += 1
-        if plan.purge_below is not None:
-            await self._client.purge_below(plan.purge_below)
+        below = plan.purge_below
+        if below is not None:
+            # Before the first message a snapshot is of no use: a pool that is gone delays nothing.
+            others = [
+                position.sequence + 1
+                for position in await self._snapshots.others()
+                if position.created == facts.created and position.sequence + 1 >= facts.first
+            ]
+            below = min([below, *others])
+        if below is not None and below > facts.first:
+            await self._client.purge_below(below)
             self.purges += 1
         if plan.save and position.created == facts.created:
             await self._save()

@@ -26,7 +26,7 @@ from ..runtime.kv_stores import NatsAddress
 from ..transport.security import NatsAuth
 from ..workers.registry import WorkerRegistry
 from ..workers.worker_url import WorkerUrl
-from .durable_events import DurableEvents
+from .durable_events import DurableEvents, StateReset
 from .event_doors import STREAMS, ZMQ, EventDoors
 from .event_sources import EventSources
 from .feed import EventFeed
@@ -75,13 +75,15 @@ class EventIntake:
         hits: LimitHits | None = None,
         ask_worker: Callable[[ResyncRequest], bool] | None = None,
         pool: str = "",
+        reset: StateReset | None = None,
     ) -> None:
         """`auth` is for the NATS server; `client_of` gives the way to a worker whose engine may
         tell its events, `url_of` what we were given of it; `pool`: which set of the endpoint's
-        workers the index is of, empty: all; the others are for the feed."""
+        workers the index is of, empty: all; `reset`: see DurableEvents; the others are for the
+        feed."""
         self._config, self._index, self._registry, self._clock = config, index, registry, clock
         self._auth, self._on_unannounced, self._hits = auth, on_unannounced, hits
-        self._ask_worker, self._pool = ask_worker, pool
+        self._ask_worker, self._pool, self._reset = ask_worker, pool, reset
         self._stack = AsyncExitStack()
         wanted = config.event_sources
         self.sources = EventSources(
@@ -177,7 +179,9 @@ class EventIntake:
     async def _open_stream(self, nats: NatsPlane, url: str) -> EventPlane:
         """The stream's events instead of the plane's own; closed with this."""
         address = NatsAddress(url, self._auth)
-        self.durable = DurableEvents(self._config, self._index, nats, address)
+        self.durable = DurableEvents(
+            self._config, self._index, nats, address, pool=self._pool, reset=self._reset
+        )
         self._stack.push_async_callback(self.durable.close)
         return await self.durable.open()
 

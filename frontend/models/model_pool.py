@@ -16,7 +16,7 @@ from ...base.clock import Clock
 from ...base.errors import ConfigError, NoWorkersError
 from ...base.identity import WorkerWithDpRank
 from ...indexer.event_index import EventIndex
-from ...kv_events import WorkerQueries
+from ...kv_events import StateReset, WorkerQueries
 from ...process.off_loop import OffLoop
 from ...process.supervised import stopped, supervise
 from ...router.config import DYNAMO
@@ -69,6 +69,7 @@ class Shared:
         default_factory=WeakValueDictionary
     )
     """of the pools that there are, by what their cards say of their files"""
+    reset: StateReset = field(default_factory=StateReset)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """of a text: one at a time"""
 
@@ -273,6 +274,7 @@ class ModelPool:
             shared.tracing,
             pool=self.name.checksum[:POOL_ID_LENGTH],
             elsewhere=lambda: self._members.elsewhere,
+            reset=shared.reset,
         )
         self._workers = workers
         await workers.start_events(self._ask_about)

@@ -11,7 +11,7 @@ from ...base.clock import Clock
 from ...base.limit_hits import LimitHits
 from ...base.urls import DEFAULT_NATS_URL
 from ...indexer.event_index import EventIndex
-from ...kv_events import SYNC_RETRY_S, EventIntake, WorkerQueries
+from ...kv_events import SYNC_RETRY_S, EventIntake, StateReset, WorkerQueries
 from ...router.kv_router import KvRouter
 from ...router.replicas import ReplicaSync
 from ...runtime.event_planes import EventPlane, NatsPlane
@@ -48,11 +48,13 @@ class WorkerPool:
         *,
         pool: str = "",
         elsewhere: Callable[[], Collection[int]] = frozenset,
+        reset: StateReset | None = None,
     ) -> None:
         """`pool`: which set of the endpoint's workers these are, by a name that every router has
-        for it, empty: all; `elsewhere`: those that are of another set."""
+        for it, empty: all; `elsewhere`: those that are of another set; `reset` is shared by all
+        pools of a process."""
         self._config, self._security, self._clock = config, security, clock
-        self._pool, self._elsewhere = pool, elsewhere
+        self._pool, self._elsewhere, self._reset = pool, elsewhere, reset
         self.events: EventIntake | None = None
         self.replicas: ReplicaSync | None = None
         self._own_plane: EventPlane | None = None
@@ -142,6 +144,7 @@ class WorkerPool:
             hits=self.hits,
             ask_worker=None if self._queries is None else self._queries.ask,
             pool=self._pool,
+            reset=self._reset,
         )
         await events.start()
         self.metrics.watch_events(index, events)

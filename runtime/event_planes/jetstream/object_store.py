@@ -47,10 +47,16 @@ class SnapshotStore:
     stands in nobody's way. Every failure is a StoreError."""
 
     def __init__(
-        self, connection: NatsConnection, address: NatsAddress, names: StreamNames
+        self,
+        connection: NatsConnection,
+        address: NatsAddress,
+        names: StreamNames,
+        pool: str = "",
     ) -> None:
-        """Connections for large things are made to `address`."""
+        """Connections for large things are made to `address`. `pool`: which set of the endpoint's
+        workers the snapshot is of, empty: all; each has one of its own."""
         self._connection, self._address, self._names = connection, address, names
+        self._object = f"{SNAPSHOT}-{pool}" if pool else SNAPSHOT
 
     async def position(self) -> StreamPosition | None:
         """Where the saved one ends; None if there is none, or it cannot be read."""
@@ -63,6 +69,27 @@ class SnapshotStore:
             return None if found is None else found.position
 
         return await self._on(self._connection, position)
+
+    async def others(self) -> list[StreamPosition]:
+        """Where those of the endpoint's other pools end, as far as they can be read."""
+        prefix = f"$O.{self._names.bucket}.M."
+
+        async def positions(streams: JetStreamContext) -> list[StreamPosition]:
+            try:
+                stream = f"OBJ_{self._names.bucket}"
+                info = await streams.stream_info(stream, subjects_filter=f"{prefix}>")
+            except NotFoundError:
+                return []
+            found = []
+            for subject in info.state.subjects or ():
+                with contextlib.suppress(_DamagedError, ValueError):
+                    name = base64.urlsafe_b64decode(subject.removeprefix(prefix)).decode()
+                    other = None if name == self._object else await self._find(streams, name)
+                    if other is not None and other.position is not None:
+                        found.append(other.position)
+            return found
+
+        return await self._on(self._connection, positions)
 
     async def load(self) -> tuple[StreamPosition, bytes] | None:
         """The saved one; None if there is none. One that is replaced meanwhile is read again."""
@@ -92,13 +119,14 @@ class SnapshotStore:
             try:
                 await self._find(streams)
             except _DamagedError:  # nats-py would stumble over it
-                await streams.purge_stream(f"OBJ_{bucket}")
-            await store.put(SNAPSHOT, io.BytesIO(snapshot), ObjectMeta(headers=headers))
+                name = base64.urlsafe_b64encode(self._object.encode()).decode()
+                await streams.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.M.{name}")
+            await store.put(self._object, io.BytesIO(snapshot), ObjectMeta(headers=headers))
 
         await self._apart(put)
 
     async def remove(self) -> None:
-        """Nothing if there is none."""
+        """Those of all the endpoint's pools. Nothing if there is none."""
 
         async def delete(streams: JetStreamContext) -> None:
             try:
@@ -144,11 +172,11 @@ class SnapshotStore:
             raise _DamagedError("its digest does not fit")
         return snapshot
 
-    async def _find(self, streams: JetStreamContext) -> _Object | None:
-        """What is saved; None if there is nothing. _DamagedError."""
+    async def _find(self, streams: JetStreamContext, name: str = "") -> _Object | None:
+        """What is saved, under this name or ours; None if there is nothing. _DamagedError."""
         try:
             store = await streams.object_store(self._names.bucket)
-            return _described(await store.get_info(SNAPSHOT))
+            return _described(await store.get_info(name or self._object))
         except NotFoundError:
             return None
         except BadObjectMetaError:

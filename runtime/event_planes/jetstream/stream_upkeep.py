@@ -36,10 +36,12 @@ class UpkeepPlan(NamedTuple):
 class StreamUpkeep:
     """The part of the router whose reader is called `name`."""
 
-    def __init__(self, name: str, *, threshold: int, interval_s: float) -> None:
+    def __init__(self, name: str, *, threshold: int, interval_s: float, pool: str = "") -> None:
         """A snapshot is saved when `threshold` messages are behind the last one, or any are and it
-        is `interval_s` old; beyond `threshold` messages the stream is purged."""
+        is `interval_s` old; beyond `threshold` messages the stream is purged. `pool`: readers that
+        save the same snapshot have it at the end of their names."""
         self._name, self._threshold, self._interval_s = name, threshold, interval_s
+        self._pool = pool
         self._snapshot: int | None = None
         self._snapshot_at = float("-inf")  # when it was first seen
         self._due_since: float | None = None
@@ -81,7 +83,7 @@ class StreamUpkeep:
             return False
         if self._due_since is None:
             self._due_since = now
-        before = sum(name < self._name for name in bound)
+        before = sum(name < self._name and name.endswith(self._pool) for name in bound)
         if now - self._due_since < before * TURN_S:
             return False
         self._due_since = now + TURN_S  # if it fails, the others' turn comes, then ours again
