@@ -22,8 +22,8 @@ from rich.table import Table
 
 from ..base.errors import RouterError
 from ..process.settings import bad_setting, option
-from ..workers.channels import ConnectionPolicy
 from .load import (
+    CLIENT_OPTIONS,
     GENERATE,
     READY,
     Neighbours,
@@ -173,7 +173,7 @@ async def _start(
                 processes[f"front {line[-1]}"] = child
         if len(processes) != fronts + 2:
             raise RouterError(f"serve has not {fronts} fronts and a decider, but {words}")
-    options = [*ConnectionPolicy().channel_options(), ("grpc.use_local_subchannel_pool", 1)]
+    options = [*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     calls: list[Any] = []
     for _ in range(config.connections):
         channel = aio.insecure_channel(match[1], options=options)

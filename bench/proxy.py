@@ -17,8 +17,6 @@ from rich.table import Table
 
 from ..base.errors import RouterError
 from ..process.settings import bad_setting, option
-from ..transport.http2 import load_library
-from ..workers.channels import GRPC_AIO, NGHTTP2
 from .load import (
     READY,
     Measured,
@@ -33,8 +31,6 @@ from .load import (
 )
 from .results import Output, pin_to_core
 
-OTHER_PATH = "router_grpc_aio"
-"""The way through a router whose own calls go over grpc.aio."""
 VOCABULARY = 32000
 
 
@@ -48,9 +44,6 @@ class ProxyBenchConfig:
     output_tokens: tuple[int, ...] = option((1,), "Tokens of an answer; may be repeated.")
     workers: int = option(8, "Engines that the proxies have connections to.")
     tokens: int = option(1220, "Tokens of a prompt; 1220 make a request of 3 KB.")
-    both_paths: bool = option(
-        False, "Measure the router on grpc.aio too, beside the one on nghttp2.", "--both-paths"
-    )
     pin: bool = option(True, "Give the proxies a CPU core of their own.")
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
@@ -89,18 +82,11 @@ async def _start(config: ProxyBenchConfig, stack: contextlib.AsyncExitStack) -> 
     serve += [part for address in addresses for part in ("--worker", f"grpc://{address}")]
     serve += ["--log-level", "error", "--lame-duck-s", "0"]
     ways = {"direct": Way(addresses[0], engine), "bare": Way(bare_address, bare)}
-    routers = {"router": serve}
-    if config.both_paths:
-        if reason := load_library().reason:
-            raise RouterError(reason)
-        routers = {"router": [*serve, "--data-path", NGHTTP2]}
-        routers[OTHER_PATH] = [*serve, "--data-path", GRPC_AIO]
-    for name, command in routers.items():
-        router, ready = await start_child(command, stack)
-        match = READY.search(ready)
-        if match is None:
-            raise RouterError(f"serve did not say that it is ready, but: {ready}")
-        ways[name] = Way(match[1], router)
+    router, ready = await start_child(serve, stack)
+    match = READY.search(ready)
+    if match is None:
+        raise RouterError(f"serve did not say that it is ready, but: {ready}")
+    ways["router"] = Way(match[1], router)
     if pin:
         pin_to_core(cores[1])
     return ways

@@ -43,7 +43,7 @@ class ModelServer:
         self._stack = AsyncExitStack()
         self.security = Security(config, self._clock)
         self._spans = span_export_of(config.observability.otel_endpoint)
-        self._plane = WorkerPlane(config, self.security.nats, self.security.worker_tls)
+        self._plane = WorkerPlane(config, self.security.nats)
         self._off_loop = OffLoop()
         self._frontend: Frontend | None = None
         self._events = "from engines"

@@ -108,12 +108,6 @@ class KvRouterConfig:
         "--router-kv-events",
         env=("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
     )
-    index_read_path: str = option(
-        "shared",
-        "With KV events: how decisions read the index while events are written to it. Shared, the "
-        "only way there is: several at once.",
-        choices=("shared",),
-    )
     router_max_index_blocks: int = option(
         2**26,
         "With KV events: most different blocks indexed in a storage tier (about 40 bytes each),"
@@ -198,9 +192,6 @@ class KvRouterConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise bad_setting("mode", f"{self.mode!r} is not one of {', '.join(MODES)}")
-        if self.index_read_path != "shared":
-            text = f"{self.index_read_path!r} is not offered: decisions read the index 'shared'"
-            raise bad_setting("index_read_path", text)
         self._check_policy()
         for key in ("block_size", *_SIZES):
             require_at_least(key, getattr(self, key), 1)

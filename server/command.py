@@ -15,9 +15,8 @@ import uvloop
 from ..base.errors import ConfigError
 from ..base.urls import redact_text
 from ..process.logs import LogOutput
-from ..process.settings import SettingsSource, bad_setting
+from ..process.settings import SettingsSource
 from ..process.system import StopSignals, allow_open_files, on_hangup, run_until
-from ..workers.channels import NGHTTP2, data_path_of
 from .config import ServeConfig
 from .config_check import check_snapshot_path, vain_settings
 from .fronts import Supervisor
@@ -76,8 +75,6 @@ def run(
 
     def supervise(output: LogOutput) -> Supervisor:
         warn()
-        if data_path_of(config.connection) != NGHTTP2:
-            raise bad_setting("fronts", "need the data path nghttp2, whose library is not here")
         return Supervisor(config)
 
     def warn() -> None:

@@ -6,7 +6,7 @@ from ..base.urls import DEFAULT_NATS_URL
 from ..process.settings import SHORTEST_S, bad_setting, option
 from ..router.config import KvRouterConfig, require_at_least
 from ..transport.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
-from ..workers.channels import GRPC_AIO, ConnectionPolicy
+from ..workers.channels import ConnectionPolicy
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
 from ..workers.records import STATIC, DiscoveryConfig, EventPlaneConfig
@@ -234,11 +234,6 @@ class ServeConfig:
                 "session_affinity_ttl_secs",
                 self.router.affinity.session_affinity_ttl_secs is not None,
                 "sessions need one process",
-            ),
-            (
-                "data_path",
-                self.connection.data_path == GRPC_AIO,
-                "gRPC's own server does not share a port",
             ),
         ):
             if given:

@@ -63,7 +63,6 @@ class MockProcess:
         model_id: str | None,
         nats_url: str | None,
         nats_auth: NatsAuthConfig,
-        data_path: str,
         vocab_size: int | None = None,
     ) -> None:
         """`vocab_size` counts where the configuration gives none."""
@@ -81,7 +80,6 @@ class MockProcess:
             "--max-num-seqs": config.max_num_seqs,
             "--max-num-batched-tokens": config.max_num_batched_tokens,
             "--model-id": model_id,
-            "--data-path": data_path,
             **{spec.flags[0]: tiers[spec.key] for spec in options_of(TierConfig)},
             "--event-plane": "nats",
             "--discovery": "static",  # whatever the environment says: they are known already

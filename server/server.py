@@ -10,7 +10,6 @@ import structlog
 from ..base.clock import SystemClock
 from ..process.logs import LogOutput
 from ..process.settings import SettingsSource
-from ..workers.channels import data_path_of
 from ..workers.records import ModelCard
 from .access import Security
 from .admin import AdminRoutes, LiveSettings, Reloader, WorkerList
@@ -79,8 +78,8 @@ class Server:
         self.dashboard = pool.dashboard
         self._discovery: Discovery | None = None
         if is_discovering(config):
-            nats, tls = self.security.nats, self.security.worker_tls
-            self._discovery = Discovery(config, self.admin, self.monitor, self._clock, nats, tls)
+            nats = self.security.nats
+            self._discovery = Discovery(config, self.admin, self.monitor, self._clock, nats)
         self._workers = WorkerList(self.admin, self.monitor, refresh_s=config.dns_refresh_s)
         self._live = LiveSettings(
             config,
@@ -129,7 +128,6 @@ class Server:
             workers=workers,
             max_message_bytes=config.connection.max_message_bytes,
             tls=self.security.server_tls,
-            data_path=data_path_of(config.connection),
         )
         self.monitor.listeners.append(self._on_workers)
 
@@ -209,7 +207,6 @@ class Server:
                 model_id=config.model_id,
                 nats_url=nats_url,
                 nats_auth=config.nats_auth,
-                data_path=config.connection.data_path,
                 vocab_size=None if self.attached is None else self.attached.vocab_size,
             )
             stack.push_async_callback(mocks.stop)
@@ -262,7 +259,7 @@ class Server:
         more = {
             **self.pool.health,
             "mode": self._config.router.mode,
-            "data_path": data_path_of(self._config.connection),
+            "data_path": "nghttp2",
             "draining": self._draining,
         }
         ready = bool(more["workers"].get("ready")) and not self._draining

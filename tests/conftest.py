@@ -22,15 +22,6 @@ settings.register_profile(
 settings.load_profile("untimed")
 
 
-# For what tests make without a command line too.
-if path := environ.get("DYNAMO_ROUTER_DATA_PATH"):
-    from dynamo_router.engines.mocker.config import MockerConfig
-    from dynamo_router.workers.channels import ConnectionPolicy
-
-    for settings_class in (ConnectionPolicy, MockerConfig):
-        settings_class.__init__.__kwdefaults__["data_path"] = path
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """A shuffled order, but the same each time: it judges the change too, not its luck."""

@@ -16,15 +16,11 @@ from ..base.identity import MAX_WORKER_ID
 from ..transport.security import ClientTls
 from .cache_control import ask_prefetch
 from .channels import (
-    NGHTTP2,
-    AioChannel,
     ConnectionPolicy,
     EngineCall,
-    EngineChannel,
     EventCall,
     Http2Channel,
     Metadata,
-    data_path_of,
 )
 from .engine_facts import EngineFacts, facts_of
 from .failures import EngineCallError, Origin
@@ -66,7 +62,7 @@ class EngineIdentity:
 
 
 class TrtllmClient:
-    """The way to one engine, over nghttp2 or grpc.aio. Methods raise EngineCallError when it does.
+    """The way to one engine, over nghttp2. Methods raise EngineCallError when it does.
 
     `timeout` is in seconds everywhere; a call without an answer by then fails with
     DEADLINE_EXCEEDED. With `tls` the engine is believed, and shown who we are, as that says; its
@@ -85,11 +81,11 @@ class TrtllmClient:
         self.address = address
         self._closed = False
         connection = connection or ConnectionPolicy()
-        make = Http2Channel if data_path_of(connection) == NGHTTP2 else AioChannel
-        self._channel: EngineChannel = make(address, connection, tls, tls_name)
+        make = partial(Http2Channel, address, connection, tls, tls_name)
+        self._channel = make()
         # Events have a connection of their own: many that wait to be read keep no answer back.
-        self._make_events = partial(make, address, connection, tls, tls_name)
-        self._events: Http2Channel | AioChannel | None = None
+        self._make_events = make
+        self._events: Http2Channel | None = None
 
     def generate(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None

@@ -10,7 +10,7 @@ from .dynamo_selector import DynamoSelector
 from .envoy_peer import start_envoy
 from .http_client import HttpClient
 from .progress import OnStart, progress_bar
-from .proxy_peers import GENERATE, Methods, open_call, start_child, start_peer
+from .proxy_peers import CLIENT_OPTIONS, GENERATE, Methods, open_call, start_child, start_peer
 from .serve_process import READY, ServeProcess, mock_fleet_arguments
 from .stats import LoadStats
 from .target import TargetAccess
@@ -32,6 +32,7 @@ from .way import (
 __all__ = [
     "Ask",
     "CompletionClient",
+    "CLIENT_OPTIONS",
     "GENERATE",
     "DynamoPeer",
     "DynamoSelector",

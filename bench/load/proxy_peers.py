@@ -17,13 +17,20 @@ from grpc import aio
 
 from ...base.errors import RouterError
 from ...process.child_process import ChildError, ChildProcess
-from ...workers.channels import MAX_MESSAGE_BYTES, ConnectionPolicy
+from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE, pb
 
 OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
+)
+CLIENT_OPTIONS = (
+    *OPTIONS,
+    ("grpc.enable_retries", 0),
+    # A fixed window: probing for the best one costs a ping with nearly every message.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
 )
 GENERATE = f"/{SERVICE}/Generate"
 START_TIMEOUT_S = 60.0
@@ -98,7 +105,7 @@ async def start_peer(role: str, argument: str, stack: AsyncExitStack) -> tuple[i
 
 def open_call(address: str, stack: AsyncExitStack) -> Any:
     """Generate of a server, as bytes, over a channel that is closed with the stack."""
-    channel = aio.insecure_channel(address, options=ConnectionPolicy().channel_options())
+    channel = aio.insecure_channel(address, options=CLIENT_OPTIONS)
     stack.push_async_callback(channel.close, None)
     return channel.unary_stream(GENERATE, None, None)
 

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from ...base.errors import StatusCode
-from ...transport.grpc_server import Methods
+from ...transport.grpc_methods import Methods
 from ...workers.trtllm_proto import SERVICE
 from ..serving import KvEvent, KvEventFeed, KvSubscription, ServedEngine
 from .faults import HEALTHY, Fault, FaultyMessages

@@ -7,7 +7,6 @@ from ...base.urls import DEFAULT_NATS_URL
 from ...process.settings import bad_setting, option
 from ...runtime.kv_stores import LEASE_TTL_S
 from ...transport.security import NatsAuthConfig, ServerTlsConfig
-from ...workers.channels import DATA_PATHS, data_path_option
 from ...workers.records import DiscoveryConfig, EventPlaneConfig
 
 DIALECTS = ("trtllm", "dynamo")
@@ -35,7 +34,6 @@ class ServingConfig:
         "Have NATS keep the KV events in a stream (JetStream), for routers that restart.",
     )
     tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
-    data_path: str = data_path_option("calls to the engines")
     namespace: str = option("dynamo", "Namespace of the event subject.")
     component: str = option("backend", "Component of the event subject.")
     endpoint: str = option("generate", "Endpoint of the event subject.")
@@ -71,7 +69,6 @@ class ServingConfig:
             require("worker_id", 0 <= self.worker_id < 2**64, "must fit 64 bits")
         require("heartbeat_s", 0 <= self.heartbeat_s < math.inf, "must be finite, at least 0")
         require_choice("dialect", self.dialect, DIALECTS)
-        require_choice("data_path", self.data_path, DATA_PATHS)
         require_positive("lease_ttl_s", self.lease_ttl_s)
         require("drain_timeout_s", self.drain_timeout_s >= 0, "must not be negative")
         for key in ("host", "namespace", "component", "endpoint"):

@@ -10,10 +10,9 @@ from ...base.clock import Clock, SystemClock
 from ...base.errors import ConfigError
 from ...base.identity import address_worker_id
 from ...runtime.event_planes import EventPlane
-from ...transport.grpc_server import GrpcListener, Methods, make_listener, served_plainly
-from ...transport.http2 import ServerLimits
+from ...transport.grpc_methods import Methods, served_plainly
+from ...transport.http2 import Http2Server, ServerLimits
 from ...transport.security import ServerTls
-from ...workers.channels import NGHTTP2, data_path_of
 from ..event_stream import PublisherLimits
 from ..outbox import StoredRun
 from ..publisher import KvEventPublisher
@@ -57,7 +56,7 @@ class EngineServer:
         self._feed = feed
         self._around = around
         self._publishers: list[KvEventPublisher] = []  # one for each rank
-        self._server: GrpcListener | None = None
+        self._server: Http2Server | None = None
         self._beat_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -74,8 +73,9 @@ class EngineServer:
         """Take the port, start the engine, then answer and be found. ConfigError if the port cannot
         be had, before the engine is started; else as the engine's `start`."""
         config = self._config
-        native = data_path_of(config) == NGHTTP2
-        server = make_listener(ServerLimits(), self._tls, native=native)
+        server = Http2Server(
+            ServerLimits(), None if self._tls is None else self._tls.http2_context()
+        )
         try:
             port = server.bind(config.host, config.port)
         except OSError:
@@ -91,7 +91,7 @@ class EngineServer:
                 await server.stop(0.0)
             raise
 
-    async def _begin(self, server: GrpcListener, first_event_id: int) -> None:
+    async def _begin(self, server: Http2Server, first_event_id: int) -> None:
         config, engine = self._config, self.engine
         if self.registration is not None:
             self.worker_id = await self.registration.start(config.worker_id)

@@ -6,7 +6,8 @@ from contextlib import aclosing
 from typing import Any
 
 from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode, WorkerError
-from ...transport.grpc_server import Method, Methods, ServerCall
+from ...transport.grpc_methods import Method, Methods
+from ...transport.http2 import ServerCall
 from ...workers.cache_control import PREFETCH_METHOD, RETURNING_KEY, encode_loaded
 from ...workers.dialects import DP_RANK_KEY, TrtllmAnswer, with_handoff
 from ...workers.engine_facts import EngineFacts

@@ -8,16 +8,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from structlog import get_logger
 
-from ...base.clock import SystemClock
 from ...base.errors import ConfigError
-from ...transport.security import ClientTls, FileWatch, ServerTls, ServerTlsConfig, WorkerTlsConfig
 from ..discovery import Registrations
 from ..kv_stores import LEASE_TTL_S, KeyValueStore, NatsAddress, StoreError
 from ..request_planes import (
-    GRPC_TLS,
-    Carrier,
-    GrpcCarrier,
-    GrpcListener,
     Handler,
     NatsCarrier,
     RequestClient,
@@ -65,20 +59,18 @@ class DistributedRuntime:
         capacity: int = 1024,
         startup_timeout_s: float = STARTUP_TIMEOUT_S,
         nats: NatsAddress | None = None,
-        request_plane: Literal["tcp", "nats", "grpc"] = "tcp",
-        tls: ServerTlsConfig | None = None,
-        worker_tls: WorkerTlsConfig | None = None,
+        request_plane: Literal["tcp", "nats"] = "tcp",
     ) -> None:
         """`host` is where others reach us; `port` 0 is any. The store is closed with us.
 
-        With `nats` workers of the NATS request plane can be called, and we may be one. With `tls`
-        we serve over gRPC with TLS, and over nothing else; with `worker_tls` workers that do so
-        can be called. ConfigError if files of either are no good.
+        With `nats` workers of the NATS request plane can be called, and we may be one. ConfigError
+        for a request plane that is none.
         """
+        if request_plane not in ("tcp", "nats"):
+            text = f"{request_plane!r} is no request plane: tcp or nats"
+            raise ConfigError(text, key="request_plane")
         if request_plane == "nats" and nats is None:
             raise ConfigError("the NATS request plane needs the address of NATS", key="nats")
-        if tls is not None and request_plane != "grpc":
-            raise ConfigError(f"the {request_plane} request plane has no TLS", key="tls")
         if host in ("", "0.0.0.0", "::"):
             raise ConfigError(f"others cannot reach us at {host!r}", key="host")
         self._store, self._host, self._port = store, host, port
@@ -88,19 +80,7 @@ class DistributedRuntime:
         self._server = RequestServer(capacity)
         self._nats = NatsCarrier(nats) if nats is not None else None
         self._over_nats = request_plane == "nats"
-        self._files = FileWatch(SystemClock())
-        self._tls = None if tls is None else ServerTls(tls)
-        self._grpc = GrpcListener(self._server, self._tls) if request_plane == "grpc" else None
-        carriers: dict[str, Carrier] = {}
-        if self._nats is not None:
-            carriers["nats_tcp"] = self._nats
-        if worker_tls is not None:
-            theirs = ClientTls(worker_tls)
-            self._files.files.append(theirs.files)
-            carriers[GRPC_TLS] = GrpcCarrier(tls=theirs)
-        if self._tls is not None:
-            self._files.files.append(self._tls.files)
-        self._plane = RequestClient(carriers)
+        self._plane = RequestClient({} if self._nats is None else {"nats_tcp": self._nats})
         self._registrations: Registrations | None = None
         self._declared: dict[EndpointName, Handler] = {}
         self._served: dict[EndpointName, Instance] = {}
@@ -155,9 +135,8 @@ class DistributedRuntime:
         """Get a lease, listen, and serve what was declared. StoreError without a store in time."""
         if self._started:
             return
-        await (self._grpc or self._server).start(self._host, self._port)
+        await self._server.start(self._host, self._port)
         await self._plane.start(self._host)
-        self._files.start()
         try:
             if self._store is not None:
                 self._registrations = Registrations(self._store, self._lease_ttl_s)
@@ -189,9 +168,6 @@ class DistributedRuntime:
             await client.close()
         self._clients.clear()
         await self._plane.close()
-        await self._files.close()
-        if self._grpc is not None:
-            await self._grpc.close()
         await self._server.close()
         if self._registrations is not None:
             await self._registrations.close()
@@ -241,10 +217,8 @@ class DistributedRuntime:
         id = self.instance_id
         shown = f"[{self._host}]" if ":" in self._host else self._host
         path = path_of(name, id)
-        transport, port = "tcp", self._server.port if self._grpc is None else self._grpc.port
-        if self._grpc is not None:
-            transport = "grpc" if self._tls is None else GRPC_TLS
-        instance = Instance(name, id, transport, f"{shown}:{port}/{path}", "msgpack")
+        address = f"{shown}:{self._server.port}/{path}"
+        instance = Instance(name, id, "tcp", address, "msgpack")
         self._server.add(path, handler)
         if self._over_nats and self._nats is not None:
             instance = Instance(name, id, "nats_tcp", subject_of(name, id), "msgpack")

@@ -5,23 +5,18 @@ from .answer_queue import AnswerQueue
 from .answer_writer import Handler, RequestContext, annotated
 from .faults import Fault, RequestError
 from .frames import FrameError
-from .grpc_carrier import GRPC_TLS, GrpcCarrier
-from .grpc_listener import GrpcListener
 from .nats_carrier import NatsCarrier
 from .request_client import Carrier, RequestClient
 from .request_server import RequestServer
 from .response_reader import PartDecoder, part_decoders
 
 __all__ = [
-    "GRPC_TLS",
     "Answer",
     "AnswerListener",
     "AnswerQueue",
     "Carrier",
     "Fault",
     "FrameError",
-    "GrpcCarrier",
-    "GrpcListener",
     "Handler",
     "NatsCarrier",
     "PartDecoder",

@@ -10,7 +10,6 @@ from .answer import Answer, AnswerListener
 from .answer_queue import AnswerQueue
 from .call_home import CallHomeLine
 from .faults import Fault, RequestError
-from .grpc_carrier import GrpcCarrier
 from .messages import encode_request_message
 from .response_reader import PartDecoder
 from .tcp_carrier import TcpCarrier
@@ -24,13 +23,12 @@ class Carrier(Protocol):
 
 
 class RequestClient:
-    """One per process. Over TCP, gRPC, and what else is given as `carriers`, by transport."""
+    """One per process. Over TCP, and what else is given as `carriers`, by transport."""
 
     def __init__(self, carriers: dict[str, Carrier] | None = None) -> None:
         self._tcp = TcpCarrier()
         self._carriers: dict[str, Carrier] = {
             "tcp": self._tcp,
-            "grpc": GrpcCarrier(),
             **(carriers or {}),
         }
         self._listener: asyncio.Server | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from ...transport.grpc_server import ServerCall
+from ...transport.http2 import ServerCall
 from .access import Access
 from .callers import AccessError, set_caller
 from .page_check import is_loopback

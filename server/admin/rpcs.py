@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from ...base.errors import StatusCode
 from ...router.proto import router_pb2 as pb
-from ...transport.grpc_server import ServerCall
+from ...transport.http2 import ServerCall
 from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
 
 

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ...base.errors import UNREADABLE_MESSAGE, RouterError, StatusCode
-from ...transport.grpc_server import Method, Methods, ServerCall
+from ...transport.grpc_methods import Method, Methods
+from ...transport.http2 import ServerCall
 from ..access import Caller, Role, current_account, current_caller, set_account, set_caller
 from ..dispatch import status_of
 from .link import DeciderAwayError, DeciderLink, refused

@@ -12,7 +12,6 @@ from ...base.limit_hits import LimitHits
 from ...process.supervised import stopped, supervise
 from ...router.config import KvRouterConfig
 from ...router.kv_router import KvRouter
-from ...workers.channels import data_path_of
 from ..access import Security
 from ..config import ServeConfig
 from ..dispatch import NoTrace, RequestReader
@@ -116,7 +115,6 @@ class Front:
             workers=len(config.workers),
             max_message_bytes=config.connection.max_message_bytes,
             tls=self._security.server_tls,
-            data_path=data_path_of(config.connection),
             shares_port=True,
         )
         self._totals = (

@@ -15,7 +15,7 @@ from ...process.steps import by_steps
 from ...router.admission import Objectives, Urgency
 from ...router.policy import Decision
 from ...router.prompt import Prompt
-from ...transport.grpc_server import Methods
+from ...transport.grpc_methods import Methods
 from ..dispatch import Flight, GenerateFacts
 from ..pool import WorkerPool
 from .calls import answer_carried

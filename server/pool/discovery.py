@@ -10,13 +10,11 @@ from ...kv_events import WorkerQueries
 from ...runtime.components import EndpointName
 from ...runtime.kv_stores import NatsAddress
 from ...runtime.request_planes import (
-    GRPC_TLS,
     Carrier,
-    GrpcCarrier,
     NatsCarrier,
     RequestClient,
 )
-from ...transport.security import ClientTls, NatsAuth
+from ...transport.security import NatsAuth
 from ...workers.health import HealthMonitor
 from ...workers.records import STATIC, ModelCard, WorkerWatch
 from ..admin import DiscoveredWorkers, WorkerAdmin
@@ -29,15 +27,12 @@ MOST_WORKERS = 1024
 class WorkerPlane(RequestClient):
     """The request plane over which workers of Dynamo's are called, as a configuration has it."""
 
-    def __init__(self, config: ServeConfig, auth: NatsAuth | None, tls: ClientTls | None) -> None:
-        """`tls`: how those are believed that are called over TLS; None: none is called so."""
+    def __init__(self, config: ServeConfig, auth: NatsAuth | None) -> None:
         address = NatsAddress.from_environment()
         if config.nats is not None:
             address = NatsAddress(config.nats, auth)
         self._host = config.response_host or reachable_host(config.host)
         carriers: dict[str, Carrier] = {"nats_tcp": NatsCarrier(address)}
-        if tls is not None:
-            carriers[GRPC_TLS] = GrpcCarrier(tls=tls)
         super().__init__(carriers)
 
     async def listen(self) -> None:
@@ -59,7 +54,6 @@ class Discovery:
         monitor: HealthMonitor,
         clock: Clock,
         auth: NatsAuth | None,
-        tls: ClientTls | None = None,
     ) -> None:
         """ConfigError if the store's address, or a name, is no good."""
         backend = config.backend
@@ -69,7 +63,7 @@ class Discovery:
             name = EndpointName(config.namespace, config.component, config.endpoint)
         except ValueError as error:
             raise ConfigError(f"discovery: {error}", key="discovery") from None
-        self._plane = WorkerPlane(config, auth, tls)
+        self._plane = WorkerPlane(config, auth)
         self._watch = WorkerWatch(store, name, self._plane.transports)
         self._workers = DiscoveredWorkers(backend, self._watch, admin, monitor, self._plane, clock)
         self._stack = AsyncExitStack()

@@ -6,36 +6,18 @@ Servers bound calls by dropping them without a count, so their own limits are se
 import asyncio
 from collections.abc import AsyncIterator
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from ...base.errors import UNREADABLE_MESSAGE, RouterError, StatusCode
 from ...router.admission import SharedBound
-from ...transport.grpc_server import AnswerAtOnce, AtOnce, Method, ServerCall, answer_call
+from ...transport.grpc_methods import AnswerAtOnce, Method, answer_call
+from ...transport.http2 import AtOnce, ServerCall
 from ...workers.channels import Metadata
 from ..access import AccessError, GrpcGuard, current_caller, set_account
 from ..dispatch import MAX_DECODED_BYTES, status_of
 from .call_limits import CallLimits
 
 _INVALID = StatusCode.INVALID_ARGUMENT
-
-
-class Http2Call(ServerCall, Protocol):
-    """A call that can be ended without waiting until that has left."""
-
-    payer: str
-    """Who it is charged to."""
-
-    def answer(self, message: bytes) -> None:
-        """End it well, with this message."""
-        ...
-
-    def end(self, code: int, text: str = "") -> None:
-        """End it with a status."""
-        ...
-
-    def give_up(self) -> None:
-        """End it without a status; what was not sent is dropped."""
-        ...
 
 
 class _CallRefused(Exception):  # noqa: N818 - it is how a call is ended, and no error
@@ -76,7 +58,7 @@ class CheckedCalls:
         their clients to read count from then on; one that finds no room is given up."""
         calls, bound = self._calls, self._calls.bound_of(path)
 
-        def serve(call: Http2Call, message: bytes) -> bool:
+        def serve(call: ServerCall, message: bytes) -> bool:
             try:
                 call.payer = caller = self._caller(path, call)
                 # It is mostly over before another one begins: there is nothing to give back.
@@ -96,7 +78,7 @@ class CheckedCalls:
                 call.answer(found)
             return True
 
-        async def finish(call: Http2Call) -> None:
+        async def finish(call: ServerCall) -> None:
             # It is not asked who calls once more: a refusal would count twice.
             caller = call.payer or peer_host(call.peer())
             if bound.take(caller) is not None:

@@ -10,16 +10,16 @@ from grpc_health.v1 import health
 from ...base.errors import ConfigError
 from ...base.limit_hits import LimitHits
 from ...process.system import why_cannot_listen
-from ...transport.grpc_server import Methods, make_listener
-from ...transport.http2 import ServerLimits
+from ...transport.grpc_methods import Methods
+from ...transport.http2 import Http2Server, ServerLimits
 from ...transport.security import ServerTls
-from ...workers.channels import GRPC_AIO, MAX_MESSAGE_BYTES, NGHTTP2, WINDOW_BYTES
+from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from ..access import Access, GrpcGuard
 from ..peer_limits import PeerLimits
 from .call_limits import CallLimits
 from .checked_calls import CheckedCalls
-from .connection_share import ConnectionShare, ConnectionWatch
+from .connection_share import ConnectionShare
 from .connections import plan_connections, share_of
 from .router_service import SERVICE as ROUTER_SERVICE
 from .standard_services import HealthService, reflection_methods
@@ -53,7 +53,6 @@ class GrpcServer:
         workers: int = 0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         tls: ServerTls | None = None,
-        data_path: str = GRPC_AIO,
         shares_port: bool = False,
     ) -> None:
         """`shares_port`: other processes of ours listen on it too."""
@@ -62,21 +61,18 @@ class GrpcServer:
         plan = plan_connections(limits, workers)
         if plan.warning:
             log.warning(plan.warning)
-        self._share: ConnectionShare | None = None
+        share: ConnectionShare | None = None
         if limits.max_connection_share < 1:
             most_each = share_of(plan.grpc, limits.max_connection_share)
-            self._share = ConnectionShare(most_each, calls.hits)
-        self._native = data_path == NGHTTP2
-        self._listener = make_listener(
+            share = ConnectionShare(most_each, calls.hits)
+        self._listener = Http2Server(
             _server_limits(calls, plan.grpc, max_message_bytes),
-            tls,
-            native=self._native,
-            share=self._share,
+            None if tls is None else tls.http2_context(),
+            share=share,
             on_limit=calls.hits.hit,
             input_bound=calls.bytes,
             output_bound=calls.answer_bytes,
         )
-        self._watch: ConnectionWatch | None = None
         self._health = HealthService()
         self._serving: bool | None = None
         self._wanted = False
@@ -111,9 +107,6 @@ class GrpcServer:
         await self._health.set(ROUTER_SERVICE, serving=True)
         await self._report(False)
         await self._listener.start(self._methods, self._at_once)
-        if self._share is not None and not self._native:
-            self._watch = ConnectionWatch(self.port, self._share)
-            self._watch.start()
 
     def set_serving(self, serving: bool) -> None:
         """Tell grpc.health.v1 whether a request can be served now."""
@@ -125,8 +118,6 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Take no more requests, let those in flight end for `grace_s`, cancel the rest."""
-        if self._watch is not None:
-            await self._watch.close()
         if self._updates:
             await asyncio.wait(self._updates)
         await self._health.shut_down()

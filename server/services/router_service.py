@@ -17,7 +17,8 @@ from ...router.policy import CandidateTerms, Decision
 from ...router.prompt import Prompt
 from ...router.proto import router_pb2 as pb
 from ...router.views import PotentialLoad, WorkerView
-from ...transport.grpc_server import AnswerAtOnce, Metadata, Method, Methods, ServerCall
+from ...transport.grpc_methods import AnswerAtOnce, Metadata, Method, Methods
+from ...transport.http2 import ServerCall
 from ..access import current_account, current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
 from ..dispatch import LONG_BYTES, RequestReader, status_of

@@ -11,7 +11,8 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from ...base.errors import StatusCode
-from ...transport.grpc_server import Method, Methods, ServerCall
+from ...transport.grpc_methods import Method, Methods
+from ...transport.http2 import ServerCall
 
 REFLECTION = tuple(f"grpc.reflection.{v}.ServerReflection" for v in ("v1", "v1alpha"))
 """Their messages are the same."""

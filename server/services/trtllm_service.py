@@ -16,7 +16,8 @@ from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode
 from ...base.identity import WorkerWithDpRank, as_worker
 from ...router.admission import NO_OBJECTIVES, NORMAL, Urgency, read_objectives
 from ...router.affinity import read_session
-from ...transport.grpc_server import Method, Methods, PeerGoneError, ServerCall
+from ...transport.grpc_methods import Method, Methods
+from ...transport.http2 import PeerGoneError, ServerCall
 from ...workers.cache_control import RETURNING_KEY
 from ...workers.channels import Metadata
 from ...workers.dialects import DP_RANK_KEY

@@ -13,14 +13,12 @@ from support.polling import until
 from support.rig import Rig, first
 from support.serving import serving
 
-from dynamo_router.base.errors import ConfigError, NoWorkersError, StatusCode
+from dynamo_router.base.errors import ConfigError, StatusCode
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.dispatch.observers import NoObserver
 from dynamo_router.server.dispatch.request import Flight
 from dynamo_router.server.request_limits import RequestLimits
-from dynamo_router.server.services.trtllm_service import abort_with
-from dynamo_router.transport.grpc_server.aio_server import AioCall
 
 
 class Ends(NoObserver):
@@ -110,18 +108,6 @@ async def test_a_clients_deadline_is_counted_as_one(script: Any) -> None:
         assert set(ends.codes) == {StatusCode.DEADLINE_EXCEEDED}
         # The router ends it there, or the engine itself, which was told of the deadline.
         await until(lambda: engine.ended == ["late"])
-
-
-async def test_an_error_that_nobody_waits_for_any_more_is_no_error_of_ours() -> None:
-    class Gone:
-        """A call whose client left before its status could be sent."""
-
-        async def abort(self, *status: Any) -> None:
-            raise RuntimeError('Failed "execute_batch"')  # gRPC does not export its type
-
-    with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
-        await abort_with(AioCall(Gone()), NoWorkersError("no workers ready"))
-    assert logs == []
 
 
 QUEUE = KvRouterConfig(

@@ -15,9 +15,9 @@ from dynamo_router.base.clock import SystemClock
 from dynamo_router.server.dispatch.dispatch import Dispatcher
 from dynamo_router.server.dispatch.observers import DispatchObserver
 from dynamo_router.server.services.trtllm_service import TrtllmService
-from dynamo_router.transport.grpc_server import make_listener, served_plainly
-from dynamo_router.transport.http2 import ServerLimits
-from dynamo_router.workers.channels import NGHTTP2, ConnectionPolicy, data_path_of
+from dynamo_router.transport.grpc_methods import served_plainly
+from dynamo_router.transport.http2 import Http2Server, ServerLimits
+from dynamo_router.workers.channels import ConnectionPolicy
 from dynamo_router.workers.health import HealthMonitor
 from dynamo_router.workers.health_tracker import HealthPolicy
 from dynamo_router.workers.outliers import OutlierPolicy
@@ -66,8 +66,7 @@ class Rig:
         self.dispatcher.start()
         stack.push_async_callback(self.dispatcher.close)
         service = TrtllmService(self.dispatcher, self.monitor)
-        native = data_path_of(ConnectionPolicy()) == NGHTTP2
-        self.server = make_listener(ServerLimits(), None, native=native)
+        self.server = Http2Server(ServerLimits())
         port = self.server.bind("127.0.0.1", 0)
         methods = service.methods.items()
         await self.server.start({path: served_plainly(method) for path, method in methods})

@@ -166,10 +166,6 @@ def test_mistakes_are_named(run, words: list[str], message: str) -> None:
     ("bad", "message"),
     [
         ({"mode": "best"}, "mode: 'best' is not one of kv, "),
-        (
-            {"index_read_path": "exclusive"},
-            "index_read_path: 'exclusive' is not offered: decisions read the index 'shared'",
-        ),
         ({"router_prune_target_ratio": 0.0}, "router_prune_target_ratio: must be in"),
         ({"active_request_expiry_secs": 0.0}, "active_request_expiry_secs: must be greater"),
         (

@@ -43,14 +43,8 @@ KNOW_GRPC = {
     "runtime.kv_stores.etcd_connection": "etcd's client is made on it",
     "runtime.kv_stores.etcd_store": "etcd's client is made on it",
     "runtime.kv_stores.etcd_watch": "etcd's client is made on it",
-    "runtime.request_planes.grpc_carrier": "Dynamo's plane over gRPC",
-    "runtime.request_planes.grpc_listener": "Dynamo's plane over gRPC",
     "server.metrics.process": "its version is told",
     "server.services.standard_services": "gRPC's own services of health and reflection",
-    "transport.grpc_server.aio_server": "the fallback",
-    "transport.security.client_tls": "the fallback's credentials",
-    "transport.security.server_tls": "the fallback's credentials",
-    "workers.channels.aio_channel": "the fallback",
 }
 FLOORS_OF_REQUESTS = tuple(floor for floor in FLOORS if floor != "bench")
 

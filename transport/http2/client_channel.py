@@ -12,7 +12,7 @@ from ._session import SessionError
 from .client_call import CANCELLED_HERE, CallError, ClientCall
 from .client_connection import ClientConnection
 from .keepalive import Keepalive
-from .library import load_library, make_session
+from .library import make_session, require_library
 from .outcome import Fault, Outcome
 from .wire import Metadata, encode_metadata, encode_timeout
 
@@ -58,9 +58,8 @@ class ClientChannel:
         tls: Tls | None = None,
         error: Callable[[Outcome], Exception] = CallError,
     ) -> None:
-        """`error` is what a call raises that failed so. RuntimeError if there is no library."""
-        if reason := load_library().reason:
-            raise RuntimeError(reason)
+        """`error` is what a call raises that failed so. ConfigError if there is no nghttp2."""
+        require_library()
         self.address = address
         self._limits = limits = limits or ChannelLimits()
         self._tls = tls

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from ...base.errors import ConfigError
 from . import _nghttp2
 from ._session import Session
 from ._streams import END, GOAWAY, HALF_CLOSED, HEADERS, MESSAGE
@@ -39,6 +40,13 @@ def load_library() -> Library:
     wanted = ".".join(map(str, _nghttp2.OLDEST))
     text = f"no nghttp2 {wanted} or newer, in pycurl or of the system"
     return Library(None, reason=f"{text} ({'; '.join(reasons) or 'none found'})")
+
+
+def require_library() -> None:
+    """ConfigError if there is no nghttp2 that works: no gRPC call can be made or served then."""
+    if reason := load_library().reason:
+        text = f"gRPC needs nghttp2: {reason}; install the package pycurl or the system's nghttp2"
+        raise ConfigError(text)
 
 
 def _candidates() -> list[str]:

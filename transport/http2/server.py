@@ -12,7 +12,7 @@ from functools import partial
 
 from ...base.errors import StatusCode
 from ...base.limit_hits import LimitLog
-from .library import load_library, make_session
+from .library import make_session, require_library
 from .server_call import AnswerNow, AtOnce, CallAborted, PeerGoneError, Serve, ServerCall
 from .server_connection import NOTICE_S, ServerConnection
 from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
@@ -49,9 +49,8 @@ class Http2Server:
         input_bound: ByteBound | None = None,
         output_bound: ByteBound | None = None,
     ) -> None:
-        """RuntimeError if there is no library for HTTP/2."""
-        if reason := load_library().reason:
-            raise RuntimeError(reason)
+        """ConfigError if there is no nghttp2."""
+        require_library()
         self.limits = limits or ServerLimits()
         self._limit_log = LimitLog(on_limit)
         self.input_bound, self.output_bound = input_bound, output_bound

@@ -1,9 +1,7 @@
 """TLS of connections that we open to engines, read again when its files change."""
 
 import ssl
-from typing import Any, NamedTuple
-
-import grpc
+from typing import NamedTuple
 
 from .certificates import load_key_pair, load_roots
 from .config import WorkerTlsConfig
@@ -11,7 +9,6 @@ from .watched_files import WatchedFiles
 
 
 class _Material(NamedTuple):
-    credentials: grpc.ChannelCredentials
     context: ssl.SSLContext
     http1_context: ssl.SSLContext
 
@@ -19,18 +16,13 @@ class _Material(NamedTuple):
 class ClientTls:
     """How engines are believed, and what they are shown. ConfigError if the files are no good.
 
-    gRPC holds a channel's credentials for its life, so after a change channels are made anew:
-    `files.listeners` hear of it.
+    After a change connections are made anew: `files.listeners` hear of it.
     """
 
     def __init__(self, config: WorkerTlsConfig) -> None:
         paths = [path for path in (config.ca, config.cert, config.key) if path is not None]
         self._config = config
         self.files = WatchedFiles("TLS files for engines", paths, self._read)
-
-    @property
-    def credentials(self) -> grpc.ChannelCredentials:
-        return self.files.value.credentials
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
@@ -46,27 +38,18 @@ class ClientTls:
         """Whom an engine's certificate must name, if not the host of its address."""
         return self._config.name or name
 
-    def channel_options(self, name: str | None = None) -> tuple[tuple[str, Any], ...]:
-        """What a channel of grpc.aio needs beside the credentials."""
-        name = self.name_of(name)
-        return () if name is None else (("grpc.ssl_target_name_override", name),)
-
     def _read(self) -> _Material:
         config = self._config
-        roots, pair = None, None
         contexts = []
         for protocol in ("h2", "http/1.1"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.set_alpn_protocols([protocol])
             if config.ca is not None:
-                roots = load_roots(context, config.ca, "worker_tls.ca")
+                load_roots(context, config.ca, "worker_tls.ca")
             else:
                 context.load_default_certs()
             if config.cert is not None and config.key is not None:
-                pair = load_key_pair(context, config.cert, config.key, "worker_tls")
+                load_key_pair(context, config.cert, config.key, "worker_tls")
             contexts.append(context)
-        credentials: grpc.ChannelCredentials = grpc.ssl_channel_credentials(
-            roots, pair.key if pair else None, pair.cert if pair else None
-        )
-        return _Material(credentials, *contexts)
+        return _Material(*contexts)

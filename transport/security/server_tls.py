@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from .certificates import KeyPair, load_key_pair, load_roots
 from .config import ServerTlsConfig
 from .watched_files import WatchedFiles
@@ -17,7 +15,6 @@ class _Material:
     pair: KeyPair
     context: ssl.SSLContext
     http2: ssl.SSLContext  # the same, for HTTP/2 alone
-    grpc_config: Any  # grpc's, opaque
 
 
 class ServerTls:
@@ -42,15 +39,6 @@ class ServerTls:
         """When the certificate ends, in Unix time."""
         return self.files.value.pair.not_after
 
-    def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For add_secure_port of any gRPC server. It asks for what to show in each handshake."""
-        credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
-            self.files.value.grpc_config,
-            lambda: self.files.value.grpc_config,  # on a thread of grpc: a look, nothing else
-            self.asks_clients,
-        )
-        return credentials
-
     def ssl_context(self) -> ssl.SSLContext:
         """For asyncio servers; each connection is held by the context of the moment it began."""
         return _LiveContext.of(self.files, lambda material: material.context)
@@ -62,18 +50,17 @@ class ServerTls:
     def _read(self) -> _Material:
         config = self._config
         assert config.cert is not None and config.key is not None
-        contexts, roots = [], None
+        contexts = []
         for _ in range(2):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             pair = load_key_pair(context, config.cert, config.key, "tls")
             if config.client_ca is not None:
-                roots = load_roots(context, config.client_ca, "tls.client_ca")
+                load_roots(context, config.client_ca, "tls.client_ca")
                 context.verify_mode = ssl.CERT_REQUIRED
             contexts.append(context)
         contexts[1].set_alpn_protocols(["h2"])
-        grpc_config = grpc.ssl_server_certificate_configuration([(pair.key, pair.cert)], roots)
-        return _Material(pair, contexts[0], contexts[1], grpc_config)
+        return _Material(pair, *contexts)
 
 
 class _LiveContext(ssl.SSLContext):

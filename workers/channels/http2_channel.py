@@ -15,7 +15,7 @@ _ORIGINS = {
     Fault.ANSWER_SIZE: Origin.ANSWER_SIZE,
     Fault.REQUEST_SIZE: Origin.REQUEST_SIZE,
     Fault.STATUS_SIZE: Origin.STATUS_SIZE,
-    # As with grpc.aio: who set the time knows whether it was a client's deadline.
+    # Who set the time knows whether it was a client's deadline.
     Fault.DEADLINE: Origin.ENGINE,
 }
 

@@ -5,11 +5,8 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from support.fake_engine import FakeEngine, prompt
 from support.rig import Rig
-
-from dynamo_router.workers.channels import NGHTTP2, ConnectionPolicy, data_path_of
 
 
 @contextlib.contextmanager
@@ -37,8 +34,6 @@ def is_ours(found: Any) -> bool:
 
 
 async def test_requests_leave_nothing_for_the_collector() -> None:
-    if data_path_of(ConnectionPolicy()) != NGHTTP2:
-        pytest.skip("grpc.aio's own calls are circles")
     async with Rig(FakeEngine()) as rig:
         await rig.answers(prompt("first"))
         await rig.settled()

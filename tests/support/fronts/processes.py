@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 from support.calls import messages_of
 from support.processes import Command, children_of, command, http_json, http_text
 
-from dynamo_router.workers.channels import NGHTTP2, ConnectionPolicy, data_path_of
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
@@ -88,8 +86,6 @@ class Client:
 @asynccontextmanager
 async def serve_fronts(folder: Path, *words: str, fronts: int = 2) -> AsyncIterator[Fronts]:
     """Serve with so many fronts on free ports until the block ends."""
-    if data_path_of(ConnectionPolicy()) != NGHTTP2:
-        pytest.skip("fronts share a port on nghttp2 alone")
     flags = ("--fronts", str(fronts), "--port", "0", "--http-port", "0", *words)
     async with command(folder, "serve", *flags) as router:
         line = await router.says("dynamo-router ready")

@@ -7,12 +7,8 @@ import pytest
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.fronts import FrontsBenchConfig, Rounds, run
-from dynamo_router.workers.channels import NGHTTP2, ConnectionPolicy, data_path_of
 
 
-@pytest.mark.skipif(
-    data_path_of(ConnectionPolicy()) != NGHTTP2, reason="fronts share a port on nghttp2 alone"
-)
 def test_a_short_run(tmp_path: Path) -> None:
     target = tmp_path / "fronts.json"
     config = FrontsBenchConfig(

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_router.base.errors import ConfigError, RouterError
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.proxy import ProxyBenchConfig, run
-from dynamo_router.transport.http2 import load_library
 
 
 def test_a_short_run(tmp_path: Path) -> None:
@@ -39,15 +38,3 @@ def test_nonsense_is_refused(key: str) -> None:
     assert caught.value.key == key
     with pytest.raises(ConfigError, match="output_tokens"):
         ProxyBenchConfig(output_tokens=())
-
-
-def test_both_paths_side_by_side(tmp_path: Path) -> None:
-    target = tmp_path / "proxy.json"
-    config = ProxyBenchConfig(requests=2, rounds=1, workers=1, both_paths=True, json=str(target))
-    if reason := load_library().reason:
-        with pytest.raises(RouterError, match="no nghttp2"):
-            run(config)
-        pytest.skip(reason)
-    assert run(config) == 0
-    names = [row["name"] for row in json.loads(target.read_text())["rows"]]
-    assert names == ["direct", "bare", "router", "router_grpc_aio"]

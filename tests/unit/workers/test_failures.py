@@ -8,7 +8,6 @@ from support.fake_engine import FakeEngine, Script, chunk, fail, hang, pb, promp
 from support.polling import until
 
 from dynamo_router.base.errors import StatusCode
-from dynamo_router.workers.channels import DATA_PATHS, ConnectionPolicy, data_path_of
 from dynamo_router.workers.failures import (
     MAX_DETAILS,
     Blame,
@@ -104,15 +103,6 @@ def test_an_engines_own_words_are_not_taken_for_grpcs(said: str) -> None:
     assert origin_of(StatusCode.RESOURCE_EXHAUSTED, said, connected=True) is Origin.ENGINE
 
 
-@pytest.fixture(params=DATA_PATHS)
-def path(request: pytest.FixtureRequest) -> ConnectionPolicy:
-    """Each of what may carry requests to engines."""
-    policy = ConnectionPolicy(data_path=request.param)
-    if data_path_of(policy) != request.param:
-        pytest.skip("there is no nghttp2")
-    return policy
-
-
 async def _large(engine: FakeEngine, request: object, context: object):  # type: ignore[no-untyped-def]
     yield pb.GenerateResponse(request_id="x" * (33 << 20))
 
@@ -134,20 +124,18 @@ async def _raises(engine: FakeEngine, request: object, context: object):  # type
         (_raises, Origin.ENGINE),
     ],
 )
-async def test_statuses_of_a_real_engine(
-    script: Script, origin: Origin, path: ConnectionPolicy
-) -> None:
+async def test_statuses_of_a_real_engine(script: Script, origin: Origin) -> None:
     async with FakeEngine(script) as engine:
-        client = TrtllmClient(engine.address, path)
+        client = TrtllmClient(engine.address)
         try:
             assert await _origin(client) is origin
         finally:
             await client.close()
 
 
-async def test_a_request_that_is_too_large_does_not_leave(path: ConnectionPolicy) -> None:
+async def test_a_request_that_is_too_large_does_not_leave() -> None:
     async with FakeEngine() as engine:
-        client = TrtllmClient(engine.address, path)
+        client = TrtllmClient(engine.address)
         try:
             assert await _origin(client, bytes(33 << 20)) is Origin.REQUEST_SIZE
             assert not engine.requests
@@ -156,12 +144,10 @@ async def test_a_request_that_is_too_large_does_not_leave(path: ConnectionPolicy
 
 
 @pytest.mark.parametrize("method", ["check_health", "describe"])
-async def test_a_question_ends_with_the_task_that_asks_it(
-    method: str, path: ConnectionPolicy
-) -> None:
+async def test_a_question_ends_with_the_task_that_asks_it(method: str) -> None:
     async with FakeEngine() as engine:
         engine.deaf = asyncio.Event()
-        client = TrtllmClient(engine.address, path)
+        client = TrtllmClient(engine.address)
         try:
             asking = asyncio.create_task(getattr(client, method)(timeout=60))
             await until(lambda: engine.questions)
@@ -171,19 +157,19 @@ async def test_a_question_ends_with_the_task_that_asks_it(
             await client.close()
 
 
-async def test_an_engine_that_is_not_there(path: ConnectionPolicy) -> None:
+async def test_an_engine_that_is_not_there() -> None:
     engine = await FakeEngine().start()
     await engine.stop()
-    client = TrtllmClient(engine.address, path)
+    client = TrtllmClient(engine.address)
     try:
         assert await _origin(client) is Origin.CONNECT
     finally:
         await client.close()
 
 
-async def test_an_engine_that_stops_under_a_request(path: ConnectionPolicy) -> None:
+async def test_an_engine_that_stops_under_a_request() -> None:
     async with FakeEngine(hang) as engine:
-        client = TrtllmClient(engine.address, path)
+        client = TrtllmClient(engine.address)
         try:
             waiting = asyncio.create_task(_origin(client))
             while not engine.requests:
@@ -204,9 +190,7 @@ BREAKS = {
 
 @pytest.mark.parametrize("how", BREAKS)
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_connection_that_breaks_under_a_request(
-    how: str, answers: bool, path: ConnectionPolicy
-) -> None:
+async def test_a_connection_that_breaks_under_a_request(how: str, answers: bool) -> None:
     async def script(engine, request, context):  # type: ignore[no-untyped-def]
         if answers:
             yield chunk(request, 1)
@@ -217,7 +201,7 @@ async def test_a_connection_that_breaks_under_a_request(
     async with FakeEngine(script) as engine:
         proxy = FaultProxy(engine.port)
         await proxy.start()
-        client = TrtllmClient(proxy.address, path)
+        client = TrtllmClient(proxy.address)
         try:
             waiting = asyncio.create_task(_origin(client))
             await engine.go.wait()

@@ -18,7 +18,6 @@ from dynamo_router.runtime import DistributedRuntime
 from dynamo_router.runtime.kv_stores import FileStore, NatsAddress
 from dynamo_router.runtime.request_planes import (
     Fault,
-    GrpcListener,
     Handler,
     NatsCarrier,
     RequestClient,
@@ -28,7 +27,7 @@ from dynamo_router.runtime.request_planes import (
 )
 
 pytestmark = pytest.mark.usefixtures("leaves_no_task")
-PLANES = ("tcp", "grpc", "nats")
+PLANES = ("tcp", "nats")
 
 
 class Plane:
@@ -37,14 +36,12 @@ class Plane:
     def __init__(self, name: str, nats: NatsAddress, capacity: int = 100) -> None:
         self.name = name
         self.server = RequestServer(capacity)
-        self._grpc = GrpcListener(self.server)
         self._nats, self._theirs = NatsCarrier(nats), NatsCarrier(nats)
         self.client = RequestClient({"nats_tcp": self._theirs})
         self.transport = "nats_tcp" if name == "nats" else name
 
     async def start(self) -> None:
         await self.server.start()
-        await self._grpc.start()
         await self.client.start()
 
     async def add(self, path: str, handler: Handler) -> None:
@@ -55,7 +52,6 @@ class Plane:
 
     async def stop_worker(self) -> None:
         await self._nats.close()
-        await self._grpc.close()
         await self.server.close()
 
     async def close(self) -> None:
@@ -63,7 +59,7 @@ class Plane:
         await self.stop_worker()
 
     def stream(self, path: str, body: Any, **more: Any) -> AsyncGenerator[Any, None]:
-        port = self._grpc.port if self.name == "grpc" else self.server.port
+        port = self.server.port
         address = path if self.name == "nats" else f"127.0.0.1:{port}/{path}"
         return self.client.stream(address, body, transport=self.transport, **more)
 

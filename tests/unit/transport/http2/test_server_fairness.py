@@ -7,7 +7,7 @@ from support.polling import until
 from support.servers import http2_frames as raw
 from support.servers.http2_client import head_of, listening, raw_client
 
-from dynamo_router.transport.grpc_server import Method, served_plainly
+from dynamo_router.transport.grpc_methods import Method, served_plainly
 from dynamo_router.transport.http2 import ServerCall, ServerLimits
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

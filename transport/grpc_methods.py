@@ -1,79 +1,16 @@
-"""A method of gRPC, whichever server carries its calls, and what it may ask of a call."""
+"""A method of gRPC: how its requests are decoded and answered."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from ...base.errors import UNREADABLE_MESSAGE, StatusCode
-from ..http2 import AtOnce, PeerGoneError
-
-__all__ = [
-    "AtOnce",
-    "Method",
-    "Methods",
-    "PeerGoneError",
-    "ServerCall",
-    "answer_call",
-    "served_plainly",
-]
+from ..base.errors import UNREADABLE_MESSAGE, StatusCode
+from .http2 import Serve, ServerCall
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 AnswerAtOnce: TypeAlias = Callable[[bytes, Metadata], bytes | None]
 """An answer's bytes by those of its request and the call's metadata, None if something has to be
 waited for. RouterError is the status of the call."""
-
-
-class ServerCall(Protocol):
-    """One call, by one task: it is cancelled when the client gives the call up, its time is over
-    or its connection is lost. The names are those of grpc.aio's context.
-    """
-
-    def invocation_metadata(self) -> Metadata: ...
-    def peer(self) -> str:
-        """ipv4:HOST:PORT, ipv6:%5BHOST%5D:PORT or unix:..."""
-        ...
-
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """What the client's certificate says, by gRPC's names; empty without one."""
-        ...
-
-    def time_remaining(self) -> float | None:
-        """Seconds until the client gives it up; None: it does not say."""
-        ...
-
-    def read_at_once(self) -> bytes | None:
-        """The next message, if it is known to be there."""
-        ...
-
-    async def read(self) -> bytes | None:
-        """The next message; None if there is none any more."""
-        ...
-
-    async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Before the first message."""
-        ...
-
-    def set_trailing_metadata(self, metadata: Metadata) -> None:
-        """With the status."""
-        ...
-
-    def put(self, message: bytes) -> bool:
-        """One more message, if it need not wait. False: nothing was done, it is to be written."""
-        ...
-
-    async def write(self, message: bytes) -> None:
-        """One more message; it waits while the client does not read. PeerGoneError if it left."""
-        ...
-
-    async def finish(self) -> None:
-        """All was written: wait until it has left, but not for ever."""
-        ...
-
-    async def abort(
-        self, code: StatusCode, details: str = "", trailing_metadata: Metadata = ()
-    ) -> NoReturn:
-        """End it with a status. What it raises is to be let through."""
-        ...
 
 
 class Method(NamedTuple):
@@ -92,8 +29,6 @@ class Method(NamedTuple):
 
 Methods: TypeAlias = Mapping[str, Method]
 """By their paths: /SERVICE/METHOD."""
-Serve: TypeAlias = Callable[[ServerCall], Awaitable[None]]
-"""Serves a call, whichever library carries it."""
 
 
 async def answer_call(method: Method, request: Any, call: ServerCall) -> None:
