@@ -64,9 +64,11 @@ class Application:
         access: Access,
         pages: PageCheck,
         max_body_bytes: int,
+        admin: bool = False,
     ) -> None:
         """`routes`: handlers by method and path ("GET /v1/models"); of GET, one may be for all
-        paths that begin so ("GET /v1/models/{id}")."""
+        paths that begin so ("GET /v1/models/{id}"). `admin`: whether those are served, too, that
+        change or reveal things."""
         self._routes = routes
         self._below = {
             route.partition(" ")[2].partition("{")[0]: route for route in routes if "{" in route
@@ -74,7 +76,7 @@ class Application:
         self._paths = {route.partition(" ")[2] for route in routes}
         self._access = access
         self._pages = pages
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes, self._admin = max_body_bytes, admin
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
 
     async def __call__(
@@ -127,7 +129,13 @@ class Application:
         host = headers.get("host")
         self._pages.check_origin(headers.get("origin"), scope["scheme"], host)
         self._pages.check_host(host)
-        return handler, self._access.admit(rule_of(route), headers.get("authorization"), names)
+        rule = rule_of(route)
+        if rule.admin_listener and not self._admin:
+            text = (
+                f"{path} needs --auth-tokens or --tls-client-ca where not only this machine calls"
+            )
+            raise ApiError(403, text)
+        return handler, self._access.admit(rule, headers.get("authorization"), names)
 
 
 async def answer_json(call: HttpCall, value: Any, *, status: int = 200) -> None:

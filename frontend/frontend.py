@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..base.limit_hits import LimitHits
 from ..process.off_loop import OffLoop
-from ..server.access import PageCheck, Security
+from ..server.access import PageCheck, Security, is_loopback
 from ..server.config import ServeConfig
 from ..server.server import Server
 from ..server.services import HttpConnections, plan_connections
@@ -38,6 +38,7 @@ class Frontend:
             access=security.access,
             pages=PageCheck(security.access, config.allowed_hosts),
             max_body_bytes=limits.max_body_bytes,
+            admin=is_loopback(config.host) or not security.access.open,
         )
         connections = HttpConnections(
             plan_connections(limits, workers).http,

@@ -1,32 +1,41 @@
 """ModelServer: the frontend that finds its models in a store, put together."""
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
 from ..base.clock import SystemClock
+from ..base.errors import ConfigError
 from ..base.limit_hits import LimitHits
 from ..base.urls import DEFAULT_NATS_URL, redact_url
+from ..process.logs import LogOutput
 from ..process.off_loop import OffLoop
+from ..process.settings import SettingsSource
 from ..runtime.event_planes import probe
 from ..server.access import Security, is_loopback
+from ..server.admin import Reloader, changes_as_json
+from ..server.config import ServeConfig
 from ..server.dispatch import NoTrace, RequestReader
 from ..server.metrics import MetricsPage, build_metrics, pooled_metrics, process_metrics
-from ..server.pool import MOST_WORKERS, WorkerPlane
+from ..server.pool import MOST_WORKERS, LiveSettings, WorkerPlane
 from ..server.tracing import span_export_of
-from .application import HttpCall
+from .application import HttpCall, answer_json
 from .asgi import send_whole
 from .config import ModelFrontendConfig
 from .frontend import Frontend
 from .models import (
     ModelManager,
+    ModelPool,
     ModelRoutes,
     ModelWatcher,
     NamespaceFilter,
     PoolDashboard,
     Shared,
 )
+from .openai import ApiError
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +46,13 @@ class ModelServer:
     models: ModelManager
     """once it was started"""
 
-    def __init__(self, config: ModelFrontendConfig) -> None:
+    def __init__(
+        self,
+        config: ModelFrontendConfig,
+        source: SettingsSource[ModelFrontendConfig] | None = None,
+        output: LogOutput | None = None,
+    ) -> None:
+        """`source`: where the settings are read again from; None: nowhere."""
         self._config = config
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
@@ -45,15 +60,23 @@ class ModelServer:
         self._spans = span_export_of(config.observability.otel_endpoint)
         self._plane = WorkerPlane(config, self.security.nats)
         self._off_loop = OffLoop()
+        self._started = False
         self._frontend: Frontend | None = None
         self._events = "from engines"
         self._metrics = MetricsPage(
             process_metrics, build_metrics, pooled_metrics(lambda: self.models.metrics_pages())
         )
 
+        self._live = LiveSettings(config, self._pools, output=output)
+        self._found: dict[str, Any] = {}  # settings that were worked out at the start
+        self._reloader = None
+        if source is not None:
+            self._reloader = Reloader(source, check=self._live.check, apply=self._apply)
+
     @property
-    def config(self) -> ModelFrontendConfig:
-        return self._config
+    def config(self) -> ServeConfig:
+        """What it is run by now."""
+        return self._live.config
 
     @property
     def address(self) -> str:
@@ -67,8 +90,11 @@ class ModelServer:
         return f"dynamo-router ready: openai {self.address} models {names} events {self._events}"
 
     def reload(self) -> None:
-        """The models are read all the time; the settings are those of the start."""
-        log.warning("SIGHUP: the frontend's settings are not read again")
+        """Read the settings again; what comes of it is in the log."""
+        if self._reloader is None or not self._started:
+            log.warning("SIGHUP: the settings are not read again, the frontend is starting")
+        else:
+            self._reloader.on_signal()
 
     async def start(self) -> None:
         """Find the models, and serve them. ConfigError if the store refuses us or the port cannot
@@ -81,12 +107,13 @@ class ModelServer:
         stack.push_async_callback(self.security.watch.close)
         stack.push_async_callback(self._plane.close)
         await self._plane.listen()
-        config = await self._with_events(config)
+        self._found = await self._find_events()
+        config = self._live.config = replace(config, **self._found)
         store = config.discovery.open(config.backend)
         assert store is not None, "the configuration was checked"
         wanted = NamespaceFilter(config.namespace, config.namespace_prefix or "")
         shared = Shared(
-            config=config,
+            live=self._live,
             frontend=config.frontend,
             security=self.security,
             clock=self._clock,
@@ -104,6 +131,7 @@ class ModelServer:
             **ModelRoutes(self.models, reader=reader).routes,
             **PoolDashboard(self.models).routes,
             "GET /metrics": self._show_metrics,
+            "POST /reload": self._on_reload,
         }
         frontend = self._frontend = Frontend(
             routes, config, self.security, hits, workers=MOST_WORKERS
@@ -116,6 +144,7 @@ class ModelServer:
                 " (--auth-tokens or --tls-client-ca)"
             )
         await self.models.start()
+        self._started = True
 
     def turn_away(self) -> None:
         """Say by health that nobody should come any more, and go on serving."""
@@ -140,15 +169,31 @@ class ModelServer:
             headers["content-encoding"] = "gzip"
         await send_whole(call.send, 200, page.body, {**headers, **call.told})
 
-    async def _with_events(self, config: ModelFrontendConfig) -> ModelFrontendConfig:
-        """The configuration with the NATS server that all pools hear events from; where there is
-        none, engines are asked."""
+    async def _on_reload(self, call: HttpCall) -> None:
+        if self._reloader is None:
+            raise ApiError(409, "there are no settings to be read again")
+        try:
+            changes = self._reloader.reload()
+        except ConfigError as error:
+            raise ApiError(409, str(error)) from None
+        await answer_json(call, changes_as_json(changes))
+
+    def _apply(self, new: ServeConfig, keys: frozenset[str]) -> None:
+        self._live.apply(replace(new, **self._found), keys)
+
+    def _pools(self) -> Sequence[ModelPool]:
+        return self.models.pools
+
+    async def _find_events(self) -> dict[str, Any]:
+        """Settings that name the NATS server which all pools hear events from; where there is none,
+        engines are asked."""
+        config = self._config
         if config.event_sources not in ("auto", "nats"):
-            return config
+            return {}
         url = config.nats
         if url is None and await probe(DEFAULT_NATS_URL):
             url = DEFAULT_NATS_URL
         if url is None:
-            return replace(config, event_sources="grpc")
+            return {"event_sources": "grpc"}
         self._events = redact_url(url)
-        return replace(config, nats=url)
+        return {"nats": url}

@@ -59,6 +59,6 @@ def run_models(
         check_installed("http_port")
         from .model_server import ModelServer
 
-        return ModelServer(config)
+        return ModelServer(config, source, output)
 
     return run_service(config, make)

@@ -12,12 +12,12 @@ from ..process.logs import LogOutput
 from ..process.settings import SettingsSource
 from ..workers.records import ModelCard
 from .access import Security
-from .admin import AdminRoutes, LiveSettings, Reloader, WorkerList
+from .admin import AdminRoutes, Reloader, WorkerList
 from .config import ServeConfig
 from .dashboard import DashboardRoutes
 from .dispatch import NoTrace
 from .mock_process import MockProcess
-from .pool import MOST_WORKERS, Discovery, WorkerPool, is_discovering
+from .pool import MOST_WORKERS, Discovery, LiveSettings, WorkerPool, is_discovering
 from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
 from .tracing import span_export_of
 
@@ -81,15 +81,7 @@ class Server:
             nats = self.security.nats
             self._discovery = Discovery(config, self.admin, self.monitor, self._clock, nats)
         self._workers = WorkerList(self.admin, self.monitor, refresh_s=config.dns_refresh_s)
-        self._live = LiveSettings(
-            config,
-            router=self.router,
-            monitor=self.monitor,
-            dispatcher=self.dispatcher,
-            admission=pool.admission,
-            workers=self._workers,
-            output=output,
-        )
+        self._live = LiveSettings(config, lambda: [pool], workers=self._workers, output=output)
         self._reloader = None
         if source is not None:
             self._reloader = Reloader(source, check=self._live.check, apply=self._live.apply)

@@ -5,7 +5,7 @@ Entered by the frontends.
 
 from .directory import OneModel
 from .model_manager import ModelManager
-from .model_pool import Shared
+from .model_pool import ModelPool, Shared
 from .model_watcher import ModelWatcher
 from .pool_dashboard import PoolDashboard
 from .routes import ModelRoutes
@@ -13,6 +13,7 @@ from .worker_sets import NamespaceFilter
 
 __all__ = [
     "ModelManager",
+    "ModelPool",
     "ModelRoutes",
     "ModelWatcher",
     "NamespaceFilter",

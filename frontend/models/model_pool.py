@@ -27,7 +27,7 @@ from ...server.config import ServeConfig
 from ...server.dashboard import PageData
 from ...server.dispatch import Dispatcher, Tracing
 from ...server.metrics import MetricsPage
-from ...server.pool import WorkerPool
+from ...server.pool import LiveSettings, WorkerPool
 from ...workers.records import (
     PREFILL,
     CardFile,
@@ -55,7 +55,7 @@ log = structlog.get_logger(__name__)
 class Shared:
     """What the pools of one frontend have in common."""
 
-    config: ServeConfig
+    live: LiveSettings
     frontend: FrontendConfig
     security: Security
     clock: Clock
@@ -153,6 +153,11 @@ class ModelPool:
         return found
 
     @property
+    def workers(self) -> WorkerPool | None:
+        """What requests are routed among, and all that does so; None before it is built."""
+        return self._workers
+
+    @property
     def metrics(self) -> MetricsPage | None:
         """What is counted of it; None before it is built."""
         return None if self._workers is None else self._workers.metrics.page
@@ -188,6 +193,16 @@ class ModelPool:
     def handlers(self) -> Mapping[str, Handler]:
         """How requests of its model are answered, by route; none before it is built."""
         return {} if self._completions is None else self._completions.routes
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether requests can wait here, as far as it is known yet."""
+        return self._workers is None or self._workers.has_queue
+
+    def change(self, new: ServeConfig, keys: frozenset[str]) -> None:
+        """Use the server's settings of these keys from now on."""
+        if self._workers is not None:
+            self._workers.change(_config_of(new, self.found), keys)
 
     def prefill_workers(self, adapter: str = "") -> Dispatcher | None:
         """Through whom the prompt of a request is computed; None: by the worker that answers.
@@ -265,7 +280,7 @@ class ModelPool:
             return
         text = await self._read_text() if self.answers else None
         shared, card = self._shared, self.found.card
-        config = _config_of(shared.config, self.found)
+        config = _config_of(shared.live.config, self.found)
         await self._close_parts()  # of an attempt that failed
         workers = WorkerPool(
             config,

@@ -5,21 +5,40 @@ Entered by the services, whose gRPC methods and HTTP routes are here, and by `se
 """
 
 from .discovered_workers import DiscoveredWorkers
-from .live_settings import LiveSettings
-from .reload import Reloader
+from .reload import (
+    ADMISSION,
+    HEALTH,
+    KNOBS,
+    LOG,
+    OUTLIERS,
+    REQUESTS,
+    Change,
+    Reloader,
+    changes_as_json,
+    check_changes,
+)
 from .routes import AdminRoutes
 from .rpcs import WorkerRpcs
 from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
-from .worker_list import WorkerList
+from .worker_list import WorkerList, check_worker_lists
 
 __all__ = [
+    "ADMISSION",
+    "HEALTH",
+    "KNOBS",
+    "LOG",
+    "OUTLIERS",
+    "REQUESTS",
     "AdminError",
     "AdminRoutes",
+    "Change",
     "DiscoveredWorkers",
-    "LiveSettings",
     "Reloader",
     "WorkerAdmin",
     "WorkerList",
     "WorkerRpcs",
     "WorkerStatus",
+    "changes_as_json",
+    "check_changes",
+    "check_worker_lists",
 ]

@@ -74,6 +74,11 @@ def changes_of(old: Resolved[Any], new: Resolved[Any]) -> list[Change]:
     ]
 
 
+def changes_as_json(changes: Sequence[Change]) -> dict[str, Any]:
+    """The body of POST /reload's answer."""
+    return {"changed": {each.key: {"old": each.old, "new": each.new} for each in changes}}
+
+
 def _change(key: str, old: Any, new: Any) -> Change:
     if isinstance(old, tuple) and isinstance(new, tuple):  # of a long list what differs
         gone, come = (tuple(v for v in a if v not in b) for a, b in ((old, new), (new, old)))
@@ -111,7 +116,7 @@ class Reloader:
 
     def __init__(
         self,
-        source: SettingsSource[ServeConfig],
+        source: SettingsSource[Any],
         *,
         check: Callable[[Sequence[Change], ServeConfig, ServeConfig], None],
         apply: Callable[[ServeConfig, frozenset[str]], None],

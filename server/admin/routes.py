@@ -9,7 +9,7 @@ from aiohttp import web
 
 from ...base.errors import ConfigError, StatusCode
 from ...transport.http_site import json_response
-from .reload import Reloader
+from .reload import Reloader, changes_as_json
 from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
 
 _HTTP_STATUS = {
@@ -94,7 +94,7 @@ class AdminRoutes:
             changes = self._reloader.reload()
         except ConfigError as error:
             return json_response({"error": str(error)}, 409)
-        return json_response({"changed": {c.key: {"old": c.old, "new": c.new} for c in changes}})
+        return json_response(changes_as_json(changes))
 
 
 async def _read(request: web.Request, kind: type[Body]) -> Body:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -19,7 +20,7 @@ from ...runtime.event_planes.zmq import ZmqPlane
 from ...workers.health import HealthMonitor
 from ...workers.registry import WorkerRegistry, WorkerState
 from ..access import Security
-from ..admin import WorkerAdmin
+from ..admin import ADMISSION, HEALTH, KNOBS, OUTLIERS, REQUESTS, WorkerAdmin
 from ..config import ServeConfig
 from ..dashboard import Dashboard
 from ..dispatch import RequestReader, RouterDecisions, Tracing, admission_of
@@ -122,6 +123,34 @@ class WorkerPool:
             },
             "in_flight": self.dispatcher.in_flight,
         }
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether requests can wait here."""
+        return self.admission is not None
+
+    def change(self, new: ServeConfig, keys: frozenset[str]) -> None:
+        """Use the settings of these keys, which were checked, from now on."""
+        if keys.intersection(HEALTH):
+            self.monitor.set_policy(new.health)
+        if keys.intersection(OUTLIERS):
+            self.monitor.reports.outliers.policy = new.outliers
+        if keys.intersection(REQUESTS):
+            self.dispatcher.set_limits(
+                new.limits, max_attempts=new.max_attempts, silence_s=new.request_timeout_s
+            )
+        if keys.intersection((*KNOBS, *ADMISSION)):
+            self._change_router(new, keys)
+
+    def _change_router(self, new: ServeConfig, keys: frozenset[str]) -> None:
+        # Thresholds that are not among the keys may have been set by admin calls since.
+        names = [key.rpartition(".")[2] for key in ADMISSION if key in keys]
+        changed = {name: getattr(new.router.admission, name) for name in names}
+        admission = replace(self.router.limits.config, **changed)
+        self.router.change(replace(new.router, admission=admission))
+        if self.admission is not None:
+            self.admission.queue.limit = admission.queue_limit
+            self.admission.poll()
 
     async def start_events(
         self, ask_workers: Callable[[EventIndex], WorkerQueries] | None = None
