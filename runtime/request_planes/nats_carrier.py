@@ -6,6 +6,7 @@ its frame, and the reply is empty.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -21,6 +22,7 @@ from .answer import Answer
 from .faults import Fault, RequestError
 
 ACK_TIMEOUT_S = 5.0
+UNSUBSCRIBE_TIMEOUT_S = 1.0
 _MAX_MESSAGES, _MAX_BYTES = 1 << 14, 64 << 20
 
 Take = Callable[[str, bytes], str]
@@ -83,6 +85,15 @@ class NatsCarrier:
     async def close(self) -> None:
         task, self._task = self._task, None
         await stopped(task)
+        link, self._link = self._link, None
+        if link is not None and self._ends:
+            for subject in list(self._ends):
+                await self.remove(subject)
+            # A request that the server sends to a connection that is closing is lost, and its
+            # caller waits for an acknowledgement: the server must know first.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(UNSUBSCRIBE_TIMEOUT_S):
+                    await link.flush()
         self._served.clear()
         self._ends.clear()
         for reply in list(self._replies):

@@ -137,8 +137,11 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iter
             "Exceptions that a background loop went on after.",
             labels=["loop"],
         )
-        for loop, count in supervised.failures.items():
-            loops.add_metric([loop.partition("-")[0]], count)
+        by_loop: Counter[str] = Counter()
+        for task, count in supervised.failures.items():
+            by_loop[task.partition("-")[0]] += count  # tasks of one loop differ after the dash
+        for loop, count in by_loop.items():
+            loops.add_metric([loop], count)
         retrying = GaugeMetricFamily(
             "dynamo_router_retry_budget_used",
             "Requests on a further attempt that count.",

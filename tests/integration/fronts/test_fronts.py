@@ -133,7 +133,6 @@ async def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
             ("--fronts", "2", "--router-session-affinity-ttl-secs", "60"),
             "session_affinity_ttl_secs: not",
         ),
-        (("--fronts", "2", "--data-path", "grpc.aio"), "data_path: not with fronts 2"),
         (("--fronts", "2", "--http-frontend", "0"), "http_frontend: not with fronts 2"),
         (("--fronts", "2", "--discovery", "file"), "discovery: not with fronts 2"),
         (("--fronts", "2", "--decider-timeout-s", "0"), "decider_timeout_s"),

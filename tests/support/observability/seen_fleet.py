@@ -71,7 +71,7 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
         await _send_requests(server)
         server.dispatcher.hits.hit("retry_budget")
         server.dispatcher.migrations.moved["connection_lost"] += 1
-        supervised.failures["flights"] += 1
+        supervised.failures.update(("event stream-1", "flights", "event stream-2"))
         stack.callback(supervised.failures.clear)
         context = ssl.create_default_context(cafile=authority.ca)
         url = f"https://{server.http_address}/metrics"

@@ -98,6 +98,24 @@ async def test_it_goes_on_when_nats_comes_back(
             await asyncio.sleep(0.01)
 
 
+async def test_a_server_that_closed_is_known_to_be_gone(
+    nats: JetStreamServer, client: RequestClient
+) -> None:
+    assert await _reached(client) is Fault.UNREACHABLE
+    for _ in range(30):
+        carrier = NatsCarrier(NatsAddress(nats.url))
+        await carrier.serve(SUBJECT, lambda subject, payload: "Server overloaded: full")
+        assert await _reached(client) is Fault.OVERLOADED
+        await carrier.close()
+        assert await _reached(client) is Fault.UNREACHABLE
+
+
+async def _reached(client: RequestClient) -> Fault:
+    with pytest.raises(RequestError) as caught:
+        await ask(client, SUBJECT, {})
+    return caught.value.fault
+
+
 def test_a_recorded_request_is_read_and_written() -> None:
     recorded = json.loads((VECTORS / "request_plane" / "nats_request.json").read_text())
     data = b64decode(recorded["messages"][0]["data"])
