@@ -18,6 +18,11 @@ from .chat_template import ChatTemplate
 TokenIds = Sequence[int] | npt.NDArray[np.uint32]
 LONG_CHARS = 2048
 """A longer text is encoded off the event loop: a thousand characters take about a millisecond."""
+MOST_PENDING = 16
+"""Ids in a row that complete no text before they are decoded as they are."""
+MOST_OF_A_CHARACTER = 3
+"""Ids that may be the beginning of a character whose last byte is missing: UTF-8 has four bytes."""
+REPLACEMENT = "\ufffd"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -39,6 +44,8 @@ class ModelText:
         text = _template_text(folder, config)
         self.template = None if text is None else ChatTemplate(text, self.special_tokens)
         self.vocab_size = int(self._tokenizer.get_vocab_size())
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(number for number, token in added.items() if token.special)
         self.eos_token_id = self._tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -56,7 +63,7 @@ class ModelText:
 
     def detokenizer(self, *, special: bool = False) -> "Detokenizer":
         """For one answer; `special`: with special tokens in the text."""
-        return Detokenizer(self._tokenizer, special=special)
+        return Detokenizer(self._tokenizer, frozenset() if special else self._special_ids)
 
     def ending(self, ids: TokenIds, count: int = 16) -> str:
         """The text of the last ids, special tokens too."""
@@ -76,12 +83,16 @@ class ModelText:
 
 
 class Detokenizer:
-    """Token ids of one answer to text, never a part of a character."""
+    """Token ids of one answer to text, never a part of a character.
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+    A step decodes at most `MOST_PENDING` ids, whatever an engine sends.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> None:
+        """`hidden`: the special tokens that are left out of the text; none: all are shown."""
         self._tokenizer = tokenizer
-        self._skip = not special
-        self._stream = DecodeStream(skip_special_tokens=self._skip)
+        self._hidden = hidden
+        self._stream = DecodeStream(skip_special_tokens=bool(hidden))
         self._pending: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> str:
@@ -89,14 +100,18 @@ class Detokenizer:
         text = ""
         pending = self._pending
         for token_id in ids:
+            if token_id in self._hidden:
+                continue  # the stream would keep it, and decode it again at each step
             try:
                 piece = self._stream.step(self._tokenizer, token_id)
             except Exception:
                 # Some tokenizers decode a longer list to another beginning: begin anew from here.
-                self._stream = DecodeStream(skip_special_tokens=self._skip)
+                self._restart()
                 piece = self._stream.step(self._tokenizer, token_id)
             if piece is None:
                 pending.append(token_id)
+                if len(pending) >= MOST_PENDING:
+                    text += self._give_up_pending()
             else:
                 text += piece
                 if pending:
@@ -105,11 +120,28 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The answer is over: a part of a character, if one is left, as U+FFFD."""
-        left = ""
-        if self._pending:
-            left = self._tokenizer.decode(self._pending, skip_special_tokens=self._skip)
+        left = self._decode(self._pending) if self._pending else ""
         self._pending.clear()
-        return str(left)
+        return left
+
+    def _give_up_pending(self) -> str:
+        """The text of the pending ids, except the last ones that may begin a character."""
+        pending = self._pending
+        for kept in range(MOST_OF_A_CHARACTER + 1):
+            text = self._decode(pending[: len(pending) - kept])
+            if not text.endswith(REPLACEMENT):
+                break
+        del pending[: len(pending) - kept]
+        self._restart()
+        for token_id in pending:
+            self._stream.step(self._tokenizer, token_id)
+        return text
+
+    def _restart(self) -> None:
+        self._stream = DecodeStream(skip_special_tokens=bool(self._hidden))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=bool(self._hidden)))
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.engines.mocker import OWN_MODEL
@@ -54,6 +57,68 @@ def test_a_character_cut_short_is_one_replacement(text: ModelText) -> None:
     ids, reader = encode(text, "漢"), text.detokenizer()
     assert len(ids) > 1 and reader.feed(ids[:-1]) == "" and reader.flush() == "\ufffd"
     assert reader.flush() == ""
+
+
+@given(
+    parts=st.lists(st.sampled_from(["漢", "😀", "a", b"\xe6", b"\xf0\x9f", b"\xbf", b"\xff"])),
+    cuts=st.integers(),
+)
+def test_bytes_that_are_no_characters_are_decoded_as_in_one_go(
+    text: ModelText, parts: list[str | bytes], cuts: int
+) -> None:
+    whole = b"".join(part.encode() if isinstance(part, str) else part * 9 for part in parts)
+    ids, reader, draw, pieces = byte_ids(whole), text.detokenizer(), random.Random(cuts), ""
+    while ids:
+        count = draw.randint(1, 5)
+        pieces += reader.feed(ids[:count])
+        del ids[:count]
+    pieces += reader.flush()
+    # A run of broken bytes may be cut at another place, and then shows as more or fewer signs.
+    assert squeezed(pieces) == squeezed(whole.decode(errors="replace"))
+
+
+def squeezed(said: str) -> str:
+    return re.sub("\ufffd+", "\ufffd", said)
+
+
+def byte_ids(data: bytes) -> list[int]:
+    """One id for each byte, as the bundled byte-level tokenizer has them."""
+    vocab = json.loads((OWN_MODEL / "tokenizer.json").read_text())["model"]["vocab"]
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # the rest is moved behind them
+    names = {byte: chr(byte) for byte in shown}
+    names |= {byte: chr(256 + n) for n, byte in enumerate(b for b in range(256) if b not in shown)}
+    return [vocab[names[byte]] for byte in data]
+
+
+@pytest.mark.parametrize("kind", ["special", "broken"])
+def test_a_step_decodes_a_bounded_number_of_ids(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (broken,) = byte_ids(b"\xbf")
+    steps = restarts = 0
+
+    class Stream:
+        def __init__(self, skip_special_tokens: bool) -> None:
+            nonlocal restarts
+            self._stream, self._held = DecodeStream(skip_special_tokens=skip_special_tokens), 0
+            restarts += 1
+
+        def step(self, tokenizer: Tokenizer, token_id: int) -> str | None:
+            nonlocal steps
+            steps += 1
+            piece = self._stream.step(tokenizer, token_id)
+            self._held = 0 if piece else self._held + 1
+            assert self._held <= 16
+            return piece
+
+    monkeypatch.setattr("dynamo_router.frontend.processor.tokenizer.DecodeStream", Stream)
+    reader = text.detokenizer()
+    for _ in range(1000):
+        reader.feed([2 if kind == "special" else broken])
+    if kind == "special":
+        assert steps == 0
+    else:
+        assert restarts > 1000 / 16
 
 
 def test_special_tokens_are_hidden_in_text_and_shown_by_name(text: ModelText) -> None:
