@@ -1,6 +1,5 @@
 """Environment variables that carry our prefix: which of them are no settings. Pure."""
 
-import difflib
 import re
 from collections.abc import Collection, Mapping
 
@@ -31,6 +30,8 @@ def unknown_names(
     `others` are prefixes under which other commands have theirs. Service links are passed over,
     unless they stand where a setting of ours would.
     """
+    import difflib
+
     said = []
     for name, value in sorted(environ.items()):
         if not name.startswith(prefix) or not value:

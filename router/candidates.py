@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,10 @@ from .event_watch import EventWatch
 from .overlaps import Overlaps
 from .policy import Blocks, Candidates, Decision, Mask, Policy, Preferred, tier_weights_given
 from .prompt import Prompt
-from .replicas import PeerLoad
 from .views import PotentialLoad
+
+if TYPE_CHECKING:
+    from .replicas import PeerLoad
 
 WorkerLike = int | tuple[int, int]
 """A worker_id, or (worker_id, dp_rank)."""
@@ -67,10 +70,12 @@ class CandidateSource:
 
     def count_peers(
         self, learner: Policy, lock: AbstractContextManager[object], clock: Clock
-    ) -> PeerLoad:
+    ) -> "PeerLoad":
         """See KvRouter. ConfigError where the load is not shared."""
         if not isinstance(self.slots, SharedSlots):
             raise ConfigError("router_replica_sync is off", key="router_replica_sync")
+        from .replicas import PeerLoad  # only routers that share load need it
+
         self._peers = PeerLoad(self.registry, self.slots, self._config, learner, lock, clock)
         return self._peers
 

@@ -10,7 +10,6 @@ import numpy as np
 from ..base.identity import WorkerWithDpRank
 from ..indexer.event_index import EventIndex
 from ..indexer.source import SourceState, SourceStatus
-from ..process.steps import STEP, Steps, by_steps
 from ..workers.registry import WorkerEntry, WorkerState
 from .admission import LoadLimits, Objectives
 from .affinity import BoundWorker
@@ -29,6 +28,7 @@ from .policy import (
     terms,
 )
 from .prompt import Prompt
+from .steps import STEP, Steps, by_steps
 
 
 def explain(

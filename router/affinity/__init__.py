@@ -14,7 +14,6 @@ from .session import (
     SESSION_TIMEOUT_KEY,
     Session,
     read_session,
-    retention_of,
 )
 from .session_affinity import BoundWorker, SessionAffinity
 
@@ -31,5 +30,4 @@ __all__ = [
     "SessionAffinity",
     "SessionTable",
     "read_session",
-    "retention_of",
 ]

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
-from secrets import randbelow
+from random import SystemRandom
 from threading import Lock
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ class SessionAffinity:
         self.table = SessionTable(
             ttl_s=0.0 if ttl is None else ttl,
             max_sessions=config.max_sessions,
-            writer=1 + randbelow(2**53 - 1),
+            writer=1 + SystemRandom().randrange(2**53 - 1),
             # As Dynamo's routers: greater than those of a router that was here before.
             sequence=time.time_ns(),
             repeat_s=min(10.0, (ttl or 0.0) / 4),

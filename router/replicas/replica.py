@@ -1,8 +1,9 @@
 """Replica: one router among others in front of the same workers, as messages in and out. No I/O."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
-import structlog
 
 from ...slots.peers import Ask, Batch, Beat, Booked, Message, OwnBookings, PeerBook, Picture
 from .peer_load import PeerLoad
@@ -12,8 +13,7 @@ BEAT_S = 0.25
 PICTURE_S = 0.1
 """and draws its picture at most, however many ask."""
 TOUCH_S = 1.0
-
-log = structlog.get_logger(__name__)
+MAX_NAMESAKES = 64
 
 
 class Replica:
@@ -22,8 +22,16 @@ class Replica:
     It is the listener of the router's SharedSlots, whoever books there, from whatever thread.
     """
 
-    def __init__(self, load: PeerLoad, router_id: int, name: str = "") -> None:
-        """`router_id` is random, below 2**53 and not 0; `name` is for people."""
+    def __init__(
+        self,
+        load: PeerLoad,
+        router_id: int,
+        name: str = "",
+        on_namesake: Callable[[Beat], None] = lambda beat: None,
+    ) -> None:
+        """`router_id` is random, below 2**53 and not 0; `name` is for people. `on_namesake` is
+        called with the first beat of each other router that has the same name."""
+        self._on_namesake = on_namesake
         self._load = load
         self.own = OwnBookings(router_id, name)
         self.peers = PeerBook(router_id, load)
@@ -133,7 +141,4 @@ class Replica:
         if beat.name and beat.name == self.own.name and beat.router_id not in self._namesakes:
             if len(self._namesakes) < MAX_NAMESAKES:
                 self._namesakes.add(beat.router_id)
-                log.warning("another router has the same name", name=beat.name, id=beat.router_id)
-
-
-MAX_NAMESAKES = 64
+                self._on_namesake(beat)

@@ -10,12 +10,12 @@ from ...indexer.event_index import EventIndex
 from ...kv_events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
 from ...process import supervised
 from ...router.kv_router import KvRouter
-from ...router.replicas import ReplicaSync
 from ...runtime.event_planes import EventPlane, PlaneState
 from ...slots.table import SlotTable
 from ..dispatch import Dispatcher
 from ..migration import RefusedMove
 from ..prefetch import PrefetchCounts
+from ..replica_sync import ReplicaSync
 from .page import Source
 
 # Counters of the index that stand for what was lost or could not be used.

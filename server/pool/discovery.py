@@ -4,9 +4,9 @@ from contextlib import AsyncExitStack
 
 from ...base.clock import Clock
 from ...base.errors import ConfigError
-from ...base.urls import reachable_host
 from ...indexer.event_index import EventIndex
 from ...kv_events import WorkerQueries
+from ...process.system import reachable_host
 from ...runtime.components import EndpointName
 from ...runtime.kv_stores import NatsAddress
 from ...runtime.request_planes import (

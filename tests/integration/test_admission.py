@@ -13,12 +13,12 @@ from support.polling import until
 from support.rig import Rig, first
 from support.serving import BLOCK, serving
 
-from dynamo_router.router.admission.admission import Admission
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.admission.queue import AdmissionQueue
 from dynamo_router.router.admission.tenants import TenantConfig
 from dynamo_router.router.admission.ticket import Lane
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.server.admission import Admission
 from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode

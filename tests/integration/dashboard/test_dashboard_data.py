@@ -12,9 +12,9 @@ from support.fake_engine import FakeEngine, fail, prompt
 from support.polling import until
 from support.serving import BLOCK, Doors, serving
 
-from dynamo_router.process.time_share import TimeShare
 from dynamo_router.server.access import Role
 from dynamo_router.server.dashboard.pages import PAGE
+from dynamo_router.server.loop_share import TimeShare
 from dynamo_router.workers.trtllm_proto import SERVICE
 
 
