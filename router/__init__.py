@@ -1,7 +1,8 @@
 """Where a request goes: the library that a program embeds, without I/O."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .config import KvRouterConfig
@@ -9,11 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["KvRouter", "KvRouterConfig"]
 
-_HOME = {"KvRouter": ".kv_router", "KvRouterConfig": ".config"}
-
-
-def __getattr__(name: str) -> Any:
-    """Resolved on first use (PEP 562): settings are read without numpy."""
-    if name in _HOME:
-        return getattr(import_module(_HOME[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"KvRouter": ".kv_router", "KvRouterConfig": ".config"})

@@ -1,4 +1,4 @@
-"""What is loaded by a program that embeds the router, and by a command that only prints its help."""
+"""What a program that embeds the router loads, and a command that only prints its help."""
 
 import subprocess
 import sys
@@ -19,6 +19,9 @@ SERVERS = {
 }
 LIBRARY_MODULES = 320
 """numpy and the interpreter alone are 183 of them."""
+CALLING = {"dispatcher", "fronts", "hostile", "live", "path", "proxy", "restart", "selection"}
+CALLING |= {"streams"}
+"""Of `bench`: they measure servers and clients, and each is one module with its settings."""
 EMBEDDED = """
 router = KvRouter(KvRouterConfig(block_size=4, use_kv_events={events}))
 with router:
@@ -50,3 +53,31 @@ def test_the_library_imports_no_server(package: str) -> None:
 def test_an_embedded_router_imports_no_server(events: bool) -> None:
     code = "from dynamo_router import KvRouter, KvRouterConfig" + EMBEDDED.format(events=events)
     assert loaded_by(code) & (SERVERS | {"asyncio", "structlog", "ssl"}) == set()
+
+
+HELP = """
+import sys, click
+from dynamo_router import cli
+
+def walk(command, context):
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            if context.info_name != "bench" or name not in {calling}:
+                found = command.get_command(context, name)
+                walk(found, click.Context(found, info_name=name, parent=context))
+    command.get_help(context)
+    print(context.command_path.replace(" ", "/"), *({servers} & sys.modules.keys()), flush=True)
+
+root = cli._build_root()
+walk(root, click.Context(root, info_name="dynamo-router"))
+"""
+
+
+def test_help_of_a_command_imports_no_server() -> None:
+    """All in one process: what one loads, those after it have loaded too."""
+    servers = SERVERS - {"google.protobuf"}  # what engines are is written in it
+    code = HELP.format(calling=CALLING, servers=servers)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    helps = {path: loaded for path, *loaded in map(str.split, ran.stdout.decode().splitlines())}
+    assert {path: loaded for path, loaded in helps.items() if loaded} == {}
+    assert "dynamo-router/serve" in helps and "dynamo-router/workers/add" in helps
