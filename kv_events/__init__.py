@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..base.lazy_names import lazy_names
 from .engine_stream import EngineStream, StreamCounts
-from .event_doors import EventDoors
 from .event_sources import EventSources
+from .event_subscribers import EventSubscribers
 from .feed import EventFeed
 from .index_peers import IndexPeers
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DurableEvents",
     "EngineStream",
-    "EventDoors",
+    "EventSubscribers",
     "EventFeed",
     "EventIntake",
     "EventRecovery",

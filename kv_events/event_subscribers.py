@@ -1,4 +1,4 @@
-"""EventDoors: the way to the events of each engine, wherever it tells them."""
+"""EventSubscribers: the way to the events of each engine, wherever it tells them."""
 
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ STREAMS = (GRPC, ZMQ, HTTP)
 """What a stream of events can come over, by its name in `/workers`."""
 
 
-class EventDoors:
+class EventSubscribers:
     """Finds a Subscriber for a worker: by its URL, else its engine's client."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Discovery: the store that workers are found in, and the plane that Dynamo's are called over."""
+"""WorkerDiscovery: the store that has the workers, and the plane that calls those of Dynamo."""
 
 from contextlib import AsyncExitStack
 
@@ -44,7 +44,7 @@ class WorkerPlane(RequestClient):
             raise ConfigError(f"response_host: {text}", key="response_host") from None
 
 
-class Discovery:
+class WorkerDiscovery:
     """From `open`, after which workers can be asked for events, over `start` to `close`."""
 
     def __init__(
