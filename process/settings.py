@@ -72,7 +72,7 @@ class SettingsSource(Generic[T]):
     """Where the settings of a command come from, to be read more than once: flags and environment
     as they were at the start, and a file as it is then.
 
-    `current` is what was read first; whoever reads again and uses that sets it.
+    `current` is what was read first; a caller that reads again and applies the result sets it.
     """
 
     def __init__(

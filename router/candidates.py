@@ -162,14 +162,14 @@ class CandidateSource:
                     mask[self.registry.number(rank)] = True
         return mask
 
-    def wait_times(self, anybody: float, waiting: Mask) -> Callable[[WorkerLike | None], float]:
-        """Seconds to wait: `anybody` for a request that may go anywhere, inf for one that may only
+    def wait_times(self, anywhere: float, waiting: Mask) -> Callable[[WorkerLike | None], float]:
+        """Seconds to wait: `anywhere` for a request that may go anywhere, inf for one that may only
         go to a rank that is `waiting`."""
         marks = waiting.tobytes()
 
         def seconds(worker: WorkerLike | None) -> float:
             if worker is None:
-                return anybody
+                return anywhere
             number = self.registry.find(as_worker(worker))
             return math.inf if number is not None and marks[number] else 0.0
 
@@ -193,7 +193,7 @@ class CandidateSource:
         self, workers: Collection[WorkerLike], candidates: Candidates, *, even_inhibited: bool
     ) -> None:
         """Leave workers out. With `even_inhibited` those that are well count, however spared, where
-        nobody else is left: see `pin`."""
+        no other worker is left: see `pin`."""
         others = ~self.mask(workers)
         candidates.eligible = candidates.eligible & others
         if even_inhibited and 1 not in candidates.eligible.tobytes():
@@ -266,7 +266,7 @@ def decision_of(
 
 
 UNKNOWN_SHARE = 8
-"""Workers that nobody registered fill one part in so many of the index, if they can be so small."""
+"""Unregistered workers fill one part in this many of the index, if they can be that small."""
 LEAST_UNKNOWN_BLOCKS = 4096
 """That each of them may hold in any case: what an engine caches until it is registered."""
 

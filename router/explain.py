@@ -144,10 +144,10 @@ def _costs(policy: Policy, seen: Candidates, numbers: list[int]) -> Floats:
     """The policy's costs; of those that are not eligible what they would be if all were."""
     eligible = seen.eligible
     costs = policy.score(seen)
-    everybody = np.zeros_like(eligible)
-    everybody[numbers] = True
-    if (everybody & ~eligible).any():
-        seen.eligible = everybody
+    everywhere = np.zeros_like(eligible)
+    everywhere[numbers] = True
+    if (everywhere & ~eligible).any():
+        seen.eligible = everywhere
         costs = np.where(eligible, costs, policy.score(seen))
         seen.eligible = eligible
     return costs

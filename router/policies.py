@@ -34,7 +34,7 @@ def known_policies() -> list[str]:
 def new_policy(config: KvRouterConfig) -> Policy:
     """The policy that these settings ask for, to be kept by one router.
 
-    Raises ConfigError for a policy that nobody offers, or that cannot be made.
+    Raises ConfigError for an unknown policy, or one that cannot be made.
     """
     if config.mode != "kv":
         return mode_policy(config.mode)
@@ -51,7 +51,7 @@ def new_policy(config: KvRouterConfig) -> Policy:
 
 
 def guarded(policy: Policy, name: str, config: KvRouterConfig) -> Policy:
-    """A policy that somebody else wrote, with Dynamo's cost to fall back on."""
+    """An installed policy, with Dynamo's cost to fall back on."""
     return GuardedPolicy(policy, name, _dynamo(config))
 
 

@@ -24,8 +24,8 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 class Session(NamedTuple):
     """What a request says of its session.
 
-    `key` is the session's id, with its caller's name in front if it has one: nobody reaches another
-    caller's sessions. `owner` is whose share of the table it takes.
+    `key` is the session's id, with its caller's name in front if it has one: no caller reaches
+    another's sessions. `owner` is whose share of the table it takes.
     """
 
     key: str

@@ -33,9 +33,9 @@ class BoundWorker(NamedTuple):
 class SessionAffinity:
     """The sessions of one router. Thread-safe. Without a TTL in the settings it knows none.
 
-    `counts` says what became of requests with a session: `new` (it was bound to nobody), `kept`
+    `counts` says what became of requests with a session: `new` (it was not bound), `kept`
     (they went to its worker), `moved` (to another one: the worker left, failed, or cost too much),
-    `refused` (nobody could take them).
+    `refused` (no worker could take them).
     """
 
     def __init__(self, config: AffinityConfig, registry: WorkerRegistry, clock: Clock) -> None:
@@ -67,7 +67,7 @@ class SessionAffinity:
         return self.table.count_on(worker)
 
     def wanted(self, session: Session | None, excluded: Collection[int] = ()) -> BoundWorker | None:
-        """The worker that a request with this session should go to; None: anybody will do.
+        """The worker that a request with this session should go to; None: any worker will do.
 
         A worker that takes no requests, or is among the `excluded` ones, is not wanted.
         """

@@ -19,7 +19,7 @@ MAX_NAMESAKES = 64
 class Replica:
     """What this router has booked goes out, and what the others have comes in.
 
-    It is the listener of the router's SharedSlots, whoever books there, from whatever thread.
+    It is the listener of the router's SharedSlots, for bookings of any caller, from any thread.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Replica:
         load.slots.listener = self
 
     def close(self) -> list[Message]:
-        """Count nobody any more, and tell nobody but of leaving."""
+        """Stop counting the others; the messages say that this router leaves."""
         with self._load.lock:
             self._load.slots.listener = self._load.bookings = None
             self.peers.clear()
@@ -129,7 +129,7 @@ class Replica:
             return [Ask(self.own.router_id), *self._draw(now), self.own.beat()]
 
     def on_disconnected(self) -> None:
-        """Nobody hears what is said."""
+        """No other router can be reached."""
         with self._load.lock:
             self.own.drop_pending()
 

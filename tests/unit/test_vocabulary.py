@@ -101,16 +101,16 @@ WORDS = {
 VERBS = ("holds", "offers")
 """These are no plurals."""
 DIALECT = {
-    "whoever": 0,
-    "somebody": 0,
-    "anybody": 0,
-    "nobody": 0,
-    "everybody": 0,
-    "so many": 0,
-    "so much": 0,
-    "told": 0,
-    "said": 0,
-    "what is [a-z]+ of it": 0,
+    "whoever": 69,
+    "somebody": 71,
+    "anybody": 15,
+    "nobody": 221,
+    "everybody": 13,
+    "so many": 120,
+    "so much": 14,
+    "told": 521,
+    "said": 363,
+    "what is [a-z]+ of it": 15,
 }
 """How often the product says so, in code and in text. Write who acts, or the noun: "the caller",
 "callers", "no router", "reported", "the status message". A number may only go down: lower it with
