@@ -325,7 +325,7 @@ class ForecastPolicy(Policy):
     def _say(self) -> None:
         state = self._watch.state()
         if state.trusted or state.failed is None:
-            log.warning("forecast holds again: it decides")
+            log.warning("forecast recovered: it decides again")
             return
         failed = state.failed
         what = {"ttft": "TTFTs", "itl": "times a token"}.get(
@@ -333,7 +333,7 @@ class ForecastPolicy(Policy):
         )
         log.warning(
             "forecast fails: new prefill tokens times batch size decide in its place; half of its"
-            " %s are off by %.0f %% or more, as one that took %.4g s, foreseen were %.4g s;"
+            " %s are off by %.0f %% or more, for example took %.4g s, predicted %.4g s;"
             " %d workers fail by themselves",
             what,
             100 * (math.exp(failed.scatter) - 1),
