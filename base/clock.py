@@ -17,7 +17,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is told to advance: tests and simulations."""
+    """A clock that stands still between calls of `advance`: for tests and simulations."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

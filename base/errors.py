@@ -3,7 +3,7 @@
 from enum import IntEnum
 
 UNREADABLE_MESSAGE = "the message is not of the method's type"
-"""What a caller of ours is told of bytes that protobuf makes nothing of."""
+"""The details of a call's status if protobuf cannot parse its request."""
 
 
 class RouterError(Exception):

@@ -35,7 +35,7 @@ class LimitLog:
     ) -> None:
         self._count, self._every_s = count, every_s
         self._clock = clock or SystemClock()
-        self._last: dict[str, tuple[float, int]] = {}  # when it was said, and how often it was hit
+        self._last: dict[str, tuple[float, int]] = {}  # when it was logged, and the hits by then
 
     def hit(self, limit: str, who: str) -> None:
         """`who` has hit it."""
@@ -43,11 +43,11 @@ class LimitLog:
         self.tell(limit, who)
 
     def tell(self, limit: str, who: str) -> None:
-        """The same of one that somebody else counts."""
+        """The same of a limit that its owner counts."""
         now = self._clock.now()
-        said, hits = self._last.get(limit, (float("-inf"), 0))
-        if now - said < self._every_s:
-            self._last[limit] = (said, hits + 1)
+        logged_at, hits = self._last.get(limit, (float("-inf"), 0))
+        if now - logged_at < self._every_s:
+            self._last[limit] = (logged_at, hits + 1)
             return
         self._last[limit] = (now, 0)
         text = f" ({hits} more since the last time)" if hits else ""

@@ -3,7 +3,6 @@ that people or other programs get to see. Settings keep the URL that connects.
 """
 
 import re
-import socket
 from urllib.parse import SplitResult, urlsplit
 
 from .errors import ConfigError
@@ -19,11 +18,6 @@ _USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)((?:(?!,[A-Za-z][A-Za-z0-9
 _SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.\-]*://")
 _PORT = re.compile(r"\d+(?:[/?#,]|$)")
 _NEXT_URL = re.compile(r",(?=\s*[A-Za-z][A-Za-z0-9+.\-]*://)")
-
-
-def reachable_host(host: str) -> str:
-    """The address to be found at for who listens on `host`."""
-    return socket.gethostbyname(socket.gethostname()) if host in WILDCARDS else host
 
 
 def split_nats_url(url: str) -> tuple[str, int]:

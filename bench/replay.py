@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..process.settings import bad_setting, option, options_of, values_of
 from . import simulate
-from .load import LoadClient, LoadStats, OnStart, TargetAccess, encode_generate, progress_bar
+from .load import LoadStats, OnStart, TargetAccess, progress_bar
 from .results import Goodput, ObjectiveConfig, Output, Run, runs_content, runs_table
 from .simulation import Load, SimulationConfig, idle_engine_ms
 from .traces import TraceRequest, read_trace, token_ids
@@ -144,6 +144,8 @@ async def replay(config: ReplayConfig, on_start: OnStart | None = None) -> Run:
     are under way. Raises ConfigError for a trace that cannot be used, before anything is sent, and
     for a target that does not answer.
     """
+    from .load import LoadClient  # and gRPC's library with it
+
     if config.target is None:
         raise bad_setting("target", "is needed: the address of a router or an engine, HOST:PORT")
     # Read twice, so that a bad last line is found before the first request is sent, and a long
@@ -227,6 +229,8 @@ def timed_requests(config: ReplayConfig, vocab_size: int) -> Iterator[TimedReque
 
     A trace's answer of no tokens becomes one token, for an engine cannot be asked for less.
     """
+    from .load import encode_generate
+
     run_id = token_hex(4)  # request ids must not repeat those of a run before
     first_ms: float | None = None
     for index, request in enumerate(_requests(config)):

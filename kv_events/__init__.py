@@ -4,21 +4,26 @@ save snapshots.
 Entered by `serve`; the index itself needs none of it.
 """
 
-from .durable_events import DurableEvents, StateReset
+from typing import TYPE_CHECKING
+
+from ..base.lazy_names import lazy_names
 from .engine_stream import EngineStream, StreamCounts
-from .event_doors import EventDoors
 from .event_sources import EventSources
+from .event_subscribers import EventSubscribers
 from .feed import EventFeed
 from .index_peers import IndexPeers
-from .intake import SYNC_RETRY_S, EventIntake
 from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
 from .snapshot_task import SnapshotTask
 from .worker_queries import WorkerQueries
 
+if TYPE_CHECKING:
+    from .durable_events import DurableEvents, StateReset
+    from .intake import SYNC_RETRY_S, EventIntake
+
 __all__ = [
     "DurableEvents",
     "EngineStream",
-    "EventDoors",
+    "EventSubscribers",
     "EventFeed",
     "EventIntake",
     "EventRecovery",
@@ -33,3 +38,14 @@ __all__ = [
     "TICK_S",
     "WorkerQueries",
 ]
+
+# The client of NATS comes with them.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "DurableEvents": ".durable_events",
+        "EventIntake": ".intake",
+        "SYNC_RETRY_S": ".intake",
+        "StateReset": ".durable_events",
+    },
+)

@@ -21,7 +21,7 @@ from ..process.supervised import is_cancelled, stopped, supervise
 from ..workers.channels import EventCall
 from ..workers.failures import EngineCallError
 from .dialects import EventsEnded, EventsLost, EventsRefused
-from .event_doors import EventDoors
+from .event_subscribers import EventSubscribers
 from .stream_cursor import StreamCursor, StreamStep
 
 HEADERS_S = 5.0
@@ -107,11 +107,11 @@ class EngineStream:
         counts: StreamCounts,
         *,
         block_size: int,
-        doors: EventDoors,
+        subscribers: EventSubscribers,
     ) -> None:
-        """`doors` give the present way to a worker, a Subscriber if it may tell events."""
+        """`subscribers` give the present way to a worker, a Subscriber if it may tell events."""
         self._worker_id, self._index, self._listener = worker_id, index, listener
-        self._counts, self._block_size, self._doors = counts, block_size, doors
+        self._counts, self._block_size, self._subscribers = counts, block_size, subscribers
         self._ranks = {rank: _Rank() for rank in ranks}
         self._first_rank = min(self._ranks)
         self._cursor = StreamCursor()
@@ -128,7 +128,7 @@ class EngineStream:
     @property
     def kind(self) -> str:
         """What it comes over, by its name in `/workers`."""
-        return self._doors.kind_of(self._worker_id)
+        return self._subscribers.kind_of(self._worker_id)
 
     @property
     def is_open(self) -> bool:
@@ -162,7 +162,7 @@ class EngineStream:
         """End the subscription. Idempotent."""
         task, self._task = self._task, None
         await stopped(task)
-        await self._doors.close(self._worker_id)
+        await self._subscribers.close(self._worker_id)
 
     def believe(self, believed: bool) -> None:
         """Whether the index takes what this stream tells; until then batches are passed over."""
@@ -219,7 +219,7 @@ class EngineStream:
 
     async def _follow(self) -> None:
         """One subscription, to its end: an exception says which."""
-        client = await self._doors.of(self._worker_id)
+        client = await self._subscribers.of(self._worker_id)
         if not isinstance(client, Subscriber):
             raise _NoStream("it is not called in a way that has one")
         self._cursor.on_subscribed()

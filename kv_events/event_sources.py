@@ -18,7 +18,7 @@ from ..indexer.event_index import EventIndex
 from ..indexer.source import SourceState, SourceStatus
 from ..workers.registry import WorkerEntry, WorkerRegistry, WorkerState
 from .engine_stream import EngineStream, StreamCounts
-from .event_doors import EventDoors
+from .event_subscribers import EventSubscribers
 from .source_choice import EventSource, SourceChoice
 
 _RESYNC_S = (0.5, 30.0)
@@ -53,13 +53,13 @@ class EventSources:
         *,
         block_size: int,
         allowed: Collection[EventSource],
-        doors: EventDoors,
+        subscribers: EventSubscribers,
         plane_name: str = EventSource.NATS.value,
     ) -> None:
-        """`doors` give the way to each engine's events; `plane_name` is what `/workers` calls the
-        event plane."""
+        """`subscribers` give the way to each engine's events; `plane_name` is the event plane's in
+        `/workers`."""
         self._index, self._registry, self._clock = index, registry, clock
-        self._block_size, self._allowed, self._doors = block_size, allowed, doors
+        self._block_size, self._allowed, self._subscribers = block_size, allowed, subscribers
         self._plane_name = plane_name
         self._workers: dict[int, _WorkerSource] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -76,8 +76,8 @@ class EventSources:
 
     @property
     def short_replays(self) -> int:
-        """See EventDoors."""
-        return self._doors.short_replays
+        """See EventSubscribers."""
+        return self._subscribers.short_replays
 
     def counted(self) -> Counter[str]:
         """How many workers have which source."""
@@ -157,7 +157,7 @@ class EventSources:
             self,
             self.counts,
             block_size=self._block_size,
-            doors=self._doors,
+            subscribers=self._subscribers,
         )
         return _WorkerSource(entry, choice, stream)
 

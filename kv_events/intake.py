@@ -27,8 +27,8 @@ from ..transport.security import NatsAuth
 from ..workers.registry import WorkerRegistry
 from ..workers.worker_url import WorkerUrl
 from .durable_events import DurableEvents, StateReset
-from .event_doors import STREAMS, ZMQ, EventDoors
 from .event_sources import EventSources
+from .event_subscribers import STREAMS, ZMQ, EventSubscribers
 from .feed import EventFeed
 from .index_peers import IndexPeers
 from .resync_wire import ResyncRequest
@@ -92,7 +92,7 @@ class EventIntake:
             clock,
             block_size=config.router.block_size,
             allowed=_allowed(wanted, config.plane.is_zmq),
-            doors=EventDoors(
+            subscribers=EventSubscribers(
                 client_of,
                 url_of,
                 config.router.block_size,

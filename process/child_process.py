@@ -32,8 +32,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-# Looks for children of its parent until it is told something, waits for the end of the parent, and
-# kills those that it found. All are held by descriptors, which are nobody else's when a number is
+# Looks for children of its parent until a line arrives, waits for the end of the parent, and
+# kills those that it found. All are held by descriptors, which stay valid when a number is
 # given to another process. Of /proc/PID/stat field 4 is the parent, 22 the start: proc(5).
 _KILL_AFTER_PARENT = """\
 import os, select, signal, sys
@@ -119,11 +119,11 @@ class KilledAfterUs:
             )
 
     def settle(self) -> None:
-        """All of them run: nobody looks for more. Idempotent."""
+        """All of them run: stop looking for more. Idempotent."""
         if self._watcher is not None and self._watcher.stdin is not None:
             # A word, not its end alone: who was forked from us has this pipe open, too.
-            with contextlib.suppress(OSError), self._watcher.stdin as told:
-                told.write(b"settled")
+            with contextlib.suppress(OSError), self._watcher.stdin as pipe:
+                pipe.write(b"settled")
             self._watcher.stdin = None
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class ChildProcess:
             process.terminate()
         try:
             async with asyncio.timeout(self._stop_timeout_s):
-                # Not wait(), which also waits for whoever inherited the pipe.
+                # Not wait(), which also waits for processes that inherited the pipe.
                 while process.returncode is None:
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
@@ -308,17 +308,17 @@ async def ask_module(
 async def _communicate(process: Process, stdin: bytes) -> tuple[bytes, bytes]:
     """What it prints on both outputs; it may end before it has read its input, or any of it, on
     which uvloop fails in `Process.communicate`."""
-    told, printed, errors = process.stdin, process.stdout, process.stderr
-    assert told is not None and printed is not None and errors is not None
+    stdin_pipe, printed, errors = process.stdin, process.stdout, process.stderr
+    assert stdin_pipe is not None and printed is not None and errors is not None
 
     async def tell() -> None:
         with contextlib.suppress(RuntimeError, BrokenPipeError, ConnectionResetError):
-            told.write(stdin)
-            await told.drain()
-        told.close()
-        # In Python 3.11.2 asyncio logs how the pipe ended where nobody asks.
+            stdin_pipe.write(stdin)
+            await stdin_pipe.drain()
+        stdin_pipe.close()
+        # In Python 3.11.2 asyncio logs how the pipe ended, unasked.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            await told.wait_closed()
+            await stdin_pipe.wait_closed()
 
     async with asyncio.TaskGroup() as group:
         group.create_task(tell())

@@ -1,6 +1,5 @@
 """Environment variables that carry our prefix: which of them are no settings. Pure."""
 
-import difflib
 import re
 from collections.abc import Collection, Mapping
 
@@ -15,7 +14,7 @@ NEAR = 0.85
 
 
 def is_service_link(value: str) -> bool:
-    """Whether a variable's value is the address of a Kubernetes Service, not somebody's setting."""
+    """Whether a variable's value is the address of a Kubernetes Service, not a setting."""
     return _LINK_VALUE.match(value) is not None
 
 
@@ -31,17 +30,19 @@ def unknown_names(
     `others` are prefixes under which other commands have theirs. Service links are passed over,
     unless they stand where a setting of ours would.
     """
-    said = []
+    import difflib
+
+    warnings = []
     for name, value in sorted(environ.items()):
         if not name.startswith(prefix) or not value:
             continue
         if is_service_link(value) and name in known:
-            said.append(f"{name} is ignored: it is the address of a Kubernetes Service")
+            warnings.append(f"{name} is ignored: it is the address of a Kubernetes Service")
         elif name not in known and not _SERVICE_LINK.fullmatch(name.removeprefix(prefix)):
             foreign = name.startswith(tuple(others))
             near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR if foreign else 0.6)
             if near:
-                said.append(f"{name} is no setting; did you mean {near[0]}?")
+                warnings.append(f"{name} is no setting; did you mean {near[0]}?")
             elif not foreign:
-                said.append(f"{name} is no setting")
-    return said
+                warnings.append(f"{name} is no setting")
+    return warnings

@@ -1,6 +1,6 @@
-"""Log lines that hold nobody up: text or JSON, rate-limited, written by a thread of their own.
+"""Log lines that block no caller: text or JSON, rate-limited, written by a thread of their own.
 
-Whoever logs from an event loop must not wait for whoever reads stderr: a full pipe would stop
+An event loop that logs must not wait for the reader of stderr: a full pipe would stop
 every stream. Lines go into a bounded queue; what finds it full is dropped and counted.
 """
 
@@ -39,8 +39,8 @@ class LineWriter:
     """Writes lines to a file descriptor from a thread; `write` never blocks.
 
     `dropped` counts the lines for which there was no room because the reader is slow. The
-    descriptor stays the caller's. With an `alarm`, the thread calls it at the time it said last,
-    to be told the next one; `wake` has it asked at once.
+    descriptor stays the caller's. With an `alarm`, the thread calls it at the time that
+    it returned last, for the next one; `wake` has it called at once.
     """
 
     def __init__(self, descriptor: int, *, max_lines: int = MAX_WAITING_LINES) -> None:
@@ -99,7 +99,7 @@ class LineWriter:
             try:
                 while data:
                     data = data[os.write(self._descriptor, data) :]
-            except OSError:  # nobody can be told that the log's reader is gone
+            except OSError:  # there is no other way to report that the log's reader is gone
                 with self._wake:
                     self.dropped += 1
 
@@ -122,9 +122,9 @@ class _Rate:
 class RateLimit:
     """A structlog processor: of each event at most `burst` lines in `period_s`.
 
-    What is left out is counted in `suppressed`, and told by the event's next line
+    What is left out is counted in `suppressed`, and reported by the event's next line
     (`suppressed=N`), or by `overdue` if none comes. `on_left_out` is called when there is something
-    to be told. An event is its text and level: values are no part of it.
+    to report. An event is its text and level: values are no part of it.
     """
 
     def __init__(
@@ -170,19 +170,19 @@ class RateLimit:
         raise structlog.DropEvent
 
     def overdue(self, *, everything: bool = False) -> tuple[list[LeftOut], float | None]:
-        """What was left out and no line has told of in its period, or at all; the seconds until
+        """What was left out and not reported in its period, or at all; the seconds until
         there may be more of that, None: there is nothing."""
         now = self._clock.now()
-        told, waits = [], []
+        unreported, waits = [], []
         with self._lock:
             for (level, event), rate in self._rates.items():
                 left = rate.since + self._period_s - now
                 if rate.suppressed and (everything or left <= 0):
-                    told.append(LeftOut(level, event, rate.suppressed))
+                    unreported.append(LeftOut(level, event, rate.suppressed))
                     rate.suppressed = 0
                 elif rate.suppressed:
                     waits.append(left)
-        return told, min(waits, default=None)
+        return unreported, min(waits, default=None)
 
 
 class _LineLogger:
@@ -241,12 +241,12 @@ class LogOutput:
         return self.rate.suppressed + self.writer.dropped
 
     def tell_left_out(self, *, everything: bool = False) -> float | None:
-        """Write a line for each event of which lines were left out and not told of, if its period
+        """Write a line for each event of which lines were left out and not reported, if its period
         is over; the seconds until the next one is."""
         left_out, wait = self.rate.overdue(everything=everything)
         for level, event, lines in left_out:
-            told = {UNLIMITED: True, "of": event, "suppressed": lines}
-            getattr(structlog.get_logger(), level)("log lines left out", **told)
+            fields = {UNLIMITED: True, "of": event, "suppressed": lines}
+            getattr(structlog.get_logger(), level)("log lines left out", **fields)
         return wait
 
     def close(self) -> None:

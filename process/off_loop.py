@@ -11,7 +11,7 @@ T = TypeVar("T")
 class OffLoop:
     """Runs computations one after the other, in the order they came, until `close`.
 
-    One thread: whoever sends many long requests gets one core, not all of them. A computation
+    One thread: a client that sends many long requests gets one core, not all of them. A computation
     must release the interpreter's lock for most of its time, or the loop waits all the same.
     """
 
@@ -26,7 +26,7 @@ class OffLoop:
         """The result of `work`, or what it raises.
 
         Cancelled while it waits for its turn, it is not begun; after that it goes on to its end,
-        and nobody hears of it.
+        and its result is dropped.
         """
         self.runs += 1
         self.waiting += 1

@@ -8,10 +8,8 @@ fields that keep the names they would have without it.
 """
 
 import dataclasses
-import difflib
 import math
 import os
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -74,7 +72,7 @@ class SettingsSource(Generic[T]):
     """Where the settings of a command come from, to be read more than once: flags and environment
     as they were at the start, and a file as it is then.
 
-    `current` is what was read first; whoever reads again and uses that sets it.
+    `current` is what was read first; a caller that reads again and applies the result sets it.
     """
 
     def __init__(
@@ -296,6 +294,8 @@ def _as_bool(value: Any) -> bool:
 
 
 def _read_file(path: Path, specs: Mapping[str, OptionSpec]) -> dict[str, Any]:
+    import tomllib
+
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -327,6 +327,8 @@ def _refuse_unknown_flags(flags: Mapping[str, Any], specs: Mapping[str, OptionSp
 
 
 def _nearest(key: str, specs: Mapping[str, OptionSpec]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(key, specs, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 

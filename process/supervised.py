@@ -23,7 +23,7 @@ failures: Counter[str] = Counter()
 
 def supervise(name: str, loop: Callable[[], Awaitable[object]]) -> "asyncio.Task[None]":
     """A task that runs `loop`, and runs it again, with back-off, after each exception. Among these
-    is a CancelledError where nobody cancelled the task, but a library a future of its own.
+    is a CancelledError where a library cancelled a future of its own, and not the task.
 
     It ends when `loop` returns or the task is cancelled.
     """

@@ -1,4 +1,4 @@
-"""What a serving process asks of its operating system: open files, and signals to stop."""
+"""What a serving process asks of its operating system: open files, its address, signals to stop."""
 
 import asyncio
 import errno
@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from ..base.urls import WILDCARDS
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def reachable_host(host: str) -> str:
+    """The address under which others reach a server that listens on `host`."""
+    return socket.gethostbyname(socket.gethostname()) if host in WILDCARDS else host
 
 
 def allow_open_files(wanted: int) -> int:

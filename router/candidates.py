@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,10 @@ from .event_watch import EventWatch
 from .overlaps import Overlaps
 from .policy import Blocks, Candidates, Decision, Mask, Policy, Preferred, tier_weights_given
 from .prompt import Prompt
-from .replicas import PeerLoad
 from .views import PotentialLoad
+
+if TYPE_CHECKING:
+    from .replicas import PeerLoad
 
 WorkerLike = int | tuple[int, int]
 """A worker_id, or (worker_id, dp_rank)."""
@@ -67,10 +70,12 @@ class CandidateSource:
 
     def count_peers(
         self, learner: Policy, lock: AbstractContextManager[object], clock: Clock
-    ) -> PeerLoad:
+    ) -> "PeerLoad":
         """See KvRouter. ConfigError where the load is not shared."""
         if not isinstance(self.slots, SharedSlots):
             raise ConfigError("router_replica_sync is off", key="router_replica_sync")
+        from .replicas import PeerLoad  # only routers that share load need it
+
         self._peers = PeerLoad(self.registry, self.slots, self._config, learner, lock, clock)
         return self._peers
 
@@ -157,14 +162,14 @@ class CandidateSource:
                     mask[self.registry.number(rank)] = True
         return mask
 
-    def wait_times(self, anybody: float, waiting: Mask) -> Callable[[WorkerLike | None], float]:
-        """Seconds to wait: `anybody` for a request that may go anywhere, inf for one that may only
+    def wait_times(self, anywhere: float, waiting: Mask) -> Callable[[WorkerLike | None], float]:
+        """Seconds to wait: `anywhere` for a request that may go anywhere, inf for one that may only
         go to a rank that is `waiting`."""
         marks = waiting.tobytes()
 
         def seconds(worker: WorkerLike | None) -> float:
             if worker is None:
-                return anybody
+                return anywhere
             number = self.registry.find(as_worker(worker))
             return math.inf if number is not None and marks[number] else 0.0
 
@@ -188,7 +193,7 @@ class CandidateSource:
         self, workers: Collection[WorkerLike], candidates: Candidates, *, even_inhibited: bool
     ) -> None:
         """Leave workers out. With `even_inhibited` those that are well count, however spared, where
-        nobody else is left: see `pin`."""
+        no other worker is left: see `pin`."""
         others = ~self.mask(workers)
         candidates.eligible = candidates.eligible & others
         if even_inhibited and 1 not in candidates.eligible.tobytes():
@@ -261,7 +266,7 @@ def decision_of(
 
 
 UNKNOWN_SHARE = 8
-"""Workers that nobody registered fill one part in so many of the index, if they can be so small."""
+"""Unregistered workers fill one part in this many of the index, if they can be that small."""
 LEAST_UNKNOWN_BLOCKS = 4096
 """That each of them may hold in any case: what an engine caches until it is registered."""
 

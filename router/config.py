@@ -117,8 +117,7 @@ class KvRouterConfig:
     )
     max_unknown_workers: int = option(
         512,
-        "With KV events: most ranks that are indexed though nobody registered them; what others"
-        " publish is refused.",
+        "With KV events: most unregistered ranks that are indexed; what others publish is refused.",
         "--max-unknown-workers",
     )
     router_ttl_secs: float = option(
@@ -168,7 +167,7 @@ class KvRouterConfig:
     )
     active_request_expiry_secs: float = option(
         300.0,
-        "A booking nobody released is dropped after this long.",
+        "A booking that was not released is dropped after this long.",
         "--router-active-request-expiry-secs",
         env=("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",),
     )

@@ -68,7 +68,7 @@ class EventWatch:
     def lag_s(self) -> float:
         """How late events are of late: between this and about twice as much, or not at all late.
 
-        Between two looks nothing is known; but then nobody asked what is cached, either.
+        Between two looks nothing is known; but then no request asked what is cached, either.
         """
         return max(*self._lags, *(sample.lag for sample in self._samples.values()), 0.0)
 

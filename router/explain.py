@@ -10,7 +10,6 @@ import numpy as np
 from ..base.identity import WorkerWithDpRank
 from ..indexer.event_index import EventIndex
 from ..indexer.source import SourceState, SourceStatus
-from ..process.steps import STEP, Steps, by_steps
 from ..workers.registry import WorkerEntry, WorkerState
 from .admission import LoadLimits, Objectives
 from .affinity import BoundWorker
@@ -29,6 +28,7 @@ from .policy import (
     terms,
 )
 from .prompt import Prompt
+from .steps import STEP, Steps, by_steps
 
 
 def explain(
@@ -144,10 +144,10 @@ def _costs(policy: Policy, seen: Candidates, numbers: list[int]) -> Floats:
     """The policy's costs; of those that are not eligible what they would be if all were."""
     eligible = seen.eligible
     costs = policy.score(seen)
-    everybody = np.zeros_like(eligible)
-    everybody[numbers] = True
-    if (everybody & ~eligible).any():
-        seen.eligible = everybody
+    everywhere = np.zeros_like(eligible)
+    everywhere[numbers] = True
+    if (everywhere & ~eligible).any():
+        seen.eligible = everywhere
         costs = np.where(eligible, costs, policy.score(seen))
         seen.eligible = eligible
     return costs

@@ -4,14 +4,13 @@ import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..base.clock import Clock, SystemClock
 from ..base.errors import InvalidRequestError
 from ..base.identity import WorkerWithDpRank, as_worker
 from ..indexer.hashing import Integers
 from ..indexer.prefix_index import TierOverlap
-from ..process.steps import Steps, finish
 from ..workers.registry import WorkerEntry, WorkerFacts, WorkerRegistry
 from .admission import NO_OBJECTIVES, LoadLimits, Objectives
 from .affinity import BoundWorker, SessionAffinity
@@ -21,8 +20,11 @@ from .explain import explain
 from .policies import PolicyChoice
 from .policy import Decision, Explanation, Policy, ResidualState, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
-from .replicas import PeerLoad
+from .steps import Steps, finish
 from .views import PotentialLoad, WorkerView, views_in_steps
+
+if TYPE_CHECKING:
+    from .replicas import PeerLoad
 
 
 class KvRouter(AbstractContextManager["KvRouter"]):
@@ -129,7 +131,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         with self._lock:
             return int(self.slots.own_requests()[self._source.mask([worker_id])].sum())
 
-    def count_peers(self) -> PeerLoad:
+    def count_peers(self) -> "PeerLoad":
         """Count other routers' bookings too; ConfigError unless `router_replica_sync` is on."""
         return self._source.count_peers(self._learner, self._lock, self.clock)
 

@@ -6,26 +6,35 @@ router's settings to a Policy. examples/custom_policy.py shows both ways to use 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import ConfigError
 from .config import DYNAMO, FORECAST, KvRouterConfig
 from .policy import DynamoCost, ForecastParams, ForecastPolicy, GuardedPolicy, Policy, mode_policy
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
+
 GROUP = "dynamo_router.policies"
+
+
+def offered() -> "EntryPoints":
+    """The policies of installed packages."""
+    from importlib.metadata import entry_points  # 56 modules, which only these policies need
+
+    return entry_points(group=GROUP)
 
 
 def known_policies() -> list[str]:
     """What `policy` can be: ours first, then those of installed packages by name."""
-    others = sorted({point.name for point in entry_points(group=GROUP)})
+    others = sorted({point.name for point in offered()})
     return [FORECAST, DYNAMO, f"{DYNAMO}:SCALE", *others]
 
 
 def new_policy(config: KvRouterConfig) -> Policy:
     """The policy that these settings ask for, to be kept by one router.
 
-    Raises ConfigError for a policy that nobody offers, or that cannot be made.
+    Raises ConfigError for an unknown policy, or one that cannot be made.
     """
     if config.mode != "kv":
         return mode_policy(config.mode)
@@ -35,14 +44,14 @@ def new_policy(config: KvRouterConfig) -> Policy:
         return ForecastPolicy(config.router_temperature, params, sheds=config.admission.shed)
     if name.partition(":")[0] == DYNAMO:
         return _dynamo(config)
-    for point in entry_points(group=GROUP):
+    for point in offered():
         if point.name == name:
             return guarded(_load(point, config), name, config)
     raise ConfigError(f"policy: {name!r} is none of {', '.join(known_policies())}", key="policy")
 
 
 def guarded(policy: Policy, name: str, config: KvRouterConfig) -> Policy:
-    """A policy that somebody else wrote, with Dynamo's cost to fall back on."""
+    """An installed policy, with Dynamo's cost to fall back on."""
     return GuardedPolicy(policy, name, _dynamo(config))
 
 
@@ -111,7 +120,7 @@ def _dynamo(config: KvRouterConfig) -> Policy:
     return DynamoCost(config.cost_params(), config.router_temperature)
 
 
-def _load(point: EntryPoint, config: KvRouterConfig) -> Policy:
+def _load(point: "EntryPoint", config: KvRouterConfig) -> Policy:
     try:
         made = point.load()(config)
     except Exception as error:

@@ -10,9 +10,9 @@ from ..workers.channels import ConnectionPolicy
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
 from ..workers.records import STATIC, DiscoveryConfig, EventPlaneConfig
+from .caller_limits import CallerLimits
 from .mock_process import MockEnginesConfig
 from .observability import ObservabilityConfig
-from .peer_limits import PeerLimits
 from .request_limits import RequestLimits
 
 SHORTEST_HANG_S = 1.0
@@ -162,7 +162,7 @@ class ServeConfig:
     )
     fronts: FrontsConfig = field(default_factory=FrontsConfig, metadata={"inline": True})
     limits: RequestLimits = field(default_factory=RequestLimits)
-    peers: PeerLimits = field(default_factory=PeerLimits)
+    peers: CallerLimits = field(default_factory=CallerLimits)
     health: HealthPolicy = field(default_factory=HealthPolicy)
     outliers: OutlierPolicy = field(default_factory=OutlierPolicy)
     connection: ConnectionPolicy = field(default_factory=ConnectionPolicy)

@@ -17,7 +17,7 @@ from .config import ServeConfig
 from .dashboard import DashboardRoutes
 from .dispatch import NoTrace
 from .mock_process import MockProcess
-from .pool import MOST_WORKERS, Discovery, LiveSettings, WorkerPool, is_discovering
+from .pool import MOST_WORKERS, LiveSettings, WorkerDiscovery, WorkerPool, is_discovering
 from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
 from .tracing import span_export_of
 
@@ -76,10 +76,10 @@ class Server:
         self.router, self.monitor, self.metrics = pool.router, pool.monitor, pool.metrics
         self.dispatcher, self.admin = pool.dispatcher, pool.admin
         self.dashboard = pool.dashboard
-        self._discovery: Discovery | None = None
+        self._discovery: WorkerDiscovery | None = None
         if is_discovering(config):
             nats = self.security.nats
-            self._discovery = Discovery(config, self.admin, self.monitor, self._clock, nats)
+            self._discovery = WorkerDiscovery(config, self.admin, self.monitor, self._clock, nats)
         self._workers = WorkerList(self.admin, self.monitor, refresh_s=config.dns_refresh_s)
         self._live = LiveSettings(config, lambda: [pool], workers=self._workers, output=output)
         self._reloader = None

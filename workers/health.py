@@ -17,7 +17,7 @@ from ..base.errors import ConfigError, WorkerError
 from ..process.supervised import supervise
 from ..transport.security import ClientTls, EngineKey, WorkerTlsConfig
 from .channels import ConnectionPolicy
-from .dialects import EngineClient, OpenAiClient
+from .dialects import EngineClient
 from .engine_check import usual_model, why_refused
 from .engine_facts import EngineFacts, merge_facts
 from .engine_table import EngineTable
@@ -113,6 +113,8 @@ class HealthMonitor:
             self._tls = ClientTls(WorkerTlsConfig())
         tls = self._tls if url.tls else None
         if url.dialect == OPENAI:
+            from .dialects import OpenAiClient  # and the HTTP client with it
+
             size = self._block_size
             return OpenAiClient(
                 url.address, self._connection, tls, url.tls_name, block_size=size, key=self._key

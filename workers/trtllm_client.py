@@ -14,7 +14,6 @@ from google.protobuf.message import DecodeError
 from ..base.errors import StatusCode, WorkerError
 from ..base.identity import MAX_WORKER_ID
 from ..transport.security import ClientTls
-from .cache_control import ask_prefetch
 from .channels import (
     ConnectionPolicy,
     EngineCall,
@@ -24,6 +23,7 @@ from .channels import (
 )
 from .engine_facts import EngineFacts, facts_of
 from .failures import EngineCallError, Origin
+from .prefetch import ask_prefetch
 from .registry import MAX_RANKS, WorkerEntry
 from .trtllm_proto import SERVICE, common_pb, pb
 

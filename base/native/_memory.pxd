@@ -63,7 +63,7 @@ cdef extern from * nogil:
     }
     static inline void dr_unmap(void *old, size_t size) { free(old); }
     #endif
-    /* Lets the system find pages for memory that nobody uses yet: 0.1 us or more for one of 4 KiB,
+    /* Lets the system find pages for memory that is not in use yet: 0.1 us or more for one of 4 KiB,
        up to a ms for a huge one. */
     static inline void dr_touch(char *begin, size_t size) {
         size_t at;
@@ -218,7 +218,7 @@ cdef inline void array_release(Memory* memory, void* old, size_t size) noexcept 
 cdef inline void array_touch(
     Memory* memory, void* array, uint64_t begin, uint64_t end, size_t item
 ) noexcept nogil:
-    """Find pages for items [begin, end) of a large array, which nobody uses yet, while readers come
+    """Find pages for items [begin, end) of a large array, not in use yet, while readers come
     in."""
     cdef char* at
     if begin >= end:
@@ -333,7 +333,7 @@ cdef inline bint array_trim(
     return True
 
 
-# Plain arrays, grown by doubling: for what is small, or short-lived, and counted by nobody.
+# Plain arrays, grown by doubling: for what is small, or short-lived, and not counted.
 
 cdef inline uint64_t grown_capacity(uint64_t capacity, uint64_t needed) noexcept nogil:
     """A capacity for `needed` items, at least doubled so that growing takes linear time."""

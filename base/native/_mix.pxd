@@ -39,7 +39,7 @@ cdef inline uint32_t hash_pair(uint64_t multiplier, uint64_t key, uint32_t other
 
 
 cdef inline uint64_t random_multiplier() noexcept nogil:
-    """An odd number that nobody can foretell."""
+    """An unpredictable odd number."""
     return random_number() | 1
 
 

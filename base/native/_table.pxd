@@ -30,7 +30,7 @@ cdef struct Table:
 
 
 cdef inline void table_init(Table* table, uint64_t multiplier) noexcept nogil:
-    """Of a zeroed struct. A multiplier that nobody can foretell keeps keys that are crafted to collide
+    """Of a zeroed struct. An unpredictable multiplier keeps keys that are crafted to collide
     from doing so."""
     table.multiplier = multiplier
 

@@ -12,7 +12,7 @@ and the writer changes nothing that they see.
 from libc.stdint cimport uint32_t
 
 cdef struct YieldPoints:
-    void (*yield_to_readers)(void* context) noexcept nogil   # NULL: nobody reads meanwhile
+    void (*yield_to_readers)(void* context) noexcept nogil   # NULL: no other readers
     void (*admit_readers)(void* context) noexcept nogil          # readers come in until it is closed
     void (*exclude_readers)(void* context) noexcept nogil         # waits for those that are in
     void* context        # their argument
@@ -21,7 +21,7 @@ cdef struct YieldPoints:
 
 
 cdef inline YieldPoints no_yield_points() noexcept nogil:
-    """For a tree that nobody else reads."""
+    """For a tree without other readers."""
     return YieldPoints(NULL, NULL, NULL, NULL, 1, 0)
 
 

@@ -3,14 +3,12 @@
 Entered by the commands `replay`, `demo`, `proxy`, `path`, `fronts`, `selection` and `hostile`.
 """
 
-from .client import LoadClient, encode_generate
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from .completion_client import CompletionClient
-from .dynamo_peer import DynamoPeer, free_port
-from .dynamo_selector import DynamoSelector
-from .envoy_peer import start_envoy
 from .http_client import HttpClient
 from .progress import OnStart, progress_bar
-from .proxy_peers import CLIENT_OPTIONS, GENERATE, Methods, open_call, start_child, start_peer
 from .serve_process import READY, ServeProcess, mock_fleet_arguments
 from .stats import LoadStats
 from .target import TargetAccess
@@ -28,6 +26,13 @@ from .way import (
     noise_words,
     ratio,
 )
+
+if TYPE_CHECKING:
+    from .client import LoadClient, encode_generate
+    from .dynamo_peer import DynamoPeer, free_port
+    from .dynamo_selector import DynamoSelector
+    from .envoy_peer import start_envoy
+    from .proxy_peers import CLIENT_OPTIONS, GENERATE, Methods, open_call, start_child, start_peer
 
 __all__ = [
     "Ask",
@@ -64,3 +69,13 @@ __all__ = [
     "start_envoy",
     "start_peer",
 ]
+
+_PROXY = ("CLIENT_OPTIONS", "GENERATE", "Methods", "open_call", "start_child", "start_peer")
+# gRPC's library and clients of HTTP come with them.
+__getattr__ = lazy_names(
+    __name__,
+    {"LoadClient": ".client", "encode_generate": ".client"}
+    | {"DynamoPeer": ".dynamo_peer", "free_port": ".dynamo_peer"}
+    | {"DynamoSelector": ".dynamo_selector", "start_envoy": ".envoy_peer"}
+    | dict.fromkeys(_PROXY, ".proxy_peers"),
+)

@@ -5,7 +5,7 @@ the final message's.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +24,7 @@ from ...workers.dialects import DP_RANK_KEY
 from ...workers.trtllm_client import WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ...workers.worker_url import parse_worker_url
+from .stats import Outcome
 from .target import TargetAccess
 
 # What a router sends with its answers, beside the worker's id.
@@ -47,28 +48,6 @@ class TargetInfo:
     mode: str = ""
     policy: str = ""
     workers: int | None = None  # that are ready
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How one request went. Times in ms from the call; `code` is "OK" or what went wrong.
-
-    Codes are gRPC's, and these, which are ours: INCOMPLETE (the stream ended without its final
-    message), WRONG_LENGTH (not as many tokens as asked for), TOKEN_MISMATCH (the final message
-    contradicts the stream), UNDECODABLE, ENGINE_ERROR (finish reason "error").
-    """
-
-    code: str = "OK"
-    rejected: bool = False
-    reason: str = ""
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    ttft_ms: float | None = None
-    e2e_ms: float = 0.0
-    worker: str | None = None
-    # One a token after the first: time since the previous message over the message's tokens.
-    itl_ms: list[float] = field(default_factory=list)
 
 
 class LoadClient:

@@ -6,13 +6,14 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
-
-import aiohttp
+from typing import TYPE_CHECKING, Self
 
 from ...base.errors import RouterError
 from ...engines.mocker import TierConfig
 from ...process.child_process import ChildError, ChildProcess
+
+if TYPE_CHECKING:
+    import aiohttp
 
 READY = re.compile(r"dynamo-router ready: grpc (\S+) http (\S+)")
 STOP_TIMEOUT_S = 20.0
@@ -121,6 +122,8 @@ class ServeProcess:
 
     async def _workers_ready(self) -> None:
         """Ready to listen is not yet ready to serve: the router still connects to its engines."""
+        import aiohttp  # by what runs alone: a command that prints its help needs no client
+
         async with aiohttp.ClientSession(trust_env=False, headers=self._headers) as http:
             while await self._ready_workers(http) < self._workers:
                 if not self._child.running:
@@ -128,8 +131,10 @@ class ServeProcess:
                     raise ChildError("ended while its engines started", self._child.output)
                 await asyncio.sleep(POLL_S)
 
-    async def _ready_workers(self, http: aiohttp.ClientSession) -> int:
-        with contextlib.suppress(aiohttp.ClientError):
+    async def _ready_workers(self, http: "aiohttp.ClientSession") -> int:
+        from aiohttp import ClientError
+
+        with contextlib.suppress(ClientError):
             async with http.get(f"http://{self.http_address}/workers") as answer:
                 listed = await answer.json()
                 workers = listed["workers"] if isinstance(listed, dict) else listed

@@ -2,17 +2,38 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..results import Goodput, Run, summarise
-from .client import Outcome
 
 Judge = Callable[[int, list[float], list[float], list[int]], Goodput]
 """Goodput by requests sent, and of those served: TTFTs and own mean ITLs in ms, prompt lengths."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one request went. Times in ms from the call; `code` is "OK" or what went wrong.
+
+    Codes are gRPC's, and these, which are ours: INCOMPLETE (the stream ended without its final
+    message), WRONG_LENGTH (not as many tokens as asked for), TOKEN_MISMATCH (the final message
+    contradicts the stream), UNDECODABLE, ENGINE_ERROR (finish reason "error").
+    """
+
+    code: str = "OK"
+    rejected: bool = False
+    reason: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    ttft_ms: float | None = None
+    e2e_ms: float = 0.0
+    worker: str | None = None
+    # One a token after the first: time since the previous message over the message's tokens.
+    itl_ms: list[float] = field(default_factory=list)
 
 
 class LoadStats:

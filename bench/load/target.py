@@ -3,12 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from ...process.settings import bad_setting
 from ...transport.security import read_file, read_secret
-
-aio: Any = grpc.aio  # its stubs do not know that serialisers are optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +30,9 @@ class TargetAccess:
 
     def channel(self, address: str, options: list[tuple[str, Any]]) -> Any:
         """A channel to HOST:PORT."""
+        import grpc  # by what opens a channel alone: settings have a TargetAccess too
+
+        aio: Any = grpc.aio  # its stubs do not know that serialisers are optional
         files = {
             name: None if path is None else read_file(path, name)
             for name, path in (

@@ -21,7 +21,7 @@ from ...router.admission import Ticket
 from ...router.kv_router import KvRouter
 from ...server.dispatch import queue_of, ticket_of
 from ...server.prefetch import PrefetchPlan, ask_held, ask_sent
-from ...workers.cache_control import Span, returning_spans
+from ...workers.retention import Span, returning_spans
 from .prepared_trace import SimulatedTrace
 from .recovery import SimulatedRecovery
 from .replicas import ReplicaConfig, ReplicaNetwork

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ...base.errors import InvalidRequestError, NoWorkersError
 from ...base.identity import WorkerWithDpRank
 from ...indexer.wire import TIERS, StorageTier, encode_heartbeat
-from ...workers.cache_control import Span
+from ...workers.retention import Span
 from .config import EVEN_SPEEDS, EngineConfig
 from .core import Fleet
 

@@ -3,8 +3,10 @@
 Entered by engines (mocker, engines) and by the commands that serve them.
 """
 
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from .config import ServingConfig, require, require_choice, require_positive
-from .context import ServingContext
 from .engine import (
     Answer,
     AnswerPart,
@@ -13,7 +15,6 @@ from .engine import (
     OnEvents,
     ServedEngine,
 )
-from .event_plane import say
 from .kv_events import (
     ENGINE_TIERS,
     BlocksRemoved,
@@ -24,10 +25,14 @@ from .kv_events import (
 )
 from .kv_feed import KvEventFeed, KvSubscription
 from .kv_messages import tier_of
-from .registration import WorkerRegistration
 from .request import EngineRequest, unsupported
-from .server import EngineServer
-from .worker import run_worker
+
+if TYPE_CHECKING:
+    from .context import ServingContext
+    from .event_plane import say
+    from .registration import WorkerRegistration
+    from .server import EngineServer
+    from .worker import run_worker
 
 __all__ = [
     "ENGINE_TIERS",
@@ -57,3 +62,15 @@ __all__ = [
     "tier_of",
     "unsupported",
 ]
+
+# What serves is imported by its first user, so that settings of engines are read without it.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "EngineServer": ".server",
+        "ServingContext": ".context",
+        "WorkerRegistration": ".registration",
+        "run_worker": ".worker",
+        "say": ".event_plane",
+    },
+)

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import InvalidRequestError
-from ...workers.cache_control import FIELD, Retention, Span, returning_spans
 from ...workers.dialects import given_handoff
+from ...workers.retention import FIELD, Retention, Span, returning_spans
 from ...workers.trtllm_proto import pb
 
 _APART = (

@@ -8,9 +8,10 @@ from typing import Any
 from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode, WorkerError
 from ...transport.grpc_methods import Method, Methods
 from ...transport.http2 import ServerCall
-from ...workers.cache_control import PREFETCH_METHOD, RETURNING_KEY, encode_loaded
 from ...workers.dialects import DP_RANK_KEY, TrtllmAnswer, with_handoff
 from ...workers.engine_facts import EngineFacts
+from ...workers.prefetch import PREFETCH_METHOD, encode_loaded
+from ...workers.retention import RETURNING_KEY
 from ...workers.trtllm_client import DP_SIZE_KEY, PUBLISHER_ID_KEY, WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, common_pb, pb
 from .engine import EngineUnavailableError, PrefetchingEngine, ServedEngine

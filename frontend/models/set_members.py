@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from ...base.identity import WorkerWithDpRank
-from ...workers.records import ENCODE, DiscoveredWorker, EventSource, Fleet
+from ...workers.records import ENCODE, DiscoveredWorker, EndpointWorkers, EventSource
 from .worker_sets import WorkerSet
 
 
@@ -12,7 +12,7 @@ class SetMembers:
     """The workers of one set as they are registered now."""
 
     def __init__(self, transports: frozenset[str]) -> None:
-        self._fleet = Fleet(transports, not_called=(ENCODE,))
+        self._fleet = EndpointWorkers(transports, not_called=(ENCODE,))
         self.workers: Mapping[int, DiscoveredWorker] = {}
         self.elsewhere: Collection[int] = frozenset()
         self.sources: Mapping[WorkerWithDpRank, EventSource] = {}

@@ -1,13 +1,15 @@
 """A chat answer's text, piece by piece, as content, reasoning and calls of tools."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ..openai import ToolChoice
 from .call_formats import TOOL_CALL_FORMATS
 from .call_readers import read_json_calls
 from .harmony import HarmonyOutput
 from .reasoning import REASONING_FORMATS, ReasoningParser
 from .tool_calls import JSON, Parsed, ToolCall, ToolCallParser
+
+if TYPE_CHECKING:  # the shapes of OpenAI's errors come with it
+    from ..openai import ToolChoice
 
 GPT_OSS, HARMONY = "gpt_oss", "harmony"
 """One form, by its name among reasoning and among calls: whichever is given, both are found."""
@@ -37,7 +39,7 @@ class MarkedOutput:
     """One answer. What comes after the reasoning is looked through for calls."""
 
     def __init__(
-        self, reasoning: ReasoningParser | None, calls: ToolCallParser | None, choice: ToolChoice
+        self, reasoning: ReasoningParser | None, calls: ToolCallParser | None, choice: "ToolChoice"
     ) -> None:
         self._reasoning = reasoning
         self._calls = calls
@@ -100,7 +102,7 @@ def exclude_each_other(reasoning: str | None, tool_calls: str | None) -> bool:
 def new_chat_output(
     reasoning: str | None,
     tool_calls: str | None,
-    choice: ToolChoice,
+    choice: "ToolChoice",
     prompt_tail: str,
     *,
     held: bool = False,

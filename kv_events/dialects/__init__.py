@@ -3,11 +3,16 @@
 Entered by whoever reads an engine's events: a subscriber here gives calls as that of gRPC does.
 """
 
-from .http_events import HttpEvents
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from .pulled_call import EventsEnded, EventsLost, EventsRefused, PulledCall
 from .trtllm_events import TrtllmEvents
 from .zmq_events import ZmqEvents
 from .zmq_payload import ZmqPayload
+
+if TYPE_CHECKING:
+    from .http_events import HttpEvents
 
 __all__ = [
     "EventsEnded",
@@ -19,3 +24,6 @@ __all__ = [
     "ZmqEvents",
     "ZmqPayload",
 ]
+
+# The HTTP client comes with it.
+__getattr__ = lazy_names(__name__, {"HttpEvents": ".http_events"})

@@ -1,10 +1,8 @@
 """Whether a request goes now, waits, or is refused: limits on load, and the queue.
 
-Entered by KvRouter (limits) and by the dispatcher (queue); all is pure, its clock given,
-but `Admission`, in which tasks wait.
+Entered by KvRouter (limits) and by the dispatcher (queue); pure, the clock is given.
 """
 
-from .admission import Admission
 from .limits import AdmissionConfig, LoadLimits
 from .objectives import NO_OBJECTIVES, SLO_KEYS, Objectives, read_objectives
 from .queue import AdmissionQueue
@@ -13,7 +11,6 @@ from .tenants import TenantConfig, TenantShares
 from .ticket import NORMAL, Lane, Ticket, Urgency
 
 __all__ = [
-    "Admission",
     "AdmissionConfig",
     "AdmissionQueue",
     "Lane",

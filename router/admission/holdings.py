@@ -1,7 +1,7 @@
 """TenantHoldings: what each tenant has in the engines now, and who has more than its share. Pure.
 
 A tenant's share is that of its weight among those that are about: that have something in an engine,
-and together one more of weight 1 where somebody else was heard of within ABOUT_S. So names that are
+and together one more of weight 1 where another one was heard of within ABOUT_S. So names that are
 used once do not thin the shares of others out, and who is alone has all.
 """
 

@@ -23,7 +23,7 @@ from .ticket import QUEUE_POLICIES, QueuePolicy
 from .weights import WeightedShares
 
 UNKNOWN_BATCH_TOKENS = 10_000_000
-"""What stands for an engine's token budget where nobody told it (Dynamo's number)."""
+"""What stands for an engine's token budget where it is not known (Dynamo's number)."""
 
 ENGINE = "engine"
 """The cap on requests that is what each engine says of itself."""
@@ -193,7 +193,7 @@ class LoadLimits:
         return self.config.objectives.of(asked, self.cold_s(isl))
 
     def cold_s(self, tokens: int) -> float | None:
-        """Seconds in which an idle engine computes so many prompt tokens; None: nobody can say."""
+        """Seconds in which an idle engine computes so many prompt tokens; None: not known."""
         return None if self._foreseer is None else self._foreseer.cold_s(tokens)
 
     @property
@@ -292,7 +292,7 @@ class LoadLimits:
 
     def most_wait_s(self, isl: int, uncached_tokens: int, asked: Objectives) -> float:
         """Seconds that a request can wait and meet its TTFT objective; inf where it does not
-        matter, or nobody can say."""
+        matter, or are not known."""
         if self.queue_policy != "deadline":
             return math.inf
         objective_ms = self.objectives(isl, asked).ttft_ms
@@ -345,8 +345,8 @@ class LoadLimits:
     def _may_hold(self, eligible: Mask) -> bool:
         """Whether a policy's hold is to be believed.
 
-        Nobody waits for a fleet that has nothing to do; nor for prompts of callers that booked them
-        and said no more, which may be long computed, or be computed nowhere.
+        No request waits for an idle fleet; nor for prompts of callers that booked them
+        and reported no more, which may be long computed, or be computed nowhere.
         """
         slots = self._slots
         if not slots.active_requests()[eligible].any():

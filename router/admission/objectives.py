@@ -48,7 +48,7 @@ class DefaultObjectives:
 
     def of(self, asked: Objectives, cold_s: float | None) -> Objectives:
         """A request's objectives. `cold_s`: what its prompt takes on an idle engine that has none
-        of it cached; None: nobody knows, so that there is no default for its TTFT."""
+        of it cached; None: not known, so that there is no default for its TTFT."""
         ttft_ms = asked.ttft_ms if asked.ttft_ms is not None else self.ttft_ms
         if ttft_ms is None and cold_s is not None:
             ttft_ms = self.base_ms + self.factor * cold_s * 1e3

@@ -21,7 +21,7 @@ KEPT_PART = 8  # of so many that may wait one is kept for tenants that have no m
 
 
 def no_wait(lane: Lane) -> float:
-    """Nobody waits for the sake of other tenants."""
+    """No request waits for the sake of other tenants."""
     return 0.0
 
 
@@ -84,8 +84,8 @@ class AdmissionQueue:
         return wait <= 0
 
     def enter(self, make_ticket: Callable[[], Ticket], tenant: str = "") -> Ticket:
-        """A tenant's request waits, whoever is free, and `next` will name it. Its ticket is asked
-        for here.
+        """A tenant's request waits, even if a worker is free, and `next` will name it. Its ticket
+        is made here.
 
         Raises NoWorkersError (overloaded), and asks for none, if as many as may wait do.
         """

@@ -2,7 +2,7 @@
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996), in tokens of work: a tenant's virtual time
 grows by what its requests cost, divided by its weight, and one that comes back begins where the
-others are, so that nobody saves up turns, and nobody pays for what was idle.
+others are, so that no tenant saves up turns, or pays for what was idle.
 """
 
 import math

@@ -43,7 +43,7 @@ class Turns:
     """The requests of one tenant, at one priority, in one lane.
 
     In the order `deadline`, those that can still meet their objective go before those that cannot,
-    which have one turn of LATE_EVERY, so that nobody waits for ever. Entries of requests that no
+    which have one turn of LATE_EVERY, so that none waits for ever. Entries of requests that no
     longer wait are dropped when they come to the head, or by `compact`.
     """
 
@@ -52,13 +52,13 @@ class Turns:
         self._is_waiting = is_waiting
         self._ahead: list[Entry] = []
         self._late: list[Entry] = []
-        self._since_late = 0  # turns of others while somebody was late
+        self._since_late = 0  # turns of others while a request was late
 
     def add(self, serial: int, ticket: Ticket) -> None:
         heapq.heappush(self._ahead, (-ticket.score(self._policy), serial, ticket))
 
     def head(self, now: float) -> Entry | None:
-        """Who goes first of them; None if nobody waits."""
+        """Who goes first of them; None if none waits."""
         ahead, late = self._drop(self._ahead), self._late
         while self._policy == "deadline" and ahead and ahead[0][2].latest_start < now:
             _, serial, ticket = heapq.heappop(ahead)
@@ -168,7 +168,7 @@ class Level:
 
     def head(self, now: float) -> tuple[bool, float, Entry] | None:
         """Who goes first of them, behind whether its tenant has more than its share and its virtual
-        time; None if nobody waits."""
+        time; None if none waits."""
         found = self._ranking.first(now)
         return None if found is None else (found[1], found[0][0], found[2])
 
@@ -212,7 +212,7 @@ class Line:
         level.add(serial, ticket)
 
     def head(self, now: float) -> Head | None:
-        """Who goes first of them; None if nobody waits. One whose tenant has more than its share
+        """Who goes first of them; None if none waits. One whose tenant has more than its share
         goes before none of another priority either: it would hold those up by its own wait."""
         found = self._ranking.first(now)
         return None if found is None else found[2]

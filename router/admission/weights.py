@@ -24,7 +24,7 @@ class WeightedShares:
         self._credit: Floats = np.ones(0)
 
     def spent(self, eligible: Mask) -> Mask | None:
-        """Who of these has had its share; None: nobody, and never all."""
+        """Who of these has had its share; None: none of them, and never all."""
         if not self._registry.is_weighted or not eligible.any():
             return None
         self._reach()

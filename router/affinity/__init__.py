@@ -1,6 +1,6 @@
 """Session affinity: the requests of one session go to the worker that has the session's cache.
 
-Entered by whoever carries requests (which worker a session wants), by the services (which session a
+Entered by what carries requests (which worker a session wants), by the services (which session a
 request belongs to), and by the replica sync (what other routers bound).
 """
 
@@ -14,7 +14,6 @@ from .session import (
     SESSION_TIMEOUT_KEY,
     Session,
     read_session,
-    retention_of,
 )
 from .session_affinity import BoundWorker, SessionAffinity
 
@@ -31,5 +30,4 @@ __all__ = [
     "SessionAffinity",
     "SessionTable",
     "read_session",
-    "retention_of",
 ]

@@ -69,8 +69,8 @@ class SessionTable:
     _owned: dict[str, dict[str, None]] = field(default_factory=dict)  # the same by owner
     _on_worker: dict[WorkerWithDpRank, set[str]] = field(default_factory=dict)
     _untold: dict[str, None] = field(default_factory=dict)  # keys, in their order
-    _to_all: int = 0  # so many of them, the first ones, are told because somebody came
-    _came_since: bool = False  # somebody who has not heard those that are told already
+    _to_all: int = 0  # the first N of them are sent again because a router came
+    _came_since: bool = False  # a router that has not received those sent already
     _unbound: dict[str, int] = field(default_factory=dict)  # requests in flight of other sessions
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class SessionTable:
             self._drop(key)
 
     def on_worker_gone(self, worker: WorkerWithDpRank) -> None:
-        """It left: its sessions are bound to nobody."""
+        """It left: its sessions are not bound any more."""
         for key in self._on_worker.pop(worker, set()):
             self._drop(key)
 
@@ -147,7 +147,7 @@ class SessionTable:
         self.counts.heard += 1
 
     def tell_all(self) -> None:
-        """Somebody came who knows nothing: everything is to be told. While it is being told, all
+        """A router came that knows nothing: everything is to be told. While it is being told, all
         who come meanwhile are told together, after that."""
         if self._to_all:
             self._came_since = True

@@ -1,12 +1,10 @@
-"""Which session a request belongs to, by its metadata or headers, and what that asks of engines."""
+"""Which session a request belongs to, by its metadata or headers."""
 
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...base.errors import InvalidRequestError
-from ...workers.cache_control import LEAST, Retention
-from .config import AffinityConfig
 
 SESSION_ID_KEY = "x-dynamo-session-id"
 SESSION_KEYS = (SESSION_ID_KEY, "x-claude-code-session-id", "thread-id", "x-session-id")
@@ -20,17 +18,14 @@ ALL_SESSION_KEYS = frozenset((*SESSION_KEYS, SESSION_FINAL_KEY, SESSION_TIMEOUT_
 """Those of which `read_session` makes something."""
 LONGEST_ID = 256
 """Bytes."""
-RETURNING = 80
-"""The priority of what a session's next request begins with: above the usual one, with room left
-for clients that know better."""
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Session(NamedTuple):
     """What a request says of its session.
 
-    `key` is the session's id, with its caller's name in front if it has one: nobody reaches another
-    caller's sessions. `owner` is whose share of the table it takes.
+    `key` is the session's id, with its caller's name in front if it has one: no caller reaches
+    another's sessions. `owner` is whose share of the table it takes.
     """
 
     key: str
@@ -38,19 +33,6 @@ class Session(NamedTuple):
     timeout_s: float = math.inf
     final: bool = False
     """it ends with this request"""
-
-
-def retention_of(session: Session, config: AffinityConfig) -> Retention | None:
-    """By the session's headers; None where the settings do not ask for it.
-
-    A session goes on until it says that it ends, or is silent for longer than it said it would be.
-    """
-    seconds = config.session_retention_secs
-    if seconds is None:
-        return None
-    if session.final:
-        return Retention.whole(LEAST)
-    return Retention.whole(RETURNING, min(seconds, session.timeout_s))
 
 
 def read_session(

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
-from secrets import randbelow
+from random import SystemRandom
 from threading import Lock
 from typing import NamedTuple
 
@@ -33,9 +33,9 @@ class BoundWorker(NamedTuple):
 class SessionAffinity:
     """The sessions of one router. Thread-safe. Without a TTL in the settings it knows none.
 
-    `counts` says what became of requests with a session: `new` (it was bound to nobody), `kept`
+    `counts` says what became of requests with a session: `new` (it was not bound), `kept`
     (they went to its worker), `moved` (to another one: the worker left, failed, or cost too much),
-    `refused` (nobody could take them).
+    `refused` (no worker could take them).
     """
 
     def __init__(self, config: AffinityConfig, registry: WorkerRegistry, clock: Clock) -> None:
@@ -46,7 +46,7 @@ class SessionAffinity:
         self.table = SessionTable(
             ttl_s=0.0 if ttl is None else ttl,
             max_sessions=config.max_sessions,
-            writer=1 + randbelow(2**53 - 1),
+            writer=1 + SystemRandom().randrange(2**53 - 1),
             # As Dynamo's routers: greater than those of a router that was here before.
             sequence=time.time_ns(),
             repeat_s=min(10.0, (ttl or 0.0) / 4),
@@ -67,7 +67,7 @@ class SessionAffinity:
         return self.table.count_on(worker)
 
     def wanted(self, session: Session | None, excluded: Collection[int] = ()) -> BoundWorker | None:
-        """The worker that a request with this session should go to; None: anybody will do.
+        """The worker that a request with this session should go to; None: any worker will do.
 
         A worker that takes no requests, or is among the `excluded` ones, is not wanted.
         """

@@ -258,7 +258,7 @@ cdef inline double stay_s(
 cdef inline bint is_crowded(const EngineTimeline* timeline, double blocks) noexcept nogil:
     """Whether with so many blocks in use there an engine may have to wait for room, or to evict.
 
-    Answers take blocks too, which are not counted, and nobody foresees when they end.
+    Answers take blocks too, which are not counted, and their end cannot be foreseen.
     """
     return blocks > CROWDED * timeline.blocks > 0.0
 
@@ -312,7 +312,7 @@ cdef inline double seconds_until_free(
 ) noexcept nogil:
     """Seconds until one of the eligible workers should get another request; 0 if there are none.
 
-    INFINITY if every cache is booked out. `leaves_some`: of somebody who is to leave some of the
+    INFINITY if every cache is booked out. `leaves_some`: of a tenant that is to leave some of the
     cache to others, and no prompts for them to wait behind. A worker whose first token is overdue by more than the
     usual TTFT counts only where there is no other: the costs would not choose it.
     """

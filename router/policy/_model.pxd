@@ -50,7 +50,7 @@ cdef struct Model:              # of the fleet
     double decode_weight
     double miss_weight
     double itl_objective        # seconds
-    double lead                 # seconds of prompts that an engine may have and nobody is held
+    double lead                 # seconds of prompts that an engine may have without a hold
     int64_t block_size          # of the latest booking that told; 0: unknown
     uint64_t first_tokens       # that were reported
 
@@ -200,7 +200,7 @@ cdef inline void learn_decode(
         return
     if output_tokens > 0:
         model.output += RECENT * (output_tokens - model.output)
-    # A request that nobody ended has expired: it says little of how long an answer takes.
+    # A request that was not ended has expired: it says little of how long an answer takes.
     model.answer += RECENT * (min(took, LONG_ANSWER * model.answer) - model.answer)
     if tokens < MIN_OUTPUT_TOKENS or stalled > 0.9 * took:
         return

@@ -96,7 +96,7 @@ class Candidates:
 
     def blocks_with(self, number: int) -> float:
         """Decode blocks that one worker has with this request; 0 for the chosen one where its
-        cache has no known size, for which nobody counted them."""
+        cache has no known size, for which they were not counted."""
         if self.chosen is not None and self.chosen[0] == number:
             return self.chosen[1]
         if self._potential_blocks is not None:
@@ -245,7 +245,7 @@ class Policy:
         """A worker left, and its requests with it."""
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
-        """A request goes to a worker, whoever chose it. The candidates are those it was one of."""
+        """A request goes to a worker, chosen here or pinned. The candidates include it."""
 
     def on_heard(self, heard: HeardBooking) -> None:
         """Another router has sent a request to a worker: as `on_booked`, unless overridden."""
@@ -261,4 +261,4 @@ class Policy:
         """Its first token is out."""
 
     def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
-        """It ended, however; `output_tokens` where somebody has counted them."""
+        """It ended, however; `output_tokens` if they were counted."""

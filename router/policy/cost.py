@@ -60,7 +60,7 @@ class CostParams:
 
 
 def tier_weights_given(params: CostParams) -> bool:
-    """Whether somebody has set a weight of a lower tier."""
+    """Whether a weight of a lower tier was set."""
     return any(getattr(params, key) != getattr(CostParams, key) for key in LOWER_TIER_WEIGHTS)
 
 

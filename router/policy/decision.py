@@ -89,7 +89,7 @@ class Explanation:
         return tuple(worker for worker, cost in costs.items() if cost == lowest)
 
     def to_dict(self, rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-        """`rows`: the candidates as dicts, if somebody has made them already."""
+        """`rows`: the candidates as dicts, if they were made already."""
         return {
             "mode": self.mode,
             "policy": self.policy,

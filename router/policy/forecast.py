@@ -50,7 +50,7 @@ class ForecastParams:
     decode_weight: float = 0.6  # of a second that decoding takes longer
     miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
     itl_objective_s: float = 0.025  # mean ITL that an answer should have at most
-    lead_s: float = 0.1  # seconds of prompts that an engine may have before anybody is held
+    lead_s: float = 0.1  # seconds of prompts that an engine may have before requests are held
     step_s: float = 0.02  # of a step that computes a prompt
     token_s: float = 2e-5  # more for each prompt token in it
     context_s: float = 1e-7  # and for each token of those that decode meanwhile
@@ -89,8 +89,8 @@ class ForecastPolicy(Policy):
     """The lowest cost in seconds, by what it has learnt of the engines. Belongs to one router.
 
     While what it foresees does not come true, a score without a model decides in its place, and
-    nobody is held. Not thread-safe: KvRouter has a lock. Knows nothing of a request that was not
-    booked.
+    no request is held. Not thread-safe: KvRouter has a lock. Knows nothing of a request that
+    was not booked.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class ForecastPolicy(Policy):
         """Seconds by which its turn is later than its arrival: the longer a prompt, the later.
 
         What it takes: the time in which it computes, and for which its tokens would fill a cache.
-        The shortest first keeps the mean low, and nobody waits for ever. The longest go first: they
+        The shortest first keeps the mean low, and none waits for ever. The longest go first: they
         make the 99th percentile, and cost others little while there are other workers to go to.
         """
         if not self._watch.trusted:
@@ -299,12 +299,12 @@ class ForecastPolicy(Policy):
         if load is not None and loaded is not None and not math.isnan(late_s):
             loaded_s = late_s + load.unsaved_tokens(loaded) * used_s / load.block_size
             self._onboarding.learn(load.number, loaded, max(0.0, loaded_s), used_s)
-        # Nobody foresees when answers end, and so when a full cache has room.
+        # When answers end cannot be foreseen, nor when a full cache has room.
         if not crowded and self._watch.on_first_token(worker, foreseen_s, took_s):
             self._say()
 
     def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
-        """It is over, however; `output_tokens` if somebody has counted them."""
+        """It is over, however; `output_tokens` if they were counted."""
         if self._loads:
             self._forget_load(request_id)
         found = self._forecast.end(request_id, now, output_tokens or 0)
@@ -325,7 +325,7 @@ class ForecastPolicy(Policy):
     def _say(self) -> None:
         state = self._watch.state()
         if state.trusted or state.failed is None:
-            log.warning("forecast holds again: it decides")
+            log.warning("forecast recovered: it decides again")
             return
         failed = state.failed
         what = {"ttft": "TTFTs", "itl": "times a token"}.get(
@@ -333,7 +333,7 @@ class ForecastPolicy(Policy):
         )
         log.warning(
             "forecast fails: new prefill tokens times batch size decide in its place; half of its"
-            " %s are off by %.0f %% or more, as one that took %.4g s, foreseen were %.4g s;"
+            " %s are off by %.0f %% or more, for example took %.4g s, predicted %.4g s;"
             " %d workers fail by themselves",
             what,
             100 * (math.exp(failed.scatter) - 1),
@@ -388,7 +388,7 @@ class ForecastPolicy(Policy):
 
 
 def _tiers(candidates: Candidates) -> tuple[Blocks | None, Blocks | None, Blocks | None]:
-    """The overlaps of each tier; None below the device where somebody has set the weights."""
+    """The overlaps of each tier; None below the device where the weights were set."""
     if candidates.weights_given:
         return candidates.overlaps, None, None
     return candidates.overlaps, candidates.host_overlaps, candidates.disk_overlaps

@@ -1,4 +1,4 @@
-"""GuardedPolicy: somebody else's policy, whose failures cost no request."""
+"""GuardedPolicy: an installed policy, whose failures cost no request."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class GuardedPolicy(Policy):
     """Where `inner` raises, answers nonsense, or chooses who may not be chosen, `fallback` decides.
 
-    A hold that fails holds nobody. Each failure is counted in `failures`; the first and then every
+    A hold that fails holds nothing. Each failure is counted in `failures`; the first and then every
     thousandth is logged under `name`. What `inner` refuses with one of the router's own errors,
     such as NoWorkersError, is refused.
     """

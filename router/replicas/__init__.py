@@ -1,7 +1,17 @@
-"""Routers in front of the same workers: each counts what the others have booked."""
+"""Routers in front of the same workers: each counts what the others have booked. No I/O; the
+server's replica_sync.py carries the messages.
+"""
 
+from .dynamo_replicas import ACTIVE_SEQUENCES, DynamoReplicas
 from .peer_load import PeerLoad
 from .replica import Replica
-from .replica_sync import ReplicaSync
+from .session_sync import SESSION_AFFINITY, SessionSync
 
-__all__ = ["PeerLoad", "Replica", "ReplicaSync"]
+__all__ = [
+    "ACTIVE_SEQUENCES",
+    "DynamoReplicas",
+    "PeerLoad",
+    "Replica",
+    "SESSION_AFFINITY",
+    "SessionSync",
+]

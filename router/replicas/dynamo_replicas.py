@@ -18,7 +18,7 @@ from .peer_load import PeerLoad
 ACTIVE_SEQUENCES = "active_sequences_events"
 """Dynamo's topic."""
 EXPIRY_S = 300.0
-"""A booking that nobody released is dropped after this long,"""
+"""A booking that was not released is dropped after this long,"""
 LISTENS_S = 300.0
 """and for so long after it was heard of, a router of Dynamo's is told of ours."""
 MAX_BOOKINGS = 65536

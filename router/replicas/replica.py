@@ -1,8 +1,9 @@
 """Replica: one router among others in front of the same workers, as messages in and out. No I/O."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
-import structlog
 
 from ...slots.peers import Ask, Batch, Beat, Booked, Message, OwnBookings, PeerBook, Picture
 from .peer_load import PeerLoad
@@ -12,18 +13,25 @@ BEAT_S = 0.25
 PICTURE_S = 0.1
 """and draws its picture at most, however many ask."""
 TOUCH_S = 1.0
-
-log = structlog.get_logger(__name__)
+MAX_NAMESAKES = 64
 
 
 class Replica:
     """What this router has booked goes out, and what the others have comes in.
 
-    It is the listener of the router's SharedSlots, whoever books there, from whatever thread.
+    It is the listener of the router's SharedSlots, for bookings of any caller, from any thread.
     """
 
-    def __init__(self, load: PeerLoad, router_id: int, name: str = "") -> None:
-        """`router_id` is random, below 2**53 and not 0; `name` is for people."""
+    def __init__(
+        self,
+        load: PeerLoad,
+        router_id: int,
+        name: str = "",
+        on_namesake: Callable[[Beat], None] = lambda beat: None,
+    ) -> None:
+        """`router_id` is random, below 2**53 and not 0; `name` is for people. `on_namesake` is
+        called with the first beat of each other router that has the same name."""
+        self._on_namesake = on_namesake
         self._load = load
         self.own = OwnBookings(router_id, name)
         self.peers = PeerBook(router_id, load)
@@ -34,7 +42,7 @@ class Replica:
         load.slots.listener = self
 
     def close(self) -> list[Message]:
-        """Count nobody any more, and tell nobody but of leaving."""
+        """Stop counting the others; the messages say that this router leaves."""
         with self._load.lock:
             self._load.slots.listener = self._load.bookings = None
             self.peers.clear()
@@ -121,7 +129,7 @@ class Replica:
             return [Ask(self.own.router_id), *self._draw(now), self.own.beat()]
 
     def on_disconnected(self) -> None:
-        """Nobody hears what is said."""
+        """No other router can be reached."""
         with self._load.lock:
             self.own.drop_pending()
 
@@ -133,7 +141,4 @@ class Replica:
         if beat.name and beat.name == self.own.name and beat.router_id not in self._namesakes:
             if len(self._namesakes) < MAX_NAMESAKES:
                 self._namesakes.add(beat.router_id)
-                log.warning("another router has the same name", name=beat.name, id=beat.router_id)
-
-
-MAX_NAMESAKES = 64
+                self._on_namesake(beat)

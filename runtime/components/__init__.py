@@ -1,12 +1,17 @@
 """What is served where, and by whom? Namespaces, components, endpoints and their instances."""
 
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from .answers import NOTHING, data_of
 from .cancellation import CancellationToken
 from .client import Client
 from .components import Component, Endpoint, Namespace
-from .distributed_runtime import DistributedRuntime
 from .instance_selector import InstanceSelector, Selection
 from .instances import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
+
+if TYPE_CHECKING:
+    from .distributed_runtime import DistributedRuntime
 
 __all__ = [
     "CancellationToken",
@@ -25,3 +30,6 @@ __all__ = [
     "data_of",
     "decode_instance",
 ]
+
+# The client of NATS comes with it.
+__getattr__ = lazy_names(__name__, {"DistributedRuntime": ".distributed_runtime"})

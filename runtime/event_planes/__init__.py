@@ -1,6 +1,8 @@
 """How processes hear each other: publish and subscribe by subject, in this process or over NATS."""
 
-from ...transport.nats import NatsLink
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from .embedded_nats import EmbeddedNats, find_nats_server, probe
 from .event_plane import (
     KV_EVENTS,
@@ -17,9 +19,12 @@ from .event_plane import (
     endpoint_subject,
 )
 from .local_plane import LocalPlane
-from .nats_plane import NatsPlane
 from .shared_plane import SharedPlane
 from .typed_events import Event, EventPublisher, EventSubscriber, GroupPlane
+
+if TYPE_CHECKING:
+    from ...transport.nats import NatsLink
+    from .nats_plane import NatsPlane
 
 __all__ = [
     "KV_EVENTS",
@@ -46,3 +51,6 @@ __all__ = [
     "find_nats_server",
     "probe",
 ]
+
+# The client of NATS is imported by its first user.
+__getattr__ = lazy_names(__name__, {"NatsLink": "...transport.nats", "NatsPlane": ".nats_plane"})

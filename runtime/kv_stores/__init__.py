@@ -1,13 +1,13 @@
 """How do processes find each other? Key-value stores with leases and watches."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ...base.lazy_names import lazy_names
 from .delivery import Delivery, read_delivery
 from .etcd_config import EtcdConfig
 from .file_store import FileStore
 from .memory_store import MemoryStore
-from .nats_connection import NatsAddress, NatsConnection
-from .nats_store import NatsStore
+from .nats_address import NatsAddress
 from .open_store import BACKENDS, open_store
 from .store import (
     LEASE_TTL_S,
@@ -24,6 +24,8 @@ from .store import (
 
 if TYPE_CHECKING:
     from .etcd_store import EtcdStore
+    from .nats_connection import NatsConnection
+    from .nats_store import NatsStore
 
 __all__ = [
     "BACKENDS",
@@ -49,11 +51,12 @@ __all__ = [
     "read_delivery",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Resolved on first use (PEP 562): the client of etcd is for whoever uses etcd."""
-    if name == "EtcdStore":
-        from .etcd_store import EtcdStore
-
-        return EtcdStore
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The client of a store is imported by its first user.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "EtcdStore": ".etcd_store",
+        "NatsConnection": ".nats_connection",
+        "NatsStore": ".nats_store",
+    },
+)

@@ -1,12 +1,9 @@
 """A connection to NATS with JetStream that comes back: one attempt at a time, with back-off."""
 
 import asyncio
-import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
-from urllib.parse import quote
 
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError, NoRespondersError
@@ -14,11 +11,10 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, ServiceUnavailableError
 
 from ...base.backoff import Backoff
-from ...base.urls import DEFAULT_NATS_URL, redact_text, redact_url, split_nats_url
-from ...process.settings import bad_setting
+from ...base.urls import redact_text, redact_url, split_nats_url
 from ...process.supervised import cancelled_for_sure
 from ...transport.nats import NatsLink
-from ...transport.security import NatsAuth, NatsAuthConfig
+from .nats_address import NatsAddress
 from .store import StoreError
 
 TIMEOUT_S = 5.0
@@ -26,30 +22,6 @@ TIMEOUT_S = 5.0
 _ATTEMPT_S = 2.5
 _OLDEST = (2, 11)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class NatsAddress:
-    """Where the servers are (with commas), and how we and they believe each other."""
-
-    url: str = DEFAULT_NATS_URL
-    auth: NatsAuth | None = None
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> "NatsAddress":
-        """From NATS_SERVER, NATS_AUTH_USERNAME and _PASSWORD, _TOKEN or _CREDENTIALS_FILE."""
-        given = os.environ if environ is None else environ
-        url = given.get("NATS_SERVER") or DEFAULT_NATS_URL
-        user, password = given.get("NATS_AUTH_USERNAME"), given.get("NATS_AUTH_PASSWORD")
-        if bool(user) != bool(password):
-            name, other = ("USERNAME", "PASSWORD") if user else ("PASSWORD", "USERNAME")
-            raise bad_setting(f"NATS_AUTH_{name}", f"needs NATS_AUTH_{other}")
-        if user and password:
-            url = _with_userinfo(url, f"{quote(user, safe='')}:{quote(password, safe='')}")
-        elif token := given.get("NATS_AUTH_TOKEN"):
-            url = _with_userinfo(url, quote(token, safe=""))
-        creds = given.get("NATS_AUTH_CREDENTIALS_FILE")
-        return cls(url, NatsAuth(NatsAuthConfig(creds=creds)) if creds else None)
 
 
 class NatsConnection:
@@ -139,11 +111,3 @@ class NatsConnection:
     def _failed(self, text: str, *, transient: bool = True, url: str | None = None) -> StoreError:
         shown = redact_url(url or self._urls[0])
         return StoreError(f"NATS at {shown}: {redact_text(text)}", transient=transient)
-
-
-def _with_userinfo(urls: str, userinfo: str) -> str:
-    parts = []
-    for url in urls.split(","):
-        scheme, found, rest = url.strip().rpartition("://")
-        parts.append(f"{scheme if found else 'nats'}://{userinfo}@{rest.rpartition('@')[2]}")
-    return ",".join(parts)

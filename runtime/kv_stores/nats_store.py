@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from nats.js.errors import APIError, NotFoundError
 
-from .nats_connection import NatsAddress, NatsConnection
+from .nats_address import NatsAddress
+from .nats_connection import NatsConnection
 from .nats_messages import EXPECTED, LEASE, MARKER_TTL_S, OPERATION, BucketSubjects, Said
 from .nats_watch import NatsWatch
 from .store import (

@@ -7,8 +7,7 @@ from ...process.settings import bad_setting
 from .etcd_config import EtcdConfig
 from .file_store import FileStore
 from .memory_store import MemoryStore
-from .nats_connection import NatsAddress
-from .nats_store import NatsStore
+from .nats_address import NatsAddress
 from .store import KeyValueStore
 
 BACKENDS = ("etcd", "file", "kubernetes", "memory", "nats")
@@ -50,5 +49,7 @@ def open_store(
     if name == "memory":
         return MemoryStore()
     if name == "nats":
+        from .nats_store import NatsStore
+
         return NatsStore(NatsAddress.from_environment(given))
     raise bad_setting("discovery", f"{name!r} is not one of {', '.join(BACKENDS)}")

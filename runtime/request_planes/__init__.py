@@ -1,14 +1,19 @@
 """How do processes call each other? Requests and answers in parts, as Dynamo's processes do it."""
 
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from .answer import Answer, AnswerListener
 from .answer_queue import AnswerQueue
 from .answer_writer import Handler, RequestContext, annotated
 from .faults import Fault, RequestError
 from .frames import FrameError
-from .nats_carrier import NatsCarrier
 from .request_client import Carrier, RequestClient
 from .request_server import RequestServer
 from .response_reader import PartDecoder, part_decoders
+
+if TYPE_CHECKING:
+    from .nats_carrier import NatsCarrier
 
 __all__ = [
     "Answer",
@@ -27,3 +32,6 @@ __all__ = [
     "annotated",
     "part_decoders",
 ]
+
+# The client of NATS is imported by its first user.
+__getattr__ = lazy_names(__name__, {"NatsCarrier": ".nats_carrier"})

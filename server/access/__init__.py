@@ -1,5 +1,8 @@
 """Access: who calls, what each may do, and whose request an id means."""
 
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from .access import Access
 from .callers import (
     ANONYMOUS,
@@ -16,10 +19,12 @@ from .callers import (
 )
 from .exposure import open_to_others
 from .grpc_guard import GrpcGuard
-from .http_guard import HttpGuard, Listener, certificate_names
 from .page_check import PageCheck, is_loopback
 from .roles import FRONTEND_RULES, RULES, Role, Rule, rule_of
-from .security import Security
+
+if TYPE_CHECKING:
+    from .http_guard import HttpGuard, Listener, certificate_names
+    from .security import Security
 
 __all__ = [
     "ANONYMOUS",
@@ -48,3 +53,10 @@ __all__ = [
     "set_account",
     "set_caller",
 ]
+
+# The HTTP server comes with them.
+__getattr__ = lazy_names(
+    __name__,
+    dict.fromkeys(("HttpGuard", "Listener", "certificate_names"), ".http_guard")
+    | {"Security": ".security"},
+)

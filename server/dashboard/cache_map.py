@@ -4,7 +4,7 @@ from typing import Any
 
 from ...base.clock import Clock
 from ...indexer.prefix_index import CacheBranch, PrefixIndex
-from ...process.time_share import TimeShare
+from ..loop_share import TimeShare
 from .request_journal import worker_key
 
 SHARE = 0.005

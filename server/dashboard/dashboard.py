@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from ...base.clock import Clock
-from ...process.steps import answer_share, finish_in_turns
 from ...router.kv_router import KvRouter
 from ...router.prompt import Prompt
 from ..dispatch import DispatchObserver, Flight
+from ..loop_share import answer_share, finish_in_turns
 from .cache_map import CacheMap
 from .incidents import Incidents
 from .receipts import Receipts, explanation_shown

@@ -9,11 +9,11 @@ import structlog
 
 from ...base.clock import Clock
 from ...base.identity import WorkerWithDpRank
-from ...process.steps import Steps, answer_share, finish_in_turns
-from ...process.time_share import TimeShare
 from ...router.kv_router import KvRouter
 from ...router.policy import CandidateTerms, Explanation
+from ...router.steps import Steps
 from ..dispatch import Flight
+from ..loop_share import TimeShare, answer_share, finish_in_turns
 from .bounds import Bounds
 from .request_journal import worker_key
 

@@ -5,9 +5,9 @@ from collections import OrderedDict
 from typing import Any
 
 from ...base.clock import Clock
-from ...process.time_share import TimeShare
 from ...router.kv_router import KvRouter
 from ...router.views import WorkerView
+from ..loop_share import TimeShare
 from .request_journal import worker_key
 
 SHARE = 0.01

@@ -12,7 +12,6 @@ from ...base.identity import WorkerWithDpRank
 from ...router.admission import (
     NO_OBJECTIVES,
     NORMAL,
-    Admission,
     AdmissionQueue,
     Lane,
     Objectives,
@@ -22,6 +21,7 @@ from ...router.admission import (
 from ...router.kv_router import KvRouter
 from ...router.policy import Decision
 from ...router.prompt import Prompt
+from ..admission import Admission
 from .request import NO_TRACE, Flight
 
 

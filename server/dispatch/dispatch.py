@@ -18,7 +18,7 @@ from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode
 from ...base.identity import WorkerWithDpRank
 from ...base.limit_hits import LimitHits
-from ...router.admission import NO_OBJECTIVES, NORMAL, Admission, Objectives, Urgency
+from ...router.admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ...router.affinity import Session
 from ...router.kv_router import KvRouter
 from ...router.policy import Decision
@@ -26,6 +26,7 @@ from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
+from ..admission import Admission
 from ..request_limits import RequestLimits
 from .attempts import Attempts, RetryBudget
 from .decisions import Decisions, RouterDecisions

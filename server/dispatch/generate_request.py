@@ -6,10 +6,10 @@ from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_hexdigest
 
 from ...base.errors import InvalidRequestError
-from ...router.affinity import AffinityConfig, Session, retention_of
+from ...router.affinity import AffinityConfig, Session
 from ...router.prompt import Content, Prompt
-from ...workers.cache_control import RETURNING_KEY
 from ...workers.channels import Metadata
+from ...workers.retention import LEAST, RETURNING_KEY, Retention
 from ...workers.trtllm_proto import length_delimited, pb
 from ._generate_request import parse_generate
 from .reply import Change
@@ -17,6 +17,9 @@ from .reply import Change
 # The field request_id of requests and of answers.
 _REQUEST_ID = 1
 NO_LIMIT = 2**32 - 1
+RETURNING = 80
+"""The priority of what a session's next request begins with: above the usual one, with room left
+for clients that know better."""
 _NO_REQUEST = "the request is no trtllm.GenerateRequest"
 
 
@@ -89,11 +92,24 @@ def with_retention(
 
     As it came where that is not asked for, or its client has said itself what is to be kept.
     """
-    retention = retention_of(session, config)
+    retention = _retention_of(session, config)
     if retention is None or facts.retains or any(key == RETURNING_KEY for key, _ in metadata):
         return body
     asked = pb.KvCacheRetentionConfig(config_json=retention.json())
     return body + bytes(pb.GenerateRequest(kv_cache_retention=asked).SerializeToString())
+
+
+def _retention_of(session: Session, config: AffinityConfig) -> Retention | None:
+    """By the session's headers; None where the settings do not ask for it.
+
+    A session goes on until it says that it ends, or is silent for longer than it said it would be.
+    """
+    seconds = config.session_retention_secs
+    if seconds is None:
+        return None
+    if session.final:
+        return Retention.whole(LEAST)
+    return Retention.whole(RETURNING, min(seconds, session.timeout_s))
 
 
 def restore_id(known_as: str, request_id: str) -> Change:

@@ -10,7 +10,7 @@ from ...base.limit_hits import LimitHits
 from ...indexer.hashing import Integers
 from ...process.off_loop import OffLoop
 from ...router.prompt import NO_CONTENT, Content, Prompt
-from ..peer_limits import PeerLimits
+from ..caller_limits import CallerLimits
 from ._generate_request import parse_tokens
 from ._json_tokens import cut_tokens
 from .generate_request import GenerateFacts, read_generate
@@ -35,12 +35,12 @@ class RequestReader:
     def __init__(
         self,
         block_size: int,
-        limits: PeerLimits | None = None,
+        limits: CallerLimits | None = None,
         hits: LimitHits | None = None,
         *,
         hashes: bool = True,
     ) -> None:
-        self.limits = limits or PeerLimits()
+        self.limits = limits or CallerLimits()
         self.off_loop = OffLoop()
         self.hits = hits or LimitHits()
         self._block_size = block_size

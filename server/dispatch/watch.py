@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from ...base.clock import Clock
 from ...base.errors import NoWorkersError
 from ...base.limit_hits import LimitHits
-from ...process.steps import by_steps
 from ...process.supervised import stopped, supervise
+from ...router.steps import by_steps
 from ...workers.health import HealthMonitor
 from ..request_limits import RequestLimits
 from .attempts import RetryBudget

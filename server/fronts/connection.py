@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import structlog
 
-from .messages import FrameError, MessageReader, encode
+from .messages import LinkError, MessageReader, encode
 
 AT_ONCE = 64
 """Messages handled before others have their turn on the event loop."""
@@ -28,7 +28,7 @@ class MessageConnection(asyncio.Protocol, Generic[T]):
     """From `connection_made` to `connection_lost`. Messages told in one turn of the event loop are
     written together. What is told when there is no connection is lost.
 
-    `on_message` may raise ValueError or FrameError for what makes no sense: that ends the
+    `on_message` may raise ValueError or LinkError for what makes no sense: that ends the
     connection, as a bad frame does. `on_lost` is told why, once.
     """
 
@@ -95,7 +95,7 @@ class MessageConnection(asyncio.Protocol, Generic[T]):
             return
         try:
             transport.write(encode(messages))
-        except FrameError as error:
+        except LinkError as error:
             self.close(str(error))
 
     def close(self, why: str = "it was closed") -> None:
@@ -119,7 +119,7 @@ class MessageConnection(asyncio.Protocol, Generic[T]):
             return
         try:
             self._came += self._reader.feed(data)
-        except FrameError as error:
+        except LinkError as error:
             self.close(str(error))
             return
         if self._working is None:
@@ -151,7 +151,7 @@ class MessageConnection(asyncio.Protocol, Generic[T]):
                 if self._transport is None:
                     return
                 self._on_message(self._came.popleft())
-        except (ValueError, FrameError) as error:
+        except (ValueError, LinkError) as error:
             self.close(f"it makes no sense: {error}")
             return
         finally:

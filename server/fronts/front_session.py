@@ -11,10 +11,10 @@ import structlog
 from ...base.clock import Clock
 from ...base.errors import RouterError
 from ...base.identity import WorkerWithDpRank
-from ...process.steps import by_steps
 from ...router.admission import Objectives, Urgency
 from ...router.policy import Decision
 from ...router.prompt import Prompt
+from ...router.steps import by_steps
 from ...transport.grpc_methods import Methods
 from ..dispatch import Flight, GenerateFacts
 from ..pool import WorkerPool

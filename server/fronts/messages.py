@@ -25,7 +25,7 @@ _LENGTH = struct.Struct(">I")
 T = TypeVar("T")
 
 
-class FrameError(RouterError):
+class LinkError(RouterError):
     """The peer sends what no frame, or no message, can be: the connection cannot go on."""
 
 
@@ -264,13 +264,13 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(messages: Sequence[_Message]) -> bytes:
-    """The frames that say this. FrameError if a message is larger than a frame may be."""
+    """The frames that say this. LinkError if a message is larger than a frame may be."""
     body = _encoder.encode(messages)
     if len(body) > FRAME_BYTES and len(messages) > 1:
         half = len(messages) // 2
         return encode(messages[:half]) + encode(messages[half:])
     if len(body) > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {len(body)} bytes is larger than any may be")
+        raise LinkError(f"a frame of {len(body)} bytes is larger than any may be")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -282,7 +282,7 @@ class MessageReader(Generic[T]):
         self._kept = bytearray()
 
     def feed(self, data: bytes) -> list[T]:
-        """The messages that are complete now. FrameError if the stream cannot go on."""
+        """The messages that are complete now. LinkError if the stream cannot go on."""
         kept, messages, at = self._kept, list[T](), 0
         source: bytes | bytearray = data
         if kept:  # else what comes is mostly whole
@@ -291,7 +291,7 @@ class MessageReader(Generic[T]):
         while len(source) - at >= _LENGTH.size:
             length: int = _LENGTH.unpack_from(source, at)[0]
             if length > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame of {length} bytes is larger than any may be")
+                raise LinkError(f"a frame of {length} bytes is larger than any may be")
             start = at + _LENGTH.size
             if len(source) < start + length:
                 break
@@ -299,7 +299,7 @@ class MessageReader(Generic[T]):
             try:
                 messages += self._decoder.decode(bytes(source[start:at]))
             except msgspec.MsgspecError as error:
-                raise FrameError(f"a frame cannot be read: {error}") from None
+                raise LinkError(f"a frame cannot be read: {error}") from None
         if kept:
             del kept[:at]
         elif at < len(data):

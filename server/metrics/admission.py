@@ -14,14 +14,24 @@ def queue_metrics(queue: AdmissionQueue) -> Callable[[], Iterable[Metric]]:
 
     def collect() -> Iterable[Metric]:
         return (
-            GaugeMetricFamily("dynamo_router_queue_pending_requests", "They wait.", len(queue)),
-            CounterMetricFamily("dynamo_router_queue_queued", "They had to wait.", queue.queued),
+            GaugeMetricFamily(
+                "dynamo_router_queue_pending_requests",
+                "Requests waiting in the admission queue.",
+                len(queue),
+            ),
             CounterMetricFamily(
-                "dynamo_router_queue_refused", "Turned away: too many waited.", queue.refused
+                "dynamo_router_queue_queued",
+                "Requests that had to wait for admission.",
+                queue.queued,
+            ),
+            CounterMetricFamily(
+                "dynamo_router_queue_refused",
+                "Requests refused because the queue was full.",
+                queue.refused,
             ),
             CounterMetricFamily(
                 "dynamo_router_queue_deferred",
-                "They found capacity that was left to other tenants.",
+                "Requests that found capacity and left it to other tenants.",
                 queue.deferred,
             ),
         )
@@ -36,18 +46,24 @@ def tenant_metrics(router: KvRouter) -> Callable[[], Iterable[Metric]]:
     def collect() -> Iterable[Metric]:
         use = shares.recent_use(router.clock.now())
         return (
-            GaugeMetricFamily("dynamo_router_tenants", "They are remembered.", len(shares)),
-            GaugeMetricFamily("dynamo_router_tenants_recent", "They had any of late.", use.tenants),
+            GaugeMetricFamily("dynamo_router_tenants", "Tenants that are remembered.", len(shares)),
             GaugeMetricFamily(
-                "dynamo_router_tenants_over_share", "They had more than their share.", use.over
+                "dynamo_router_tenants_recent", "Tenants that had any work recently.", use.tenants
+            ),
+            GaugeMetricFamily(
+                "dynamo_router_tenants_over_share",
+                "Tenants that had more than their share.",
+                use.over,
             ),
             GaugeMetricFamily(
                 "dynamo_router_tenant_largest_share",
-                "Part of the recent work that one tenant had, the largest such part.",
+                "Largest part of the recent work that one tenant had.",
                 use.largest,
             ),
             CounterMetricFamily(
-                "dynamo_router_tenants_forgotten", "Too many were known.", shares.forgotten
+                "dynamo_router_tenants_forgotten",
+                "Tenants forgotten because too many were known.",
+                shares.forgotten,
             ),
         )
 

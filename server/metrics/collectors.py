@@ -10,12 +10,12 @@ from ...indexer.event_index import EventIndex
 from ...kv_events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
 from ...process import supervised
 from ...router.kv_router import KvRouter
-from ...router.replicas import ReplicaSync
 from ...runtime.event_planes import EventPlane, PlaneState
 from ...slots.table import SlotTable
 from ..dispatch import Dispatcher
 from ..migration import RefusedMove
 from ..prefetch import PrefetchCounts
+from ..replica_sync import ReplicaSync
 from .page import Source
 
 # Counters of the index that stand for what was lost or could not be used.
@@ -24,8 +24,8 @@ _EVENT_FAULTS = {
     "ignored": "Event messages on other topics.",
     "dropped": "Event messages that found the mailbox full.",
     "invalid": "Stored events that contradict themselves.",
-    "refused": "Events and heartbeats refused: too many workers that nobody registered.",
-    "departed": "Events and heartbeats of those who spoke for workers that left.",
+    "refused": "Events and heartbeats refused: too many unregistered workers.",
+    "departed": "Events and heartbeats of publishers whose worker has left.",
     "out_of_memory": "Events lost for want of memory.",
     "held": "Events that had to wait behind a gap.",
     "unannounced": "Events and heartbeats of publishers that their worker did not announce.",
@@ -134,7 +134,7 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iter
             limits.add_metric([limit], count)
         loops = CounterMetricFamily(
             "dynamo_router_loop_failures",
-            "Exceptions that a background loop went on after.",
+            "Exceptions in background loops, which went on.",
             labels=["loop"],
         )
         by_loop: Counter[str] = Counter()
@@ -144,7 +144,7 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iter
             loops.add_metric([loop], count)
         retrying = GaugeMetricFamily(
             "dynamo_router_retry_budget_used",
-            "Requests on a further attempt that count.",
+            "Requests on a further attempt that count against the retry budget.",
             dispatcher.budget.retrying,
         )
         hedges = CounterMetricFamily(
@@ -154,26 +154,26 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iter
             hedges.add_metric([outcome], dispatcher.hedges[outcome])
         migrations = CounterMetricFamily(
             "dynamo_router_migrations",
-            "Streams that went on at another worker, by what happened to the one before.",
+            "Streams continued on another worker, by why the one before was lost.",
             labels=["cause"],
         )
         for cause, count in dispatcher.migrations.moved.items():
             migrations.add_metric([cause], count)
         refused = CounterMetricFamily(
             "dynamo_router_migrations_refused",
-            "Streams that ended with their worker although streams may go on, by the reason.",
+            "Streams that ended with their worker although migration is on, by reason.",
             labels=["reason"],
         )
         for reason in RefusedMove:
             refused.add_metric([reason.value], dispatcher.migrations.refused[reason])
         policies = CounterMetricFamily(
             "dynamo_router_policy_failures",
-            "Times that an installed policy raised or answered nonsense.",
+            "Failures of an installed policy: exceptions and invalid answers.",
             router.policy_failures,
         )
         shed = CounterMetricFamily(
             "dynamo_router_shed_requests",
-            "Requests refused because wherever they went answers would miss their objective.",
+            "Requests refused because no worker would meet their objective.",
             router.limits.requests_shed,
         )
         return (
@@ -188,8 +188,12 @@ def _prefetches(counts: PrefetchCounts) -> Iterable[Metric]:
     """Blocks that engines load for requests that wait."""
     for name, help, number in (
         ("prefetches", "Requests for which an engine was asked to load blocks.", counts.asked),
-        ("prefetched_blocks", "Blocks that engines said they load.", counts.blocks),
-        ("prefetched_blocks_wasted", "Of those, of requests that went elsewhere.", counts.wasted),
+        ("prefetched_blocks", "Blocks that engines reported to load.", counts.blocks),
+        (
+            "prefetched_blocks_wasted",
+            "Blocks that an engine loaded for requests that another one took.",
+            counts.wasted,
+        ),
     ):
         yield CounterMetricFamily(f"dynamo_router_{name}", help, number)
 
@@ -199,17 +203,21 @@ def booking_metrics(slots: SlotTable) -> Callable[[], Iterable[Metric]]:
 
     def collect() -> Iterable[Metric]:
         refused = CounterMetricFamily(
-            "dynamo_router_bookings_refused", "Not booked for want of room.", labels=["reason"]
+            "dynamo_router_bookings_refused",
+            "Bookings refused for want of room.",
+            labels=["reason"],
         )
         refused.add_metric(["full"], slots.refused)
         refused.add_metric(["share"], slots.over_share)
         return (
             refused,
             CounterMetricFamily(
-                "dynamo_router_bookings_expired", "Dropped for their age.", slots.expired
+                "dynamo_router_bookings_expired", "Bookings dropped for their age.", slots.expired
             ),
             CounterMetricFamily(
-                "dynamo_router_bookings_duplicates", "Their id was booked.", slots.duplicates
+                "dynamo_router_bookings_duplicates",
+                "Bookings refused because their id was booked.",
+                slots.duplicates,
             ),
         )
 
@@ -224,21 +232,23 @@ def snapshot_metrics(
     def collect() -> Iterable[Metric]:
         return (
             CounterMetricFamily(
-                "dynamo_router_index_snapshots", "Times the index was written.", snapshots.saves
+                "dynamo_router_index_snapshots",
+                "Snapshots of the index that were written.",
+                snapshots.saves,
             ),
             CounterMetricFamily(
                 "dynamo_router_index_snapshot_failures",
-                "Times it could not be read or written.",
+                "Snapshots of the index that could not be read or written.",
                 snapshots.failures,
             ),
             GaugeMetricFamily(
                 "dynamo_router_index_snapshot_bytes",
-                "Size when last written.",
+                "Bytes of the last snapshot of the index.",
                 snapshots.saved_bytes,
             ),
             GaugeMetricFamily(
                 "dynamo_router_index_restored_sources",
-                "Sources read from it at the start.",
+                "Event sources restored from a snapshot at the start.",
                 snapshots.restored,
             ),
         )
@@ -331,17 +341,21 @@ def plane_metrics(plane: EventPlane, feed: EventFeed) -> Callable[[], Iterable[M
         stats = plane.stats
         yield GaugeMetricFamily(
             "dynamo_router_event_plane_connected",
-            "Whether the event plane is there.",
+            "Whether the event plane is reachable.",
             plane.state is PlaneState.CONNECTED,
         )
         for name, help, value in (
-            ("received", "Messages handed to us.", stats.received),
-            ("receive_dropped", "Messages lost because we were slow.", stats.receive_dropped),
+            ("received", "Messages received from the event plane.", stats.received),
+            (
+                "receive_dropped",
+                "Messages lost because handlers were too slow.",
+                stats.receive_dropped,
+            ),
             ("published", "Messages sent.", stats.published),
             ("publish_dropped", "Messages that could not be sent.", stats.publish_dropped),
             ("garbled", "Messages refused for their form or their publisher.", stats.garbled),
-            ("handler_errors", "Messages that made us fail.", stats.handler_errors),
-            ("connects", "Times it became reachable.", stats.connects),
+            ("handler_errors", "Messages whose handler raised an exception.", stats.handler_errors),
+            ("connects", "Times that the event plane became reachable.", stats.connects),
             ("refused", "Messages that the index's full mailbox did not take.", feed.refused),
             ("replays_asked", "Requests for missed events.", feed.replays_asked),
             ("announcements_asked", "Requests for whole caches.", feed.announcements_asked),
@@ -358,19 +372,31 @@ def replica_metrics(sync: ReplicaSync) -> Callable[[], Iterable[Metric]]:
         replica, dynamo = sync.replica, sync.dynamo
         peers, counts = replica.peers, replica.peers.counts
         for name, help, value in (
-            ("", "Other routers that are heard.", len(peers.present())),
-            ("_bookings", "Requests they have booked.", len(peers) + len(dynamo)),
+            ("", "Other routers of the same workers that are alive.", len(peers.present())),
+            ("_bookings", "Requests that other routers have booked.", len(peers) + len(dynamo)),
         ):
             yield GaugeMetricFamily(f"dynamo_router_peers{name}", help, value)
         for name, help, value in (
-            ("batches", "Batches of their events that were applied.", counts.batches),
+            ("batches", "Batches of other routers' bookings that were applied.", counts.batches),
             ("duplicates", "Batches that had been applied before.", counts.duplicates),
             ("gaps", "Times that batches were missing.", counts.gaps),
-            ("pictures", "Times that all they have booked was taken anew.", counts.pictures),
-            ("gone", "Routers that fell silent.", counts.gone),
-            ("refused", "Bookings without room.", counts.refused + dynamo.refused),
+            (
+                "pictures",
+                "Times that all bookings of another router were read anew.",
+                counts.pictures,
+            ),
+            ("gone", "Other routers that stopped sending.", counts.gone),
+            (
+                "refused",
+                "Other routers' bookings refused for want of room.",
+                counts.refused + dynamo.refused,
+            ),
             ("undecodable", "Messages that could not be read.", sync.undecodable),
-            ("untold", "Events of ours that nobody could be told.", replica.own.dropped),
+            (
+                "untold",
+                "Own bookings that could not be sent to other routers.",
+                replica.own.dropped,
+            ),
         ):
             yield CounterMetricFamily(f"dynamo_router_peer_{name}", help, value)
 

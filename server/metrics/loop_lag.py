@@ -26,7 +26,7 @@ class LoopLagProbe:
         self._due = 0.0
         self._lag = Histogram(
             "dynamo_router_loop_lag_seconds",
-            "How late the event loop called a probe that it owed a call.",
+            "Delay of a periodic callback on the event loop.",
             SECONDS,
         )
 

@@ -15,7 +15,7 @@ from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from ...process.steps import answer_share
+from ..loop_share import answer_share
 
 SLICE_S = 0.001
 LINES_AT_ONCE = 128

@@ -8,10 +8,10 @@ from ...kv_events import EventIntake
 from ...process.logs import LogOutput
 from ...router.admission import AdmissionQueue
 from ...router.kv_router import KvRouter
-from ...router.replicas import ReplicaSync
 from ...workers.request_reports import RequestReports
 from ..access import Security
 from ..dispatch import Dispatcher
+from ..replica_sync import ReplicaSync
 from .admission import queue_metrics, tenant_metrics
 from .collectors import (
     booking_metrics,

@@ -13,19 +13,19 @@ def security_metrics(security: Security) -> Callable[[], Iterable[Metric]]:
 
     def collect() -> Iterable[Metric]:
         refused = CounterMetricFamily(
-            "dynamo_router_access_refused", "Calls refused for who made them.", labels=["reason"]
+            "dynamo_router_access_refused", "Calls refused by access control.", labels=["reason"]
         )
         for reason, count in sorted(security.access.refused.items()):
             refused.add_metric([reason], count)
         yield refused
         reloads = CounterMetricFamily(
             "dynamo_router_secret_reloads",
-            "Times that secret files were read again.",
+            "Reloads of secret files.",
             labels=["file"],
         )
         failures = CounterMetricFamily(
             "dynamo_router_secret_reload_failures",
-            "Times that new secret files were no good, and the old ones stayed.",
+            "Reloads of secret files that failed; the old ones stay in use.",
             labels=["file"],
         )
         for files in security.watch.files:
@@ -36,7 +36,7 @@ def security_metrics(security: Security) -> Callable[[], Iterable[Metric]]:
         if security.server_tls is not None:
             yield GaugeMetricFamily(
                 "dynamo_router_tls_certificate_expires_seconds",
-                "When the certificate of our listeners ends, in Unix time.",
+                "Expiry of the listeners' certificate, in Unix time.",
                 security.server_tls.not_after,
             )
 

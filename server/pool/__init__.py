@@ -3,14 +3,14 @@
 Entered by whoever serves a set of workers.
 """
 
-from .discovery import MOST_WORKERS, Discovery, WorkerPlane, is_discovering
 from .live_settings import LiveSettings
 from .parts import new_dispatcher, new_monitor, request_observer
+from .worker_discovery import MOST_WORKERS, WorkerDiscovery, WorkerPlane, is_discovering
 from .worker_pool import WorkerPool, wait_for_probes
 
 __all__ = [
     "MOST_WORKERS",
-    "Discovery",
+    "WorkerDiscovery",
     "LiveSettings",
     "WorkerPlane",
     "WorkerPool",

@@ -14,7 +14,6 @@ from ...base.urls import DEFAULT_NATS_URL
 from ...indexer.event_index import EventIndex
 from ...kv_events import SYNC_RETRY_S, EventIntake, StateReset, WorkerQueries
 from ...router.kv_router import KvRouter
-from ...router.replicas import ReplicaSync
 from ...runtime.event_planes import EventPlane, NatsPlane
 from ...runtime.event_planes.zmq import ZmqPlane
 from ...workers.health import HealthMonitor
@@ -25,6 +24,7 @@ from ..config import ServeConfig
 from ..dashboard import Dashboard
 from ..dispatch import RequestReader, RouterDecisions, Tracing, admission_of
 from ..metrics import RouterMetrics
+from ..replica_sync import ReplicaSync
 from .parts import new_dispatcher, new_monitor, request_observer
 
 FIRST_PROBES_S = 2.0

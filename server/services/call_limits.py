@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ...base.limit_hits import LimitHits
 from ...router.admission import SharedBound
 from ...workers.trtllm_proto import SERVICE
-from ..peer_limits import PeerLimits
+from ..caller_limits import CallerLimits
 
 REQUESTS = frozenset(f"/{SERVICE}/{name}" for name in ("Generate", "Embed", "GetTokenizer"))
 HEALTH = frozenset((f"/{SERVICE}/HealthCheck", "/grpc.health.v1.Health/Check"))
@@ -20,7 +20,7 @@ class CallLimits:
 
     def __init__(
         self,
-        limits: PeerLimits,
+        limits: CallerLimits,
         hits: LimitHits,
         on_request_refused: Callable[[], None] = lambda: None,
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...base.limit_hits import LimitHits
 from ...process.system import open_files
-from ..peer_limits import PeerLimits
+from ..caller_limits import CallerLimits
 from .connection_share import network_of
 
 SPARE = 32
@@ -26,14 +26,14 @@ class ConnectionPlan(NamedTuple):
     warning: str = ""
 
 
-def plan_connections(limits: PeerLimits, workers: int) -> ConnectionPlan:
+def plan_connections(limits: CallerLimits, workers: int) -> ConnectionPlan:
     """What this process, as it is now, can give to callers beside so many engines."""
     in_use, allowed = open_files()
     return share_descriptors(limits, allowed=allowed, in_use=in_use, workers=workers)
 
 
 def share_descriptors(
-    limits: PeerLimits, *, allowed: int, in_use: int, workers: int
+    limits: CallerLimits, *, allowed: int, in_use: int, workers: int
 ) -> ConnectionPlan:
     """Share descriptors out, of which `allowed` may be open and `in_use` are."""
     free = allowed - in_use - PER_WORKER * workers - SPARE

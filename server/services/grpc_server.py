@@ -16,7 +16,7 @@ from ...transport.security import ServerTls
 from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from ..access import Access, GrpcGuard
-from ..peer_limits import PeerLimits
+from ..caller_limits import CallerLimits
 from .call_limits import CallLimits
 from .checked_calls import CheckedCalls
 from .connection_share import ConnectionShare
@@ -56,7 +56,7 @@ class GrpcServer:
         shares_port: bool = False,
     ) -> None:
         """`shares_port`: other processes of ours listen on it too."""
-        calls = calls or CallLimits(PeerLimits(), LimitHits())
+        calls = calls or CallLimits(CallerLimits(), LimitHits())
         limits = calls.limits
         plan = plan_connections(limits, workers)
         if plan.warning:

@@ -13,12 +13,12 @@ from ...base.errors import RouterError
 from ...base.identity import WorkerWithDpRank
 from ...indexer.prefix_index import TierOverlap
 from ...indexer.wire import TIERS
-from ...process.steps import answer_share, in_turns
 from ...router.kv_router import KvRouter
 from ...router.views import WorkerView
 from ...transport.http_site import HttpSite, json_response
 from ..access import Listener, Security
 from ..dispatch import RequestReader
+from ..loop_share import answer_share, in_turns
 from ..metrics import MetricsPage
 from .connections import HttpConnections, plan_connections
 

@@ -9,19 +9,20 @@ from google.protobuf.message import DecodeError
 
 from ...base.errors import UNREADABLE_MESSAGE, InvalidRequestError, RouterError
 from ...base.identity import WorkerWithDpRank
-from ...process.steps import answer_share, by_steps, finish_in_turns, in_turns, made_in_turns
 from ...router.admission import NO_OBJECTIVES, Objectives, read_objectives
 from ...router.affinity import Session, read_session
 from ...router.kv_router import KvRouter
 from ...router.policy import CandidateTerms, Decision
 from ...router.prompt import Prompt
 from ...router.proto import router_pb2 as pb
+from ...router.steps import by_steps
 from ...router.views import PotentialLoad, WorkerView
 from ...transport.grpc_methods import AnswerAtOnce, Metadata, Method, Methods
 from ...transport.http2 import ServerCall
 from ..access import current_account, current_caller, selection_id
 from ..admin import WorkerAdmin, WorkerRpcs
 from ..dispatch import LONG_BYTES, RequestReader, status_of
+from ..loop_share import answer_share, finish_in_turns, in_turns, made_in_turns
 from ._selection import write_selection
 
 SERVICE = "dynamo_router.v1.RouterService"

@@ -18,11 +18,11 @@ from ...router.admission import NO_OBJECTIVES, NORMAL, Urgency, read_objectives
 from ...router.affinity import read_session
 from ...transport.grpc_methods import Method, Methods
 from ...transport.http2 import PeerGoneError, ServerCall
-from ...workers.cache_control import RETURNING_KEY
 from ...workers.channels import Metadata
 from ...workers.dialects import DP_RANK_KEY
 from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
+from ...workers.retention import RETURNING_KEY
 from ...workers.trtllm_client import WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ..access import current_account, current_caller

@@ -30,7 +30,7 @@ from support.servers.discovered_fleet import (
     finding,
     registered,
 )
-from support.serving import BLOCK, Doors
+from support.serving import BLOCK, Ports
 
 from dynamo_router.base.errors import NoWorkersError
 from dynamo_router.engines.mocker.config import EngineConfig
@@ -66,9 +66,9 @@ class World:
 
     def __init__(self, backend: Backend, outlets: ProxiedOutlets, fleet: MockFleet) -> None:
         self._backend, self._outlets, self._fleet = backend, outlets, fleet
-        self._routers: list[tuple[Doors, AsyncExitStack]] = []
+        self._routers: list[tuple[Ports, AsyncExitStack]] = []
         self._asked = 0
-        self._booked: deque[tuple[Doors, str]] = deque()
+        self._booked: deque[tuple[Ports, str]] = deque()
         self._prompts: deque[list[int]] = deque(maxlen=40)
         self.wrong = ""
         """what is not as it should be, by the last look"""
@@ -88,10 +88,10 @@ class World:
 
     async def start_router(self) -> None:
         stack = AsyncExitStack()
-        doors = await stack.enter_async_context(
+        ports = await stack.enter_async_context(
             finding(self._backend, plane=OVER_ZMQ, router=ROUTER)
         )
-        self._routers.append((doors, stack))
+        self._routers.append((ports, stack))
 
     async def close(self) -> None:
         for _, stack in self._routers:
@@ -152,7 +152,7 @@ class World:
         engine = rng.choice(self._fleet.engines)
         await engine.kill()
         self._release(0)
-        monitors = [doors.server.monitor for doors, _ in self._routers]
+        monitors = [ports.server.monitor for ports, _ in self._routers]
         await until(lambda: all(len(each.ready_clients()) < ENGINES for each in monitors), TRUE_S)
         await self.ask(rng)
         await engine.restart(FIRST_EVENT)
@@ -184,8 +184,8 @@ class World:
         self._release(0)  # what was booked there has ended with it
 
     async def _stop_router(self) -> None:
-        doors, stack = self._routers.pop(0)
-        self._booked = deque(each for each in self._booked if each[0] is not doors)
+        ports, stack = self._routers.pop(0)
+        self._booked = deque(each for each in self._booked if each[0] is not ports)
         await stack.aclose()
 
     # The store
@@ -241,23 +241,23 @@ class World:
 
     async def ask(self, rng: Random, count: int = 3) -> None:
         """Through each router: requests, each answered, and bookings made and released."""
-        for doors, _ in self._routers:
+        for ports, _ in self._routers:
             for _ in range(count):
                 self._asked += 1
                 first = 1 + 150 * rng.randrange(FAMILIES)  # of a vocabulary of 1000
                 tokens = list(range(first, first + rng.randrange(20, 12 * BLOCK)))
                 self._prompts.append(tokens)
-                await completed(doors, f"r{self._asked}", tokens)
+                await completed(ports, f"r{self._asked}", tokens)
                 with suppress(NoWorkersError):  # all are leaving, or come back
-                    doors.server.router.decide(tokens[: 2 * BLOCK], f"b{self._asked}")
-                    self._booked.append((doors, f"b{self._asked}"))
+                    ports.server.router.decide(tokens[: 2 * BLOCK], f"b{self._asked}")
+                    self._booked.append((ports, f"b{self._asked}"))
         self._release(BOOKED)
 
     def _release(self, left: int) -> None:
         """The oldest bookings, but so many."""
         while len(self._booked) > left:
-            doors, request_id = self._booked.popleft()
-            doors.server.router.free(request_id)
+            ports, request_id = self._booked.popleft()
+            ports.server.router.free(request_id)
 
     async def step(self, rng: Random, fault: Fault) -> None:
         await self.ask(rng)
@@ -282,8 +282,8 @@ class World:
 
     def _what_is_wrong(self) -> str:
         engines = sorted(self._fleet.worker_ids)
-        for number, (doors, _) in enumerate(self._routers):
-            router = doors.server.router
+        for number, (ports, _) in enumerate(self._routers):
+            router = ports.server.router
             known = sorted(
                 entry.worker_id
                 for entry in router.registry.entries()
@@ -293,7 +293,7 @@ class World:
                 return f"router {number} knows {known}, there are {engines}"
             if wrong := untrue(router.index, self._fleet.engines, self._prompts, BLOCK):
                 return f"router {number}: {wrong}"
-        loads = [self._load(doors) for doors, _ in self._routers]
+        loads = [self._load(ports) for ports, _ in self._routers]
         for worker in engines:
             booked = sum(load[worker][1] for load in loads)
             counted = [(load[worker][0], load[worker][2]) for load in loads]
@@ -301,11 +301,11 @@ class World:
                 return f"{booked} are booked on {worker}, counted (with blocks) {counted}"
         return "" if all_registered(self._fleet) else "an engine is not registered"
 
-    def _load(self, doors: Doors) -> dict[int, tuple[int, int, int]]:
+    def _load(self, ports: Ports) -> dict[int, tuple[int, int, int]]:
         """By worker what a router counts: requests of all, its own ones, and blocks."""
         return {
             view.worker.worker_id: (view.active_requests, view.own_requests, view.active_blocks)
-            for view in doors.server.router.workers()
+            for view in ports.server.router.workers()
         }
 
 

@@ -28,7 +28,7 @@ from support.servers.discovered_fleet import (
 )
 from support.servers.etcd import EtcdServer
 from support.servers.jetstream import JetStreamServer
-from support.serving import BLOCK, Doors
+from support.serving import BLOCK, Ports
 
 from dynamo_router.engines.mocker.fleet import MockFleet
 
@@ -50,7 +50,7 @@ class World:
         self,
         etcd: EtcdServer | None,
         nats: JetStreamServer,
-        routers: list[Doors],
+        routers: list[Ports],
         fleet: MockFleet,
     ) -> None:
         """Without an etcd they meet in NATS."""

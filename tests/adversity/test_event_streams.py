@@ -22,7 +22,7 @@ from support.adversity.true_index import overclaimed, untrue
 from support.calls import messages_of
 from support.fake_engine import prompt
 from support.polling import until
-from support.serving import BLOCK, Doors, serving
+from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.engines.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.engines.mocker.fleet import MockFleet
@@ -51,7 +51,7 @@ class World:
 
     def __init__(self, kind: str, fleet: MockFleet, ways: list[EventWay]) -> None:
         self._kind, self._fleet, self._ways = kind, fleet, ways
-        self._routers: list[tuple[Doors, AsyncExitStack]] = []
+        self._routers: list[tuple[Ports, AsyncExitStack]] = []
         self._asked = 0
         self._prompts: deque[list[int]] = deque(maxlen=40)
         self.slowest_s = 0.0
@@ -59,7 +59,7 @@ class World:
 
     async def start_router(self) -> None:
         stack = AsyncExitStack()
-        doors = await stack.enter_async_context(
+        ports = await stack.enter_async_context(
             serving(
                 workers=tuple(way.url for way in self._ways),
                 router=KvRouterConfig(block_size=BLOCK, seed=1, router_predicted_ttl_secs=0),
@@ -67,7 +67,7 @@ class World:
                 connection=CONNECTION,
             )
         )
-        self._routers.append((doors, stack))
+        self._routers.append((ports, stack))
 
     async def close(self) -> None:
         for _, stack in self._routers:
@@ -120,7 +120,7 @@ class World:
 
     async def _holds(self, name: str, wrong: Callable[..., str], deadline_s: float) -> None:
         """Whether nothing is `wrong` with any router's index, before long."""
-        indexes: list[EventIndex] = [doors.server.router.index for doors, _ in self._routers]
+        indexes: list[EventIndex] = [ports.server.router.index for ports, _ in self._routers]
 
         def word() -> str:
             words = (wrong(index, self._fleet.engines, self._prompts, BLOCK) for index in indexes)

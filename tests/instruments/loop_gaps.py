@@ -18,9 +18,9 @@ from grpc import aio
 
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2 as rpb
+from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.command import GC_THRESHOLDS
 from dynamo_router.server.config import ServeConfig
-from dynamo_router.server.peer_limits import PeerLimits
 from dynamo_router.server.server import Server
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
@@ -53,7 +53,7 @@ async def serve(workers: int) -> None:
         port=0,
         http_port=0,
         router=KvRouterConfig(block_size=BLOCK),
-        peers=PeerLimits(max_share_per_caller=1.0),
+        peers=CallerLimits(max_share_per_caller=1.0),
     )
     server = Server(config)
     gaps = LoopGaps()

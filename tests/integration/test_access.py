@@ -10,7 +10,7 @@ from grpc import aio
 from support.fake_engine import FakeEngine, prompt, stall
 from support.polling import until
 from support.processes import command
-from support.serving import BLOCK, Doors, serving
+from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.server.access.roles import FRONTEND_RULES, RULES, Role
@@ -43,9 +43,9 @@ def tokens(tmp_path: Path) -> str:
 ANN, BOB = bearer("ann-0123456789abcdef"), bearer("bob-0123456789abcdef")
 
 
-async def code_of(doors: Doors, method: str, metadata: Headers) -> tuple[grpc.StatusCode, str]:
+async def code_of(ports: Ports, method: str, metadata: Headers) -> tuple[grpc.StatusCode, str]:
     """How a call with an empty request ends, or that it began to answer."""
-    call = doors.channel.unary_stream(method, None, None)(b"", metadata=metadata)
+    call = ports.channel.unary_stream(method, None, None)(b"", metadata=metadata)
     try:
         if await call.read() is aio.EOF:
             return await call.code(), await call.details()
@@ -56,7 +56,7 @@ async def code_of(doors: Doors, method: str, metadata: Headers) -> tuple[grpc.St
 
 
 async def test_every_rpc_asks_for_its_role(tokens: str) -> None:
-    async with serving(FakeEngine(), auth_tokens=tokens) as doors:
+    async with serving(FakeEngine(), auth_tokens=tokens) as ports:
         for method, rule in RULES.items():
             if not method.startswith("/"):
                 continue
@@ -65,16 +65,16 @@ async def test_every_rpc_asks_for_its_role(tokens: str) -> None:
                 (bearer("nobody-0123456789"), "the bearer token is not known"),
                 (ANN + BOB, "not of the form: Bearer TOKEN"),
             ):
-                code, text = await code_of(doors, method, metadata)
+                code, text = await code_of(ports, method, metadata)
                 refused = code is grpc.StatusCode.UNAUTHENTICATED and said in text
                 assert refused is not rule.open, (method, code, text)
             for role, token in TOKENS.items():
-                code, text = await code_of(doors, method, bearer(token))
+                code, text = await code_of(ports, method, bearer(token))
                 refused = code is grpc.StatusCode.PERMISSION_DENIED
                 assert refused is not (rule.open or role in rule.roles), (method, role, code, text)
                 assert code is not grpc.StatusCode.UNAUTHENTICATED
                 assert not refused or f"{role} may not do this: it needs the role" in text
-        code, _ = await code_of(doors, f"/{SERVICE}/Nonsense", ())
+        code, _ = await code_of(ports, f"/{SERVICE}/Nonsense", ())
         assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -87,7 +87,7 @@ BODIES = {
 
 
 async def test_every_route_asks_for_its_role(tokens: str) -> None:
-    async with serving(FakeEngine(), auth_tokens=tokens) as doors:
+    async with serving(FakeEngine(), auth_tokens=tokens) as ports:
         for call, rule in RULES.items():
             if call.startswith("/") or call in FRONTEND_RULES:
                 continue
@@ -95,10 +95,10 @@ async def test_every_route_asks_for_its_role(tokens: str) -> None:
             body = BODIES.get(call, {"json": {}} if method in ("POST", "PATCH") else {})
             path = path.replace("{id}", "7")  # which there is not
             path = path.replace("{file}", "main.js")
-            status, answer = await doors.http(method, path, **body)
+            status, answer = await ports.http(method, path, **body)
             assert (status, rule.open) in ((200, True), (401, False)), (call, answer)
             for role, token in TOKENS.items():
-                status, answer = await doors.http(method, path, headers=dict(bearer(token)), **body)
+                status, answer = await ports.http(method, path, headers=dict(bearer(token)), **body)
                 allowed = rule.open or role in rule.roles
                 missing = ("/workers/7", "/workers/7/drain", "/dashboard/receipt")
                 done = 404 if path in missing else 200
@@ -106,30 +106,30 @@ async def test_every_route_asks_for_its_role(tokens: str) -> None:
                 assert status == (done if allowed else 403), (call, role, answer)
                 assert allowed or "it needs the role" in answer["error"]
         for header in ("Basic abc", "Bearer", "Bearer nobody-0123456789"):
-            status, _ = await doors.http("GET", "/workers", headers={"authorization": header})
+            status, _ = await ports.http("GET", "/workers", headers={"authorization": header})
             assert status == 401
-        metrics = await doors.http("GET", "/metrics", headers=dict(bearer(TOKENS[Role.METRICS])))
+        metrics = await ports.http("GET", "/metrics", headers=dict(bearer(TOKENS[Role.METRICS])))
         assert 'dynamo_router_access_refused_total{reason="role"}' in metrics[1]
 
 
 async def test_a_token_file_that_changed_counts_at_once(tokens: str) -> None:
-    async with serving(FakeEngine(), auth_tokens=tokens) as doors:
+    async with serving(FakeEngine(), auth_tokens=tokens) as ports:
         new = bearer("late-0123456789abcdef")
-        assert (await code_of(doors, f"/{SERVICE}/GetModelInfo", new))[0].name == "UNAUTHENTICATED"
+        assert (await code_of(ports, f"/{SERVICE}/GetModelInfo", new))[0].name == "UNAUTHENTICATED"
         with Path(tokens).open("a") as file:
             file.write('[[caller]]\nname = "late"\ntoken = "late-0123456789abcdef"\n')
             file.write('roles = ["client"]\n')
         async with asyncio.timeout(60):
-            while (await code_of(doors, f"/{SERVICE}/GetModelInfo", new))[0].name != "OK":
+            while (await code_of(ports, f"/{SERVICE}/GetModelInfo", new))[0].name != "OK":
                 await asyncio.sleep(0.01)
 
 
 # Ids
 
 
-async def begin(doors: Doors, request_id: str, metadata: Headers) -> Any:
+async def begin(ports: Ports, request_id: str, metadata: Headers) -> Any:
     """A streamed request that has its first token."""
-    call = doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+    call = ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
     running = call(prompt(request_id, 2 * BLOCK).SerializeToString(), metadata=metadata)
     first = pb.GenerateResponse.FromString(await running.read())
     assert first.request_id == request_id
@@ -143,39 +143,39 @@ async def rest_of(call: Any) -> list[Any]:
     return rest
 
 
-async def loads(doors: Doors) -> int:
-    return sum(view.active_requests for view in doors.server.router.workers())
+async def loads(ports: Ports) -> int:
+    return sum(view.active_requests for view in ports.server.router.workers())
 
 
 async def test_two_callers_may_use_one_id_and_end_only_their_own(tokens: str) -> None:
     engine = FakeEngine(stall)
-    async with serving(engine, auth_tokens=tokens) as doors:
-        anns, bobs = await begin(doors, "x", ANN), await begin(doors, "x", BOB)
+    async with serving(engine, auth_tokens=tokens) as ports:
+        anns, bobs = await begin(ports, "x", ANN), await begin(ports, "x", BOB)
         assert [request.request_id for request in engine.requests] == ["ann/x", "bob/x"]
         with pytest.raises(aio.AioRpcError, match="request id 'x' is in use"):
-            await rest_of(await begin(doors, "x", ANN))
-        abort = doors.channel.unary_unary(f"/{SERVICE}/Abort", None, pb.AbortResponse.FromString)
+            await rest_of(await begin(ports, "x", ANN))
+        abort = ports.channel.unary_unary(f"/{SERVICE}/Abort", None, pb.AbortResponse.FromString)
         body = pb.AbortRequest(request_id="ann/x").SerializeToString()
         assert not (await abort(body, metadata=BOB)).success
         body = pb.AbortRequest(request_id="x").SerializeToString()
         assert (await abort(body, metadata=BOB)).success
         assert engine.aborted == ["bob/x"]
-        assert await loads(doors) == 2
+        assert await loads(ports) == 2
         engine.go.set()
         for call in (anns, bobs):
             (last,) = await rest_of(call)
             assert last.request_id == "x" and last.HasField("complete")
-        await until(lambda: doors.server.dispatcher.in_flight == 0)
+        await until(lambda: ports.server.dispatcher.in_flight == 0)
 
 
 async def test_a_request_without_an_id_is_its_callers_too(tokens: str) -> None:
     engine = FakeEngine(stall)
-    async with serving(engine, auth_tokens=tokens) as doors:
-        call = doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+    async with serving(engine, auth_tokens=tokens) as ports:
+        call = ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
         running = call(prompt("").SerializeToString(), metadata=ANN)
         given = pb.GenerateResponse.FromString(await running.read()).request_id
         assert engine.requests[0].request_id == f"ann/{given}"
-        abort = doors.channel.unary_unary(f"/{SERVICE}/Abort", None, pb.AbortResponse.FromString)
+        abort = ports.channel.unary_unary(f"/{SERVICE}/Abort", None, pb.AbortResponse.FromString)
         body = pb.AbortRequest(request_id=given).SerializeToString()
         assert not (await abort(body, metadata=BOB)).success
         assert (await abort(body, metadata=ANN)).success
@@ -183,8 +183,8 @@ async def test_a_request_without_an_id_is_its_callers_too(tokens: str) -> None:
 
 
 async def test_bookings_are_freed_by_whoever_made_them(tokens: str) -> None:
-    async with serving(FakeEngine(), auth_tokens=tokens) as doors:
-        select, mine = doors.select, rpb.BookedRequest(request_id="x")
+    async with serving(FakeEngine(), auth_tokens=tokens) as ports:
+        select, mine = ports.select, rpb.BookedRequest(request_id="x")
         request = rpb.SelectWorkerRequest(token_ids=PROMPT, request_id="x")
         for caller in (ANN, BOB):
             assert (await select.SelectWorker(request, metadata=caller)).booked
@@ -193,36 +193,36 @@ async def test_bookings_are_freed_by_whoever_made_them(tokens: str) -> None:
         assert (await select.Free(mine, metadata=BOB)).known
         assert not (await select.Free(mine, metadata=BOB)).known
         assert not (await select.MarkPrefillComplete(mine, metadata=BOB)).known
-        assert await loads(doors) == 1
+        assert await loads(ports) == 1
         assert (await select.MarkPrefillComplete(mine, metadata=ANN)).known
         assert (await select.Free(mine, metadata=ANN)).known
 
 
 async def test_a_selection_and_a_request_of_one_id_have_nothing_to_do_with_each_other() -> None:
     engine = FakeEngine(stall)
-    async with serving(engine) as doors:
-        running = await begin(doors, "x", ())
+    async with serving(engine) as ports:
+        running = await begin(ports, "x", ())
         assert engine.requests[0].request_id == "x"  # nobody is named, so ids go on as they are
         mine = rpb.BookedRequest(request_id="x")
-        assert not (await doors.select.Free(mine)).known
+        assert not (await ports.select.Free(mine)).known
         request = rpb.SelectWorkerRequest(token_ids=PROMPT, request_id="x")
-        assert (await doors.select.SelectWorker(request)).booked
-        assert await loads(doors) == 2
-        assert (await doors.select.Free(mine)).known
-        assert await loads(doors) == 1
-        assert (await doors.select.SelectWorker(request)).booked
+        assert (await ports.select.SelectWorker(request)).booked
+        assert await loads(ports) == 2
+        assert (await ports.select.Free(mine)).known
+        assert await loads(ports) == 1
+        assert (await ports.select.SelectWorker(request)).booked
         engine.go.set()
         await rest_of(running)
-        assert await loads(doors) == 1
-        assert (await doors.select.Free(mine)).known
+        assert await loads(ports) == 1
+        assert (await ports.select.Free(mine)).known
 
 
 async def test_an_id_that_could_be_a_selections_is_refused() -> None:
-    async with serving(FakeEngine()) as doors:
+    async with serving(FakeEngine()) as ports:
         with pytest.raises(aio.AioRpcError, match="begins with a control character") as caught:
-            await doors.answers(prompt("\x1fselect//x"))
+            await ports.answers(prompt("\x1fselect//x"))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        abort = doors.channel.unary_unary(f"/{SERVICE}/Abort", None, pb.AbortResponse.FromString)
+        abort = ports.channel.unary_unary(f"/{SERVICE}/Abort", None, pb.AbortResponse.FromString)
         body = pb.AbortRequest(request_id="\x1fselect//x").SerializeToString()
         assert not (await abort(body)).success
 
@@ -253,8 +253,8 @@ JSON = {"Content-Type": "application/json"}
 async def test_a_web_page_cannot_change_a_router_on_loopback(
     headers: dict[str, str], status: int, said: str | None
 ) -> None:
-    async with serving(allowed_hosts=("router.example",)) as doors:
-        told = await doors.http(
+    async with serving(allowed_hosts=("router.example",)) as ports:
+        told = await ports.http(
             "POST",
             "/busy_threshold",
             data=THRESHOLD,
@@ -262,35 +262,35 @@ async def test_a_web_page_cannot_change_a_router_on_loopback(
             skip_auto_headers=["Content-Type"],
         )
         assert told[0] == status, told
-        changed = doors.server.router.limits.config.active_prefill_tokens_threshold
+        changed = ports.server.router.limits.config.active_prefill_tokens_threshold
         assert changed == (9 if status == 200 else None)
         if said is not None:
             assert said in told[1]["error"]
 
 
 async def test_a_web_page_cannot_read_a_router_on_loopback() -> None:
-    async with serving() as doors:
+    async with serving() as ports:
         for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
             for method, path in (("GET", "/workers"), ("POST", "/overlaps")):
-                assert (await doors.http(method, path, headers=headers))[0] == 403
+                assert (await ports.http(method, path, headers=headers))[0] == 403
         named = {"Host": "router.svc.cluster.local"}
         for path, status in (("/live", 200), ("/health", 503), ("/metrics", 200)):
-            assert (await doors.http("GET", path, headers=named))[0] == status
+            assert (await ports.http("GET", path, headers=named))[0] == status
 
 
 async def test_an_admin_listener_of_its_own_has_the_admin_routes_alone_to_itself() -> None:
-    async with serving(admin_port=0) as doors:
-        admin = doors.server._http.admin
-        assert admin is not None and f" admin 127.0.0.1:{admin.port} " in doors.server.ready_line
-        status, told = await doors.http("POST", "/busy_threshold", data=THRESHOLD, headers=JSON)
+    async with serving(admin_port=0) as ports:
+        admin = ports.server._http.admin
+        assert admin is not None and f" admin 127.0.0.1:{admin.port} " in ports.server.ready_line
+        status, told = await ports.http("POST", "/busy_threshold", data=THRESHOLD, headers=JSON)
         assert status == 403
         assert f"on the admin listener alone: 127.0.0.1:{admin.port}" in told["error"]
         url = f"http://127.0.0.1:{admin.port}/busy_threshold"
-        async with doors._session.post(url, data=THRESHOLD, headers=JSON) as answer:
+        async with ports._session.post(url, data=THRESHOLD, headers=JSON) as answer:
             assert answer.status == 200
-        async with doors._session.get(f"http://127.0.0.1:{admin.port}/live") as answer:
+        async with ports._session.get(f"http://127.0.0.1:{admin.port}/live") as answer:
             assert answer.status == 200
-        assert (await doors.http("GET", "/busy_threshold"))[0] == 200
+        assert (await ports.http("GET", "/busy_threshold"))[0] == 200
 
 
 async def test_what_is_open_is_said_at_the_start(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from support.polling import until
 from support.rig import Rig, first
 from support.serving import BLOCK, serving
 
-from dynamo_router.router.admission.admission import Admission
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.admission.queue import AdmissionQueue
 from dynamo_router.router.admission.tenants import TenantConfig
 from dynamo_router.router.admission.ticket import Lane
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.server.admission import Admission
 from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode
@@ -185,62 +185,62 @@ async def test_a_server_queues_under_overload_and_returns_to_normal() -> None:
     engine = FakeEngine(late)
     admission = AdmissionConfig(queue_threshold=0.0, queue_limit=2)
     config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, admission=admission)
-    async with serving(engine, router=config) as doors:
-        calls = [asyncio.create_task(doors.answers(prompt(f"r{i}", 32))) for i in range(3)]
-        assert doors.server.pool.admission is not None
-        queue = doors.server.pool.admission.queue
+    async with serving(engine, router=config) as ports:
+        calls = [asyncio.create_task(ports.answers(prompt(f"r{i}", 32))) for i in range(3)]
+        assert ports.server.pool.admission is not None
+        queue = ports.server.pool.admission.queue
         await until(lambda: len(queue) == 2 and len(engine.requests) == 1)
-        assert (await doors.metrics())["dynamo_router_queue_pending_requests"] == 2
+        assert (await ports.metrics())["dynamo_router_queue_pending_requests"] == 2
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await doors.answers(prompt("late", 32))
+            await ports.answers(prompt("late", 32))
         assert refused.value.code() is Code.RESOURCE_EXHAUSTED
         engine.go.set()
         await asyncio.gather(*calls)
-        metrics = await doors.metrics()
+        metrics = await ports.metrics()
         assert metrics["dynamo_router_queue_pending_requests"] == 0
         assert metrics["dynamo_router_queue_refused_total"] == 1
-        assert len(await doors.answers(prompt("after", 32))) == 3
+        assert len(await ports.answers(prompt("after", 32))) == 3
 
 
 async def test_by_default_requests_wait_in_the_router_for_a_cache_that_takes_them() -> None:
     engine = FakeEngine(late)
     engine.model.max_input_len = 1000
     engine.model.supported_features.append("total_kv_blocks=20")
-    async with serving(engine) as doors:
+    async with serving(engine) as ports:
         big = 20 * BLOCK
-        calls = [asyncio.create_task(doors.answers(prompt(f"r{i}", big))) for i in range(3)]
-        assert doors.server.pool.admission is not None
-        queue = doors.server.pool.admission.queue
+        calls = [asyncio.create_task(ports.answers(prompt(f"r{i}", big))) for i in range(3)]
+        assert ports.server.pool.admission is not None
+        queue = ports.server.pool.admission.queue
         await until(lambda: len(queue) == 2 and len(engine.requests) == 1)
-        assert (await doors.metrics())["dynamo_router_queue_pending_requests"] == 2
+        assert (await ports.metrics())["dynamo_router_queue_pending_requests"] == 2
         engine.go.set()
         assert [len(answers) for answers in await asyncio.gather(*calls)] == [3, 3, 3]
         assert len(queue) == 0
     async with serving(
         FakeEngine(), router=KvRouterConfig(admission=AdmissionConfig(hold=False))
-    ) as doors:
-        assert doors.server.pool.admission is None
+    ) as ports:
+        assert ports.server.pool.admission is None
 
 
 async def test_busy_thresholds_are_read_and_changed_over_http() -> None:
-    async with serving(FakeEngine()) as doors:
-        status, thresholds = await doors.http("GET", "/busy_threshold")
+    async with serving(FakeEngine()) as ports:
+        status, thresholds = await ports.http("GET", "/busy_threshold")
         assert status == 200 and thresholds["active_prefill_tokens_threshold"] is None
-        status, thresholds = await doors.http(
+        status, thresholds = await ports.http(
             "POST", "/busy_threshold", json={"active_prefill_tokens_threshold": 9}
         )
         assert (status, thresholds["active_prefill_tokens_threshold"]) == (200, 9)
-        status, answer = await doors.http(
+        status, answer = await ports.http(
             "POST", "/busy_threshold", json={"active_decode_blocks_threshold": 3}
         )
         assert status == 400 and "active_decode_blocks_threshold" in answer["error"]
         for key in ("active_prefill_tokens_threshold", "active_decode_blocks_threshold"):
             huge = f'{{"{key}": {"9" * 400}}}'
-            status, answer = await doors.http(
+            status, answer = await ports.http(
                 "POST", "/busy_threshold", data=huge, headers={"Content-Type": "application/json"}
             )
             assert status == 400 and key in answer["error"], answer
-        status, answer = await doors.http("POST", "/busy_threshold", json={"queue_limit": 3})
+        status, answer = await ports.http("POST", "/busy_threshold", json={"queue_limit": 3})
         assert status == 400 and "bad body" in answer["error"]
 
 
@@ -249,18 +249,18 @@ async def test_a_tenant_that_floods_does_not_stand_before_another_one() -> None:
     tenants = TenantConfig(tenant_key="x-team", tenant_weights="flood=0.5")
     admission = AdmissionConfig(queue_threshold=0.0, tenants=tenants)
     config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, admission=admission)
-    async with serving(engine, router=config) as doors:
-        assert doors.server.pool.admission is not None
-        queue, calls = doors.server.pool.admission.queue, []
+    async with serving(engine, router=config) as ports:
+        assert ports.server.pool.admission is not None
+        queue, calls = ports.server.pool.admission.queue, []
         for place, team in enumerate(["flood"] * 4 + ["small"]):
-            call = doors.answers(prompt(f"{team} {place}", 32), metadata=(("x-team", team),))
+            call = ports.answers(prompt(f"{team} {place}", 32), metadata=(("x-team", team),))
             calls.append(asyncio.create_task(call))
             await until(lambda: len(queue) + len(engine.requests) == len(calls))
         engine.go.set()
         await asyncio.gather(*calls)
         went = [request.request_id for request in engine.requests]
         assert went == ["flood 0", "small 4", "flood 1", "flood 2", "flood 3"]
-        page = await doors.metrics()
+        page = await ports.metrics()
         assert page["dynamo_router_tenants"] == page["dynamo_router_tenants_recent"] == 2
         assert page["dynamo_router_tenants_over_share"] == 1
         assert page["dynamo_router_tenant_largest_share"] == pytest.approx(0.8, abs=0.01)

@@ -49,9 +49,9 @@ def taken_port() -> "object":
 async def test_it_leaves_nothing_behind() -> None:
     files: list[int] = []
     for _ in range(3):
-        async with serving(FakeEngine(), router=EVENTS) as doors:
-            await doors.answers(prompt())
-            assert (await doors.http("GET", "/health"))[0] == 200
+        async with serving(FakeEngine(), router=EVENTS) as ports:
+            await ports.answers(prompt())
+            assert (await ports.http("GET", "/health"))[0] == 200
             assert len(own_children()) == 1  # the nats-server
         assert own_children() == []
         await until(lambda: not own_tasks())
@@ -62,19 +62,19 @@ async def test_it_leaves_nothing_behind() -> None:
 
 
 async def test_its_own_nats_server_is_started_again() -> None:
-    async with serving(FakeEngine(), router=EVENTS) as doors:
+    async with serving(FakeEngine(), router=EVENTS) as ports:
         (server,) = own_children()
         os.kill(server, signal.SIGKILL)
         await until(lambda: own_children() not in ([server], []))
 
         async def connected() -> bool:
-            health = (await doors.http("GET", "/health"))[1]
+            health = (await ports.http("GET", "/health"))[1]
             return bool(health["event_plane"]["state"] == "connected")
 
         async with asyncio.timeout(60):
             while not await connected():
                 await asyncio.sleep(0.05)
-        await doors.answers(prompt())
+        await ports.answers(prompt())
     assert own_children() == []
 
 
@@ -124,34 +124,34 @@ async def test_an_address_that_is_none_is_named() -> None:
 
 
 async def test_a_nats_address_where_nobody_answers_does_not_stop_requests() -> None:
-    async with serving(FakeEngine(), router=EVENTS, nats="nats://127.0.0.1:1") as doors:
-        status, body = await doors.http("GET", "/health")
+    async with serving(FakeEngine(), router=EVENTS, nats="nats://127.0.0.1:1") as ports:
+        status, body = await ports.http("GET", "/health")
         assert status == 200
         assert body["event_plane"] == {"state": "connecting", "server": "nats://127.0.0.1:1"}
         assert body["data_path"] == "nghttp2"
-        assert len(await doors.answers(prompt())) == 3
-        assert (await doors.metrics())["dynamo_router_event_plane_connected"] == 0
+        assert len(await ports.answers(prompt())) == 3
+        assert (await ports.metrics())["dynamo_router_event_plane_connected"] == 0
 
 
 async def test_closing_what_never_started_and_closing_twice() -> None:
     server = Server(ServeConfig(router=QUIET))
     await server.close()
     await server.close()
-    async with serving() as doors:
-        await doors.server.close()
+    async with serving() as ports:
+        await ports.server.close()
 
 
 async def test_draining_takes_no_more_and_lets_the_rest_end() -> None:
     engine = FakeEngine(stall)
-    async with serving(engine) as doors:
-        last = asyncio.create_task(doors.answers(prompt("last")))
-        await until(lambda: doors.server.dispatcher.in_flight == 1)
-        draining = asyncio.create_task(doors.server.drain(30.0))
-        await until(lambda: doors.server._draining)
-        status, body = await doors.http("GET", "/health")
+    async with serving(engine) as ports:
+        last = asyncio.create_task(ports.answers(prompt("last")))
+        await until(lambda: ports.server.dispatcher.in_flight == 1)
+        draining = asyncio.create_task(ports.server.drain(30.0))
+        await until(lambda: ports.server._draining)
+        status, body = await ports.http("GET", "/health")
         assert (status, body["draining"], body["in_flight"]) == (503, True, 1)
         engine.go.set()
         assert len(await last) == 2
         await draining
         with pytest.raises(aio.AioRpcError):
-            await doors.answers(prompt("late"))
+            await ports.answers(prompt("late"))

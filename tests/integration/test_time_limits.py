@@ -117,23 +117,23 @@ QUEUE = KvRouterConfig(
 
 async def test_a_request_does_not_wait_for_ever() -> None:
     limits = RequestLimits(queue_timeout_s=0.3)
-    async with serving(FakeEngine(hang), router=QUEUE, limits=limits) as doors:
-        call = doors.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
+    async with serving(FakeEngine(hang), router=QUEUE, limits=limits) as ports:
+        call = ports.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
         first_one = call(prompt("r1", tokens=64).SerializeToString())
-        await until(lambda: doors.server.dispatcher.in_flight == 1)
+        await until(lambda: ports.server.dispatcher.in_flight == 1)
         with pytest.raises(aio.AioRpcError) as caught:
-            await doors.answers(prompt("r2", tokens=64))
+            await ports.answers(prompt("r2", tokens=64))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "has waited for" in (caught.value.details() or "")
-        samples = await doors.metrics()
+        samples = await ports.metrics()
         assert samples['dynamo_router_limits_hit_total{limit="queue_timeout_s"}'] == 1
         first_one.cancel()
 
 
 async def test_whole_answers_do_not_hold_the_queue_up() -> None:
     engines = [FakeEngine(hang), FakeEngine(hang)]
-    async with serving(*engines, router=QUEUE) as doors:
-        call = doors.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
+    async with serving(*engines, router=QUEUE) as ports:
+        call = ports.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
         calls = []
         for number in range(20):
             request = prompt(f"r{number}", tokens=64)
@@ -142,7 +142,7 @@ async def test_whole_answers_do_not_hold_the_queue_up() -> None:
         await until(lambda: sum(len(engine.requests) for engine in engines) == 20)
         for each in calls:
             each.cancel()
-        await until(lambda: not doors.server.dispatcher.in_flight)
+        await until(lambda: not ports.server.dispatcher.in_flight)
 
 
 def test_limits_that_are_none_are_named() -> None:
@@ -153,12 +153,12 @@ def test_limits_that_are_none_are_named() -> None:
 
 
 async def test_aborts_still_end_what_waits() -> None:
-    async with serving(FakeEngine(hang), router=QUEUE) as doors:
-        call = doors.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
+    async with serving(FakeEngine(hang), router=QUEUE) as ports:
+        call = ports.channel.unary_stream("/trtllm.TrtllmService/Generate", None, None)
         first_one = call(prompt("r1", tokens=64).SerializeToString())
-        await until(lambda: doors.server.dispatcher.in_flight == 1)
+        await until(lambda: ports.server.dispatcher.in_flight == 1)
         second = call(prompt("r2", tokens=64).SerializeToString())
-        await until(lambda: doors.server.dispatcher.in_flight == 2)
-        await doors.server.dispatcher.abort("r2")
+        await until(lambda: ports.server.dispatcher.in_flight == 2)
+        await ports.server.dispatcher.abort("r2")
         assert await asyncio.wait_for(second.code(), 60) is grpc.StatusCode.CANCELLED
         first_one.cancel()

@@ -22,7 +22,7 @@ from dynamo_router.engines.serving.kv_events import (
     CachedBlock,
     KvEvent,
 )
-from dynamo_router.workers.cache_control import Span
+from dynamo_router.workers.retention import Span
 
 
 class Holder(Protocol):

@@ -12,7 +12,7 @@ from oracles.kv_manager import KvManager
 from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.engines.mocker.sequence import Sequence
 from dynamo_router.engines.serving.kv_events import CachedBlock
-from dynamo_router.workers.cache_control import Span
+from dynamo_router.workers.retention import Span
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dynamo_router.engines.serving.kv_events import BlocksStored, KvEvent
 from dynamo_router.engines.serving.request import EngineRequest
-from dynamo_router.workers.cache_control import Retention, TokenRange
+from dynamo_router.workers.retention import Retention, TokenRange
 
 
 def request(request_id: str, tokens: Iterable[int], max_tokens: int = 1, **more: object):

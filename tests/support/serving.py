@@ -1,4 +1,4 @@
-"""A whole Server in the test's own loop, with scripted engines and clients for its doors."""
+"""A whole Server in the test's own loop, with scripted engines and clients for its ports."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,8 +35,8 @@ def stored(
     return encode_event_message([RouterEvent(worker, event_id, data, tier)], 1, event_id - 1, 0)
 
 
-class Doors:
-    """A server's doors, seen from outside."""
+class Ports:
+    """A server's ports, seen from outside."""
 
     def __init__(self, server: Server, channel: Any, session: aiohttp.ClientSession) -> None:
         self.server = server
@@ -77,7 +77,7 @@ class Doors:
 
 
 @asynccontextmanager
-async def serving(*engines: FakeEngine, **config: Any) -> AsyncIterator[Doors]:
+async def serving(*engines: FakeEngine, **config: Any) -> AsyncIterator[Ports]:
     """Serve the engines, without events unless asked for, until the block ends."""
     config.setdefault("router", KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1))
     async with AsyncExitStack() as stack:
@@ -90,4 +90,4 @@ async def serving(*engines: FakeEngine, **config: Any) -> AsyncIterator[Doors]:
         await until(lambda: len(server.monitor.ready_clients()) >= len(urls))
         channel = await stack.enter_async_context(aio.insecure_channel(server.grpc_address))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Doors(server, channel, session)
+        yield Ports(server, channel, session)

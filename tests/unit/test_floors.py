@@ -37,6 +37,8 @@ CIRCLES = {
         "RadixTree.dump_tree_as_events, a name of Dynamo's, calls the Python that lists a tree"
     ),
 }
+LONG_FILES: dict[str, str] = {}
+"""Files above the alarm of 600 lines, each with its reason: a file ends where its noun ends."""
 # The way of a request needs no grpc. Here it carries calls itself, or gives what only it has.
 KNOW_GRPC = {
     "router.proto.router_pb2_grpc": "generated",
@@ -65,7 +67,9 @@ RULES: dict[str, Rule] = {
         tree, "grpc", FLOORS_OF_REQUESTS, KNOW_GRPC
     ),
     "a folder has at most 20 modules": lambda tree: rules.crowded_folders(tree.files, 20),
-    "a file has at most 600 lines": lambda tree: rules.long_files(tree, 600),
+    "a file of more than 600 lines has a reason": lambda tree: [
+        text for text in rules.long_files(tree, 600) if text.split()[0] not in LONG_FILES
+    ],
 }
 
 
@@ -233,7 +237,7 @@ BROKEN: list[tuple[str, Files, list[str]]] = [
         ["slots/ has more than 20 modules"],
     ),
     (
-        "a file has at most 600 lines",
+        "a file of more than 600 lines has a reason",
         {"slots/table.py": "x = 1\n" * 601, "slots/table_pb2.py": "x = 1\n" * 601},
         ["slots/table.py has more than 600 lines"],
     ),

@@ -1,5 +1,9 @@
-"""One word, one meaning: words that docs/glossary.md replaces stand in no identifier."""
+"""One word, one meaning: words that docs/glossary.md replaces stand in no identifier, module or
+folder, and words that hide who acts become fewer.
+"""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +13,7 @@ from support.identifiers import identifiers, words
 from support.import_graph import GENERATED, SUFFIXES
 from support.places import ROOT
 
-FOLDERS = (
+PRODUCT = (
     "base",
     "bench",
     "engines",
@@ -22,9 +26,14 @@ FOLDERS = (
     "runtime",
     "server",
     "slots",
-    "tests",
     "transport",
     "workers",
+)
+FOLDERS = (*PRODUCT, "tests")
+HELP_TEXT = re.compile(r'(?<!")"(?!")([A-Z0-9][^"\n]{3,}\.)"(?!")')
+UNNAMED = re.compile(
+    r"^(They|Those|Of (those|them)|Such)\b|\b(somebody|nobody|whoever|told|us|ours)\b",
+    re.IGNORECASE,
 )
 
 
@@ -45,31 +54,31 @@ OF_EVENTS = (
     "indexer/event_index/", "indexer/source", "kv_events/", "tests/stateful/", "tests/oracles/"
 )  # fmt: skip
 OF_TREE = ("indexer/tree/", "tests/instruments/")
-QUEUE = ("router/admission/", "server/dispatch/", "tests/integration/test_admission")
+QUEUE = (
+    "router/admission/",
+    "server/admission.py",
+    "server/dispatch/",
+    "tests/integration/test_admission",
+)
 WORDS = {
     # hashes
     # a type of msgpack in the one, a module of Jinja in the other
     "ext": Replaced("external_hash", ("tests/unit/indexer/wire/", "frontend/processor/")),
-    "exts": Replaced("external_hashes"),
     "names": Replaced("local_hashes, sequence_hashes or external_hashes",
                       within=("indexer/", "slots/", "engines/mocker/core/")),
     # one meaning each
     "arena": Replaced("Experiment, for policies side by side", OF_TREE),
-    "arenas": Replaced("Experiment, for policies side by side", OF_TREE),
     "cursor": Replaced("TreePosition in a tree, ByteReader in bytes", OF_EVENTS),
     "hold": Replaced("acquire for a reference, buffer for an event behind a gap",
                      within=("indexer/", "slots/", "workers/")),
     "idx": Replaced("number, for a worker's"),
     "lane": Replaced("timeline, for the steps an engine has before it", QUEUE),
-    "lanes": Replaced("timelines, for the steps engines have before them", QUEUE),
     "room": Replaced("capacity of a container, seconds_until_free of a fleet", HOUSE),
     # the field's words
     "census": Replaced("source_list"),
     "contender": Replaced("IndexAdapter", ("bench/index/config.py", "tests/unit/bench/index/")),
-    "contenders": Replaced("IndexAdapter"),
     "contestant": Replaced("PolicyVariant"),
-    "contestants": Replaced("PolicyVariant"),
-    "door": Replaced("server, or FaultApi", HOUSE),
+    "door": Replaced("listener for what takes connections, port for where", HOUSE),
     "gate": Replaced("rwlock, read_begin and read_end, write_begin and write_end"),
     "graft": Replaced("cross_tier"),
     "healing": Replaced("event recovery"),
@@ -89,15 +98,40 @@ WORDS = {
     "tidy": Replaced("compact"),
     "trail": Replaced("RequestLog"),
 }  # fmt: skip
+VERBS = ("holds", "offers")
+"""These are no plurals."""
+DIALECT = {
+    "whoever": 69,
+    "somebody": 71,
+    "anybody": 15,
+    "nobody": 221,
+    "everybody": 13,
+    "so many": 120,
+    "so much": 14,
+    "told": 521,
+    "said": 363,
+    "what is [a-z]+ of it": 15,
+}
+"""How often the product says so, in code and in text. Write who acts, or the noun: "the caller",
+"callers", "no router", "reported", "the status message". A number may only go down: lower it with
+the text."""
+
+
+def replaced(word: str, path: str) -> str | None:
+    """The word itself or its singular, if it is replaced in that file."""
+    for each in (word, "" if word in VERBS else word.removesuffix("s")):
+        if each in WORDS and WORDS[each].forbids(path):
+            return each
+    return None
 
 
 def violations(files: Mapping[str, Iterable[str]]) -> dict[str, dict[str, set[str]]]:
     """Replaced words, the folders they stand in, and the identifiers; by path and its names."""
     found: dict[str, dict[str, set[str]]] = {}
     for path, names in files.items():
-        for name in names:
-            for word in words(name):
-                if word in WORDS and WORDS[word].forbids(path):
+        for name in (*names, *Path(path).parent.parts):
+            for part in words(name):
+                if (word := replaced(part, path)) is not None:
                     folder = Path(path).parent.as_posix()
                     found.setdefault(word, {}).setdefault(folder, set()).add(name)
     return found
@@ -126,6 +160,43 @@ def test_identifiers_were_really_read(files: dict[str, set[str]]) -> None:
 
 def words_of(files: dict[str, set[str]]) -> set[str]:
     return {word for names in files.values() for name in names for word in words(name)}
+
+
+def dialect_of(text: str) -> Counter[str]:
+    """The phrases of DIALECT in a text; as parts of a name too."""
+    return Counter({phrase: len(_PATTERNS[phrase].findall(text)) for phrase in DIALECT})
+
+
+_PATTERNS = {
+    phrase: re.compile(rf"(?<![a-z]){phrase}(?![a-z])", re.IGNORECASE) for phrase in DIALECT
+}
+
+
+def test_words_that_hide_who_acts_become_fewer() -> None:
+    counts: Counter[str] = Counter()
+    for folder in PRODUCT:
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in SUFFIXES and not GENERATED.search(path.stem):
+                counts += dialect_of(path.read_text())
+    more = {phrase: (counts[phrase], most) for phrase, most in DIALECT.items()
+            if counts[phrase] > most}  # fmt: skip
+    assert more == {}, "say it in plain words"
+    assert counts.total() > 100  # the files were really read
+
+
+def test_a_phrase_is_found_in_names_and_text() -> None:
+    found = dialect_of(
+        'def f(told_at): """Somebody, whoever that is, said so.\nSo many of them."""'
+    )
+    assert +found == {"told": 1, "somebody": 1, "whoever": 1, "said": 1, "so many": 1}
+    assert +dialect_of("retold unsaid = nobodies") == {}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "server" / "metrics").glob("*.py")))
+def test_help_texts_name_what_is_counted(path: Path) -> None:
+    """No pronoun without its noun, nobody who is not named."""
+    for text in HELP_TEXT.findall(path.read_text()):
+        assert not UNNAMED.search(text), f"{path.name}: {text}"
 
 
 def test_the_glossary_knows_each_word_that_replaces_another() -> None:

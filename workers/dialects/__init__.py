@@ -1,5 +1,8 @@
 """How is an engine called? What any client of one is, and those of other dialects than trtllm."""
 
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from ..channels import EngineCall
 from ._plain_chunk import plain_chunk
 from ._token_ids import tokens_field
@@ -13,8 +16,10 @@ from .handoff import (
     handoff_of,
     with_handoff,
 )
-from .openai_client import OpenAiClient
 from .trtllm_answer import TokenLogprob, TrtllmAnswer
+
+if TYPE_CHECKING:
+    from .openai_client import OpenAiClient
 
 __all__ = [
     "CONTEXT_ONLY",
@@ -35,3 +40,6 @@ __all__ = [
     "tokens_field",
     "with_handoff",
 ]
+
+# The HTTP client is imported by its first user.
+__getattr__ = lazy_names(__name__, {"OpenAiClient": ".openai_client"})

@@ -3,7 +3,7 @@
 from .card_files import CardFile, WrongFileError, checked_folder, model_files, tokenizer_files
 from .config import STATIC, DiscoveryConfig
 from .departures import Departures
-from .discovered import TRTLLM, DiscoveredWorker, Fleet
+from .discovered import TRTLLM, DiscoveredWorker, EndpointWorkers
 from .end_tokens import end_tokens_of
 from .event_keys import (
     EVENT_SOURCES,
@@ -40,7 +40,7 @@ __all__ = [
     "EVENT_SOURCES",
     "EventPlaneConfig",
     "EventSource",
-    "Fleet",
+    "EndpointWorkers",
     "ModelCard",
     "NO_REQUESTS",
     "PREFILL",

@@ -22,7 +22,7 @@ class DiscoveredWorker:
     route: DynamoRoute | None = None
 
 
-class Fleet:
+class EndpointWorkers:
     """Works out the workers of one endpoint. `transports`: those that Dynamo's are called over.
     Workers whose card is of a kind that is `not_called` are left out."""
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ...base.urls import reachable_host
 from ...process.settings import bad_setting, option
+from ...process.system import reachable_host
 from ...runtime.event_planes.zmq import ZmqPlane
 from .config import STATIC, DiscoveryConfig
 

@@ -13,7 +13,7 @@ from ...runtime.components import (
 from ...runtime.discovery import StoreWatch, full_key_string
 from ...runtime.event_planes.zmq import scope_prefix
 from ...runtime.kv_stores import Entry, KeyValueStore
-from .discovered import DiscoveredWorker, Fleet
+from .discovered import DiscoveredWorker, EndpointWorkers
 from .event_keys import EVENT_SOURCES, EventSource, decode_source
 from .model_card import CARDS, ModelCard, decode_card
 
@@ -26,7 +26,7 @@ class WorkerWatch(StoreWatch):
     ) -> None:
         super().__init__(store)
         self._name = name
-        self._fleet = Fleet(transports)
+        self._fleet = EndpointWorkers(transports)
         self._instances = [
             # Of the seed's keys some end in `{endpoint}-{id}`: what is not ours is left out below.
             self.follow(INSTANCES, full_key_string, decode_instance, name.prefix),

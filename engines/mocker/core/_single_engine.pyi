@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....indexer.wire import StorageTier
-from ....workers.cache_control import Span
+from ....workers.retention import Span
 from ..config import EngineConfig
 from ._timing import StepTiming
 

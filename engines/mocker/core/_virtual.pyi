@@ -4,7 +4,7 @@ from typing import Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from ....workers.cache_control import Span
+from ....workers.retention import Span
 from ..config import EngineConfig
 from ._timing import StepTiming
 

@@ -5,7 +5,7 @@ Entered by who publishes or hears events where `event_plane` is zmq; needs pyzmq
 
 from .channels import EVENT_CHANNELS, Channel, channel_scope, decode_channel, scope_prefix
 from .connection_monitor import RENEW_S, Connection, ConnectionMonitor
-from .frames import FrameError, decode_frames, encode_frames
+from .multipart import MultipartError, decode_multipart, encode_multipart
 from .zmq_plane import ZmqPlane
 
 __all__ = [
@@ -14,11 +14,11 @@ __all__ = [
     "Channel",
     "Connection",
     "ConnectionMonitor",
-    "FrameError",
+    "MultipartError",
     "ZmqPlane",
     "channel_scope",
     "decode_channel",
-    "decode_frames",
-    "encode_frames",
+    "decode_multipart",
+    "encode_multipart",
     "scope_prefix",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 from ....base.backoff import Backoff
 from ....base.errors import ConfigError
 from .connection_monitor import RENEW_S, Connection, ConnectionMonitor
-from .frames import FRAMES, MOST_BYTES, encode_frames
+from .multipart import FRAMES, MOST_BYTES, encode_multipart
 
 MOST_QUEUED = 4096
 """Messages that wait in a socket, at each end; beyond, its publisher drops them."""
@@ -70,7 +70,7 @@ class Outlet:
 
     def send(self, topic: str, publisher_id: int, sequence: int, payload: bytes) -> None:
         """ValueError for what is too long. What subscribers are too slow for is dropped."""
-        frames = encode_frames(topic, publisher_id, sequence, payload)
+        frames = encode_multipart(topic, publisher_id, sequence, payload)
         self._socket.send_multipart(frames, self._noblock)
 
     def close(self) -> None:

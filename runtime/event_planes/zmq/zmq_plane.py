@@ -22,7 +22,7 @@ from ...discovery import PrefixWatcher, Registrations, full_key_string
 from ...kv_stores import LEASE_TTL_S, KeyValueStore, StoreError
 from .. import Handler, PlaneBase, PlaneState
 from .channels import EVENT_CHANNELS, ZMQ, Channel, decode_channel, topic_prefix
-from .frames import FrameError, decode_frames
+from .multipart import MultipartError, decode_multipart
 from .sockets import Inlet, Outlet, new_context
 
 MOST_CHANNELS = 8192
@@ -258,8 +258,8 @@ class ZmqSubscription:
 
     def _on_frames(self, channel: Channel, frames: Sequence[bytes]) -> bool:
         try:
-            payload = decode_frames(frames, channel.topic, channel.publisher_id)
-        except FrameError as error:
+            payload = decode_multipart(frames, channel.topic, channel.publisher_id)
+        except MultipartError as error:
             self._on_garbled(str(error), channel.where)
             return False
         self._deliver(self._subject, payload)

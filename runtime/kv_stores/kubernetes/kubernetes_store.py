@@ -21,7 +21,7 @@ from ..store import (
     check_name,
     new_lease_id,
 )
-from .fleet_view import Changes, FleetView, ready_in_pod, ready_in_slice
+from .cluster_view import Changes, ClusterView, ready_in_pod, ready_in_slice
 from .kubernetes_api import KubernetesApi
 from .kubernetes_config import KubernetesConfig
 from .own_metadata import OwnMetadata
@@ -42,7 +42,7 @@ class KubernetesStore:
         self._api = KubernetesApi(self._config)
         identity = self._config.identity
         self._own = OwnMetadata(self._api, identity) if identity is not None else None
-        self.view = FleetView(ready_in_pod if self._config.containers else ready_in_slice)
+        self.view = ClusterView(ready_in_pod if self._config.containers else ready_in_slice)
         self._reflectors: asyncio.Task[None] | None = None
         self._behind = {"metadata", "readiness"}
         """what was not listed yet"""

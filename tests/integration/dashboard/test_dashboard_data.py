@@ -10,29 +10,29 @@ import pytest
 from support.calls import messages_of
 from support.fake_engine import FakeEngine, fail, prompt
 from support.polling import until
-from support.serving import BLOCK, Doors, serving
+from support.serving import BLOCK, Ports, serving
 
-from dynamo_router.process.time_share import TimeShare
 from dynamo_router.server.access import Role
 from dynamo_router.server.dashboard.pages import PAGE
+from dynamo_router.server.loop_share import TimeShare
 from dynamo_router.workers.trtllm_proto import SERVICE
 
 
 @pytest.fixture
-async def doors() -> AsyncIterator[Doors]:
-    async with serving(FakeEngine(worker_id=7), FakeEngine(worker_id=2**63)) as doors:
-        yield doors
+async def ports() -> AsyncIterator[Ports]:
+    async with serving(FakeEngine(worker_id=7), FakeEngine(worker_id=2**63)) as ports:
+        yield ports
 
 
-async def state(doors: Doors, **known: Any) -> dict[str, Any]:
-    status, told = await doors.http("GET", "/dashboard/state", params=known)
+async def state(ports: Ports, **known: Any) -> dict[str, Any]:
+    status, told = await ports.http("GET", "/dashboard/state", params=known)
     assert status == 200
     return dict(told)
 
 
-async def test_the_page_needs_nothing_from_elsewhere(doors: Doors) -> None:
-    session = doors._session
-    url = f"http://{doors.server.http_address}"
+async def test_the_page_needs_nothing_from_elsewhere(ports: Ports) -> None:
+    session = ports._session
+    url = f"http://{ports.server.http_address}"
     async with session.get(f"{url}/dashboard") as answer:
         page = await answer.text()
         policy = answer.headers["Content-Security-Policy"]
@@ -54,61 +54,61 @@ async def test_the_page_needs_nothing_from_elsewhere(doors: Doors) -> None:
         assert answer.status == 404
 
 
-async def test_what_happened_is_told_once(doors: Doors) -> None:
-    first = await state(doors)
+async def test_what_happened_is_told_once(ports: Ports) -> None:
+    first = await state(ports)
     assert {row["worker"] for row in first["workers"]["rows"]} == {"7", str(2**63)}
     assert first["requests"] == [] and first["health"]["ready"]
     assert first["may"] == {"ask": True, "change": True} and not first["reads_text"]
     known = {"process": first["process"], "workers": first["workers"]["version"]}
-    await doors.answers(prompt("r1", 40))
-    second = await state(doors, **known)
+    await ports.answers(prompt("r1", 40))
+    second = await state(ports, **known)
     (request,) = second["requests"]
     assert request["request_id"] == "r1" and request["status"] == "OK" and request["has_receipt"]
     assert request["prompt_tokens"] == 40 and request["request_blocks"] == 3
     assert 0 <= request["ttft_s"] <= request["ended"] - request["arrived"]
-    third = await state(doors, **known, requests=second["last_request"])
+    third = await state(ports, **known, requests=second["last_request"])
     assert third["requests"] == [] and third["missed_requests"] == 0
     # A page that knew another process begins anew.
-    again = await state(doors, process="other", requests=1000, workers=1000)
+    again = await state(ports, process="other", requests=1000, workers=1000)
     assert len(again["requests"]) == 1 and again["workers"]["all"]
 
 
 async def test_bounds_are_what_the_best_of_the_workers_held() -> None:
-    async with serving(FakeEngine(worker_id=1), FakeEngine(worker_id=2)) as doors:
-        await doors.answers(prompt("cold", 5 * BLOCK))
-        await doors.answers(prompt("warm", 5 * BLOCK + 3))
-        other = 3 - int((await state(doors))["requests"][1]["worker"])
+    async with serving(FakeEngine(worker_id=1), FakeEngine(worker_id=2)) as ports:
+        await ports.answers(prompt("cold", 5 * BLOCK))
+        await ports.answers(prompt("warm", 5 * BLOCK + 3))
+        other = 3 - int((await state(ports))["requests"][1]["worker"])
         pinned = ("x-dynamo-worker-instance-id", str(other))
-        call = doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        call = ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
         await messages_of(call(prompt("else", 5 * BLOCK).SerializeToString(), metadata=(pinned,)))
-        cold, warm, elsewhere = (await state(doors))["requests"]
+        cold, warm, elsewhere = (await state(ports))["requests"]
     assert cold["bound"]["held_blocks"] == 0 and warm["bound"]["held_blocks"] == 5
     # It was sent where nothing was, and the other worker had all of it.
     assert elsewhere["overlap_blocks"] == 0 and elsewhere["bound"]["held_blocks"] == 5
     assert cold["bound"]["ttft_s"] > warm["bound"]["ttft_s"] > 0
 
 
-async def test_a_receipt_is_of_the_moment_before_the_booking(doors: Doors) -> None:
-    await doors.answers(prompt("r/1", 40))
-    status, told = await doors.http("GET", "/dashboard/receipt", params={"request_id": "r/1"})
+async def test_a_receipt_is_of_the_moment_before_the_booking(ports: Ports) -> None:
+    await ports.answers(prompt("r/1", 40))
+    status, told = await ports.http("GET", "/dashboard/receipt", params={"request_id": "r/1"})
     assert status == 200 and told["isl"] == 40 and told["candidate_count"] == 2
     rows = {row["worker"]: row for row in told["candidates"]}
     assert rows.keys() == {"7", str(2**63)}
     assert all(row["active_requests"] == 0 and row["eligible"] for row in rows.values())
-    (request,) = (await state(doors))["requests"]
+    (request,) = (await state(ports))["requests"]
     assert request["worker"] in told["cheapest"]
-    again = await doors.http("GET", "/dashboard/receipt", params={"request_id": "r/1"})
+    again = await ports.http("GET", "/dashboard/receipt", params={"request_id": "r/1"})
     assert again == (200, told)
-    status, told = await doors.http("GET", "/dashboard/receipt", params={"request_id": "nobody's"})
+    status, told = await ports.http("GET", "/dashboard/receipt", params={"request_id": "nobody's"})
     assert status == 404 and "no receipt" in told["error"]
 
 
-async def test_what_if_books_nothing_and_says_what_is_wrong(doors: Doors) -> None:
+async def test_what_if_books_nothing_and_says_what_is_wrong(ports: Ports) -> None:
     path = "/dashboard/what-if"
-    status, told = await doors.http("POST", path, json={"token_ids": list(range(40))})
+    status, told = await ports.http("POST", path, json={"token_ids": list(range(40))})
     assert status == 200 and told["isl"] == 40 and len(told["candidates"]) == 2
-    assert (await state(doors))["requests"] == []
-    assert all(view.active_requests == 0 for view in doors.server.router.workers())
+    assert (await state(ports))["requests"] == []
+    assert all(view.active_requests == 0 for view in ports.server.router.workers())
     for body, words in (
         (b"{", "bad body"),
         (b'{"token_ids": [-1]}', "token_ids"),
@@ -116,29 +116,29 @@ async def test_what_if_books_nothing_and_says_what_is_wrong(doors: Doors) -> Non
         (b'{"text": "hello"}', "no tokenizer"),
         (b'{"nonsense": 1}', "nonsense"),
     ):
-        status, told = await doors.http("POST", path, data=body)
+        status, told = await ports.http("POST", path, data=body)
         assert status == 400 and words in told["error"], (body, told)
 
 
-async def test_a_text_is_asked_about_where_there_is_a_tokenizer(doors: Doors) -> None:
+async def test_a_text_is_asked_about_where_there_is_a_tokenizer(ports: Ports) -> None:
     async def tokenize(text: str) -> list[int]:
         return [ord(each) for each in text]
 
-    doors.server.dashboard.tokenize = tokenize
-    status, told = await doors.http("POST", "/dashboard/what-if", json={"text": "hello"})
+    ports.server.dashboard.tokenize = tokenize
+    status, told = await ports.http("POST", "/dashboard/what-if", json={"text": "hello"})
     assert status == 200 and told["isl"] == 5
-    assert (await state(doors))["reads_text"]
+    assert (await state(ports))["reads_text"]
 
 
 async def test_failures_are_incidents() -> None:
     broken = FakeEngine(fail(grpc.StatusCode.INTERNAL, "<b>it broke</b>"), worker_id=7)
-    async with serving(broken) as doors:
+    async with serving(broken) as ports:
         with pytest.raises(grpc.RpcError):
-            await doors.answers(prompt("r1"))
+            await ports.answers(prompt("r1"))
         await until(
-            lambda: any(i.kind == "worker" for i in doors.server.dashboard.incidents.since(0))
+            lambda: any(i.kind == "worker" for i in ports.server.dashboard.incidents.since(0))
         )
-        told = await state(doors)
+        told = await state(ports)
         found = {each["kind"]: each for each in told["incidents"]}
         assert found["attempt"]["worker"] == "7" and "it broke" in found["attempt"]["text"]
         assert "internal" in found["request"]["text"] and "ready" in found["worker"]["text"]
@@ -146,24 +146,24 @@ async def test_failures_are_incidents() -> None:
 
 
 async def test_a_policy_that_cannot_explain_stands_in_no_requests_way(
-    doors: Doors, monkeypatch: pytest.MonkeyPatch
+    ports: Ports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **more: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(doors.server.router, "explain_steps", refuse)
-    assert len(await doors.answers(prompt("r1"))) == 3
-    (request,) = (await state(doors))["requests"]
+    monkeypatch.setattr(ports.server.router, "explain_steps", refuse)
+    assert len(await ports.answers(prompt("r1"))) == 3
+    (request,) = (await state(ports))["requests"]
     assert request["status"] == "OK" and not request["has_receipt"]
 
 
-async def test_caches_are_shown(doors: Doors) -> None:
-    status, told = await doors.http("GET", "/dashboard/caches")
+async def test_caches_are_shown(ports: Ports) -> None:
+    status, told = await ports.http("GET", "/dashboard/caches")
     assert status == 200 and json.dumps(told) and told["branches"] == []
     # Without events the cache is predicted from routing.
-    doors.server.dashboard._caches._share = TimeShare(1.0)  # it may look again
-    await doors.answers(prompt("r1", 40))
-    _, told = await doors.http("GET", "/dashboard/caches")
+    ports.server.dashboard._caches._share = TimeShare(1.0)  # it may look again
+    await ports.answers(prompt("r1", 40))
+    _, told = await ports.http("GET", "/dashboard/caches")
     (branch,) = told["branches"]
     assert branch["blocks"] == 2 and branch["holders"] == 1 and branch["parent"] is None
 
@@ -173,11 +173,11 @@ async def test_metrics_alone_may_look_but_not_ask(tmp_path: Any) -> None:
     token = "m" * 20
     tokens.write_text(f'[[caller]]\nname = "scraper"\ntoken = "{token}"\nroles = ["metrics"]\n')
     tokens.chmod(0o600)
-    async with serving(FakeEngine(), auth_tokens=str(tokens)) as doors:
+    async with serving(FakeEngine(), auth_tokens=str(tokens)) as ports:
         headers = {"authorization": f"Bearer {token}"}
-        status, told = await doors.http("GET", "/dashboard/state", headers=headers)
+        status, told = await ports.http("GET", "/dashboard/state", headers=headers)
         assert status == 200 and told["may"] == {"ask": False, "change": False}
-        status, told = await doors.http("GET", "/dashboard/caches", headers=headers)
+        status, told = await ports.http("GET", "/dashboard/caches", headers=headers)
         assert status == 403 and Role.ADMIN in told["error"]
-        assert (await doors.http("GET", "/dashboard/state"))[0] == 401
-        assert (await doors.http("GET", "/dashboard"))[0] == 200
+        assert (await ports.http("GET", "/dashboard/state"))[0] == 401
+        assert (await ports.http("GET", "/dashboard"))[0] == 200

@@ -8,25 +8,25 @@ import grpc
 import pytest
 from support.fake_engine import FakeEngine, fail, prompt
 from support.observability.browser import Tab, open_tab
-from support.serving import Doors, serving
+from support.serving import Ports, serving
 
 
 @pytest.fixture
-async def doors() -> AsyncIterator[Doors]:
-    async with serving(FakeEngine(worker_id=7), FakeEngine(worker_id=2**63)) as doors:
-        yield doors
+async def ports() -> AsyncIterator[Ports]:
+    async with serving(FakeEngine(worker_id=7), FakeEngine(worker_id=2**63)) as ports:
+        yield ports
 
 
-async def visit(tab: Tab, doors: Doors) -> Any:
-    await tab.page.goto(f"http://{doors.server.http_address}/dashboard")
+async def visit(tab: Tab, ports: Ports) -> Any:
+    await tab.page.goto(f"http://{ports.server.http_address}/dashboard")
     return tab.page
 
 
-async def test_workers_requests_and_why(doors: Doors) -> None:
+async def test_workers_requests_and_why(ports: Ports) -> None:
     for n in range(3):
-        await doors.answers(prompt(f"r{n}", 40))
+        await ports.answers(prompt(f"r{n}", 40))
     async with open_tab() as tab:
-        page = await visit(tab, doors)
+        page = await visit(tab, ports)
         await page.locator("#recent tbody button").nth(2).wait_for()
         shown = await page.inner_text("#worker-table tbody")
         assert str(2**63) in shown and "ready" in shown
@@ -42,13 +42,13 @@ async def test_workers_requests_and_why(doors: Doors) -> None:
         await page.focus("#icicle g[tabindex='0']")
         assert "held by" in await page.inner_text("#branch")
         assert await page.locator("#timeline rect[data-request]").count() >= 3
-        url = f"http://{doors.server.http_address}/"
+        url = f"http://{ports.server.http_address}/"
         assert tab.errors == [] and all(each.startswith(url) for each in tab.urls)
 
 
-async def test_what_if_and_a_bad_prompt(doors: Doors) -> None:
+async def test_what_if_and_a_bad_prompt(ports: Ports) -> None:
     async with open_tab() as tab:
-        page = await visit(tab, doors)
+        page = await visit(tab, ports)
         await page.wait_for_selector("#worker-table tbody tr")
         await page.fill("#prompt", "1, 2 3 [4]")
         await page.click("#what-if button")
@@ -61,10 +61,10 @@ async def test_what_if_and_a_bad_prompt(doors: Doors) -> None:
         assert tab.errors == []
 
 
-async def test_light_and_dark(doors: Doors) -> None:
+async def test_light_and_dark(ports: Ports) -> None:
     back = "getComputedStyle(document.body).backgroundColor"
     async with open_tab(color_scheme="dark") as tab:
-        page = await visit(tab, doors)
+        page = await visit(tab, ports)
         dark = await page.evaluate(back)
         await page.click("#theme")  # system, then light
         light = await page.evaluate(back)
@@ -75,10 +75,10 @@ async def test_light_and_dark(doors: Doors) -> None:
         assert await page.evaluate(back) == dark
 
 
-async def test_everything_that_can_be_used_has_a_name(doors: Doors) -> None:
-    await doors.answers(prompt("r1", 40))
+async def test_everything_that_can_be_used_has_a_name(ports: Ports) -> None:
+    await ports.answers(prompt("r1", 40))
     async with open_tab() as tab:
-        page = await visit(tab, doors)
+        page = await visit(tab, ports)
         await page.wait_for_selector("#recent tbody button")
         await page.wait_for_selector("#icicle g[role=treeitem]")
         nameless = await page.evaluate(
@@ -98,20 +98,20 @@ async def test_everything_that_can_be_used_has_a_name(doors: Doors) -> None:
 
 async def test_what_engines_say_stays_text() -> None:
     words = "<img src=x onerror=alert(1)>"
-    async with serving(FakeEngine(fail(grpc.StatusCode.INTERNAL, words), worker_id=7)) as doors:
+    async with serving(FakeEngine(fail(grpc.StatusCode.INTERNAL, words), worker_id=7)) as ports:
         with pytest.raises(grpc.RpcError):
-            await doors.answers(prompt("<b>r1</b>"))
+            await ports.answers(prompt("<b>r1</b>"))
         async with open_tab() as tab:
-            page = await visit(tab, doors)
+            page = await visit(tab, ports)
             await page.locator("#incident-list", has_text="onerror").wait_for()
             assert "<b>r1</b>" in await page.inner_text("#recent")
             assert await page.locator("main img, main b").count() == 0
             assert tab.errors == []
 
 
-async def test_an_admin_drains_a_worker_and_takes_it_back(doors: Doors) -> None:
+async def test_an_admin_drains_a_worker_and_takes_it_back(ports: Ports) -> None:
     async with open_tab() as tab:
-        page = await visit(tab, doors)
+        page = await visit(tab, ports)
         page.on("dialog", lambda dialog: dialog.accept())
         button = page.locator("#worker-table button[data-worker='7']")
         await button.click()
@@ -127,10 +127,10 @@ async def test_a_token_is_asked_for_and_a_reader_changes_nothing(tmp_path: Path)
     tokens.write_text(f'[[caller]]\nname = "m"\ntoken = "{token}"\nroles = ["metrics"]\n')
     tokens.chmod(0o600)
     async with (
-        serving(FakeEngine(worker_id=7), auth_tokens=str(tokens)) as doors,
+        serving(FakeEngine(worker_id=7), auth_tokens=str(tokens)) as ports,
         open_tab() as tab,
     ):
-        page = await visit(tab, doors)
+        page = await visit(tab, ports)
         await page.fill("#token", token)
         await page.press("#token", "Enter")
         await page.wait_for_selector("#worker-table tbody tr")

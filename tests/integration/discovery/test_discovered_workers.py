@@ -24,86 +24,86 @@ DIALECTS = ("trtllm", "dynamo")
 @on_stores("file", "etcd", "nats")
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_workers_are_found_called_and_go(backend: Backend, dialect: str) -> None:
-    async with finding(backend) as doors, registered(backend, 2, dialect=dialect) as fleet:
-        await until_ready(doors, 2)
-        found = await workers_of(doors)
+    async with finding(backend) as ports, registered(backend, 2, dialect=dialect) as fleet:
+        await until_ready(ports, 2)
+        found = await workers_of(ports)
         assert {worker["worker_id"] for worker in found} == set(fleet.worker_ids)
         assert {worker["dialect"] for worker in found} == {dialect}
         assert {worker["origin"] for worker in found} == {backend.kind}
-        outputs = [await completed(doors, f"r{n}") for n in range(4)]
+        outputs = [await completed(ports, f"r{n}") for n in range(4)]
         assert len({tuple(output) for output in outputs}) == 1
         async with registered(backend, 3, dialect=dialect, model_id="mock-model"):
-            await until_ready(doors, 5)
-        await until_ready(doors, 2)
-        assert await completed(doors, "again") == outputs[0]
+            await until_ready(ports, 5)
+        await until_ready(ports, 2)
+        assert await completed(ports, "again") == outputs[0]
 
 
 async def test_a_given_worker_may_stand_beside_them(backend: Backend) -> None:
     engine = FakeEngine(worker_id=7)
     engine.model.model_id = "mock-model"
-    async with engine, finding(backend) as doors, registered(backend, 1) as fleet:
-        doors.server.monitor.add(engine.url)
-        await until_ready(doors, 2)
-        origins = {w["worker_id"]: w["origin"] for w in await workers_of(doors)}
+    async with engine, finding(backend) as ports, registered(backend, 1) as fleet:
+        ports.server.monitor.add(engine.url)
+        await until_ready(ports, 2)
+        origins = {w["worker_id"]: w["origin"] for w in await workers_of(ports)}
         assert origins == {7: "static", fleet.worker_ids[0]: "file"}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_worker_that_drains_ends_what_it_has(backend: Backend, dialect: str) -> None:
     async with (
-        finding(backend) as doors,
+        finding(backend) as ports,
         registered(backend, 1, dialect=dialect, speedup_ratio=4.0) as slow,
     ):
-        await until_ready(doors, 1)
-        request = asyncio.create_task(completed(doors, "long", 64))
+        await until_ready(ports, 1)
+        request = asyncio.create_task(completed(ports, "long", 64))
         await until(lambda: slow.engines[0].busy)
         async with registered(backend, 2, dialect=dialect):
-            await until_ready(doors, 3)
+            await until_ready(ports, 3)
             leaving = asyncio.create_task(slow.stop(10.0))
-            await until(lambda: len(doors.server.monitor.ready_clients()) == 2)
+            await until(lambda: len(ports.server.monitor.ready_clients()) == 2)
             assert len(await request) == 4
             await leaving
-            await until_ready(doors, 2)
+            await until_ready(ports, 2)
 
 
 @on_stores("file", "etcd", "nats")
 async def test_an_engine_in_anothers_place_is_noticed_by_its_registration(backend: Backend) -> None:
     seldom = HealthPolicy(probe_interval_s=3600.0)
-    async with finding(backend, health=seldom) as doors, registered(backend, 1) as fleet:
-        await until_ready(doors, 1)
+    async with finding(backend, health=seldom) as ports, registered(backend, 1) as fleet:
+        await until_ready(ports, 1)
         before = fleet.worker_ids
         await fleet.engines[0].restart()  # at the same address, under the id of its new lease
         assert fleet.worker_ids != before
-        registry = doors.server.router.registry
+        registry = ports.server.router.registry
         await until(lambda: [entry.worker_id for entry in registry.entries()] == fleet.worker_ids)
-        await completed(doors, "to the new one")
+        await completed(ports, "to the new one")
 
 
 @on_stores("file", "etcd", "nats")
 async def test_of_two_workers_with_one_id_the_later_is_called(backend: Backend) -> None:
-    async with finding(backend) as doors, registered(backend, 1, worker_id=7):
-        await until_ready(doors, 1)
-        output = await completed(doors, "first")
+    async with finding(backend) as ports, registered(backend, 1, worker_id=7):
+        await until_ready(ports, 1)
+        output = await completed(ports, "first")
         async with registered(backend, 1, worker_id=7, model_id="mock-model") as later:
             engine = later.engines[0]
 
             def called() -> bool:
-                ready = doors.server.monitor.ready_clients()
+                ready = ports.server.monitor.ready_clients()
                 return [client.address for client in ready] == [engine.address]
 
             await until(called)
-            await until_ready(doors, 1)
-            assert await completed(doors, "second") == output
+            await until_ready(ports, 1)
+            assert await completed(ports, "second") == output
             assert list(engine.engine.cached_blocks()), "it was the later one that answered"
 
 
 async def test_an_engine_that_lies_about_its_place_is_passed_over(backend: Backend) -> None:
-    async with finding(backend) as doors, registered(backend, 1):
-        await until_ready(doors, 1)
+    async with finding(backend) as ports, registered(backend, 1):
+        await until_ready(ports, 1)
         folder = Path(backend.environ["DYN_FILE_KV"]) / "v1" / "instances"
         (folder / "dynamo%2Fbackend%2Fgenerate%2Fff").write_text('{"transport": {"x": "y"}}')
         (folder / "dynamo%2Fbackend%2Fgenerate%2Ffe").write_text("not JSON")
         address = '{"transport": {"trtllm_grpc": "nowhere://"}}'
         (folder / "dynamo%2Fbackend%2Fgenerate%2Ffd").write_text(address)
         async with registered(backend, 1):
-            await until_ready(doors, 2)
+            await until_ready(ports, 2)

@@ -61,8 +61,8 @@ def environ(backend: Backend, nats: JetStreamServer) -> dict[str, str]:
     return {**backend.environ, "NATS_SERVER": nats.url}
 
 
-def exact(doors: Any) -> bool:
-    sources = doors.server.router.index.sources()
+def exact(ports: Any) -> bool:
+    sources = ports.server.router.index.sources()
     return len(sources) >= WORKERS and all(s.state is SourceState.EXACT for s in sources)
 
 
@@ -70,34 +70,34 @@ async def test_a_thousand_completions_and_an_exact_index(
     tmp_path: Path, etcd: Backend, nats: JetStreamServer
 ) -> None:
     mockers = DynamoMockers(tmp_path / "peer", environ(etcd, nats), "etcd", "nats", WORKERS)
-    async with finding(etcd, nats=nats.url, router=ROUTER) as doors:
+    async with finding(etcd, nats=nats.url, router=ROUTER) as ports:
         mockers.launch()
         try:
-            await until_ready(doors, WORKERS, 60.0)
-            assert {worker["dialect"] for worker in await workers_of(doors)} == {"dynamo"}
+            await until_ready(ports, WORKERS, 60.0)
+            assert {worker["dialect"] for worker in await workers_of(ports)} == {"dynamo"}
             for start in range(0, 1000, 50):
-                await asyncio.gather(*(complete(doors, start + n) for n in range(50)))
-            await until(lambda: exact(doors))
-            index = doors.server.router.index
+                await asyncio.gather(*(complete(ports, start + n) for n in range(50)))
+            await until(lambda: exact(ports))
+            index = ports.server.router.index
             for first in range(0, 40):
                 tokens = list(range(first * 100 + 3, first * 100 + 3 + 48))
                 found = index.scores(block_hashes(tokens, 16))
                 assert max(found.values()) == 3
-            await heals_a_gap(doors, index)
+            await heals_a_gap(ports, index)
         finally:
             mockers.kill()
-        await until(lambda: not doors.server.monitor.ready_clients(), 60.0)
+        await until(lambda: not ports.server.monitor.ready_clients(), 60.0)
 
 
-async def heals_a_gap(doors: Any, index: Any) -> None:
+async def heals_a_gap(ports: Any, index: Any) -> None:
     """An event that never came is had from the worker itself."""
-    feed = doors.server.pool.events.feed
+    feed = ports.server.pool.events.feed
     await feed._subscriptions[0].close()
     blocks = [status.blocks for status in index.sources()]
-    await asyncio.gather(*(complete(doors, 5000 + n) for n in range(12)))
+    await asyncio.gather(*(complete(ports, 5000 + n) for n in range(12)))
     await feed._plane.subscribe(feed._events, feed._on_message)
-    await asyncio.gather(*(complete(doors, 7000 + n) for n in range(12)))
-    await until(lambda: exact(doors))
+    await asyncio.gather(*(complete(ports, 7000 + n) for n in range(12)))
+    await until(lambda: exact(ports))
     for first in range(5000, 5012):
         tokens = list(range(first * 100 + 3, first * 100 + 3 + 48))
         assert max(index.scores(block_hashes(tokens, 16)).values(), default=0) == 3
@@ -105,21 +105,21 @@ async def heals_a_gap(doors: Any, index: Any) -> None:
     assert sum(status.given_up for status in index.sources()) == 0
 
 
-async def complete(doors: Any, number: int) -> None:
+async def complete(ports: Any, number: int) -> None:
     request = prompt(f"r{number}", 1)
     first = (number % 40 if number < 5000 else number) * 100 + 3
     del request.tokenized.input_token_ids[:]
     request.tokenized.input_token_ids.extend(range(first, first + 50))
     request.max_tokens = 8
-    answers = await doors.answers(request)
+    answers = await ports.answers(request)
     last = answers[-1].complete
     streamed = [token for answer in answers[:-1] for token in answer.chunk.token_ids]
     assert last.finish_reason == "length"
     assert len(streamed) == 8 and streamed == list(last.output_token_ids)
 
 
-async def all_heard_over_zmq(doors: Any) -> bool:
-    return {worker["event_source"] for worker in await workers_of(doors)} == {"zmq"}
+async def all_heard_over_zmq(ports: Any) -> bool:
+    return {worker["event_source"] for worker in await workers_of(ports)} == {"zmq"}
 
 
 async def test_dynamos_events_are_heard_over_zmq(
@@ -131,14 +131,14 @@ async def test_dynamos_events_are_heard_over_zmq(
         environ = {**backend.environ, "DYN_REQUEST_PLANE": "tcp"}
         mockers = DynamoMockers(tmp_path / "peer", environ, "file", "zmq", WORKERS)
         plane = EventPlaneConfig(event_plane="zmq")
-        async with finding(backend, plane=plane, router=ROUTER) as doors:
+        async with finding(backend, plane=plane, router=ROUTER) as ports:
             mockers.launch()
             try:
-                await until_ready(doors, WORKERS, 60.0)
-                await asyncio.gather(*(complete(doors, n) for n in range(40)))
-                await until(lambda: exact(doors))
-                await eventually(lambda: all_heard_over_zmq(doors), 60.0)
-                await heals_a_gap(doors, doors.server.router.index)
+                await until_ready(ports, WORKERS, 60.0)
+                await asyncio.gather(*(complete(ports, n) for n in range(40)))
+                await until(lambda: exact(ports))
+                await eventually(lambda: all_heard_over_zmq(ports), 60.0)
+                await heals_a_gap(ports, ports.server.router.index)
             finally:
                 mockers.kill()
 
@@ -153,9 +153,9 @@ async def test_as_much_is_cached_as_behind_dynamos_frontend(
         mockers.launch()
         try:
             if name == "ours":
-                async with finding(etcd, nats=nats.url, router=ROUTER) as doors:
-                    await until_ready(doors, WORKERS, 60.0)
-                    shares.append(await cached_share(partial(cached_by_us, doors)))
+                async with finding(etcd, nats=nats.url, router=ROUTER) as ports:
+                    await until_ready(ports, WORKERS, 60.0)
+                    shares.append(await cached_share(partial(cached_by_us, ports)))
                     continue
             frontend = DynamoFrontend(tmp_path / "front", environ(etcd, nats), "etcd", "nats")
             await asyncio.to_thread(frontend.start)
@@ -197,10 +197,10 @@ async def cached_share(ask: Callable[[list[int]], Awaitable[int]]) -> float:
     return cached / total
 
 
-async def cached_by_us(doors: Any, tokens: list[int]) -> int:
+async def cached_by_us(ports: Any, tokens: list[int]) -> int:
     request = prompt(f"r{tokens[-1]}-{tokens[0]}-{id(tokens)}", 0)
     request.tokenized.input_token_ids.extend(tokens)
-    answers = await doors.answers(request)
+    answers = await ports.answers(request)
     cached: int = answers[-1].complete.cached_tokens
     return cached
 

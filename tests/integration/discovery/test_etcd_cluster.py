@@ -40,18 +40,18 @@ async def test_requests_go_on_when_the_leader_is_lost(
 ) -> None:
     environ = {"ETCD_ENDPOINTS": ",".join(member.url for member in members)}
     backend = Backend("etcd", environ, None)
-    async with finding(backend) as doors, registered(backend, WORKERS) as fleet:
-        await until_ready(doors, WORKERS)
-        ask = partial(complete_one, doors, "cluster")
+    async with finding(backend) as ports, registered(backend, WORKERS) as fleet:
+        await until_ready(ports, WORKERS)
+        ask = partial(complete_one, ports, "cluster")
         async with request_load(ask) as load:
             for _ in range(2):  # the second time, the leader is another one
                 (leader,) = [m for m in members if await asyncio.to_thread(lambda m=m: m.leads)]
                 leader.pause() if paused else leader.kill()
                 # Whoever comes now is found, and whoever is there stays, by the others' word.
                 async with registered(backend, 1):
-                    await until_ready(doors, WORKERS + 1, CONVERGED_S)
+                    await until_ready(ports, WORKERS + 1, CONVERGED_S)
                     await load.more()
-                await until_ready(doors, WORKERS, CONVERGED_S)
+                await until_ready(ports, WORKERS, CONVERGED_S)
                 leader.resume() if paused else await leader.come_back()
                 await until(lambda: all_registered(fleet), CONVERGED_S)
                 await load.more()

@@ -19,7 +19,7 @@ from support.servers.discovered_fleet import (
 )
 from support.servers.etcd import EtcdServer
 from support.servers.request_load import RequestLoad, request_load
-from support.serving import Doors
+from support.serving import Ports
 
 from dynamo_router.engines.mocker.fleet import MockFleet
 
@@ -30,16 +30,16 @@ TTL_S = 4.0
 @asynccontextmanager
 async def loaded(
     backend: Backend, dialect: str
-) -> AsyncIterator[tuple[Doors, MockFleet, RequestLoad]]:
+) -> AsyncIterator[tuple[Ports, MockFleet, RequestLoad]]:
     async with (
-        finding(backend) as doors,
+        finding(backend) as ports,
         registered(backend, WORKERS, dialect=dialect, lease_ttl_s=TTL_S) as fleet,
     ):
-        await until_ready(doors, WORKERS)
-        async with request_load(partial(complete_one, doors, backend.kind)) as load:
-            yield doors, fleet, load
+        await until_ready(ports, WORKERS)
+        async with request_load(partial(complete_one, ports, backend.kind)) as load:
+            yield ports, fleet, load
             await until(lambda: all_registered(fleet), 10 * TTL_S)
-            await until_ready(doors, WORKERS, 10 * TTL_S)
+            await until_ready(ports, WORKERS, 10 * TTL_S)
 
 
 @on_stores("etcd", "nats")
@@ -81,10 +81,10 @@ async def test_requests_go_on_when_the_store_forgot_everybody(backend: Backend) 
 async def test_a_compaction_under_the_watch_changes_nothing(backend: Backend) -> None:
     etcd = backend.server
     assert isinstance(etcd, EtcdServer)
-    async with loaded(backend, "trtllm") as (doors, _, load):
+    async with loaded(backend, "trtllm") as (ports, _, load):
         for number in range(3):
             await asyncio.to_thread(etcd.control, "put", "elsewhere", str(number))
         await asyncio.to_thread(etcd.control, "compact", "4")
         async with registered(backend, 1):
-            await until_ready(doors, WORKERS + 1)
+            await until_ready(ports, WORKERS + 1)
             await load.more()

@@ -60,20 +60,20 @@ async def test_a_router_finds_it_and_knows_its_cache(
     async with worker(tmp_path / "a", backend, *words) as engine:
         await engine.says("ready")
         said = await engine.says("engine: grpc://")
-        async with finding(backend, router=router, event_sources="auto") as doors:
-            await until_ready(doors, 1)
-            (entry,) = doors.server.router.registry.entries()
+        async with finding(backend, router=router, event_sources="auto") as ports:
+            await until_ready(ports, 1)
+            (entry,) = ports.server.router.registry.entries()
             assert str(entry.worker_id) == said.rpartition(" ")[2]
-            answers = await doors.answers(request("a"))
+            answers = await ports.answers(request("a"))
             tokens = [t for each in answers[:-1] for t in each.chunk.token_ids]
             assert tokens == list(answers[-1].complete.output_token_ids) and len(tokens) == 4
             held = WorkerWithDpRank(entry.worker_id, 0)
             if dialect == "trtllm":  # its stream of events; over the plane no server listens here
-                await until(lambda: doors.server.router.overlaps(range(40)).get(held) == 2)
-            again = await doors.answers(request("b"))
+                await until(lambda: ports.server.router.overlaps(range(40)).get(held) == 2)
+            again = await ports.answers(request("b"))
             assert again[-1].complete.cached_tokens == 2 * BLOCK
             assert await engine.stop() == 0
-            await until(lambda: not doors.server.monitor.ready_clients())
+            await until(lambda: not ports.server.monitor.ready_clients())
 
 
 @pytest.mark.parametrize("dialect", ["trtllm", "dynamo"])
@@ -91,17 +91,17 @@ async def test_streams_of_an_engine_that_dies_go_on_elsewhere(
             await each.says("ready")
         limits = RequestLimits(migration_limit=3)
         quiet = KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1, mode="round-robin")
-        async with finding(backend, router=quiet, limits=limits) as doors:
-            await until_ready(doors, 2)
+        async with finding(backend, router=quiet, limits=limits) as ports:
+            await until_ready(ports, 2)
             made = [request(f"{nth}", max_tokens=600) for nth in range(4)]
-            messages = await asyncio.gather(*(doors.answers(each) for each in made))
+            messages = await asyncio.gather(*(ports.answers(each) for each in made))
             whole = {tuple(each[-1].complete.output_token_ids) for each in messages}
             assert len(whole) == 1 and len(whole.pop()) == 600
             for each in messages:
                 chunks = [t for message in each[:-1] for t in message.chunk.token_ids]
                 assert chunks == list(each[-1].complete.output_token_ids)
-            assert doors.server.dispatcher.migrations.moved.total() == 2
-            await until_ready(doors, 1)
+            assert ports.server.dispatcher.migrations.moved.total() == 2
+            await until_ready(ports, 1)
         assert await dying.ended() == 1
         assert "the engine is lost" in dying.text
 

@@ -18,7 +18,7 @@ from support.polling import until
 from support.processes import Command, alive, children_of, command
 from support.servers.discovered_fleet import Backend, backend, finding, until_ready
 from support.servers.vllm import BLOCK, BLOCKS, CONTEXT, ENVIRONMENT, PYTHON, write_model
-from support.serving import Doors
+from support.serving import Ports
 
 import dynamo_router
 from dynamo_router.base.identity import WorkerWithDpRank
@@ -32,7 +32,7 @@ PACKAGE = str(Path(dynamo_router.__file__).parent.parent)
 
 
 @asynccontextmanager
-async def served(folder: Path, backend: Backend) -> AsyncIterator[tuple[Command, Doors]]:
+async def served(folder: Path, backend: Backend) -> AsyncIterator[tuple[Command, Ports]]:
     """A worker, and a router that has found it."""
     assert PYTHON is not None
     model = write_model(folder / "model")
@@ -52,10 +52,10 @@ async def served(folder: Path, backend: Backend) -> AsyncIterator[tuple[Command,
         try:
             await running.says("ready", START_S)
             router = KvRouterConfig(block_size=BLOCK, seed=1)
-            async with finding(backend, router=router) as doors:
-                await until_ready(doors, 1)
-                await doors.answers(asked("warm", 3900))  # its first prompt must not be a short one
-                yield running, doors
+            async with finding(backend, router=router) as ports:
+                await until_ready(ports, 1)
+                await ports.answers(asked("warm", 3900))  # its first prompt must not be a short one
+                yield running, ports
         finally:
             await running.stop()  # by SIGTERM, so that it ends the processes that vLLM started
 
@@ -76,41 +76,41 @@ def tokens_of(messages: list[Any]) -> list[int]:
 
 
 async def test_answers_and_the_cache(tmp_path: Path, backend: Backend) -> None:
-    async with served(tmp_path, backend) as (running, doors):
-        (entry,) = doors.server.router.registry.entries()
-        facts = doors.server.monitor.facts
+    async with served(tmp_path, backend) as (running, ports):
+        (entry,) = ports.server.router.registry.entries()
+        facts = ports.server.monitor.facts
         assert facts.settings["kv_block_size"] == BLOCK and facts.max_seq_len == CONTEXT
         assert facts.settings["total_kv_blocks"] == BLOCKS and facts.vocab_size == 4096
-        first = await doors.answers(asked("a", 300))
+        first = await ports.answers(asked("a", 300))
         tokens = tokens_of(first)
         assert len(tokens) == 4 and first[-1].complete.cached_tokens == 0
-        stop = await doors.answers(asked("stop", 300, stop_token_ids=[tokens[1]]))
+        stop = await ports.answers(asked("stop", 300, stop_token_ids=[tokens[1]]))
         assert tokens_of(stop) == tokens[:1]
         assert stop[-1].complete.matched_token_id == tokens[1]
-        salted = await doors.answers(asked("salt", 300, cache_salt_id=7))
+        salted = await ports.answers(asked("salt", 300, cache_salt_id=7))
         assert salted[-1].complete.cached_tokens == 0
         several = asked("n", 300, sampling_config={"num_return_sequences": 2})
         several.sampling_config.temperature = 1.0
-        ends = [m.complete for m in await doors.answers(several) if m.HasField("complete")]
+        ends = [m.complete for m in await ports.answers(several) if m.HasField("complete")]
         assert {end.sequence_index for end in ends} == {0, 1}
         with pytest.raises(grpc.RpcError) as caught:
-            await doors.answers(asked("bad", 300, bad_token_ids=[3]))
+            await ports.answers(asked("bad", 300, bad_token_ids=[3]))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
         worker = WorkerWithDpRank(entry.worker_id, 0)
         for nth in range(40):  # more than its cache takes
-            await doors.answers(asked(f"fill {nth}", 90 * nth))
+            await ports.answers(asked(f"fill {nth}", 90 * nth))
 
         def known(nth: int) -> int:
             prompt = range(90 * nth, 90 * nth + 100)
-            return doors.server.router.overlaps(prompt).get(worker, 0)
+            return ports.server.router.overlaps(prompt).get(worker, 0)
 
         await until(lambda: (known(0), known(39)) == (0, 3))
         # The newest first: those that are cached push nothing out that is asked for later.
         expected = {nth: known(nth) for nth in (39, 38, 30, 0)}
         assert list(expected.values()) == [3, 3, 3, 0]
         for nth, blocks in expected.items():
-            again = await doors.answers(asked(f"again {nth}", 90 * nth))
+            again = await ports.answers(asked(f"again {nth}", 90 * nth))
             assert again[-1].complete.cached_tokens == blocks * BLOCK, "as the index says"
         assert await running.stop() == 0
 
@@ -118,16 +118,16 @@ async def test_answers_and_the_cache(tmp_path: Path, backend: Backend) -> None:
 async def test_an_engine_whose_core_dies_is_not_there_any_more(
     tmp_path: Path, backend: Backend
 ) -> None:
-    async with served(tmp_path, backend) as (running, doors):
-        asking = asyncio.ensure_future(doors.answers(asked("a", 300, max_tokens=900)))
-        await until(lambda: doors.server.dispatcher.in_flight)
+    async with served(tmp_path, backend) as (running, ports):
+        asking = asyncio.ensure_future(ports.answers(asked("a", 300, max_tokens=900)))
+        await until(lambda: ports.server.dispatcher.in_flight)
         for child in children_of(running.pid):
             if "EngineCore" in Path(f"/proc/{child}/cmdline").read_text():
                 os.kill(child, signal.SIGKILL)
         with pytest.raises(grpc.RpcError) as caught:
             await asking
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        await until(lambda: not doors.server.monitor.ready_clients())
+        await until(lambda: not ports.server.monitor.ready_clients())
         assert await running.ended() == 1
         assert "the engine is lost" in running.text
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.fake_engine import FakeEngine
 from support.polling import until
-from support.serving import BLOCK, Doors, serving
+from support.serving import BLOCK, Ports, serving
 
 from dynamo_router import KvRouterConfig
 from dynamo_router.base.clock import SystemClock
@@ -71,9 +71,9 @@ class Engine:
 
 
 class Scene:
-    def __init__(self, doors: Doors, engines: list[Engine], hostile: NatsPlane) -> None:
-        self.doors, self.engines, self.hostile = doors, engines, hostile
-        self.index = doors.server.router.index
+    def __init__(self, ports: Ports, engines: list[Engine], hostile: NatsPlane) -> None:
+        self.ports, self.engines, self.hostile = ports, engines, hostile
+        self.index = ports.server.router.index
         self.random = random.Random(1)
 
     def work(self) -> None:
@@ -99,7 +99,7 @@ class Scene:
 
     async def is_served(self) -> None:
         request = router_pb2.SelectWorkerRequest(token_ids=range(3 * BLOCK))
-        answer = await asyncio.wait_for(self.doors.select.SelectWorker(request), 60)
+        answer = await asyncio.wait_for(self.ports.select.SelectWorker(request), 60)
         assert answer.worker.worker_id in ENGINES
 
     def is_true(self) -> bool:
@@ -130,13 +130,13 @@ async def scene() -> AsyncIterator[Scene]:
         stack.push_async_callback(theirs.close)
         engines = [Engine(worker_id, ours) for worker_id in ENGINES]
         router = KvRouterConfig(block_size=BLOCK, max_unknown_workers=MOST_STRANGERS, seed=1)
-        doors = await stack.enter_async_context(
+        ports = await stack.enter_async_context(
             serving(*(engine.server for engine in engines), router=router, nats=nats.url)
         )
         for engine in engines:
             await engine.publisher.start()
             stack.push_async_callback(engine.publisher.close)
-        made = Scene(doors, engines, theirs)
+        made = Scene(ports, engines, theirs)
         for _ in range(100):
             made.work()
         await until(made.is_true)
@@ -205,11 +205,11 @@ async def test_clients_are_served_and_the_index_is_the_engines_truth(
     await until(scene.is_true)
     assert len(scene.index.sources()) <= len(ENGINES) + MOST_STRANGERS
     assert scene.index.counters()["index_bytes"] < before + (1 << 20)
-    samples = await scene.doors.metrics()
+    samples = await scene.ports.metrics()
     assert len([name for name in samples if "_worker_indexed_blocks{" in name]) <= len(ENGINES) + 1
-    _, page = await scene.doors.http("GET", "/metrics")
+    _, page = await scene.ports.http("GET", "/metrics")
     assert len(page) < 100_000
-    _, workers = await scene.doors.http("GET", "/workers")
+    _, workers = await scene.ports.http("GET", "/workers")
     assert (
         len(workers["workers"] if isinstance(workers, dict) else workers)
         <= len(ENGINES) + MOST_STRANGERS
@@ -219,7 +219,7 @@ async def test_clients_are_served_and_the_index_is_the_engines_truth(
 
 async def test_strangers_beyond_the_limit_are_counted_and_newcomers_indexed(scene: Scene) -> None:
     await strangers(scene)
-    await until(lambda: scene.doors.server.dispatcher.hits["max_unknown_workers"] > 0)
-    samples = await scene.doors.metrics()
+    await until(lambda: scene.ports.server.dispatcher.hits["max_unknown_workers"] > 0)
+    samples = await scene.ports.metrics()
     hits = samples['dynamo_router_limits_hit_total{limit="max_unknown_workers"}']
     assert 0 < hits <= 20_000 - MOST_STRANGERS

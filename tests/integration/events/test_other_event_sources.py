@@ -9,7 +9,7 @@ from support.kv_events.drained_engine import DrainedEngine
 from support.kv_events.drained_engine import stored as drained_stored
 from support.kv_events.engine_events import stored
 from support.polling import until
-from support.serving import BLOCK, Doors, serving
+from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.kv_events.event_sources import EventSources
 from dynamo_router.kv_events.source_choice import SourceChoice
@@ -20,22 +20,22 @@ TOLD = KvRouterConfig(block_size=BLOCK, seed=1)
 PROMPT = list(range(1, 3 * BLOCK + 1))
 
 
-async def row(doors: Doors) -> Any:
-    _, answer = await doors.http("GET", "/workers")
+async def row(ports: Ports) -> Any:
+    _, answer = await ports.http("GET", "/workers")
     [found] = answer["workers"]
     return found["event_source"], found["event_source_state"], found["indexed_blocks"]
 
 
-async def has_source(doors: Doors, wanted: str) -> None:
+async def has_source(ports: Ports, wanted: str) -> None:
     async def right() -> bool:
-        return bool((await row(doors))[0] == wanted)
+        return bool((await row(ports))[0] == wanted)
 
     await eventually(right)
 
 
-async def is_row(doors: Doors, *wanted: object) -> None:
+async def is_row(ports: Ports, *wanted: object) -> None:
     async def right() -> bool:
-        return bool(await row(doors) == wanted)
+        return bool(await row(ports) == wanted)
 
     await eventually(right)
 
@@ -47,11 +47,11 @@ async def test_events_over_zmq() -> None:
     async with ZmqPublisher() as publisher, FakeEngine() as engine:
         await publisher.publish(stored([1, 2], PROMPT[: 2 * BLOCK], BLOCK))
         url = f"{engine.url}?events={publisher.url}&replay={publisher.replay_url}"
-        async with serving(workers=(url,), router=TOLD, event_sources="zmq") as doors:
-            await is_row(doors, "zmq", "exact", 2)
+        async with serving(workers=(url,), router=TOLD, event_sources="zmq") as ports:
+            await is_row(ports, "zmq", "exact", 2)
             await publisher.publish(stored([3], PROMPT[2 * BLOCK :], BLOCK, parent=2))
-            await is_row(doors, "zmq", "exact", 3)
-            assert list(doors.server.router.overlaps(PROMPT).values()) == [3]
+            await is_row(ports, "zmq", "exact", 3)
+            assert list(ports.server.router.overlaps(PROMPT).values()) == [3]
 
 
 async def test_a_refused_source_is_tried_again_when_its_engine_comes_back(
@@ -73,16 +73,16 @@ async def test_a_refused_source_is_tried_again_when_its_engine_comes_back(
         await publisher.publish(stored([1], PROMPT[:BLOCK], BLOCK))
         url = f"{engine.url}?events={publisher.url}&replay={publisher.replay_url}"
         config = {"workers": (url,), "router": TOLD, "event_sources": "zmq", "health": eager}
-        async with serving(**config) as doors:
-            await is_row(doors, "zmq", "exact", 1)
+        async with serving(**config) as ports:
+            await is_row(ports, "zmq", "exact", 1)
             await publisher.publish(stored([2], PROMPT[: 2 * BLOCK], 2 * BLOCK))
-            await has_source(doors, "predicted")
+            await has_source(ports, "predicted")
             engine.status = "not now"
             publisher.begin_anew()
             await publisher.publish(stored([1, 2], PROMPT[: 2 * BLOCK], BLOCK))
             await until(lambda: away)
             engine.status = "OK"
-            await is_row(doors, "zmq", "exact", 2)
+            await is_row(ports, "zmq", "exact", 2)
     said = capsys.readouterr().out
     assert f"blocks of {2 * BLOCK} tokens, ours have {BLOCK}" in said
 
@@ -94,7 +94,7 @@ async def test_events_over_http() -> None:
     try:
         async with FakeEngine() as engine:
             url = f"{engine.url}?events={drained.url}"
-            async with serving(workers=(url,), router=TOLD, event_sources="http") as doors:
-                await is_row(doors, "http", "exact", 1)
+            async with serving(workers=(url,), router=TOLD, event_sources="http") as ports:
+                await is_row(ports, "http", "exact", 1)
     finally:
         await drained.stop()

@@ -16,7 +16,7 @@ from support.servers.discovered_fleet import (
     until_ready,
     workers_of,
 )
-from support.serving import BLOCK, Doors
+from support.serving import BLOCK, Ports
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.engines.mocker.fleet import MockFleet
@@ -39,10 +39,10 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend
 
 
 @asynccontextmanager
-async def hearing(backend: Backend, **router: Any) -> AsyncIterator[Doors]:
+async def hearing(backend: Backend, **router: Any) -> AsyncIterator[Ports]:
     settings = KvRouterConfig(block_size=BLOCK, seed=1, affinity=AFFINITY, **router)
-    async with finding(backend, plane=OVER_ZMQ, router=settings) as doors:
-        yield doors
+    async with finding(backend, plane=OVER_ZMQ, router=settings) as ports:
+        yield ports
 
 
 def held_by(fleet: MockFleet) -> dict[int, int]:
@@ -52,34 +52,34 @@ def held_by(fleet: MockFleet) -> dict[int, int]:
     }
 
 
-def is_exact(doors: Doors, fleet: MockFleet) -> bool:
+def is_exact(ports: Ports, fleet: MockFleet) -> bool:
     """Whether the index has just what the engines have."""
-    sources = doors.server.router.index.sources()
+    sources = ports.server.router.index.sources()
     states = {source.state for source in sources}
     told = {source.worker.worker_id: source.blocks for source in sources}
     return states == {SourceState.EXACT} and told == held_by(fleet)
 
 
-async def send(doors: Doors, first: int, count: int = 12) -> None:
+async def send(ports: Ports, first: int, count: int = 12) -> None:
     for number in range(first, first + count):
         request = prompt(f"r{number}", 0)
         request.tokenized.input_token_ids.extend((number + n) % 1000 for n in range(4 * BLOCK))
-        assert len(await doors.answers(request)) > 1
+        assert len(await ports.answers(request)) > 1
 
 
 @pytest.mark.parametrize("dialect", ["trtllm", "dynamo"])
 async def test_the_index_has_what_the_engines_have(backend: Backend, dialect: str) -> None:
     more = {"dialect": dialect, "plane": OVER_ZMQ, "heartbeat_s": 0.2}
     async with registered(backend, 2, **more) as fleet:
-        async with hearing(backend) as doors:
-            await until_ready(doors, 2)
-            await send(doors, 0)
-            await until(lambda: is_exact(doors, fleet))
+        async with hearing(backend) as ports:
+            await until_ready(ports, 2)
+            await send(ports, 0)
+            await until(lambda: is_exact(ports, fleet))
             assert sum(held_by(fleet).values()) >= 48
-            registry = doors.server.router.registry
+            registry = ports.server.router.registry
             await until(lambda: {each.event_source for each in registry.entries()} == {"zmq"})
-            assert {worker["event_source"] for worker in await workers_of(doors)} == {"zmq"}
-            metrics = await doors.metrics()
+            assert {worker["event_source"] for worker in await workers_of(ports)} == {"zmq"}
+            metrics = await ports.metrics()
             assert metrics["dynamo_router_event_plane_garbled_total"] == 0
             assert metrics["dynamo_router_event_plane_received_total"] > 0
         # A router that comes later heard nothing of that, and asks.
@@ -90,25 +90,25 @@ async def test_the_index_has_what_the_engines_have(backend: Backend, dialect: st
 
 async def test_a_gap_is_filled_and_an_engine_that_starts_anew_is_heard(backend: Backend) -> None:
     more = {"plane": OVER_ZMQ, "heartbeat_s": 0.2, "lease_ttl_s": 5.0}
-    async with registered(backend, 2, **more) as fleet, hearing(backend) as doors:
-        await until_ready(doors, 2)
-        await send(doors, 0)
-        await until(lambda: is_exact(doors, fleet))
-        events = doors.server.pool.events
+    async with registered(backend, 2, **more) as fleet, hearing(backend) as ports:
+        await until_ready(ports, 2)
+        await send(ports, 0)
+        await until(lambda: is_exact(ports, fleet))
+        events = ports.server.pool.events
         assert events is not None
         feed = events.feed
         await feed._subscriptions[0].close()  # deaf for a while
-        await send(doors, 300)
+        await send(ports, 300)
         feed._subscriptions[0] = await feed._plane.subscribe(feed._events, feed._on_message)
-        await send(doors, 500)
-        await until(lambda: is_exact(doors, fleet))
+        await send(ports, 500)
+        await until(lambda: is_exact(ports, fleet))
         engine = fleet.engines[0]
         await engine.kill()
-        await until_ready(doors, 1)
+        await until_ready(ports, 1)
         await engine.restart()
-        await until_ready(doors, 2)
-        await send(doors, 700)
-        await until(lambda: is_exact(doors, fleet))
+        await until_ready(ports, 2)
+        await send(ports, 700)
+        await until(lambda: is_exact(ports, fleet))
 
 
 async def test_routers_share_load_and_sessions_over_it(backend: Backend) -> None:
@@ -118,9 +118,9 @@ async def test_routers_share_load_and_sessions_over_it(backend: Backend) -> None
             await stack.enter_async_context(hearing(backend, router_replica_sync=True))
             for _ in range(2)
         ]
-        for doors in (one, two):
-            await until_ready(doors, 2)
-            replicas = doors.server.pool.replicas
+        for ports in (one, two):
+            await until_ready(ports, 2)
+            replicas = ports.server.pool.replicas
             assert replicas is not None
             await until(lambda peers=replicas.replica.peers: len(peers.present()) == 1)
         router = one.server.router

@@ -15,7 +15,7 @@ from support.servers.openai_serving import Served, openai_serving
 
 from dynamo_router.frontend.config import FrontendConfig
 from dynamo_router.server.access import FRONTEND_RULES
-from dynamo_router.server.peer_limits import PeerLimits
+from dynamo_router.server.caller_limits import CallerLimits
 
 MODEL = "tiny"
 WORD = {"model": MODEL, "prompt": "a"}
@@ -273,7 +273,7 @@ async def test_web_pages_are_kept_out(served: Served, headers: dict[str, str]) -
 
 
 async def test_a_body_that_is_too_long(engine: FakeEngine) -> None:
-    async with openai_serving(engine, peers=PeerLimits(max_body_bytes=1000)) as served:
+    async with openai_serving(engine, peers=CallerLimits(max_body_bytes=1000)) as served:
         status, told = await served.post("/v1/completions", b" " * 2000)
         assert status == 413 and "longer than 1000 bytes" in told["error"]["message"]
 

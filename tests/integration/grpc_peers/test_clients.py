@@ -33,14 +33,14 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
             command = None
             if request.param in PROGRAMS:
                 command = await asyncio.to_thread(PROGRAMS[request.param])
-            doors = await stack.enter_async_context(serving(*engines, **config))
-            address = doors.server.grpc_address
+            ports = await stack.enter_async_context(serving(*engines, **config))
+            address = ports.server.grpc_address
             if command is not None:
-                yield ProgramClient(command, address), doors
+                yield ProgramClient(command, address), ports
                 return
             if "Envoy" in request.param:
                 address = await stack.enter_async_context(envoy_before(address, tmp_path))
-            yield await stack.enter_async_context(grpclib_client(address)), doors
+            yield await stack.enter_async_context(grpclib_client(address)), ports
 
     return open_server
 
@@ -74,17 +74,17 @@ async def test_a_selection_and_what_becomes_of_it(opened: Opener) -> None:
     service = "/dynamo_router.v1.RouterService"
     asked = rpb.SelectWorkerRequest(token_ids=range(64), request_id="s1")
     booked = rpb.BookedRequest(request_id="s1").SerializeToString()
-    async with opened(FakeEngine(worker_id=7)) as (client, doors):
+    async with opened(FakeEngine(worker_id=7)) as (client, ports):
         answer = await client.call(f"{service}/SelectWorker", [asked.SerializeToString()])
         chosen = rpb.SelectWorkerResponse.FromString(answer.messages[0])
         assert (answer.code, chosen.worker.worker_id, chosen.booked) == (0, 7, True)
-        assert doors.server.router.requests_of(7) == 1
+        assert ports.server.router.requests_of(7) == 1
         again = await client.call(f"{service}/SelectWorker", [asked.SerializeToString()])
         assert (again.code, again.messages) == (6, [])
         for method in ("MarkPrefillComplete", "Free"):
             ended = await client.call(f"{service}/{method}", [booked])
             assert rpb.BookingResponse.FromString(ended.messages[0]).known
-        assert doors.server.router.requests_of(7) == 0
+        assert ports.server.router.requests_of(7) == 0
 
 
 async def test_a_call_that_is_given_up_ends_at_the_engine(opened: Opener) -> None:

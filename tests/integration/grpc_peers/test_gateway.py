@@ -12,7 +12,7 @@ import pytest
 from support.fake_engine import FakeEngine, chunk, complete, fail
 from support.polling import until
 from support.servers.grpc_peers.smg import smg_before
-from support.serving import Doors, serving
+from support.serving import Ports, serving
 
 from dynamo_router.workers.trtllm_proto import pb
 
@@ -24,12 +24,12 @@ MODEL = "fake"
 @pytest.fixture
 def opened(tmp_path: Path) -> Opener:
     @asynccontextmanager
-    async def open_gateway(engine: FakeEngine) -> AsyncIterator[tuple[Doors, Post]]:
+    async def open_gateway(engine: FakeEngine) -> AsyncIterator[tuple[Ports, Post]]:
         # As many tokens as the gateway's tokenizer has.
         engine.model = pb.GetModelInfoResponse(model_id=MODEL, vocab_size=4096, max_input_len=100)
-        async with serving(engine) as doors, aiohttp.ClientSession() as session:
-            async with smg_before(doors.server.grpc_address, MODEL, tmp_path) as gateway:
-                yield doors, lambda body: session.post(f"{gateway}/v1/completions", json=body)
+        async with serving(engine) as ports, aiohttp.ClientSession() as session:
+            async with smg_before(ports.server.grpc_address, MODEL, tmp_path) as gateway:
+                yield ports, lambda body: session.post(f"{gateway}/v1/completions", json=body)
 
     return open_gateway
 
@@ -62,13 +62,13 @@ async def go_on(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator
 
 async def test_a_stream_that_is_closed_ends_at_the_engine(opened: Opener) -> None:
     """The gateway sees that its client has gone when it has something to say to it."""
-    async with opened(engine := FakeEngine(go_on)) as (doors, post):
+    async with opened(engine := FakeEngine(go_on)) as (ports, post):
         async with post(asked(stream=True)) as answer:
             assert answer.status == 200
             await until(lambda: engine.requests)
         engine.go.set()
         await until(lambda: engine.aborted or engine.cancelled)
-        await until(lambda: doors.server.router.slots.own_requests().sum() == 0)
+        await until(lambda: ports.server.router.slots.own_requests().sum() == 0)
 
 
 async def test_an_error_of_an_engine_comes_through_a_gateway(opened: Opener) -> None:

@@ -1,4 +1,4 @@
-"""Engines are killed under streams of both doors: each ends whole, no token twice, none lost."""
+"""Engines are killed under streams of both ports: each ends whole, no token twice, none lost."""
 
 import asyncio
 from pathlib import Path

@@ -9,13 +9,13 @@ from aiohttp import web
 from support.fake_engine import FakeEngine, fail, prompt, stall
 from support.observability.exposition import families, values_of
 from support.polling import until
-from support.serving import BLOCK, Doors, serving
+from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.services import http_server
 
 
-async def ended(doors: Doors, count: int) -> dict[str, float]:
+async def ended(ports: Ports, count: int) -> dict[str, float]:
     """The metrics once so many requests have ended."""
     page: dict[str, float] = {}
 
@@ -23,7 +23,7 @@ async def ended(doors: Doors, count: int) -> dict[str, float]:
         return sum(v for k, v in page.items() if k.startswith(ENDED))
 
     while total() < count:
-        page = await doors.metrics()
+        page = await ports.metrics()
     return page
 
 
@@ -36,12 +36,12 @@ ENDED = "dynamo_component_router_requests_total{"
 
 
 async def test_a_request_is_seen_from_its_arrival_to_its_end() -> None:
-    async with serving(FakeEngine(worker_id=7)) as doors:
-        await doors.answers(prompt("streamed"))
+    async with serving(FakeEngine(worker_id=7)) as ports:
+        await ports.answers(prompt("streamed"))
         whole = prompt("whole")
         whole.streaming = False
-        await doors.answers(whole)
-        page = await ended(doors, 2)
+        await ports.answers(whole)
+        page = await ended(ports, 2)
     assert page["dynamo_router_request_duration_seconds_count"] == 2
     assert page["dynamo_router_queue_wait_seconds_count"] == 2
     assert page["dynamo_component_router_time_to_first_token_seconds_count"] == 1
@@ -56,10 +56,10 @@ async def test_a_request_is_seen_from_its_arrival_to_its_end() -> None:
 
 async def test_the_bad_one_of_a_fleet_can_be_found() -> None:
     bad = FakeEngine(fail(grpc.StatusCode.INTERNAL, "broken"), worker_id=1)
-    async with serving(bad, FakeEngine(worker_id=2)) as doors:
+    async with serving(bad, FakeEngine(worker_id=2)) as ports:
         for number in range(10):
-            await doors.answers(prompt(f"r{number}"))
-        page = await ended(doors, 10)
+            await ports.answers(prompt(f"r{number}"))
+        page = await ended(ports, 10)
     failed = page['dynamo_router_worker_errors_total{cause="internal",worker_id="1"}']
     assert failed >= 1
     assert page['dynamo_router_worker_requests_total{worker_id="1"}'] == failed
@@ -70,11 +70,11 @@ async def test_the_bad_one_of_a_fleet_can_be_found() -> None:
 @pytest.mark.parametrize("events", [True, False])
 async def test_prometheus_reads_every_format(events: bool) -> None:
     router = KvRouterConfig(block_size=BLOCK, use_kv_events=events)
-    async with serving(FakeEngine(), router=router) as doors:
-        await doors.answers(prompt())
-        await until(lambda: not doors.server.dispatcher.in_flight)
+    async with serving(FakeEngine(), router=router) as ports:
+        await ports.answers(prompt())
+        await until(lambda: not ports.server.dispatcher.in_flight)
         pages = {
-            form: (await doors.http("GET", "/metrics", headers=headers))[1]
+            form: (await ports.http("GET", "/metrics", headers=headers))[1]
             for form, headers in FORMS.items()
         }
     plain, packed = families(pages["plain"]), families(pages["packed"])
@@ -89,17 +89,17 @@ async def test_prometheus_reads_every_format(events: bool) -> None:
 
 
 async def test_what_callers_have_open_is_told() -> None:
-    async with serving(FakeEngine(stall)) as doors:
-        call = asyncio.create_task(doors.answers(prompt()))
-        await until(lambda: doors.server.dispatcher.in_flight == 1)
-        page = await doors.metrics()
+    async with serving(FakeEngine(stall)) as ports:
+        call = asyncio.create_task(ports.answers(prompt()))
+        await until(lambda: ports.server.dispatcher.in_flight == 1)
+        page = await ports.metrics()
         assert page['dynamo_router_open_calls{kind="requests"}'] == 1
         assert page['dynamo_router_open_calls{kind="questions"}'] == 0
         assert page["dynamo_router_http_connections"] == 1  # this one
         call.cancel()
         await asyncio.wait([call])
-        await until(lambda: not doors.server.dispatcher.in_flight)
-        await doors.shows('dynamo_router_open_calls{kind="requests"}', 0)
+        await until(lambda: not ports.server.dispatcher.in_flight)
+        await ports.shows('dynamo_router_open_calls{kind="requests"}', 0)
 
 
 async def test_a_long_page_is_written_in_pieces_and_arrives_whole(
@@ -114,11 +114,11 @@ async def test_a_long_page_is_written_in_pieces_and_arrives_whole(
 
     monkeypatch.setattr(http_server, "WRITTEN_AT_ONCE", 1000)
     monkeypatch.setattr(web.StreamResponse, "write", noted)
-    async with serving(FakeEngine()) as doors:
-        status, text = await doors.http("GET", "/metrics", headers=FORMS["plain"])
+    async with serving(FakeEngine()) as ports:
+        status, text = await ports.http("GET", "/metrics", headers=FORMS["plain"])
         assert status == 200 and sum(pieces) == len(text.encode())
         assert max(pieces) <= 1000 < sum(pieces)
         assert "# HELP" in text and text.endswith("\n")
         pieces.clear()
-        status, text = await doors.http("HEAD", "/metrics")
+        status, text = await ports.http("HEAD", "/metrics")
         assert (status, text, pieces) == (200, "", [])

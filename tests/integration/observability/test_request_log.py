@@ -99,10 +99,10 @@ async def test_an_access_log_has_a_line_for_each_request() -> None:
 async def test_the_access_log_is_off_unless_asked_for() -> None:
     for wanted in (False, True):
         seen = ObservabilityConfig(access_log=wanted)
-        async with serving(FakeEngine(), observability=seen) as doors:
+        async with serving(FakeEngine(), observability=seen) as ports:
             with capture_logs() as logs:
-                await doors.answers(prompt("one"))
-                while not (await doors.metrics()).get(ENDED):
+                await ports.answers(prompt("one"))
+                while not (await ports.metrics()).get(ENDED):
                     pass
         assert len(named(logs, "request ended")) == wanted
 

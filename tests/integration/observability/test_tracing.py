@@ -109,9 +109,9 @@ async def test_each_attempt_is_a_span_with_its_cause() -> None:
     assert "unavailable" in causes and None in causes
     failed = attempts[causes.index("unavailable")]
     assert (failed.status.status_code.name, failed.status.description) == ("ERROR", "full of cats")
-    doors = spans.named(NAME)
-    assert [span.status.status_code.name for span in doors] == ["UNSET"] * 2
-    tried = [attributes(span).get("dynamo.failed_attempts") for span in doors]
+    ports = spans.named(NAME)
+    assert [span.status.status_code.name for span in ports] == ["UNSET"] * 2
+    tried = [attributes(span).get("dynamo.failed_attempts") for span in ports]
     assert ("1:unavailable",) in tried
     parents = [e.metadata[-1]["traceparent"].split("-")[2] for e in engines]
     assert set(parents) <= {hex_of(span)[1] for span in attempts}
@@ -318,8 +318,8 @@ async def collecting() -> AsyncIterator[tuple[Collector, str]]:
 async def test_a_served_router_sends_its_spans_to_a_collector() -> None:
     async with collecting() as (collector, endpoint):
         seen = ObservabilityConfig(otel_endpoint=endpoint)
-        async with serving(FakeEngine(worker_id=7), observability=seen) as doors:
-            await doors.answers(prompt("r1"))
+        async with serving(FakeEngine(worker_id=7), observability=seen) as ports:
+            await ports.answers(prompt("r1"))
         # Closed: what was there has been sent.
         names = sorted(span.name for span in collector.spans)
         assert names == sorted([NAME, "queue", "decide", "attempt"])
@@ -329,11 +329,11 @@ async def test_a_served_router_sends_its_spans_to_a_collector() -> None:
 
 async def test_a_collector_that_is_away_holds_nobody_up() -> None:
     seen = ObservabilityConfig(otel_endpoint=f"http://127.0.0.1:{free_port()}")
-    async with serving(FakeEngine(), observability=seen) as doors:
+    async with serving(FakeEngine(), observability=seen) as ports:
         for number in range(5):
-            assert await doors.answers(prompt(f"r{number}"))
+            assert await ports.answers(prompt(f"r{number}"))
         async with asyncio.timeout(30):
-            await doors.server.close()
+            await ports.server.close()
 
 
 async def test_a_collector_that_hangs_keeps_nobody_from_ending() -> None:
@@ -362,8 +362,8 @@ async def test_the_standard_variables_are_enough(monkeypatch: pytest.MonkeyPatch
     async with collecting() as (collector, endpoint):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "router-7")
-        async with serving(FakeEngine()) as doors:
-            await doors.answers(prompt("r1"))
+        async with serving(FakeEngine()) as ports:
+            await ports.answers(prompt("r1"))
         assert collector.services == {"router-7"} and collector.spans
 
 

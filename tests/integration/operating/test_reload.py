@@ -12,7 +12,7 @@ from grpc import aio
 from support.fake_engine import FakeEngine, prompt, stall
 from support.polling import until
 from support.processes import command, http_json
-from support.serving import BLOCK, Doors
+from support.serving import BLOCK, Ports
 
 from dynamo_router.process.settings import SettingsSource
 from dynamo_router.server.config import ServeConfig
@@ -41,7 +41,7 @@ class Rig:
         await until(lambda: self.server.monitor.any_ready)
         channel = await stack.enter_async_context(aio.insecure_channel(self.server.grpc_address))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        self.doors = Doors(self.server, channel, session)
+        self.ports = Ports(self.server, channel, session)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -52,7 +52,7 @@ class Rig:
         self.file.write_text(f"workers = {urls}\n{text}")
 
     async def reload(self) -> tuple[int, Any]:
-        return await self.doors.http("POST", "/reload", json={})
+        return await self.ports.http("POST", "/reload", json={})
 
     @property
     def addresses(self) -> set[str | None]:
@@ -62,9 +62,9 @@ class Rig:
 async def test_workers_come_and_go_with_the_list_and_requests_finish(tmp_path: Path) -> None:
     one, two, three = FakeEngine(stall), FakeEngine(), FakeEngine()
     async with Rig(tmp_path, one, two, three) as rig:
-        stream = asyncio.create_task(rig.doors.answers(prompt("r")))
+        stream = asyncio.create_task(rig.ports.answers(prompt("r")))
         await until(lambda: one.requests)
-        await rig.doors.http("POST", "/workers", json={"url": three.url})  # not of the list
+        await rig.ports.http("POST", "/workers", json={"url": three.url})  # not of the list
         rig.write((two,), weight=0.5)
         status, said = await rig.reload()
         assert status == 200
@@ -90,7 +90,7 @@ async def test_workers_come_and_go_with_the_list_and_requests_finish(tmp_path: P
 async def test_a_worker_that_is_taken_back_in_time_stays(tmp_path: Path) -> None:
     one, two = FakeEngine(stall), FakeEngine()
     async with Rig(tmp_path, one, two) as rig:
-        stream = asyncio.create_task(rig.doors.answers(prompt("r")))
+        stream = asyncio.create_task(rig.ports.answers(prompt("r")))
         await until(lambda: one.requests)
         for engines in ((two,), (one, two)):
             rig.write(engines)
@@ -123,7 +123,7 @@ active_prefill_tokens_threshold = 13
 async def test_what_can_change_does_in_the_parts_that_use_it(tmp_path: Path) -> None:
     async with Rig(tmp_path, FakeEngine()) as rig:
         server = rig.server
-        await rig.doors.http(
+        await rig.ports.http(
             "POST", "/busy_threshold", json={"active_decode_blocks_threshold": 0.75}
         )
         rig.write(rig.engines, LIVE)
@@ -146,7 +146,7 @@ async def test_what_can_change_does_in_the_parts_that_use_it(tmp_path: Path) -> 
         status, said = await rig.reload()
         assert (status, said["error"]) == (409, "cannot change without a restart: model_id")
         assert dispatcher._max_attempts == 5
-        assert len(await rig.doors.answers(prompt())) == 3
+        assert len(await rig.ports.answers(prompt())) == 3
 
 
 async def test_a_hangup_never_kills_and_the_log_says_what_came_of_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.fake_engine import FakeEngine, prompt, stall
 from support.fleet import eventually
 from support.free_port import free_port
 from support.polling import until
-from support.serving import BLOCK, Doors, serving
+from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.runtime.event_planes import EmbeddedNats
@@ -20,7 +20,7 @@ SHARED = KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1, router_re
 
 
 @asynccontextmanager
-async def two_routers() -> AsyncIterator[tuple[EmbeddedNats, FakeEngine, Doors, Doors]]:
+async def two_routers() -> AsyncIterator[tuple[EmbeddedNats, FakeEngine, Ports, Ports]]:
     """A NATS server, one engine that keeps its requests, and two routers in front of it."""
     async with AsyncExitStack() as stack:
         nats = EmbeddedNats(free_port())
@@ -33,28 +33,28 @@ async def two_routers() -> AsyncIterator[tuple[EmbeddedNats, FakeEngine, Doors, 
             )
             for _ in range(2)
         ]
-        for doors in routers:
-            await until(lambda doors=doors: len(peers_of(doors)) == 1)
+        for ports in routers:
+            await until(lambda ports=ports: len(peers_of(ports)) == 1)
         yield nats, engine, routers[0], routers[1]
 
 
-def peers_of(doors: Doors) -> dict[int, str]:
-    assert doors.server.pool.replicas is not None
-    return doors.server.pool.replicas.replica.peers.present()
+def peers_of(ports: Ports) -> dict[int, str]:
+    assert ports.server.pool.replicas is not None
+    return ports.server.pool.replicas.replica.peers.present()
 
 
-async def rows(doors: Doors) -> Any:
-    status, answer = await doors.http("GET", "/workers")
+async def rows(ports: Ports) -> Any:
+    status, answer = await ports.http("GET", "/workers")
     assert status == 200
     [row] = answer["workers"] if isinstance(answer, dict) else answer
     return {key: row[key] for key in ("active_requests", "own_requests", "active_prefill_tokens")}
 
 
-async def shows(doors: Doors, active: int, own: int, prefill: int) -> None:
+async def shows(ports: Ports, active: int, own: int, prefill: int) -> None:
     wanted = {"active_requests": active, "own_requests": own, "active_prefill_tokens": prefill}
 
     async def right() -> bool:
-        return bool(await rows(doors) == wanted)
+        return bool(await rows(ports) == wanted)
 
     await eventually(right)
 

@@ -21,9 +21,9 @@ async def test_an_engine_never_has_more_than_it_says_and_everybody_is_answered()
         use_kv_events=False,
         admission=AdmissionConfig(max_requests_per_worker="engine"),
     )
-    async with serving(*engines, router=router) as doors:
-        asked = [asyncio.create_task(doors.answers(prompt(f"r{n}"))) for n in range(7)]
-        queue = doors.server.pool.admission
+    async with serving(*engines, router=router) as ports:
+        asked = [asyncio.create_task(ports.answers(prompt(f"r{n}"))) for n in range(7)]
+        queue = ports.server.pool.admission
         assert queue is not None
         await until(lambda: len(queue.queue) == 3)
         await until(lambda: [len(engine.requests) for engine in engines] == [2, 2])

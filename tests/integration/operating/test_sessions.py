@@ -12,7 +12,7 @@ from support.fake_engine import FakeEngine, answer, fail, prompt
 from support.free_port import free_port
 from support.polling import until
 from support.servers.openai_serving import openai_serving
-from support.serving import BLOCK, Doors, serving
+from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.router.affinity import AffinityConfig
 from dynamo_router.router.config import KvRouterConfig
@@ -29,9 +29,9 @@ def config(**more: Any) -> KvRouterConfig:
     return KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1, **settings)
 
 
-async def worker_of(doors: Doors, name: str, session: str | None, **more: str) -> int:
+async def worker_of(ports: Ports, name: str, session: str | None, **more: str) -> int:
     """The worker that answers a request of a session."""
-    call = doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+    call = ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
     metadata = [(key.replace("_", "-"), value) for key, value in more.items()]
     if session is not None:
         metadata.append(("x-session-id", session))
@@ -47,54 +47,54 @@ def engines() -> list[FakeEngine]:
 
 
 async def test_a_session_stays_and_the_others_go_round(engines: list[FakeEngine]) -> None:
-    async with serving(*engines, router=config()) as doors:
-        first = await worker_of(doors, "a", "s")
-        assert {await worker_of(doors, f"b{n}", "s") for n in range(6)} == {first}
-        assert {await worker_of(doors, f"c{n}", None) for n in range(6)} == {1, 2, 3}
-        _, told = await doors.http("GET", "/workers")
+    async with serving(*engines, router=config()) as ports:
+        first = await worker_of(ports, "a", "s")
+        assert {await worker_of(ports, f"b{n}", "s") for n in range(6)} == {first}
+        assert {await worker_of(ports, f"c{n}", None) for n in range(6)} == {1, 2, 3}
+        _, told = await ports.http("GET", "/workers")
         rows = told["workers"] if isinstance(told, dict) else told
         assert {row["worker_id"]: row["sessions"] for row in rows}[first] == 1
-        metrics = await doors.metrics()
+        metrics = await ports.metrics()
         assert metrics["dynamo_router_sessions"] == 1
         assert metrics['dynamo_router_session_requests_total{outcome="new"}'] == 1
         assert metrics['dynamo_router_session_requests_total{outcome="kept"}'] == 6
-        await worker_of(doors, "d", "s", x_dynamo_session_final="true")
-        await doors.shows("dynamo_router_sessions", 0)
+        await worker_of(ports, "d", "s", x_dynamo_session_final="true")
+        await ports.shows("dynamo_router_sessions", 0)
 
 
 async def test_a_worker_that_failed_or_left_loses_its_sessions(engines: list[FakeEngine]) -> None:
-    async with serving(*engines, router=config()) as doors:
-        first = await worker_of(doors, "a", "s")
+    async with serving(*engines, router=config()) as ports:
+        first = await worker_of(ports, "a", "s")
         engines[first - 1].script = fail(grpc.StatusCode.UNAVAILABLE, "gone for a moment")
-        second = await worker_of(doors, "b", "s")  # tried again elsewhere
+        second = await worker_of(ports, "b", "s")  # tried again elsewhere
         engines[first - 1].script = answer
-        assert second != first and await worker_of(doors, "c", "s") == second
-        assert await doors.server.monitor.remove(engines[second - 1].url)
-        third = await worker_of(doors, "d", "s")
+        assert second != first and await worker_of(ports, "c", "s") == second
+        assert await ports.server.monitor.remove(engines[second - 1].url)
+        third = await worker_of(ports, "d", "s")
         assert third != second
-        metrics = await doors.metrics()
+        metrics = await ports.metrics()
         assert metrics['dynamo_router_session_requests_total{outcome="moved"}'] == 1
         assert metrics['dynamo_router_session_requests_total{outcome="new"}'] == 2
 
 
 async def test_selections_and_explanations_have_sessions_too(engines: list[FakeEngine]) -> None:
-    async with serving(*engines, router=config()) as doors:
+    async with serving(*engines, router=config()) as ports:
         request = router_pb2.SelectWorkerRequest(token_ids=range(1, 40))
         metadata = [("x-dynamo-session-id", "s")]
         chosen = {
-            (await doors.select.SelectWorker(request, metadata=metadata)).worker.worker_id
+            (await ports.select.SelectWorker(request, metadata=metadata)).worker.worker_id
             for _ in range(4)
         }
         assert len(chosen) == 1
         explain = router_pb2.ExplainRequest(token_ids=range(1, 40))
-        told = await doors.select.Explain(explain, metadata=metadata)
+        told = await ports.select.Explain(explain, metadata=metadata)
         assert [worker.worker_id for worker in told.cheapest] == list(chosen)
         other = next(n for n in (1, 2, 3) if n not in chosen)
         request.allowed_worker_ids.append(other)
-        moved = await doors.select.SelectWorker(request, metadata=metadata)
+        moved = await ports.select.SelectWorker(request, metadata=metadata)
         assert moved.worker.worker_id == other
         with pytest.raises(aio.AioRpcError) as refused:
-            await doors.select.SelectWorker(request, metadata=[("x-session-id", "x" * 300)])
+            await ports.select.SelectWorker(request, metadata=[("x-session-id", "x" * 300)])
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -13,7 +13,7 @@ from grpc import aio
 from support.fake_engine import FakeEngine, hang, prompt, stall
 from support.polling import until
 from support.processes import command
-from support.serving import BLOCK, Doors, serving
+from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.engines.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.engines.mocker.fleet import MockFleet
@@ -26,68 +26,68 @@ from dynamo_router.workers.registry import WorkerState
 JSON = {"Content-Type": "application/json"}
 
 
-async def change(doors: Doors, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+async def change(ports: Ports, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     """An admin call; a DELETE goes without a body."""
     more = {} if method == "DELETE" else {"json": body if body is not None else {}}
-    return await doors.http(method, path, **more)
+    return await ports.http(method, path, **more)
 
 
 @asynccontextmanager
-async def two_engines(**config: Any) -> AsyncIterator[tuple[Doors, FakeEngine, FakeEngine]]:
+async def two_engines(**config: Any) -> AsyncIterator[tuple[Ports, FakeEngine, FakeEngine]]:
     """A router of the first, which takes turns; the second is there to be added."""
     turns = KvRouterConfig(mode="round-robin", block_size=BLOCK, use_kv_events=False)
     one, two = FakeEngine(worker_id=1), FakeEngine(worker_id=2)
     eager = HealthPolicy(probe_interval_s=0.05)
-    async with two, serving(one, health=eager, router=turns, **config) as doors:
-        yield doors, one, two
+    async with two, serving(one, health=eager, router=turns, **config) as ports:
+        yield ports, one, two
 
 
 async def test_a_worker_comes_gets_requests_drains_and_goes() -> None:
-    async with two_engines() as (doors, one, two):
+    async with two_engines() as (ports, one, two):
         one.script = two.script = stall
-        status, said = await change(doors, "POST", "/workers", {"url": two.url})
+        status, said = await change(ports, "POST", "/workers", {"url": two.url})
         assert (status, said["worker_id"], said["state"]) == (201, 2, "ready")
         assert said["address"] == two.address and said["weight"] == 1.0 and "warning" not in said
-        streams = [asyncio.create_task(doors.answers(prompt(f"r{n}"))) for n in range(4)]
+        streams = [asyncio.create_task(ports.answers(prompt(f"r{n}"))) for n in range(4)]
         await until(lambda: len(one.requests) == len(two.requests) == 2)
-        status, said = await change(doors, "POST", "/workers/1/drain")
+        status, said = await change(ports, "POST", "/workers/1/drain")
         assert (status, said["state"], said["in_flight"]) == (200, "draining", 2)
         assert said["drained"] is False and "warning" not in said
-        late = [asyncio.create_task(doors.answers(prompt(f"late{n}"))) for n in range(3)]
+        late = [asyncio.create_task(ports.answers(prompt(f"late{n}"))) for n in range(3)]
         await until(lambda: len(two.requests) == 5)
         assert len(one.requests) == 2
-        rows = (await doors.http("GET", "/workers"))[1]["workers"]
+        rows = (await ports.http("GET", "/workers"))[1]["workers"]
         by_id = {row["worker_id"]: row for row in rows}
         assert by_id[1]["state"] == "draining" and by_id[1]["active_requests"] == 2
         # It has requests: it stays, unless by force.
-        status, said = await change(doors, "DELETE", "/workers/1")
+        status, said = await change(ports, "DELETE", "/workers/1")
         assert status == 409 and "worker 1 has 2 requests in flight" in said["error"]
         draining = asyncio.create_task(
-            change(doors, "POST", "/workers/1/drain", {"deadline_s": 30})
+            change(ports, "POST", "/workers/1/drain", {"deadline_s": 30})
         )
         one.go.set()
         status, said = await draining
         assert (status, said["in_flight"], said["drained"]) == (200, 0, True)
-        status, said = await change(doors, "DELETE", f"/workers/{one.address}")
+        status, said = await change(ports, "DELETE", f"/workers/{one.address}")
         assert (status, said["state"], said["worker_id"]) == (200, "removed", 1)
         two.go.set()
         assert [len(answer) for answer in await asyncio.gather(*streams, *late)] == [2] * 7
-        assert [entry.worker_id for entry in doors.server.router.registry.entries()] == [2]
-        status, said = await change(doors, "GET", "/workers/1/drain")
+        assert [entry.worker_id for entry in ports.server.router.registry.entries()] == [2]
+        status, said = await change(ports, "GET", "/workers/1/drain")
         assert status == 405
 
 
 async def test_requests_without_a_token_stay_with_a_worker_that_drains() -> None:
-    async with two_engines() as (doors, one, two):
+    async with two_engines() as (ports, one, two):
         one.script = stall_before_a_token
-        waiting = asyncio.create_task(doors.answers(prompt("r")))
+        waiting = asyncio.create_task(ports.answers(prompt("r")))
         await until(lambda: one.requests)
-        await change(doors, "POST", "/workers", {"url": two.url})
-        assert (await change(doors, "POST", "/workers/1/drain"))[1]["in_flight"] == 1
-        await doors.answers(prompt("other"))
+        await change(ports, "POST", "/workers", {"url": two.url})
+        assert (await change(ports, "POST", "/workers/1/drain"))[1]["in_flight"] == 1
+        await ports.answers(prompt("other"))
         # The watch over requests in flight has looked at it, and left it there.
-        watch = doors.server.dispatcher._watch
-        watch._look(doors.server._clock.now())
+        watch = ports.server.dispatcher._watch
+        watch._look(ports.server._clock.now())
         one.go.set()
         assert len(await waiting) == 1
         assert [request.request_id for request in two.requests] == ["other"]
@@ -103,42 +103,42 @@ async def stall_before_a_token(
 
 
 async def test_by_force_what_has_no_token_goes_elsewhere_and_the_rest_ends() -> None:
-    async with two_engines() as (doors, one, two):
+    async with two_engines() as (ports, one, two):
         one.script = hang
-        waiting = asyncio.create_task(doors.answers(prompt("waiting")))
+        waiting = asyncio.create_task(ports.answers(prompt("waiting")))
         await until(lambda: one.requests)
         one.script = stall
-        streaming = asyncio.create_task(doors.answers(prompt("streaming")))
+        streaming = asyncio.create_task(ports.answers(prompt("streaming")))
         await until(lambda: len(one.requests) == 2)
-        await until(lambda: any(f.messages for f in doors.server.dispatcher._flights.values()))
-        await change(doors, "POST", "/workers", {"url": two.url})
-        status, said = await change(doors, "DELETE", "/workers/1?force")
+        await until(lambda: any(f.messages for f in ports.server.dispatcher._flights.values()))
+        await change(ports, "POST", "/workers", {"url": two.url})
+        status, said = await change(ports, "DELETE", "/workers/1?force")
         assert (status, said["in_flight"]) == (200, 2)
         assert len(await waiting) == 3
         with pytest.raises(aio.AioRpcError, match="lost in mid-stream"):
             await streaming
-        assert doors.server.router.workers()[0].active_requests == 0
-        assert doors.server.dispatcher.in_flight == 0
+        assert ports.server.router.workers()[0].active_requests == 0
+        assert ports.server.dispatcher.in_flight == 0
 
 
 async def test_the_last_worker_may_drain_with_a_warning_and_be_taken_back() -> None:
-    async with two_engines() as (doors, one, _):
-        status, said = await change(doors, "POST", "/workers/1/drain")
+    async with two_engines() as (ports, one, _):
+        status, said = await change(ports, "POST", "/workers/1/drain")
         assert status == 200 and said["warning"] == "no worker is left that takes requests"
-        assert (await doors.http("GET", "/health"))[0] == 503
+        assert (await ports.http("GET", "/health"))[0] == 503
         with pytest.raises(aio.AioRpcError) as caught:
-            await doors.answers(prompt())
+            await ports.answers(prompt())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         one.status = "ill"  # whatever its health: it drains until somebody says otherwise
-        engine = doors.server.monitor.engine(1)
+        engine = ports.server.monitor.engine(1)
         assert engine is not None
         await until(lambda: engine.tracker.state is WorkerState.UNHEALTHY)
-        assert doors.server.router.registry.entry(1).state is WorkerState.DRAINING
+        assert ports.server.router.registry.entry(1).state is WorkerState.DRAINING
         one.status = "OK"
         await until(lambda: engine.tracker.state is WorkerState.READY)
-        status, said = await change(doors, "POST", "/workers", {"url": one.url, "weight": 0.5})
+        status, said = await change(ports, "POST", "/workers", {"url": one.url, "weight": 0.5})
         assert (status, said["state"], said["weight"]) == (200, "ready", 0.5)
-        assert len(await doors.answers(prompt())) == 3
+        assert len(await ports.answers(prompt())) == 3
 
 
 BAD: list[tuple[str, str, Any, int, str]] = [
@@ -160,22 +160,22 @@ BAD: list[tuple[str, str, Any, int, str]] = [
 
 
 async def test_what_cannot_be_done_is_said_with_its_code() -> None:
-    async with two_engines() as (doors, one, _):
+    async with two_engines() as (ports, one, _):
         for method, path, body, code, text in BAD:
-            status, said = await change(doors, method, path, body)
+            status, said = await change(ports, method, path, body)
             assert status == code and text in said["error"], (method, path, body, said)
-        status, said = await change(doors, "POST", "/workers", {"url": one.url})
+        status, said = await change(ports, "POST", "/workers", {"url": one.url})
         assert (status, said["error"]) == (409, f"worker {one.address} is there already, as 1")
         # As with any change: no web page, and only as JSON.
         for headers in ({"Content-Type": "text/plain"}, JSON | {"Origin": "http://evil.example"}):
-            status, _ = await doors.http("POST", "/workers/1/drain", data="{}", headers=headers)
+            status, _ = await ports.http("POST", "/workers/1/drain", data="{}", headers=headers)
             assert status in (403, 415)
-        assert doors.server.router.registry.entry(1).state is WorkerState.READY
+        assert ports.server.router.registry.entry(1).state is WorkerState.READY
 
 
 async def test_the_same_over_grpc() -> None:
-    async with two_engines() as (doors, one, two):
-        stub: Any = doors.select
+    async with two_engines() as (ports, one, two):
+        stub: Any = ports.select
         added = await stub.AddWorker(rpb.AddWorkerRequest(url=two.url, weight=0.5))
         assert (added.worker_id, added.state, added.weight) == (2, "ready", 0.5)
         changed = await stub.SetWorkerWeight(rpb.SetWorkerWeightRequest(worker_id=2, weight=0.25))
@@ -214,13 +214,13 @@ async def test_without_tokens_only_this_machine_may_change_workers(
              "ipv4:10.0.0.7:4": False, "ipv6:%5B2001:db8::1%5D:4": False, "": False}  # fmt: skip
     for peer, local in peers.items():
         assert grpc_guard._is_local(peer) is local, peer
-    async with two_engines() as (doors, _, _):
+    async with two_engines() as (ports, _, _):
         monkeypatch.setattr(grpc_guard, "_is_local", lambda peer: False)
         with pytest.raises(aio.AioRpcError) as caught:
-            await doors.select.DrainWorker(rpb.DrainWorkerRequest(worker_id=1))
+            await ports.select.DrainWorker(rpb.DrainWorkerRequest(worker_id=1))
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-        assert len(await doors.answers(prompt())) == 3
-        assert doors.server.security.access.refused["listener"] == 1
+        assert len(await ports.answers(prompt())) == 3
+        assert ports.server.security.access.refused["listener"] == 1
 
 
 async def test_the_command_line_does_the_same(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ async def test_the_command_line_does_the_same(tmp_path: Path) -> None:
     secret = tmp_path / "token"
     secret.write_text(f"{token}\n")
     secret.chmod(0o600)
-    async with two_engines(auth_tokens=str(tokens)) as (doors, one, two):
-        to = ("--router", f"http://{doors.server.http_address}", "--token-file", str(secret))
+    async with two_engines(auth_tokens=str(tokens)) as (ports, one, two):
+        to = ("--router", f"http://{ports.server.http_address}", "--token-file", str(secret))
 
         async def run(*words: str) -> tuple[int, str]:
             async with command(tmp_path / "commands", "workers", *words) as running:
@@ -244,13 +244,13 @@ async def test_the_command_line_does_the_same(tmp_path: Path) -> None:
         code, said = await run("list", *to)
         assert code == 0 and two.address in said and "0.5" in said and "ready" in said
         one.script = stall
-        channel = aio.insecure_channel(doors.server.grpc_address)
+        channel = aio.insecure_channel(ports.server.grpc_address)
         select: Any = rpb.SelectWorkerRequest(token_ids=[1], request_id="s", allowed_worker_ids=[2])
         bearer = (("authorization", "Bearer operator-0123456789"),)
         with pytest.raises(aio.AioRpcError):  # an admin is no selector
             await router_pb2_grpc.RouterServiceStub(channel).SelectWorker(select, metadata=bearer)
         await channel.close()
-        doors.server.router.decide([1], "s", pinned_worker=2)
+        ports.server.router.decide([1], "s", pinned_worker=2)
         code, said = await run("drain", "2", "--deadline-s", "0.1", *to)
         assert code == 1 and "draining, weight 0.5, 1 requests in flight" in said
         code, said = await run("remove", two.address, *to)
@@ -275,10 +275,10 @@ async def test_requests_flow_without_an_error_while_workers_come_and_go() -> Non
     """Four mock engines, hundreds of streams, every kind of change; what is counted comes to 0."""
     config = MockerConfig(port=0, workers=4, speedup_ratio=20.0, engine=ENGINE)
     router = KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1)
-    async with MockFleet(config) as engines, serving(router=router) as doors:
+    async with MockFleet(config) as engines, serving(router=router) as ports:
         urls = [f"grpc://{address}" for address in engines.addresses]
         ids = engines.worker_ids
-        assert (await change(doors, "POST", "/workers", {"url": urls[0]}))[0] == 201
+        assert (await change(ports, "POST", "/workers", {"url": urls[0]}))[0] == 201
         served, failed, over = [0], list[str](), asyncio.Event()
 
         async def client(number: int) -> None:
@@ -287,7 +287,7 @@ async def test_requests_flow_without_an_error_while_workers_come_and_go() -> Non
                 turn += 1
                 request = prompt(f"c{number}-{turn}", tokens=3 * BLOCK + number)
                 try:
-                    assert await doors.answers(request)
+                    assert await ports.answers(request)
                     served[0] += 1
                 except aio.AioRpcError as error:
                     failed.append(f"{error.code().name}: {error.details()}")
@@ -297,7 +297,7 @@ async def test_requests_flow_without_an_error_while_workers_come_and_go() -> Non
             await until(lambda: served[0] >= goal or failed, 60.0)
 
         async def must(code: int, *call: Any) -> Any:
-            status, said = await change(doors, *call)
+            status, said = await change(ports, *call)
             assert status == code, said
             return said
 
@@ -324,13 +324,13 @@ async def test_requests_flow_without_an_error_while_workers_come_and_go() -> Non
         over.set()
         await asyncio.gather(*clients)
         assert not failed and served[0] >= 300
-        server = doors.server
+        server = ports.server
         assert server.dispatcher.in_flight == 0
         loads: list[Callable[[Any], int]] = [
             lambda view: view.active_requests, lambda view: view.active_blocks,
         ]  # fmt: skip
         assert all(load(view) == 0 for view in server.router.workers() for load in loads)
         assert [entry.worker_id for entry in server.router.registry.entries()] == ids[:1]
-        metrics = await doors.metrics()
+        metrics = await ports.metrics()
         bad = {name: value for name, value in metrics.items() if "errors_total" in name and value}
         assert not bad

@@ -11,7 +11,7 @@ from support.polling import DEADLINE_S, until
 from support.servers.child import Child
 from support.servers.etcd import EtcdServer
 from support.servers.jetstream import JetStreamServer
-from support.serving import BLOCK, Doors, serving
+from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.engines.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.engines.mocker.fleet import MockFleet
@@ -94,38 +94,38 @@ async def registered(
 @asynccontextmanager
 async def finding(
     backend: Backend, *, nats: str | None = None, **config: Any
-) -> AsyncIterator[Doors]:
+) -> AsyncIterator[Ports]:
     """A server that finds its workers in the store."""
     if nats is not None:
         config.setdefault("router", KvRouterConfig(block_size=BLOCK, seed=1))
         config["nats"] = nats
-    async with serving(discovery=backend.config, **config) as doors:
-        yield doors
+    async with serving(discovery=backend.config, **config) as ports:
+        yield ports
 
 
-async def workers_of(doors: Doors) -> list[dict[str, Any]]:
-    _, body = await doors.http("GET", "/workers")
+async def workers_of(ports: Ports) -> list[dict[str, Any]]:
+    _, body = await ports.http("GET", "/workers")
     workers: list[dict[str, Any]] = body["workers"]
     return workers
 
 
-async def until_ready(doors: Doors, count: int, timeout_s: float = DEADLINE_S) -> None:
+async def until_ready(ports: Ports, count: int, timeout_s: float = DEADLINE_S) -> None:
     """Wait until so many workers take requests, and no other is known."""
 
     def ready() -> bool:
-        registry = doors.server.router.registry
-        return len(registry) == count == len(doors.server.monitor.ready_clients())
+        registry = ports.server.router.registry
+        return len(registry) == count == len(ports.server.monitor.ready_clients())
 
     await until(ready, timeout_s)
 
 
-async def completed(doors: Doors, request_id: str, tokens: int | Sequence[int] = 40) -> list[int]:
+async def completed(ports: Ports, request_id: str, tokens: int | Sequence[int] = 40) -> list[int]:
     """The tokens that a request's last message has, after those of the others were the same. Its
     prompt has these tokens, or so many."""
     request = prompt(request_id, tokens if isinstance(tokens, int) else 0)
     if not isinstance(tokens, int):
         request.tokenized.input_token_ids.extend(tokens)
-    answers = await doors.answers(request)
+    answers = await ports.answers(request)
     streamed = [token for answer in answers[:-1] for token in answer.chunk.token_ids]
     last = answers[-1].complete
     assert last.finish_reason == "length"
@@ -133,9 +133,9 @@ async def completed(doors: Doors, request_id: str, tokens: int | Sequence[int] =
     return streamed
 
 
-async def complete_one(doors: Doors, name: str, number: int) -> None:
+async def complete_one(ports: Ports, name: str, number: int) -> None:
     """One request of a load."""
-    await completed(doors, f"{name} {number}", 40 + number % 3)
+    await completed(ports, f"{name} {number}", 40 + number % 3)
 
 
 def all_registered(fleet: MockFleet) -> bool:

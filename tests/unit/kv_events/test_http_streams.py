@@ -13,7 +13,7 @@ from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.kv_events.dialects import EventsRefused, TrtllmEvents
 from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
-from dynamo_router.kv_events.event_doors import EventDoors
+from dynamo_router.kv_events.event_subscribers import EventSubscribers
 from dynamo_router.workers.worker_url import WorkerUrl
 
 SIZE = 4
@@ -45,9 +45,9 @@ class Reader:
         self.up: list[bool] = []
         self.refused: list[str] = []
         worker = WorkerUrl("127.0.0.1:1", events=url)
-        doors = EventDoors(lambda _: None, lambda _: worker, SIZE)
+        subscribers = EventSubscribers(lambda _: None, lambda _: worker, SIZE)
         self.stream = EngineStream(
-            7, range(ranks), self.index, self, self.counts, block_size=SIZE, doors=doors
+            7, range(ranks), self.index, self, self.counts, block_size=SIZE, subscribers=subscribers
         )
         for rank in range(ranks):
             self.index.announce_publisher((7, rank), self.stream.publisher_id(rank))

@@ -17,7 +17,7 @@ from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.kv_events.dialects import EventsEnded, zmq_events
 from dynamo_router.kv_events.dialects.zmq_events import ZmqEvents
 from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
-from dynamo_router.kv_events.event_doors import STREAMS, EventDoors
+from dynamo_router.kv_events.event_subscribers import STREAMS, EventSubscribers
 from dynamo_router.workers.worker_url import WorkerUrl
 
 zmq = pytest.importorskip("zmq")
@@ -51,9 +51,15 @@ class Reader:
         url = WorkerUrl("127.0.0.1:1", events=publisher.url)
         if replay:
             url = WorkerUrl("127.0.0.1:1", events=publisher.url, replay=publisher.replay_url)
-        self.doors = EventDoors(lambda _: None, lambda _: url, SIZE, allowed)
+        self.subscribers = EventSubscribers(lambda _: None, lambda _: url, SIZE, allowed)
         self.stream = EngineStream(
-            W.worker_id, [0], self.index, self, self.counts, block_size=SIZE, doors=self.doors
+            W.worker_id,
+            [0],
+            self.index,
+            self,
+            self.counts,
+            block_size=SIZE,
+            subscribers=self.subscribers,
         )
         self.index.announce_publisher(W, self.stream.publisher_id(0))
         self.stream.believe(True)
@@ -118,20 +124,20 @@ async def test_an_engine_that_moved_leaves_no_socket_to_its_first_address(
     publisher: ZmqPublisher,
 ) -> None:
     urls = [WorkerUrl("127.0.0.1:1", events=publisher.url)]
-    doors = EventDoors(lambda _: None, lambda _: urls[-1], SIZE)
-    first = await doors.of(7)
+    subscribers = EventSubscribers(lambda _: None, lambda _: urls[-1], SIZE)
+    first = await subscribers.of(7)
     assert isinstance(first, zmq_events.ZmqEvents)
     call = first.subscribe_kv_events(0)
     await call.initial_metadata()
     call.cancel()
     sockets = first._context
-    assert await doors.of(7) is first and not sockets.closed
+    assert await subscribers.of(7) is first and not sockets.closed
     async with ZmqPublisher() as moved:
         urls.append(WorkerUrl("127.0.0.1:1", events=moved.url))
-        assert await doors.of(7) is not first and sockets.closed
+        assert await subscribers.of(7) is not first and sockets.closed
         urls.append(WorkerUrl("127.0.0.1:1"))
-        assert await doors.of(7) is None
-    await doors.close(7)
+        assert await subscribers.of(7) is None
+    await subscribers.close(7)
 
 
 async def test_lost_messages_are_replayed(publisher: ZmqPublisher) -> None:
@@ -157,10 +163,10 @@ async def test_a_replay_cut_short_is_asked_for_again(publisher: ZmqPublisher) ->
         publisher.cut_after = None
         await until(reader.holds(1, 2, 3, 4, 5))
         assert reader.stream.is_complete
-        seen = reader.doors.short_replays
+        seen = reader.subscribers.short_replays
         assert seen > 0
-        await reader.doors.close(W.worker_id)
-        assert reader.doors.short_replays >= seen  # it is counted on
+        await reader.subscribers.close(W.worker_id)
+        assert reader.subscribers.short_replays >= seen  # it is counted on
 
 
 async def test_a_last_message_that_gets_lost_is_asked_for(publisher: ZmqPublisher) -> None:

@@ -8,20 +8,14 @@ import msgspec
 import pytest
 
 from dynamo_router.base.clock import ManualClock
-from dynamo_router.process.steps import (
-    STEP,
-    answer_share,
-    by_steps,
-    finish,
-    finish_in_turns,
-    made_in_turns,
-)
 from dynamo_router.router.admission import NO_OBJECTIVES
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.policy import CandidateTerms
 from dynamo_router.router.proto import router_pb2 as pb
+from dynamo_router.router.steps import STEP, by_steps, finish
 from dynamo_router.server.dispatch import RequestReader
+from dynamo_router.server.loop_share import answer_share, finish_in_turns, made_in_turns
 from dynamo_router.server.services import RouterService
 
 WORKERS = 6 * STEP

@@ -38,8 +38,8 @@ async def test_it_gets_in_with_all_it_needs_and_is_told_what_it_lacks(
     token.write_text(TOKEN)
     token.chmod(0o600)
     files = {"tls_ca": ours.ca, "tls_cert": cert, "tls_key": key}
-    async with serving(FakeEngine(), **locks(ours, tmp_path)) as doors:
-        target = doors.server.grpc_address
+    async with serving(FakeEngine(), **locks(ours, tmp_path)) as ports:
+        target = ports.server.grpc_address
         async with LoadClient(target, TargetAccess(**files, token_file=str(token))) as client:
             assert (await client.probe(15.0)).model_id == "fake"
             body = encode_generate("r", np.arange(1, 30, dtype=np.uint32), 2)

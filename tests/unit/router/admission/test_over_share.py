@@ -16,13 +16,13 @@ from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import NoWorkersError
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.router.admission.admission import Admission
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.admission.queue import KEPT_PART, AdmissionQueue
 from dynamo_router.router.admission.tenants import TenantConfig, TenantShares
 from dynamo_router.router.admission.ticket import Lane, Ticket, Urgency
 from dynamo_router.router.admission.turns import LOOKED_AT
 from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
+from dynamo_router.server.admission import Admission
 from dynamo_router.server.dispatch.decisions import RouterDecisions, queue_of
 
 BLOCK = 16

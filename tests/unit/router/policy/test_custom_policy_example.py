@@ -34,7 +34,7 @@ def test_it_stays_with_a_prefix_until_that_worker_is_too_busy(
 def test_it_decides_under_its_name(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
     point = EntryPoint("sticky", "custom_policy:sticky", policies.GROUP)
-    monkeypatch.setattr(policies, "entry_points", lambda group: [point])
+    monkeypatch.setattr(policies, "offered", lambda: [point])
     config = KvRouterConfig(block_size=16, use_kv_events=False, policy="sticky", seed=1)
     with KvRouter(config) as router:
         router.add_worker(1)

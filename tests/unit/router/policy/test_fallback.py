@@ -72,7 +72,7 @@ def test_it_falls_back_and_returns_by_itself_and_says_so_once(
     assert trusted(router)
     assert [line.message.partition(":")[0] for line in caplog.records] == [
         "forecast fails",
-        "forecast holds again",
+        "forecast recovered",
     ]
     assert router.residuals is not None and router.residuals.fallbacks == 1
 
@@ -87,7 +87,7 @@ def test_it_says_which_prediction_failed_with_what_was_foreseen_and_seen(
     failed = explained(router).to_dict()["residuals"]["failed"]
     assert failed["kind"] == "ttft" and failed["worker"] is None
     assert abs(failed["took_s"] - failed["foreseen_s"]) > 0.05
-    said = f"took {failed['took_s']:.4g} s, foreseen were {failed['foreseen_s']:.4g} s"
+    said = f"took {failed['took_s']:.4g} s, predicted {failed['foreseen_s']:.4g} s"
     assert "TTFTs" in caplog.text and said in caplog.text
     samples = {
         (sample.labels["kind"], sample.labels["value"]): sample.value

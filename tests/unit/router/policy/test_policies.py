@@ -53,7 +53,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
             ("lost", "not_there"),
         ]
     ]
-    monkeypatch.setattr(policies, "entry_points", lambda group: points)
+    monkeypatch.setattr(policies, "offered", lambda: points)
 
 
 def router_with(given: Policy | None = None, **config: Any) -> KvRouter:

@@ -11,7 +11,7 @@ from dynamo_router.server.dispatch.generate_request import (
     with_request_id,
     with_retention,
 )
-from dynamo_router.workers.cache_control import Retention
+from dynamo_router.workers.retention import Retention
 from dynamo_router.workers.trtllm_proto import pb
 
 

@@ -13,9 +13,9 @@ from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.router import prompt as module
 from dynamo_router.router.proto import router_pb2 as rpb
+from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.dispatch._generate_request import parse_generate, parse_tokens
 from dynamo_router.server.dispatch.request_reader import LONG_BYTES, RequestReader
-from dynamo_router.server.peer_limits import PeerLimits
 from dynamo_router.workers.trtllm_proto import pb
 
 u32 = st.integers(0, 2**32 - 1)
@@ -82,7 +82,7 @@ def hits() -> LimitHits:
 
 @pytest.fixture
 async def reader(hits: LimitHits) -> AsyncIterator[RequestReader]:
-    reader = RequestReader(16, PeerLimits(max_prompt_tokens=200_000, max_id_bytes=8), hits)
+    reader = RequestReader(16, CallerLimits(max_prompt_tokens=200_000, max_id_bytes=8), hits)
     yield reader
     reader.close()
 

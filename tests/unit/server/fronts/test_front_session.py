@@ -9,10 +9,10 @@ from msgspec import structs
 from support.polling import until
 
 from dynamo_router.base.clock import SystemClock
-from dynamo_router.router.admission.admission import Admission
 from dynamo_router.router.admission.queue import AdmissionQueue
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
+from dynamo_router.server.admission import Admission
 from dynamo_router.server.dispatch.decisions import RouterDecisions
 from dynamo_router.server.fronts.front_session import FrontSession
 from dynamo_router.server.fronts.messages import (

@@ -12,11 +12,11 @@ from dynamo_router.server.fronts.messages import (
     Ask,
     Booked,
     Decided,
-    FrameError,
     Freed,
     FromDecider,
     FromFront,
     Hello,
+    LinkError,
     MessageReader,
     Output,
     Prefilled,
@@ -78,14 +78,14 @@ def test_a_large_batch_is_cut_into_frames() -> None:
     ],
 )
 def test_what_is_no_frame_is_refused(data: bytes) -> None:
-    with pytest.raises(FrameError):
+    with pytest.raises(LinkError):
         MessageReader(FromFront).feed(data)
 
 
 def test_a_front_does_not_speak_as_the_decider_does() -> None:
-    with pytest.raises(FrameError):
+    with pytest.raises(LinkError):
         MessageReader(FromFront).feed(encode([Decided(1, 2, 0, 0, 0, 1, 0, True, 0, 0, 0.0)]))
-    with pytest.raises(FrameError):
+    with pytest.raises(LinkError):
         MessageReader(FromDecider).feed(encode([ASK]))
 
 
@@ -93,10 +93,10 @@ def test_a_front_does_not_speak_as_the_decider_does() -> None:
 def test_garbage_gives_messages_or_a_frame_error(data: bytes) -> None:
     try:
         MessageReader(FromFront).feed(data)
-    except FrameError:
+    except LinkError:
         pass
 
 
 def test_a_message_beyond_the_largest_frame_is_not_sent() -> None:
-    with pytest.raises(FrameError):
+    with pytest.raises(LinkError):
         encode([Freed("x" * (MAX_FRAME_BYTES + 1))])

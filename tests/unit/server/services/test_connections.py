@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.polling import until
 
 from dynamo_router.base.limit_hits import LimitHits
-from dynamo_router.server.peer_limits import PeerLimits
+from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.services.connections import (
     LEAST,
     PER_WORKER,
@@ -23,7 +23,7 @@ from dynamo_router.server.services.connections import (
 def test_engines_come_first_and_what_is_short_is_said(
     allowed: int, in_use: int, workers: int
 ) -> None:
-    limits = PeerLimits()
+    limits = CallerLimits()
     plan = share_descriptors(limits, allowed=allowed, in_use=in_use, workers=workers)
     assert LEAST <= plan.grpc <= limits.max_connections
     assert LEAST <= plan.http <= limits.max_http_connections
@@ -34,7 +34,7 @@ def test_engines_come_first_and_what_is_short_is_said(
 
 
 def test_with_descriptors_enough_the_settings_hold() -> None:
-    limits = PeerLimits(max_connections=100, max_http_connections=20)
+    limits = CallerLimits(max_connections=100, max_http_connections=20)
     plan = share_descriptors(limits, allowed=65_536, in_use=60, workers=1000)
     assert (plan.grpc, plan.http, plan.warning) == (100, 20, "")
 

@@ -12,7 +12,7 @@ from support.servers.http2_client import RawClient, echo, head_of, listening, ra
 
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.server.access import AccessError, GrpcGuard
-from dynamo_router.server.peer_limits import PeerLimits
+from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.services.call_limits import CallLimits
 from dynamo_router.server.services.checked_calls import CheckedCalls
 from dynamo_router.transport.http2 import Http2Server
@@ -33,7 +33,7 @@ def call_of(stream: int) -> bytes:
 async def unread() -> AsyncIterator[tuple[LimitHits, CallLimits, Http2Server, RawClient]]:
     """A server with room for two calls, and a client that reads two bytes of an answer."""
     hits = LimitHits()
-    calls = CallLimits(PeerLimits(max_questions=2, max_share_per_caller=1.0), hits)
+    calls = CallLimits(CallerLimits(max_questions=2, max_share_per_caller=1.0), hits)
     guard = cast(GrpcGuard, SimpleNamespace(admit=lambda path, call: None))
     at_once: dict[str, Any] = {PATH: CheckedCalls(guard, calls).serving_at_once(PATH, shout)}
     async with (
@@ -81,7 +81,7 @@ async def test_a_call_is_judged_once_however_long_its_end_takes_to_leave(refused
     async def finish() -> None:
         assert calls.questions.used_by("ipv4:10.0.0.1") == 1
 
-    calls = CallLimits(PeerLimits(), LimitHits())
+    calls = CallLimits(CallerLimits(), LimitHits())
     checked = CheckedCalls(cast(GrpcGuard, SimpleNamespace(admit=admit)), calls)
     answer, wait = checked.serving_at_once(PATH, shout)
     call = cast(

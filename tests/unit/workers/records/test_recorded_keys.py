@@ -17,8 +17,8 @@ from dynamo_router.workers.records import (
     EVENT_SOURCES,
     TRTLLM,
     DiscoveryConfig,
+    EndpointWorkers,
     EventSource,
-    Fleet,
     ModelCard,
     decode_card,
     decode_source,
@@ -39,8 +39,8 @@ def recorded(bucket: str) -> Iterator[Entry]:
             yield Entry(key.removeprefix(f"{bucket}/"), value.encode(), 1)
 
 
-def fleet_of(*transports: str) -> Fleet:
-    return Fleet(frozenset(transports))
+def fleet_of(*transports: str) -> EndpointWorkers:
+    return EndpointWorkers(frozenset(transports))
 
 
 def recorded_cards() -> dict[int, ModelCard]:

@@ -14,7 +14,12 @@ from support.polling import until
 from dynamo_router.base.envelope import EventEnvelope, encode_envelope
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.event_planes import PlaneState, endpoint_subject
-from dynamo_router.runtime.event_planes.zmq import EVENT_CHANNELS, Channel, ZmqPlane, encode_frames
+from dynamo_router.runtime.event_planes.zmq import (
+    EVENT_CHANNELS,
+    Channel,
+    ZmqPlane,
+    encode_multipart,
+)
 from dynamo_router.runtime.event_planes.zmq import channels as channels_module
 from dynamo_router.runtime.event_planes.zmq import sockets as sockets_module
 from dynamo_router.runtime.event_planes.zmq.sockets import Inlet
@@ -127,7 +132,7 @@ class Hostile:
         await bucket.put(channel.key if key is None else key, channel.value())
 
     def says(self, payload: bytes) -> None:
-        self.socket.send_multipart(encode_frames("kv-events", 7, 0, payload))
+        self.socket.send_multipart(encode_multipart("kv-events", 7, 0, payload))
 
     async def close(self) -> None:
         self.socket.close(0)
@@ -149,20 +154,20 @@ async def test_garbage_and_other_publishers_words_are_refused(
     subscription = await there.subscribe(SUBJECT, heard)
     await hostile.register(Channel.over_zmq(SUBJECT, 7, hostile.address))
     await until(lambda: subscription.connected_to == 1)
-    good = encode_frames("kv-events", 7, 0, b"good")
+    good = encode_multipart("kv-events", 7, 0, b"good")
     while not heard.messages:  # until it is connected
         hostile.socket.send_multipart(good)
         await asyncio.sleep(0.01)
     bad = [
         [b"kv-events"],
         [b"kv-events", *[b""] * 40],
-        encode_frames("kv-events", 8, 0, b"another publisher's"),
-        encode_frames("kv-events-2", 7, 0, b"another topic"),
+        encode_multipart("kv-events", 8, 0, b"another publisher's"),
+        encode_multipart("kv-events-2", 7, 0, b"another topic"),
         [*good[:3], good[3][:-1]],
     ]
     for frames in bad:
         hostile.socket.send_multipart(frames)
-    last = encode_frames("kv-events", 7, 1, b"last")
+    last = encode_multipart("kv-events", 7, 1, b"last")
     # Again and again: after a refused message the connection may be made anew.
     await until(lambda: hostile.socket.send_multipart(last) or heard.messages[-1] == b"last")
     assert set(heard.messages) == {b"good", b"last"}
@@ -187,10 +192,10 @@ async def test_who_sends_a_message_that_is_too_long_is_not_heard_any_more(
     await there.subscribe(SUBJECT, heard)
     await hostile.register(Channel.over_zmq(SUBJECT, 7, hostile.address))
     while not heard.messages:
-        hostile.socket.send_multipart(encode_frames("kv-events", 7, 0, b"good"))
+        hostile.socket.send_multipart(encode_multipart("kv-events", 7, 0, b"good"))
         await asyncio.sleep(0.01)
-    hostile.socket.send_multipart(encode_frames("kv-events", 7, 0, bytes(200_000)))
-    hostile.socket.send_multipart(encode_frames("kv-events", 7, 0, b"more"))
+    hostile.socket.send_multipart(encode_multipart("kv-events", 7, 0, bytes(200_000)))
+    hostile.socket.send_multipart(encode_multipart("kv-events", 7, 0, b"more"))
     other, told = planes(), Heard()
     await there.subscribe(SUBJECT, told)
     await connected(other, told)

@@ -21,11 +21,11 @@ _NUMBER = struct.Struct(">Q")
 _HEADER = struct.Struct(">BI")
 
 
-class FrameError(ValueError):
+class MultipartError(ValueError):
     """It is no message of the event plane."""
 
 
-def encode_frames(topic: str, publisher_id: int, sequence: int, payload: bytes) -> list[bytes]:
+def encode_multipart(topic: str, publisher_id: int, sequence: int, payload: bytes) -> list[bytes]:
     """ValueError for a payload that is too long, or a number that fits no 64 bits."""
     if len(payload) > MOST_BYTES:
         raise ValueError(f"a message of {len(payload)} bytes is longer than {MOST_BYTES}")
@@ -36,22 +36,22 @@ def encode_frames(topic: str, publisher_id: int, sequence: int, payload: bytes) 
     return [topic.encode(), *numbers, _HEADER.pack(VERSION, len(payload)) + payload]
 
 
-def decode_frames(frames: Sequence[bytes], topic: str, publisher_id: int) -> bytes:
-    """The payload of a message on this topic by this publisher; FrameError if it is none."""
+def decode_multipart(frames: Sequence[bytes], topic: str, publisher_id: int) -> bytes:
+    """The payload of a message on this topic by this publisher; MultipartError if it is none."""
     if len(frames) != FRAMES:
-        raise FrameError(f"{len(frames)} frames are not {FRAMES}")
+        raise MultipartError(f"{len(frames)} frames are not {FRAMES}")
     name, publisher, number, body = frames
     if name != topic.encode():
-        raise FrameError(f"another topic: {name[:64]!r}")
+        raise MultipartError(f"another topic: {name[:64]!r}")
     if len(publisher) != _NUMBER.size or len(number) != _NUMBER.size:
-        raise FrameError("a number does not have 8 bytes")
+        raise MultipartError("a number does not have 8 bytes")
     if _NUMBER.unpack(publisher)[0] != publisher_id:
-        raise FrameError("another publisher than that of the channel")
+        raise MultipartError("another publisher than that of the channel")
     if len(body) < _HEADER.size:
-        raise FrameError("the header is cut short")
+        raise MultipartError("the header is cut short")
     version, length = _HEADER.unpack_from(body)
     if version != VERSION:
-        raise FrameError(f"version {version} is not {VERSION}")
+        raise MultipartError(f"version {version} is not {VERSION}")
     if length != len(body) - _HEADER.size:
-        raise FrameError(f"{len(body) - _HEADER.size} bytes where the header says {length}")
+        raise MultipartError(f"{len(body) - _HEADER.size} bytes where the header says {length}")
     return body[_HEADER.size :]

@@ -5,8 +5,12 @@ from time import perf_counter
 
 import pytest
 
-from dynamo_router.process.steps import answer_share, finish_in_turns, in_turns
-from dynamo_router.process.time_share import TimeShare
+from dynamo_router.server.loop_share import (
+    TimeShare,
+    answer_share,
+    finish_in_turns,
+    in_turns,
+)
 
 
 async def test_many_askers_take_turns() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_router.process.time_share import TimeShare
+from dynamo_router.server.loop_share import TimeShare
 
 SHARE, BURST_S = 0.1, 0.5
 

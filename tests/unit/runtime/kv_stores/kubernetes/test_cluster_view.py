@@ -13,8 +13,8 @@ from dynamo_router.runtime.kv_stores.kubernetes import (
     PodIdentity,
     instance_id_of,
 )
-from dynamo_router.runtime.kv_stores.kubernetes.fleet_view import (
-    FleetView,
+from dynamo_router.runtime.kv_stores.kubernetes.cluster_view import (
+    ClusterView,
     ready_in_pod,
     ready_in_slice,
 )
@@ -55,7 +55,7 @@ def test_ids_are_those_that_dynamo_gives(name: str, id: int) -> None:
 
 
 def test_a_null_stands_for_what_the_same_object_said_last() -> None:
-    view = FleetView(ready_in_slice)
+    view = ClusterView(ready_in_slice)
     view.on_readiness(slice_of("a"), False)
     view.on_metadata(metadata("a", says("x:1")), False)
     before = dict(view.entries(INSTANCES))
@@ -76,7 +76,7 @@ def test_null_maps_are_empty() -> None:
 
 
 def test_of_two_that_claim_a_key_its_owner_has_it() -> None:
-    view = FleetView(ready_in_slice)
+    view = ClusterView(ready_in_slice)
     key = f"n/c/e/{instance_id_of('b'):x}"
     view.on_readiness(slice_of("a", "b", "c"), False)
     for name in NAMES:
@@ -90,7 +90,7 @@ def test_of_two_that_claim_a_key_its_owner_has_it() -> None:
     [None, 7, [], {}, {"metadata": {}}, {"metadata": {"name": ""}}, {"metadata": {"name": 7}}],
 )
 def test_objects_that_are_none_change_nothing(garbage: Any) -> None:
-    view = FleetView(ready_in_slice)
+    view = ClusterView(ready_in_slice)
     view.on_metadata_listed([metadata("a", says("x:1")), garbage])
     view.on_readiness_listed([garbage, slice_of("a")])
     before = dict(view.entries(INSTANCES))
@@ -106,7 +106,7 @@ def test_objects_that_are_none_change_nothing(garbage: Any) -> None:
 )
 def test_slices_of_strangers_make_nobody_ready(endpoints: Any) -> None:
     found = {"metadata": {"name": "s"}, "endpoints": endpoints}
-    view = FleetView(ready_in_slice)
+    view = ClusterView(ready_in_slice)
     view.on_metadata(metadata("a", says("x:1")), False)
     assert view.on_readiness(found, False) == {}
 
@@ -133,7 +133,7 @@ steps = st.one_of(
 @given(st.lists(steps))
 def test_what_is_told_adds_up_to_what_is_visible(given_steps: list[tuple[str, Any]]) -> None:
     """Against a model: names that are ready and what each says; and replaying the changes."""
-    view, ready, said = FleetView(ready_in_slice), set[str](), dict[str, str]()
+    view, ready, said = ClusterView(ready_in_slice), set[str](), dict[str, str]()
     replayed: dict[str, bytes] = {}
     revision = 0
 

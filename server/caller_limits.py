@@ -7,7 +7,7 @@ from ..process.settings import bad_setting, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerLimits:
+class CallerLimits:
     """Bounds on what peers can make grow. Each is counted when it is hit, under its name.
 
     A caller is who shows a token or a certificate; of the others, who comes from one address.

@@ -7,9 +7,9 @@ engine that does not know it answers UNIMPLEMENTED, as gRPC servers do.
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import UInt64Value
 
-from ...base.errors import StatusCode
-from ..channels import EngineChannel, Metadata
-from ..failures import EngineCallError, Origin
+from ..base.errors import StatusCode
+from .channels import EngineChannel, Metadata
+from .failures import EngineCallError, Origin
 
 PREFETCH_METHOD = "/dynamo_router.v1.EngineCache/Prefetch"
 

@@ -1,16 +1,20 @@
-"""EventDoors: the way to the events of each engine, wherever it tells them."""
+"""EventSubscribers: the way to the events of each engine, wherever it tells them."""
 
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from ..workers.worker_url import WorkerUrl
-from .dialects import HttpEvents, ZmqEvents
+from .dialects import ZmqEvents
+
+if TYPE_CHECKING:
+    from .dialects import HttpEvents
 
 GRPC, ZMQ, HTTP = "grpc", "zmq", "http"
 STREAMS = (GRPC, ZMQ, HTTP)
 """What a stream of events can come over, by its name in `/workers`."""
 
 
-class EventDoors:
+class EventSubscribers:
     """Finds a Subscriber for a worker: by its URL, else its engine's client."""
 
     def __init__(
@@ -62,11 +66,13 @@ class EventDoors:
         """Replays over ZMQ that ended without their end, so far."""
         return self._short_before + sum(_short_replays(events) for _, events in self._made.values())
 
-    def _new(self, url: WorkerUrl, events: str) -> ZmqEvents | HttpEvents:
+    def _new(self, url: WorkerUrl, events: str) -> "ZmqEvents | HttpEvents":
         if events.startswith(HTTP):
+            from .dialects import HttpEvents  # and the HTTP client with it
+
             return HttpEvents(events)
         return ZmqEvents(events, url.replay, self._block_size)
 
 
-def _short_replays(events: ZmqEvents | HttpEvents) -> int:
+def _short_replays(events: "ZmqEvents | HttpEvents") -> int:
     return events.short_replays if isinstance(events, ZmqEvents) else 0

@@ -7,16 +7,20 @@ from threading import get_ident
 
 import structlog
 
-from ...base.clock import Clock
-from ...base.errors import EventError
-from ...process.supervised import stopped, supervise
-from ...runtime.event_planes import EventPlane, PlaneState, Subscription, endpoint_subject
-from ...slots.peers import Ask, Message, decode_message, encode_message
-from ..affinity import SessionAffinity
-from .dynamo_replicas import ACTIVE_SEQUENCES, DynamoReplicas
-from .peer_load import PeerLoad
-from .replica import Replica
-from .session_sync import SESSION_AFFINITY, SessionSync
+from ..base.clock import Clock
+from ..base.errors import EventError
+from ..process.supervised import stopped, supervise
+from ..router.affinity import SessionAffinity
+from ..router.replicas import (
+    ACTIVE_SEQUENCES,
+    SESSION_AFFINITY,
+    DynamoReplicas,
+    PeerLoad,
+    Replica,
+    SessionSync,
+)
+from ..runtime.event_planes import EventPlane, PlaneState, Subscription, endpoint_subject
+from ..slots.peers import Ask, Beat, Message, decode_message, encode_message
 
 ROUTER_SYNC = "router-sync"
 """The topic on which our routers talk; Dynamo's talk on ACTIVE_SEQUENCES."""
@@ -59,7 +63,7 @@ class ReplicaSync:
         self._sessions_subject = endpoint_subject(namespace, component, endpoint, SESSION_AFFINITY)
         self._on_load_fell = on_load_fell
         router_id = 1 + randbelow(2**53 - 1)
-        self.replica = Replica(load, router_id, name)
+        self.replica = Replica(load, router_id, name, on_namesake=_warn_of_namesake)
         self.dynamo = DynamoReplicas(load, router_id, elsewhere)
         self.sessions = SessionSync(sessions, router_id, elsewhere=elsewhere)
         self.undecodable = 0
@@ -180,3 +184,7 @@ class ReplicaSync:
     def _on_plane_state(self, state: PlaneState) -> None:
         if state is PlaneState.CONNECTED:
             self._greets = True
+
+
+def _warn_of_namesake(beat: Beat) -> None:
+    log.warning("another router has the same name", name=beat.name, id=beat.router_id)

@@ -9,7 +9,7 @@ from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.engines.mocker.engine import MockEngine
 from dynamo_router.engines.serving.request import trtllm_request
-from dynamo_router.workers.cache_control import Retention, Span, TokenRange, returning_spans
+from dynamo_router.workers.retention import Retention, Span, TokenRange, returning_spans
 from dynamo_router.workers.trtllm_proto import pb
 
 LAST = 2**32 - 1

@@ -1,6 +1,16 @@
-"""A share of the event loop's time that some work may have at most."""
+"""Long work on the event loop: the share of its time that the work may have at most, and the turns
+that others have between its steps.
+"""
 
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
 from time import perf_counter
+from typing import TypeVar
+
+from ..router.steps import Steps, by_steps
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class TimeShare:
@@ -52,3 +62,42 @@ class TimeShare:
         if self._at is None:
             return self._saved
         return min(self._burst_s, self._saved + self._share * (now - self._at))
+
+
+def answer_share() -> TimeShare:
+    """For answers of one kind: one goes ahead at once, many take a fifth of the loop's time."""
+    return TimeShare(0.2, burst_s=0.02)
+
+
+async def in_turns(items: Iterable[T], share: TimeShare) -> AsyncIterator[T]:
+    """The items; others have a turn before the first, and after what was done with each.
+
+    All users of one `share` wait for what they took of the time together.
+    """
+    await asyncio.sleep(share.wait_s(perf_counter()))
+    share.begin()
+    for item in items:
+        yield item
+        share.spent(share.lap(), perf_counter())
+        await asyncio.sleep(share.wait_s(perf_counter()))
+        share.begin()
+
+
+async def made_in_turns(make: Callable[[T], R], items: Iterable[T], share: TimeShare) -> list[R]:
+    """`make` of each item; the event loop has a turn after each step."""
+    made: list[R] = []
+    async for chunk in in_turns(by_steps(items), share):
+        made += map(make, chunk)
+    return made
+
+
+async def finish_in_turns(steps: Steps[T], share: TimeShare) -> T:
+    """The result; the event loop has a turn after each step."""
+    result: list[T] = []
+
+    def through() -> Steps[None]:
+        result.append((yield from steps))
+
+    async for _ in in_turns(through(), share):
+        pass
+    return result[0]

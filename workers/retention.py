@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple, Self
 
 import msgspec
 
-from ...base.errors import InvalidRequestError
+from ..base.errors import InvalidRequestError
 
 FIELD = "kv_cache_retention"
 LEAST, USUAL, MOST = 0, 35, 100

@@ -1,4 +1,4 @@
-"""The service from outside over HTTP, with the other doors beside it where they tell the same."""
+"""The service from outside over HTTP, with the other ports beside it where they tell the same."""
 
 import asyncio
 import io
@@ -20,31 +20,31 @@ EVENTS = KvRouterConfig(block_size=BLOCK, seed=1)
 
 
 async def test_health_follows_the_workers() -> None:
-    async with serving(FakeEngine()) as doors:
-        status, body = await doors.http("GET", "/health")
+    async with serving(FakeEngine()) as ports:
+        status, body = await ports.http("GET", "/health")
         assert (status, body["status"], body["workers"]) == (200, "ready", {"ready": 1})
         assert body["event_plane"] == {"state": "off", "server": "off"}
-        (entry,) = doors.server.router.registry.entries()
-        doors.server.router.registry.set_state(entry.worker_id, WorkerState.UNHEALTHY)
-        status, body = await doors.http("GET", "/health")
+        (entry,) = ports.server.router.registry.entries()
+        ports.server.router.registry.set_state(entry.worker_id, WorkerState.UNHEALTHY)
+        status, body = await ports.http("GET", "/health")
         assert (status, body["status"]) == (503, "not ready")
-        assert await doors.http("GET", "/live") == (200, {"status": "live"})
+        assert await ports.http("GET", "/live") == (200, {"status": "live"})
 
 
 async def test_without_workers_it_is_live_and_not_ready() -> None:
-    async with serving() as doors:
-        assert (await doors.http("GET", "/health"))[0] == 503
-        assert (await doors.http("GET", "/live"))[0] == 200
-        assert await doors.http("GET", "/workers") == (200, {"workers": []})
+    async with serving() as ports:
+        assert (await ports.http("GET", "/health"))[0] == 503
+        assert (await ports.http("GET", "/live"))[0] == 200
+        assert await ports.http("GET", "/workers") == (200, {"workers": []})
 
 
 async def test_workers_show_their_load_while_it_lasts() -> None:
-    async with serving(FakeEngine(stall, worker_id=7)) as doors:
-        call = asyncio.create_task(doors.answers(prompt(tokens=2 * BLOCK)))
-        await until(lambda: doors.server.dispatcher.in_flight == 1)
+    async with serving(FakeEngine(stall, worker_id=7)) as ports:
+        call = asyncio.create_task(ports.answers(prompt(tokens=2 * BLOCK)))
+        await until(lambda: ports.server.dispatcher.in_flight == 1)
 
         async def row() -> Any:
-            return (await doors.http("GET", "/workers"))[1]["workers"][0]
+            return (await ports.http("GET", "/workers"))[1]["workers"][0]
 
         while (busy := await row())["active_prefill_tokens"]:  # until its first token is out
             await asyncio.sleep(0.01)
@@ -56,73 +56,73 @@ async def test_workers_show_their_load_while_it_lasts() -> None:
         assert (busy["active_requests"], busy["active_blocks"]) == (1, 2)
         assert busy["event_source_state"] == "approximate"
         call.cancel()
-        await until(lambda: doors.server.dispatcher.in_flight == 0)
+        await until(lambda: ports.server.dispatcher.in_flight == 0)
         assert (await row())["active_requests"] == 0
 
 
 async def test_overlaps_tell_of_workers_that_only_publish_too() -> None:
-    async with serving(FakeEngine(worker_id=7), router=EVENTS) as doors:
-        router = doors.server.router
+    async with serving(FakeEngine(worker_id=7), router=EVENTS) as ports:
+        router = ports.server.router
         router.apply_event(stored(WorkerWithDpRank(7), PROMPT))
         router.apply_event(stored(WorkerWithDpRank(2**64 - 1, 3), PROMPT[: 2 * BLOCK]))
-        assert await doors.http("POST", "/overlaps", json={"token_ids": PROMPT}) == (
+        assert await ports.http("POST", "/overlaps", json={"token_ids": PROMPT}) == (
             200,
             {"7": 4, f"{2**64 - 1}/3": 2},
         )
         salted = {"token_ids": PROMPT, "cache_namespace": "tenant"}
-        assert await doors.http("POST", "/overlaps", json=salted) == (200, {})
-        scores = await doors.select.GetOverlapScores(rpb.OverlapRequest(token_ids=PROMPT))
+        assert await ports.http("POST", "/overlaps", json=salted) == (200, {})
+        scores = await ports.select.GetOverlapScores(rpb.OverlapRequest(token_ids=PROMPT))
         assert {(o.worker.worker_id, o.worker.dp_rank): o.blocks for o in scores.overlaps} == {
             (7, 0): 4,
             (2**64 - 1, 3): 2,
         }
-        listed = await doors.select.ListWorkers(rpb.ListWorkersRequest())
+        listed = await ports.select.ListWorkers(rpb.ListWorkersRequest())
         states = {w.worker.worker_id: (w.state, w.indexed_blocks) for w in listed.workers}
         assert states == {7: ("ready", 4), 2**64 - 1: ("unregistered", 2)}
 
 
 async def test_what_the_index_had_no_room_for_is_told() -> None:
     config = KvRouterConfig(block_size=BLOCK, router_max_index_blocks=3)
-    async with serving(FakeEngine(worker_id=7), router=config) as doors:
-        doors.server.router.apply_event(stored(WorkerWithDpRank(7), PROMPT))
-        (row,) = (await doors.http("GET", "/workers"))[1]["workers"]
+    async with serving(FakeEngine(worker_id=7), router=config) as ports:
+        ports.server.router.apply_event(stored(WorkerWithDpRank(7), PROMPT))
+        (row,) = (await ports.http("GET", "/workers"))[1]["workers"]
         assert (row["indexed_blocks"], row["unindexed_blocks"]) == (3, 1)
         assert row["event_source_state"] == "trimmed"
-        metrics = await doors.metrics()
+        metrics = await ports.metrics()
         assert metrics["dynamo_router_index_evicted_blocks_total"] == 1
 
 
 async def test_every_door_tells_the_storage_tiers_apart() -> None:
-    async with serving(FakeEngine(worker_id=7), router=EVENTS) as doors:
+    async with serving(FakeEngine(worker_id=7), router=EVENTS) as ports:
         worker = WorkerWithDpRank(7)
         for n, (tier, blocks) in enumerate(
             [("device", 1), ("host_pinned", 3), ("disk", 4), ("external", 2)], 1
         ):
-            doors.server.router.apply_event(stored(worker, PROMPT[: blocks * BLOCK], n, tier))
+            ports.server.router.apply_event(stored(worker, PROMPT[: blocks * BLOCK], n, tier))
         body = {"token_ids": PROMPT}
-        assert await doors.http("POST", "/overlaps", json=body) == (200, {"7": 1})
+        assert await ports.http("POST", "/overlaps", json=body) == (200, {"7": 1})
         by_tier = {"device": 1, "host_pinned": 2, "disk": 1, "external": 0}
-        asked = await doors.http("POST", "/overlaps", json={**body, "by_tier": True})
+        asked = await ports.http("POST", "/overlaps", json={**body, "by_tier": True})
         assert asked == (200, {"7": by_tier})
-        (row,) = (await doors.http("GET", "/workers"))[1]["workers"]
+        (row,) = (await ports.http("GET", "/workers"))[1]["workers"]
         assert row["indexed_blocks"] == 1
         assert row["lower_tier_blocks"] == {"host_pinned": 3, "disk": 4, "external": 2}
         (found,) = (
-            await doors.select.GetOverlapScores(rpb.OverlapRequest(token_ids=PROMPT))
+            await ports.select.GetOverlapScores(rpb.OverlapRequest(token_ids=PROMPT))
         ).overlaps
         told = (found.blocks, found.host_blocks, found.disk_blocks, found.external_blocks)
         assert told == tuple(by_tier.values())
-        (status,) = (await doors.select.ListWorkers(rpb.ListWorkersRequest())).workers
+        (status,) = (await ports.select.ListWorkers(rpb.ListWorkersRequest())).workers
         assert (status.host_blocks, status.disk_blocks, status.external_blocks) == (3, 4, 2)
-        chosen = await doors.select.SelectWorker(rpb.SelectWorkerRequest(token_ids=PROMPT))
-        (term,) = (await doors.select.Explain(rpb.ExplainRequest(token_ids=PROMPT))).candidates
+        chosen = await ports.select.SelectWorker(rpb.SelectWorkerRequest(token_ids=PROMPT))
+        (term,) = (await ports.select.Explain(rpb.ExplainRequest(token_ids=PROMPT))).candidates
         for said in (chosen, term):
             blocks = (said.overlap_blocks, said.host_overlap_blocks, said.disk_overlap_blocks)
             assert blocks == (1, 2, 1)
         request = prompt()
         request.tokenized.input_token_ids[:] = PROMPT
-        await doors.answers(request)
-        metrics = await doors.metrics()
+        await ports.answers(request)
+        metrics = await ports.metrics()
         for tier, held, expected in (("device", 1, 1), ("host_pinned", 3, 2), ("disk", 4, 1)):
             stored_in = f'dynamo_router_index_blocks_total{{change="stored",tier="{tier}"}}'
             assert metrics[stored_in] == held
@@ -136,13 +136,13 @@ async def test_a_request_goes_to_the_rank_that_has_its_prefix() -> None:
     """Registered, indexed, booked, sent and answered: all by (worker, rank)."""
     engine = FakeEngine(stall, worker_id=7)
     engine.dp_size = 2
-    async with serving(engine, router=EVENTS) as doors:
-        router = doors.server.router
+    async with serving(engine, router=EVENTS) as ports:
+        router = ports.server.router
         router.apply_event(stored(WorkerWithDpRank(7, 0), PROMPT[:BLOCK]))
         router.apply_event(stored(WorkerWithDpRank(7, 1), PROMPT[: 2 * BLOCK]))
         other = [token + 500 for token in PROMPT]
         router.apply_event(stored(WorkerWithDpRank(7, 0), other, 2))
-        assert await doors.http("POST", "/overlaps", json={"token_ids": PROMPT}) == (
+        assert await ports.http("POST", "/overlaps", json={"token_ids": PROMPT}) == (
             200,
             {"7": 1, "7/1": 2},
         )
@@ -150,11 +150,11 @@ async def test_a_request_goes_to_the_rank_that_has_its_prefix() -> None:
         for tokens in (PROMPT, other):
             request = prompt(f"r{len(calls)}")
             request.tokenized.input_token_ids[:] = tokens
-            call = doors.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+            call = ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
             calls.append(call(request.SerializeToString()))
             await calls[-1].read()
         assert [seen["x-dynamo-dp-rank"] for seen in engine.metadata] == ["1", "0"]
-        rows = (await doors.http("GET", "/workers"))[1]["workers"]
+        rows = (await ports.http("GET", "/workers"))[1]["workers"]
         loads = {row["dp_rank"]: (row["active_requests"], row["active_blocks"]) for row in rows}
         assert loads == {0: (1, 4), 1: (1, 4)}
         engine.go.set()
@@ -162,13 +162,13 @@ async def test_a_request_goes_to_the_rank_that_has_its_prefix() -> None:
             assert await call.read() is not aio.EOF and await call.read() is aio.EOF
             trailing = dict(await call.trailing_metadata())
             assert (trailing["x-dynamo-worker-id"], trailing.get("x-dynamo-dp-rank")) == ("7", rank)
-        pinned = await doors.select.SelectWorker(
+        pinned = await ports.select.SelectWorker(
             rpb.SelectWorkerRequest(
                 token_ids=PROMPT, pinned_worker=rpb.Worker(worker_id=7, dp_rank=0)
             )
         )
         assert (pinned.worker.dp_rank, pinned.overlap_blocks) == (0, 1)
-        metrics = await doors.metrics()
+        metrics = await ports.metrics()
         for rank, blocks in ((0, 5), (1, 2)):
             labels = f'{{dp_rank="{rank}",worker_id="7"}}'
             assert metrics[f"dynamo_router_worker_indexed_blocks{labels}"] == blocks
@@ -193,26 +193,26 @@ async def test_a_request_goes_to_the_rank_that_has_its_prefix() -> None:
     ],
 )
 async def test_bad_bodies_are_told_what_is_wrong(body: bytes, text: str) -> None:
-    async with serving() as doors:
-        status, answer = await doors.http("POST", "/overlaps", data=body)
+    async with serving() as ports:
+        status, answer = await ports.http("POST", "/overlaps", data=body)
         assert status == 400 and text in answer["error"], answer
 
 
 async def test_http_errors_are_json() -> None:
-    async with serving() as doors:
-        assert (await doors.http("GET", "/nowhere"))[0] == 404
-        assert (await doors.http("GET", "/overlaps"))[0] == 405
-        status, answer = await doors.http("POST", "/overlaps", data=io.BytesIO(bytes(17 << 20)))
+    async with serving() as ports:
+        assert (await ports.http("GET", "/nowhere"))[0] == 404
+        assert (await ports.http("GET", "/overlaps"))[0] == 405
+        status, answer = await ports.http("POST", "/overlaps", data=io.BytesIO(bytes(17 << 20)))
         assert status == 413 and answer["error"]
 
 
 async def test_metrics_count_what_happened() -> None:
-    async with serving(FakeEngine(worker_id=7)) as doors:
+    async with serving(FakeEngine(worker_id=7)) as ports:
         for number in range(3):
-            await doors.answers(prompt(f"r{number}", 2 * BLOCK))
+            await ports.answers(prompt(f"r{number}", 2 * BLOCK))
         with pytest.raises(aio.AioRpcError):
-            await doors.answers(prompt("r9", tokens=0))
-        metrics = await doors.metrics()
+            await ports.answers(prompt("r9", tokens=0))
+        metrics = await ports.metrics()
         router = "dynamo_component_router"
         assert metrics[f"{router}_requests_started_total"] == 4
         assert metrics[f'{router}_requests_total{{status="ok"}}'] == 3
@@ -231,12 +231,12 @@ async def test_metrics_count_what_happened() -> None:
 
 
 async def test_metrics_tell_of_events_and_their_plane() -> None:
-    async with serving(FakeEngine(worker_id=7), router=EVENTS) as doors:
-        doors.server.router.apply_event(stored(WorkerWithDpRank(7), PROMPT))
-        events = doors.server.pool.events
+    async with serving(FakeEngine(worker_id=7), router=EVENTS) as ports:
+        ports.server.router.apply_event(stored(WorkerWithDpRank(7), PROMPT))
+        events = ports.server.pool.events
         assert events is not None
         await until(lambda: events.plane_state.value == "connected")
-        metrics = await doors.metrics()
+        metrics = await ports.metrics()
         applied = 'dynamo_component_kv_cache_events_applied{event_type="stored",status="ok"}'
         assert metrics[applied] == 1
         assert metrics['dynamo_router_index_blocks_total{change="stored",tier="device"}'] == 4
@@ -254,18 +254,18 @@ async def test_output_blocks_count_where_they_are_tracked() -> None:
 
     engine = FakeEngine(long_answer, worker_id=7)
     config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, router_track_output_blocks=True)
-    async with serving(engine, router=config) as doors:
+    async with serving(engine, router=config) as ports:
         request = prompt(tokens=BLOCK)
         request.max_tokens = 10**6  # its end is far, so its blocks weigh all but fully
-        call = asyncio.create_task(doors.answers(request))
+        call = asyncio.create_task(ports.answers(request))
 
         async def active_blocks() -> int:
-            return (await doors.http("GET", "/workers"))[1]["workers"][0]["active_blocks"]
+            return (await ports.http("GET", "/workers"))[1]["workers"][0]["active_blocks"]
 
         async with asyncio.timeout(60):
             while await active_blocks() < 4:
                 await asyncio.sleep(0.01)
         engine.go.set()
         await call
-        await until(lambda: not doors.server.dispatcher.in_flight)
+        await until(lambda: not ports.server.dispatcher.in_flight)
         assert await active_blocks() == 0

@@ -21,7 +21,7 @@ Changes = dict[str, list[Entry | Deleted]]
 log = get_logger(__name__)
 
 
-class FleetView:
+class ClusterView:
     """Feed it what two watches say; `changes` come out by bucket, in the order of revisions."""
 
     def __init__(self, readiness: Readiness) -> None:

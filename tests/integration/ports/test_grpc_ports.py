@@ -21,28 +21,28 @@ EVENTS = KvRouterConfig(block_size=BLOCK, seed=1)
 
 
 async def test_select_books_when_it_is_given_an_id() -> None:
-    async with serving(FakeEngine(worker_id=7)) as doors:
+    async with serving(FakeEngine(worker_id=7)) as ports:
         request = rpb.SelectWorkerRequest(token_ids=PROMPT)
-        named = await doors.select.SelectWorker(request)
-        (entry,) = doors.server.router.registry.entries()
+        named = await ports.select.SelectWorker(request)
+        (entry,) = ports.server.router.registry.entries()
         assert (named.worker.worker_id, named.address) == (7, entry.address)
         assert (named.request_blocks, named.overlap_blocks, named.booked) == (4, 0, False)
         request.request_id = "mine"
-        assert (await doors.select.SelectWorker(request)).booked
-        loads = await doors.select.GetPotentialLoads(rpb.PotentialLoadsRequest(token_ids=PROMPT))
+        assert (await ports.select.SelectWorker(request)).booked
+        loads = await ports.select.GetPotentialLoads(rpb.PotentialLoadsRequest(token_ids=PROMPT))
         assert loads.loads[0].decode_blocks == 4
         with pytest.raises(aio.AioRpcError) as caught:
-            await doors.select.SelectWorker(request)
+            await ports.select.SelectWorker(request)
         assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
         mine = rpb.BookedRequest(request_id="mine")
-        assert (await doors.select.MarkPrefillComplete(mine)).known
-        assert (await doors.select.Free(mine)).known
-        assert not (await doors.select.Free(mine)).known
-        assert not (await doors.select.MarkPrefillComplete(mine)).known
+        assert (await ports.select.MarkPrefillComplete(mine)).known
+        assert (await ports.select.Free(mine)).known
+        assert not (await ports.select.Free(mine)).known
+        assert not (await ports.select.MarkPrefillComplete(mine)).known
 
 
 async def test_select_keeps_to_what_it_is_told() -> None:
-    async with serving(FakeEngine(worker_id=7), FakeEngine(worker_id=8)) as doors:
+    async with serving(FakeEngine(worker_id=7), FakeEngine(worker_id=8)) as ports:
         for wanted in (7, 8):
             for _ in range(3):
                 allowed = rpb.SelectWorkerRequest(token_ids=PROMPT, allowed_worker_ids=[wanted])
@@ -50,7 +50,7 @@ async def test_select_keeps_to_what_it_is_told() -> None:
                     token_ids=PROMPT, pinned_worker={"worker_id": wanted}
                 )
                 for request in (allowed, pinned):
-                    chosen = await doors.select.SelectWorker(request)
+                    chosen = await ports.select.SelectWorker(request)
                     assert chosen.worker.worker_id == wanted
 
 
@@ -71,26 +71,26 @@ async def test_select_keeps_to_what_it_is_told() -> None:
     ],
 )
 async def test_select_says_why_not(request_: Any, code: str, text: str) -> None:
-    async with serving(FakeEngine(worker_id=7)) as doors:
+    async with serving(FakeEngine(worker_id=7)) as ports:
         with pytest.raises(aio.AioRpcError) as caught:
-            await doors.select.SelectWorker(request_)
+            await ports.select.SelectWorker(request_)
         assert caught.value.code().name == code and text in caught.value.details()
 
 
 async def test_explain_shows_every_candidate() -> None:
-    async with serving(FakeEngine(worker_id=7), FakeEngine(worker_id=8), router=EVENTS) as doors:
-        doors.server.router.apply_event(stored(WorkerWithDpRank(8), PROMPT))
-        told = await doors.select.Explain(rpb.ExplainRequest(token_ids=PROMPT))
+    async with serving(FakeEngine(worker_id=7), FakeEngine(worker_id=8), router=EVENTS) as ports:
+        ports.server.router.apply_event(stored(WorkerWithDpRank(8), PROMPT))
+        told = await ports.select.Explain(rpb.ExplainRequest(token_ids=PROMPT))
         assert [worker.worker_id for worker in told.cheapest] == [8]
         by_id = {c.worker.worker_id: c for c in told.candidates}
         assert by_id[8].overlap_blocks == 4 and by_id[8].cost < by_id[7].cost
         assert '"cheapest"' in told.json
         asks = [("x-dynamo-slo-ttft-ms", "123"), ("x-dynamo-slo-itl-ms", "7")]
-        told = await doors.select.Explain(rpb.ExplainRequest(token_ids=PROMPT), metadata=asks)
+        told = await ports.select.Explain(rpb.ExplainRequest(token_ids=PROMPT), metadata=asks)
         assert '"objectives":{"ttft_ms":123.0,"itl_ms":7.0}' in told.json
         for method, kind in (
-            (doors.select.Explain, rpb.ExplainRequest),
-            (doors.select.SelectWorker, rpb.SelectWorkerRequest),
+            (ports.select.Explain, rpb.ExplainRequest),
+            (ports.select.SelectWorker, rpb.SelectWorkerRequest),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 await method(kind(token_ids=PROMPT), metadata=[("x-dynamo-slo-itl-ms", "slow")])
@@ -104,35 +104,35 @@ async def test_explain_shows_every_candidate() -> None:
 async def test_the_fleet_describes_itself_as_one_engine() -> None:
     small = FakeEngine()
     small.model.max_input_len = 50
-    async with serving(FakeEngine(), small) as doors:
-        healthy = await doors.trtllm("HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse)
+    async with serving(FakeEngine(), small) as ports:
+        healthy = await ports.trtllm("HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse)
         assert healthy.status == "OK"
-        info = await doors.trtllm("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
+        info = await ports.trtllm("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
         assert (info.model_id, info.max_input_len, info.vocab_size) == ("fake", 100, 1000)
-        server = await doors.trtllm(
+        server = await ports.trtllm(
             "GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse
         )
         assert server.world_size == 2
 
 
 async def test_no_engine_no_description() -> None:
-    async with serving() as doors:
-        said = await doors.trtllm("HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse)
+    async with serving() as ports:
+        said = await ports.trtllm("HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse)
         assert said.status == "no workers ready"
         with pytest.raises(aio.AioRpcError) as caught:
-            await doors.trtllm("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
+            await ports.trtllm("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_name_given_by_the_operator_wins() -> None:
-    async with serving(FakeEngine(), model_id="ours") as doors:
-        info = await doors.trtllm("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
+    async with serving(FakeEngine(), model_id="ours") as ports:
+        info = await ports.trtllm("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
         assert info.model_id == "ours"
 
 
 async def test_what_is_not_offered_says_so() -> None:
-    async with serving(FakeEngine()) as doors:
-        events = doors.channel.unary_stream(f"/{SERVICE}/SubscribeKvEvents", None, None)
+    async with serving(FakeEngine()) as ports:
+        events = ports.channel.unary_stream(f"/{SERVICE}/SubscribeKvEvents", None, None)
         with pytest.raises(aio.AioRpcError) as caught:
             async for _ in events(common_pb.SubscribeKvEventsRequest().SerializeToString()):
                 pass
@@ -140,9 +140,9 @@ async def test_what_is_not_offered_says_so() -> None:
         assert "subscribe to its workers" in caught.value.details()
         # The engines do not implement these two, and that is what comes through.
         with pytest.raises(aio.AioRpcError) as caught:
-            await doors.trtllm("Embed", pb.EmbedRequest(), pb.EmbedResponse)
+            await ports.trtllm("Embed", pb.EmbedRequest(), pb.EmbedResponse)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        tokenizer = doors.channel.unary_stream(f"/{SERVICE}/GetTokenizer", None, None)
+        tokenizer = ports.channel.unary_stream(f"/{SERVICE}/GetTokenizer", None, None)
         with pytest.raises(aio.AioRpcError) as caught:
             async for _ in tokenizer(b""):
                 pass
@@ -160,8 +160,8 @@ async def test_routers_can_be_stacked() -> None:
 
 
 async def test_grpc_health_follows_the_workers() -> None:
-    async with serving(FakeEngine()) as doors:
-        stub = health_pb2_grpc.HealthStub(doors.channel)
+    async with serving(FakeEngine()) as ports:
+        stub = health_pb2_grpc.HealthStub(ports.channel)
         serving_, not_serving = 1, 2
 
         async def status(service: str) -> int:
@@ -174,8 +174,8 @@ async def test_grpc_health_follows_the_workers() -> None:
 
         await until_status(serving_)
         assert await status("dynamo_router.v1.RouterService") == serving_
-        (entry,) = doors.server.router.registry.entries()
-        await doors.server.monitor.remove(f"grpc://{entry.address}")
+        (entry,) = ports.server.router.registry.entries()
+        await ports.server.monitor.remove(f"grpc://{entry.address}")
         await until_status(not_serving)
         with pytest.raises(aio.AioRpcError) as caught:
             await status("nonsense")
@@ -184,9 +184,9 @@ async def test_grpc_health_follows_the_workers() -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_tells_of_the_services(version: str) -> None:
-    async with serving() as doors:
+    async with serving() as ports:
         path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
-        call = doors.channel.stream_stream(path, None, None)()
+        call = ports.channel.stream_stream(path, None, None)()
 
         async def ask(**question: str) -> Any:
             request = reflection_pb2.ServerReflectionRequest(**question)
@@ -205,9 +205,9 @@ async def test_reflection_tells_of_the_services(version: str) -> None:
 
 
 async def test_an_engine_that_fails_reaches_the_client_as_it_is() -> None:
-    async with serving(FakeEngine(fail(grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"))) as doors:
+    async with serving(FakeEngine(fail(grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"))) as ports:
         with pytest.raises(aio.AioRpcError) as caught:
-            await doors.answers(prompt())
+            await ports.answers(prompt())
         assert (caught.value.code().name, caught.value.details()) == (
             "INVALID_ARGUMENT",
             "max_tokens",
@@ -215,8 +215,8 @@ async def test_an_engine_that_fails_reaches_the_client_as_it_is() -> None:
 
 
 async def test_it_says_how_requests_find_their_worker() -> None:
-    async with serving(FakeEngine()) as doors:
-        call = doors.channel.unary_unary(f"/{SERVICE}/GetModelInfo", None, None)(b"")
+    async with serving(FakeEngine()) as ports:
+        call = ports.channel.unary_unary(f"/{SERVICE}/GetModelInfo", None, None)(b"")
         told = dict(await call.initial_metadata())
         await call
     assert (told["x-dynamo-router-mode"], told["x-dynamo-router-policy"]) == ("kv", "forecast")

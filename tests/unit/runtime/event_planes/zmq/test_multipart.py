@@ -13,13 +13,13 @@ from dynamo_router.base.envelope import decode_envelope
 from dynamo_router.runtime.event_planes import endpoint_subject
 from dynamo_router.runtime.event_planes.zmq import (
     Channel,
-    FrameError,
+    MultipartError,
     decode_channel,
-    decode_frames,
-    encode_frames,
+    decode_multipart,
+    encode_multipart,
 )
 from dynamo_router.runtime.event_planes.zmq.channels import topic_prefix
-from dynamo_router.runtime.event_planes.zmq.frames import MOST_BYTES
+from dynamo_router.runtime.event_planes.zmq.multipart import MOST_BYTES
 from dynamo_router.runtime.kv_stores import Entry
 
 CHANNELS = VECTORS / "dynamo_event_channels.json"
@@ -33,14 +33,14 @@ def frames_of(message: dict[str, Any]) -> list[bytes]:
 @pytest.mark.parametrize("message", RECORDED["messages"], ids=lambda each: each["topic"])
 def test_recorded_messages_are_read_and_written_to_the_same_bytes(message: dict[str, Any]) -> None:
     frames, head = frames_of(message), message["envelope"]
-    payload = decode_frames(frames, message["topic"], head["publisher_id"])
+    payload = decode_multipart(frames, message["topic"], head["publisher_id"])
     envelope = decode_envelope(payload)
     assert (envelope.publisher_id, envelope.sequence, envelope.topic) == (
         head["publisher_id"],
         head["sequence"],
         head["topic"],
     )
-    again = encode_frames(message["topic"], envelope.publisher_id, envelope.sequence, payload)
+    again = encode_multipart(message["topic"], envelope.publisher_id, envelope.sequence, payload)
     assert again == frames
 
 
@@ -57,7 +57,7 @@ def test_recorded_channels_are_read_and_written_as_they_were(each: dict[str, Any
     assert Channel.over_zmq(subject, channel.publisher_id, channel.where) == channel
 
 
-GOOD = encode_frames("kv-events", 7, 3, b"payload")
+GOOD = encode_multipart("kv-events", 7, 3, b"payload")
 
 
 @pytest.mark.parametrize(
@@ -77,24 +77,24 @@ GOOD = encode_frames("kv-events", 7, 3, b"payload")
     ],
 )
 def test_what_is_no_message_is_refused(frames: list[bytes]) -> None:
-    assert decode_frames(GOOD, "kv-events", 7) == b"payload"
-    with pytest.raises(FrameError):
-        decode_frames(frames, "kv-events", 7)
+    assert decode_multipart(GOOD, "kv-events", 7) == b"payload"
+    with pytest.raises(MultipartError):
+        decode_multipart(frames, "kv-events", 7)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_any_frames_are_a_message_or_refused(frames: list[bytes]) -> None:
     try:
-        assert isinstance(decode_frames(frames, "t", 1), bytes)
-    except FrameError:
+        assert isinstance(decode_multipart(frames, "t", 1), bytes)
+    except MultipartError:
         pass
 
 
 def test_what_is_too_long_is_not_written() -> None:
     with pytest.raises(ValueError, match="longer than"):
-        encode_frames("t", 1, 1, bytes(MOST_BYTES + 1))
+        encode_multipart("t", 1, 1, bytes(MOST_BYTES + 1))
     with pytest.raises(ValueError):
-        encode_frames("t", 1 << 64, 1, b"")
+        encode_multipart("t", 1 << 64, 1, b"")
 
 
 @pytest.mark.parametrize(

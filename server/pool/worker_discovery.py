@@ -1,12 +1,12 @@
-"""Discovery: the store that workers are found in, and the plane that Dynamo's are called over."""
+"""WorkerDiscovery: the store that has the workers, and the plane that calls those of Dynamo."""
 
 from contextlib import AsyncExitStack
 
 from ...base.clock import Clock
 from ...base.errors import ConfigError
-from ...base.urls import reachable_host
 from ...indexer.event_index import EventIndex
 from ...kv_events import WorkerQueries
+from ...process.system import reachable_host
 from ...runtime.components import EndpointName
 from ...runtime.kv_stores import NatsAddress
 from ...runtime.request_planes import (
@@ -44,7 +44,7 @@ class WorkerPlane(RequestClient):
             raise ConfigError(f"response_host: {text}", key="response_host") from None
 
 
-class Discovery:
+class WorkerDiscovery:
     """From `open`, after which workers can be asked for events, over `start` to `close`."""
 
     def __init__(
