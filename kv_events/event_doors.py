@@ -64,8 +64,8 @@ class EventDoors:
 
     def _new(self, url: WorkerUrl, events: str) -> ZmqEvents | HttpEvents:
         if events.startswith(HTTP):
-            return HttpEvents(events)
-        return ZmqEvents(events, url.replay, self._block_size)
+            return HttpEvents(events, self._block_size)
+        return ZmqEvents(events, url.replay)
 
 
 def _short_replays(events: ZmqEvents | HttpEvents) -> int:

@@ -23,7 +23,6 @@ from .kv_events import (
     KvEvent,
 )
 from .kv_feed import KvEventFeed, KvSubscription
-from .kv_messages import tier_of
 from .registration import WorkerRegistration
 from .request import EngineRequest, unsupported
 from .server import EngineServer
@@ -54,6 +53,5 @@ __all__ = [
     "require_positive",
     "run_worker",
     "say",
-    "tier_of",
     "unsupported",
 ]

@@ -1,7 +1,8 @@
 """Messages of the event plane into event batches.
 
 A message is an envelope (msgpack) around events, bare events (msgpack, or the JSON of the seed
-generation), or a frame around a batch of an engine's gRPC stream (_grpc_batch.pyx). Known things that carry no events are told apart from what cannot be read.
+generation), or a frame around a batch of an engine's stream (_engine_frames.pyx). Known things that carry no
+events are told apart from what cannot be read.
 """
 
 cimport cython
@@ -11,7 +12,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from ._events cimport EVENT_HEARTBEAT, EVENT_STORED, Event, EventBatch, batch_append_event
-from ._grpc_batch cimport FRAME_MARK, decode_frame
+from ._engine_frames cimport FRAME_MARK, decode_frame
 from ._grammar cimport decode_cache_event, decode_payload, is_int
 from ._msgpack_reader cimport big_endian_64, msgpack_value
 from ._reader cimport (

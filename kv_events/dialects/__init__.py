@@ -1,13 +1,12 @@
-"""How engines without SubscribeKvEvents tell of their caches, translated into its batches.
+"""How engines without SubscribeKvEvents offer their events: over ZMQ, over HTTP.
 
-Entered by whoever reads an engine's events: a subscriber here gives calls as that of gRPC does.
+Entered by readers of an engine's events: a subscriber here gives calls as that of gRPC does.
 """
 
 from .http_events import HttpEvents
 from .pulled_call import EventsEnded, EventsLost, EventsRefused, PulledCall
-from .trtllm_events import TrtllmEvents
-from .zmq_events import ZmqEvents
-from .zmq_payload import ZmqPayload
+from .trtllm_events import RankEvents, TrtllmEvents
+from .zmq_events import ZmqEvents, ZmqMessage
 
 __all__ = [
     "EventsEnded",
@@ -15,7 +14,8 @@ __all__ = [
     "EventsRefused",
     "HttpEvents",
     "PulledCall",
+    "RankEvents",
     "TrtllmEvents",
     "ZmqEvents",
-    "ZmqPayload",
+    "ZmqMessage",
 ]

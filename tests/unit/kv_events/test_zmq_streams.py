@@ -257,7 +257,7 @@ async def test_a_connection_that_came_late_is_the_first_one(
         open_socket(events)
 
     monkeypatch.setattr(ZmqEvents, "_open_socket", counted)
-    events = ZmqEvents(publisher.url, None, SIZE)
+    events = ZmqEvents(publisher.url, None)
     opening = asyncio.create_task(events.subscribe_kv_events(1).initial_metadata())
     try:
         await until(lambda: len(tried) > 1)
@@ -359,7 +359,7 @@ async def test_a_socket_that_cannot_be_had_is_tried_for_again(
         raise zmq.ZMQError(errno.EMFILE)
 
     async with ZmqPublisher() as publisher:
-        events = ZmqEvents(publisher.url, publisher.replay_url, SIZE)
+        events = ZmqEvents(publisher.url, publisher.replay_url)
         try:
             with monkeypatch.context() as patch:
                 patch.setattr(zmq_events, "ConnectionMonitor", fail)

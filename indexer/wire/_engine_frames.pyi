@@ -7,4 +7,5 @@ def frame_batch(
     first_event_id: int,
     block_size: int,
     clears: bool,
+    decoded: bool,
 ) -> bytes: ...
