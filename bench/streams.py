@@ -18,7 +18,7 @@ from rich.table import Table
 from ..base.errors import RouterError
 from ..base.identity import WorkerWithDpRank
 from ..indexer.event_index import EventIndex
-from ..kv_events import EngineStream, EventDoors, StreamCounts
+from ..kv_events import EngineStream, EventSubscribers, StreamCounts
 from ..process.child_process import ask_module
 from ..process.settings import bad_setting, option
 from ..workers.trtllm_client import TrtllmClient
@@ -86,10 +86,18 @@ async def measure(config: StreamsBenchConfig) -> dict[str, float]:
     stored = messages * config.run_blocks
     index, listener, counts = EventIndex(), _Listener(), StreamCounts()
     clients = [TrtllmClient(f"127.0.0.1:{port}") for port in ports]
-    doors = EventDoors(clients.__getitem__, partial(_url, config.way, ports), config.block_size)
+    subscribers = EventSubscribers(
+        clients.__getitem__, partial(_url, config.way, ports), config.block_size
+    )
     streams = [
         EngineStream(
-            worker, [0], index, listener, counts, block_size=config.block_size, doors=doors
+            worker,
+            [0],
+            index,
+            listener,
+            counts,
+            block_size=config.block_size,
+            subscribers=subscribers,
         )
         for worker in range(config.engines)
     ]

@@ -6,8 +6,8 @@ Entered by `serve`; the index itself needs none of it.
 
 from .durable_events import DurableEvents, StateReset
 from .engine_stream import EngineStream, StreamCounts
-from .event_doors import EventDoors
 from .event_sources import EventSources
+from .event_subscribers import EventSubscribers
 from .feed import EventFeed
 from .index_peers import IndexPeers
 from .intake import SYNC_RETRY_S, EventIntake
@@ -18,11 +18,11 @@ from .worker_queries import WorkerQueries
 __all__ = [
     "DurableEvents",
     "EngineStream",
-    "EventDoors",
     "EventFeed",
     "EventIntake",
     "EventRecovery",
     "EventSources",
+    "EventSubscribers",
     "IndexPeers",
     "REPLAY_TICK_S",
     "RecoveryActions",

@@ -29,7 +29,7 @@ from ..process.supervised import is_cancelled, stopped, supervise
 from ..workers.channels import EventCall
 from ..workers.failures import EngineCallError
 from .dialects import EventsEnded, EventsLost, EventsRefused, PulledCall, ZmqMessage
-from .event_doors import EventDoors
+from .event_subscribers import EventSubscribers
 from .stream_cursor import StreamCursor, StreamStep
 
 HEADERS_S = 5.0
@@ -60,7 +60,7 @@ class Subscriber(Protocol):
 
 
 class StreamListener(Protocol):
-    """Hears how the stream of a worker is."""
+    """Observer of a worker's stream."""
 
     def on_stream(self, worker_id: int, up: bool, *, lasting: bool = False) -> None:
         """The engine took a subscription, or it ended; `lasting`: it has no such method."""
@@ -102,7 +102,7 @@ class _NoStream(Exception):
 
 
 class _Unwanted(Exception):
-    """What the engine tells is not to be indexed: nobody reads it any more."""
+    """The engine's events cannot be indexed: the stream is not read any more."""
 
 
 class EngineStream:
@@ -121,11 +121,12 @@ class EngineStream:
         counts: StreamCounts,
         *,
         block_size: int,
-        doors: EventDoors,
+        subscribers: EventSubscribers,
     ) -> None:
-        """`doors` give the present way to a worker, a Subscriber if it may tell events."""
+        """`subscribers` give the present way to a worker, a Subscriber if it may have events."""
         self._worker_id, self._index, self._listener = worker_id, index, listener
-        self._counts, self._block_size, self._doors = counts, block_size, doors
+        self._counts, self._block_size = counts, block_size
+        self._subscribers = subscribers
         self._ranks = {rank: _Rank() for rank in ranks}
         self._first_rank = min(self._ranks)
         self._cursor = StreamCursor()
@@ -139,11 +140,6 @@ class EngineStream:
         self._backoff = Backoff(first=FIRST_RETRY_S, cap=LONGEST_RETRY_S)
         self.error = ""
         """what ended the last subscription, for people"""
-
-    @property
-    def kind(self) -> str:
-        """What it comes over, by its name in `/workers`."""
-        return self._doors.kind_of(self._worker_id)
 
     @property
     def is_open(self) -> bool:
@@ -177,7 +173,7 @@ class EngineStream:
         """End the subscription. Idempotent."""
         task, self._task = self._task, None
         await stopped(task)
-        await self._doors.close(self._worker_id)
+        await self._subscribers.close(self._worker_id)
 
     def believe(self, believed: bool) -> None:
         """Whether the index takes what this stream tells; until then batches are passed over."""
@@ -234,7 +230,7 @@ class EngineStream:
 
     async def _follow(self) -> None:
         """One subscription, to its end: an exception says which."""
-        client = await self._doors.of(self._worker_id)
+        client = await self._subscribers.of(self._worker_id)
         if not isinstance(client, Subscriber):
             raise _NoStream("it is not called in a way that has one")
         self._cursor.on_subscribed()

@@ -6,337 +6,40 @@ a key that comes twice the last one counts.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 from ...base.native._memory cimport vector_reserve
 from .._hashing cimport BASE_SEED, hash_blocks, hash_bytes
+from ._engine_fields cimport (
+    CLEARED, HASHES, KEYS, LOCALITY, LORA_ID, LORA_NAME, MEDIUM, PARENT, REMOVED, SALT, SIZE,
+    SPEC_KIND, STORED, TOKENS, TYPE, Fields, block_seed, field_of, salt_in_keys, same_text,
+    take_hash, take_keys, take_number, take_spec_kind, take_text, take_token, take_type, tier_of,
+)
 from ._engine_frames cimport DECODED_HEAD, DecodedHead
 from ._events cimport (
     EVENT_REMOVED, EVENT_STORED, Event, EventBatch, batch_append_cleared, batch_append_event,
     batch_reserve_blocks,
 )
-from ._grpc_block cimport EXTRA_KEY_SEED, adapter_hash
-from ._msgpack_reader cimport bswap32, msgpack_skip, msgpack_value
+from ._grpc_block cimport adapter_hash
+from ._msgpack_reader cimport msgpack_skip, msgpack_value
 from ._reader cimport (
-    DECODE_END, DECODE_MISSING_FIELD, DECODE_NO_MEMORY, DECODE_OK,
-    DECODE_OUT_OF_RANGE, DECODE_WRONG_TYPE, ITEM_ARRAY, ITEM_FLOAT, ITEM_INT, ITEM_MAP,
-    ITEM_NIL, ITEM_POSITION, ITEM_TEXT, ByteReader, Item, as_hash, remaining,
+    DECODE_END, DECODE_MISSING_FIELD, DECODE_NO_MEMORY, DECODE_OK, DECODE_OUT_OF_RANGE,
+    DECODE_WRONG_TYPE, ITEM_ARRAY, ITEM_MAP, ITEM_TEXT, ByteReader, Item,
 )
-from ._syntax cimport at_end, next_element, next_field, open_array, open_struct, text_is
+from ._syntax cimport at_end, next_element, next_field, open_array, open_struct
 from ._wire cimport batch_free, batch_init, batch_reset
 
 cdef enum:
     ODD_BLOCKS = 8           # of another size, and none of ours: the engine's blocks have that size
     MAX_SALTED = 1 << 18     # blocks whose salt is kept
     NOGIL_BYTES = 1 << 16    # below this, decoding takes less than giving up the GIL may cost
-    BIN_8 = 0xC4             # msgpack tags of bytes
-    BIN_32 = 0xC6
 
 cdef enum Refusal:           # beside the DecodeErrors
     REFUSED_PAIRS = 100
     REFUSED_EMPTY = 101
     REFUSED_SIZE = 102
-
-cdef enum EngineEvent:
-    OTHER = 0                # of something else than blocks
-    STORED = 1
-    REMOVED = 2
-    CLEARED = 3
-
-cdef enum FieldName:
-    TYPE = 0
-    HASHES = 1
-    PARENT = 2
-    TOKENS = 3
-    SIZE = 4
-    LORA_ID = 5
-    MEDIUM = 6
-    LORA_NAME = 7
-    KEYS = 8
-    SPEC_KIND = 9
-    SALT = 10
-    LOCALITY = 11
-    UNKNOWN = 12
-
-cdef FieldName[13] STORED_PLACES  # of an event that is an array, after its type
-STORED_PLACES[:] = [
-    TYPE, HASHES, PARENT, TOKENS, SIZE, LORA_ID, MEDIUM, LORA_NAME, KEYS, UNKNOWN, UNKNOWN,
-    SPEC_KIND, UNKNOWN,
-]
-
-cdef struct Fields:          # of one event
-    uint32_t seen            # a bit for each FieldName,
-    uint32_t broken          # and of those seen that have a wrong type or value
-    int kind                 # EngineEvent
-    uint64_t n_hashes        # as the event has them
-    uint32_t named           # of those, not nil: they stand behind the batch's blocks
-    uint32_t leading         # of those, before the first nil
-    uint64_t parent
-    bint has_parent
-    uint64_t n_tokens        # in EngineEventDecoder.tokens
-    bint pairs               # of tokens
-    uint64_t size            # tokens of a block
-    uint64_t lora_id
-    Item lora_name           # value 0: none
-    Item salt
-    ByteReader keys          # at the first block's
-    uint64_t n_keys
-    uint8_t tier             # Event.tier
-    bint foreign             # of a group that has no blocks of prefixes
-    bint remote              # in a pool that engines share
-
-
-cdef bint same_text(const Item* item, const char* upper, size_t size) noexcept nogil:
-    """Whether a text is this one, in whatever case."""
-    cdef size_t at
-    cdef uint8_t byte
-    if item.value != size:
-        return False
-    for at in range(size):
-        byte = item.text[at]
-        if c'a' <= byte <= c'z':
-            byte -= 32
-        if byte != <uint8_t>upper[at]:
-            return False
-    return True
-
-
-cdef uint8_t tier_of(const Item* medium) noexcept nogil:
-    """Event.tier of a medium; what nobody knows is the device."""
-    if same_text(medium, b"CPU", 3) or same_text(medium, b"CPU_PINNED", 10) or (
-        same_text(medium, b"CPU_TIER1", 9)
-    ):
-        return 1
-    if same_text(medium, b"CPU_TIER2", 9) or same_text(medium, b"DISK", 4) or (
-        same_text(medium, b"NVME", 4) or same_text(medium, b"STORAGE", 7)
-    ):
-        return 2
-    if same_text(medium, b"EXTERNAL", 8) or same_text(medium, b"NETWORK", 7) or (
-        same_text(medium, b"REMOTE", 6) or same_text(medium, b"SHARED", 6)
-    ):
-        return 3
-    return 0
-
-
-cdef FieldName field_of(const Item* key, int kind) noexcept nogil:
-    if key.kind == ITEM_POSITION:
-        if kind == REMOVED:
-            return HASHES if key.value == 1 else MEDIUM if key.value == 2 else UNKNOWN
-        return STORED_PLACES[key.value] if key.value < 13 else UNKNOWN
-    if key.kind != ITEM_TEXT:
-        return UNKNOWN
-    if text_is(key, b"type"):
-        return TYPE
-    if text_is(key, b"block_hashes"):
-        return HASHES
-    if text_is(key, b"parent_block_hash"):
-        return PARENT
-    if text_is(key, b"token_ids"):
-        return TOKENS
-    if text_is(key, b"block_size"):
-        return SIZE
-    if text_is(key, b"lora_id"):
-        return LORA_ID
-    if text_is(key, b"medium"):
-        return MEDIUM
-    if text_is(key, b"lora_name"):
-        return LORA_NAME
-    if text_is(key, b"extra_keys"):
-        return KEYS
-    if text_is(key, b"kv_cache_spec_kind"):
-        return SPEC_KIND
-    if text_is(key, b"cache_salt"):
-        return SALT
-    return LOCALITY if text_is(key, b"locality") else UNKNOWN
-
-
-cdef inline int take_token(ByteReader* reader, uint32_t* out) noexcept nogil:
-    """The next value, a token."""
-    cdef Item value
-    cdef uint8_t tag, width
-    cdef uint32_t four
-    cdef int code
-    if remaining(reader) >= 5:
-        tag = reader.at[0]
-        width = tag - 0xCC  # uint 8, 16 or 32: which of them nobody foresees, so no branch
-        if width <= 2:
-            memcpy(&four, reader.at + 1, 4)
-            width = 1 << width
-            out[0] = bswap32(four) >> (32 - 8 * width)
-            reader.at += 1 + width
-            return DECODE_OK
-        if tag < 0x80:
-            out[0] = tag
-            reader.at += 1
-            return DECODE_OK
-    code = msgpack_value(reader, &value)
-    if code != DECODE_OK:
-        return code
-    if value.kind != ITEM_INT or value.negative or value.value > UINT32_MAX:
-        return DECODE_WRONG_TYPE
-    out[0] = <uint32_t>value.value
-    return DECODE_OK
-
-
-cdef int take_hash(ByteReader* reader, uint64_t* out, bint* is_nil) noexcept nogil:
-    """The next value, a block's name: a number of 64 bits, or the last 64 bits of bytes."""
-    cdef Item value
-    cdef const uint8_t* begin = reader.at
-    cdef uint64_t at
-    cdef int code = msgpack_value(reader, &value)
-    if code != DECODE_OK:
-        return code
-    is_nil[0] = value.kind == ITEM_NIL
-    if is_nil[0]:
-        return DECODE_OK
-    if value.kind == ITEM_TEXT and BIN_8 <= begin[0] <= BIN_32:
-        out[0] = 0
-        for at in range(max(value.value, <uint64_t>8) - 8, value.value):
-            out[0] = out[0] << 8 | value.text[at]
-        return DECODE_OK
-    return as_hash(&value, out)
-
-
-cdef int take_text(ByteReader* reader, Item* out) noexcept nogil:
-    """The next value, a text, or nothing."""
-    cdef int code = msgpack_value(reader, out)
-    if code == DECODE_OK and out.kind != ITEM_TEXT and out.kind != ITEM_NIL and (
-        out.value or out.kind != ITEM_INT
-    ):
-        return DECODE_WRONG_TYPE
-    if out.kind != ITEM_TEXT:
-        out.value = 0
-    return code
-
-
-cdef int take_spec_kind(ByteReader* reader, Fields* fields) noexcept nogil:
-    """Other groups of a hybrid model than full attention's name no blocks of prefixes."""
-    cdef Item kind
-    cdef int code = msgpack_value(reader, &kind)
-    if code != DECODE_OK:
-        return code
-    if kind.kind == ITEM_TEXT:
-        fields.foreign = kind.value and not (
-            kind.value >= 4 and memcmp(kind.text, b"full", 4) == 0
-        ) and not (kind.value >= 3 and memcmp(kind.text, b"mla", 3) == 0)
-    else:
-        fields.foreign = kind.kind != ITEM_NIL and (kind.kind != ITEM_INT or kind.value != 0)
-    return DECODE_WRONG_TYPE if kind.kind == ITEM_ARRAY or kind.kind == ITEM_MAP else DECODE_OK
-
-
-cdef int take_keys(ByteReader* reader, Fields* fields) noexcept nogil:
-    """What went into the blocks' hashes beside their tokens; looked at later."""
-    cdef Item keys
-    cdef uint64_t left
-    cdef int code = msgpack_value(reader, &keys)
-    fields.n_keys = 0
-    if code != DECODE_OK or keys.kind == ITEM_NIL:
-        return code
-    if keys.kind != ITEM_ARRAY:
-        return DECODE_WRONG_TYPE
-    fields.keys, fields.n_keys = reader[0], keys.value
-    left = keys.value
-    while left and code == DECODE_OK:
-        left -= 1
-        code = msgpack_skip(reader)
-    return code
-
-
-cdef int take_type(ByteReader* reader, Fields* fields) noexcept nogil:
-    cdef Item kind
-    cdef int code = msgpack_value(reader, &kind)
-    fields.kind = OTHER
-    if code != DECODE_OK:
-        return code
-    if kind.kind != ITEM_TEXT:
-        return DECODE_WRONG_TYPE
-    if text_is(&kind, b"BlockStored"):
-        fields.kind = STORED
-    elif text_is(&kind, b"BlockRemoved"):
-        fields.kind = REMOVED
-    elif text_is(&kind, b"AllBlocksCleared"):
-        fields.kind = CLEARED
-    return DECODE_OK
-
-
-cdef int take_number(ByteReader* reader, uint64_t* out, bint optional) noexcept nogil:
-    """The next value, a number, not below zero."""
-    cdef Item value
-    cdef int code = msgpack_value(reader, &value)
-    if code != DECODE_OK:
-        return code
-    if value.kind != ITEM_INT and not (optional and value.kind == ITEM_NIL):
-        return DECODE_WRONG_TYPE
-    out[0] = 0 if value.kind == ITEM_NIL or value.negative else value.value
-    return DECODE_OK
-
-
-cdef int key_hash(ByteReader* reader, uint64_t* seed) noexcept nogil:
-    """Add what a block's further key adds to its seed, so that no prompt of tokens alone matches
-    it. Texts are an adapter's name or a salt, which the event is known by already."""
-    cdef const uint8_t* begin = reader.at
-    cdef ByteReader inside
-    cdef Item key, offset
-    cdef int code = msgpack_value(reader, &key)
-    if code != DECODE_OK or (key.kind == ITEM_TEXT and not (BIN_8 <= begin[0] <= BIN_32)):
-        return code
-    inside = reader[0]
-    if key.kind == ITEM_ARRAY and key.value == 2:  # an image's name and its place in the prompt
-        code = msgpack_skip(&inside)
-        if code == DECODE_OK:
-            code = msgpack_value(&inside, &offset)
-        if code == DECODE_OK and (
-            offset.kind == ITEM_FLOAT or offset.kind == ITEM_TEXT or offset.kind == ITEM_NIL
-        ):
-            code = DECODE_WRONG_TYPE
-    reader.at = begin
-    if code == DECODE_OK:
-        code = msgpack_skip(reader)
-    if code == DECODE_OK:
-        seed[0] += hash_bytes(begin, reader.at - begin, EXTRA_KEY_SEED)
-    return code
-
-
-cdef int block_seed(ByteReader* keys, uint64_t* seed) noexcept nogil:
-    """Add what one block's further keys add; they are read."""
-    cdef Item block
-    cdef int code = msgpack_value(keys, &block)
-    if code != DECODE_OK or block.kind == ITEM_NIL:
-        return code
-    if block.kind != ITEM_ARRAY:
-        return DECODE_WRONG_TYPE
-    while block.value and code == DECODE_OK:
-        block.value -= 1
-        code = key_hash(keys, seed)
-    return code
-
-
-cdef Item salt_in_keys(const Fields* fields) noexcept nogil:
-    """The first block's key that is a text, and no adapter; value 0 if there is none."""
-    cdef ByteReader reader = fields.keys
-    cdef const uint8_t* begin
-    cdef Item block, key
-    cdef uint64_t left
-    memset(&key, 0, sizeof(key))
-    if fields.n_keys and msgpack_value(&reader, &block) == DECODE_OK and block.kind == ITEM_ARRAY:
-        left = block.value
-        while left:
-            left -= 1
-            begin = reader.at
-            if msgpack_value(&reader, &key) != DECODE_OK:
-                break
-            if key.kind == ITEM_TEXT and not (BIN_8 <= begin[0] <= BIN_32) and not (
-                key.value == fields.lora_name.value
-                and memcmp(key.text, fields.lora_name.text, key.value) == 0
-            ):
-                return key
-            reader.at = begin
-            if msgpack_skip(&reader) != DECODE_OK:
-                break
-    key.value = 0
-    return key
 
 
 @cython.final
@@ -380,20 +83,18 @@ cdef class EngineEventDecoder:
                 code = self.take_payload(&reader)
         if code == DECODE_OK:
             return self.batch.n_events, self.dump_batch()
-        if code == REFUSED_PAIRS:
-            raise ValueError(
-                "it tells of pairs of tokens (speculative decoding), "
-                "which no prompt can be looked up by"
-            )
-        if code == REFUSED_EMPTY:
-            raise ValueError(
-                "it tells of blocks of 0 tokens, which no prompt can be looked up by"
-            )
-        if code == REFUSED_SIZE:
-            raise ValueError(f"blocks of {self.other_size} tokens, ours have {self.block_size}")
+        if code >= REFUSED_PAIRS:
+            raise ValueError(self.refusal(code))
         if code == DECODE_NO_MEMORY:
             raise MemoryError
         return None
+
+    cdef str refusal(self, int code):
+        if code == REFUSED_SIZE:
+            return f"blocks of {self.other_size} tokens, ours have {self.block_size}"
+        pairs = code == REFUSED_PAIRS
+        what = "pairs of tokens (speculative decoding)" if pairs else "blocks of 0 tokens"
+        return f"it tells of {what}, which no prompt can be looked up by"
 
     cdef bytes dump_batch(self):
         """The batch as _engine_frames reads it."""
@@ -439,7 +140,7 @@ cdef class EngineEventDecoder:
         """The event's fields. Its hashes stay behind the batch's blocks, its tokens in `tokens`."""
         cdef Item event, key
         cdef ByteReader begin
-        cdef FieldName name
+        cdef int name
         cdef uint32_t bit
         cdef int code = open_struct(reader, &event)
         memset(fields, 0, sizeof(Fields))
@@ -459,7 +160,7 @@ cdef class EngineEventDecoder:
                 code = msgpack_skip(reader)
         return DECODE_OK if code == DECODE_END else code
 
-    cdef int read_field(self, ByteReader* reader, FieldName name, Fields* fields) noexcept nogil:
+    cdef int read_field(self, ByteReader* reader, int name, Fields* fields) noexcept nogil:
         cdef Item value
         cdef bint is_nil = False
         cdef int code
@@ -485,7 +186,7 @@ cdef class EngineEventDecoder:
             return take_keys(reader, fields)
         if name == SPEC_KIND:
             return take_spec_kind(reader, fields)
-        if name == UNKNOWN:
+        if name != MEDIUM and name != LOCALITY:
             return msgpack_skip(reader)
         code = msgpack_value(reader, &value)
         if code != DECODE_OK:
@@ -493,7 +194,7 @@ cdef class EngineEventDecoder:
         if name == MEDIUM:
             fields.tier = tier_of(&value) if value.kind == ITEM_TEXT else 0
         else:
-            fields.remote = value.kind == ITEM_TEXT and same_text(&value, b"REMOTE", 6)
+            fields.remote = value.kind == ITEM_TEXT and same_text(&value, b"REMOTE")
         return DECODE_WRONG_TYPE if value.kind == ITEM_ARRAY or value.kind == ITEM_MAP else code
 
     cdef int read_hashes(self, ByteReader* reader, Fields* fields) noexcept nogil:

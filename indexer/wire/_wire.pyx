@@ -1,8 +1,8 @@
 """Messages of the event plane into event batches.
 
 A message is an envelope (msgpack) around events, bare events (msgpack, or the JSON of the seed
-generation), or a frame around a batch of an engine's stream (_engine_frames.pyx). Known things that carry no
-events are told apart from what cannot be read.
+generation), or a frame around a batch of an engine's stream (_engine_frames.pyx). Known things that
+carry no events are told apart from what cannot be read.
 """
 
 cimport cython

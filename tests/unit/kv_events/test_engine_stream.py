@@ -98,7 +98,7 @@ class Rig:
             self.engine,
             StreamCounts(),
             block_size=SIZE,
-            doors=self.engine,  # type: ignore[arg-type]
+            subscribers=self.engine,  # type: ignore[arg-type]
         )
         self.index.announce_publisher(WORKER, self.stream.publisher_id(0))
         self.stream.believe(True)

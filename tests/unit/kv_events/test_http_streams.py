@@ -13,7 +13,8 @@ from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.kv_events.dialects import EventsRefused, TrtllmEvents
 from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
-from dynamo_router.kv_events.event_doors import EventDoors
+from dynamo_router.kv_events.event_subscribers import EventSubscribers
+from dynamo_router.kv_events.source_choice import EventSource
 from dynamo_router.workers.worker_url import WorkerUrl
 
 SIZE = 4
@@ -45,9 +46,15 @@ class Reader:
         self.up: list[bool] = []
         self.refused: list[str] = []
         worker = WorkerUrl("127.0.0.1:1", events=url)
-        doors = EventDoors(lambda _: None, lambda _: worker, SIZE)
+        self.subscribers = EventSubscribers(lambda _: None, lambda _: worker, SIZE)
         self.stream = EngineStream(
-            7, range(ranks), self.index, self, self.counts, block_size=SIZE, doors=doors
+            7,
+            range(ranks),
+            self.index,
+            self,
+            self.counts,
+            block_size=SIZE,
+            subscribers=self.subscribers,
         )
         for rank in range(ranks):
             self.index.announce_publisher((7, rank), self.stream.publisher_id(rank))
@@ -88,7 +95,7 @@ async def test_events_of_an_engine_that_has_just_started_are_exact() -> None:
     engine.store(1)
     async with reading(engine) as reader:
         await until(reader.holds(1))
-        assert reader.stream.is_complete and reader.stream.kind == "http"
+        assert reader.stream.is_complete and reader.subscribers.source_of(7) is EventSource.HTTP
         engine.store(2)
         engine.remove(1)
         await until(reader.holds(2))

@@ -17,7 +17,8 @@ from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.kv_events.dialects import EventsEnded, zmq_events
 from dynamo_router.kv_events.dialects.zmq_events import ZmqEvents
 from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
-from dynamo_router.kv_events.event_doors import STREAMS, EventDoors
+from dynamo_router.kv_events.event_subscribers import EventSubscribers
+from dynamo_router.kv_events.source_choice import STREAMS, EventSource
 from dynamo_router.workers.worker_url import WorkerUrl
 
 zmq = pytest.importorskip("zmq")
@@ -43,7 +44,9 @@ def block(number: int) -> list[int]:
 class Reader:
     """A stream into an index, and what it reports."""
 
-    def __init__(self, publisher: ZmqPublisher, *, replay: bool, allowed: tuple[str, ...]) -> None:
+    def __init__(
+        self, publisher: ZmqPublisher, *, replay: bool, allowed: tuple[EventSource, ...]
+    ) -> None:
         self.index = EventIndex()
         self.counts = StreamCounts()
         self.up: list[bool] = []
@@ -51,9 +54,15 @@ class Reader:
         url = WorkerUrl("127.0.0.1:1", events=publisher.url)
         if replay:
             url = WorkerUrl("127.0.0.1:1", events=publisher.url, replay=publisher.replay_url)
-        self.doors = EventDoors(lambda _: None, lambda _: url, SIZE, allowed)
+        self.subscribers = EventSubscribers(lambda _: None, lambda _: url, SIZE, allowed)
         self.stream = EngineStream(
-            W.worker_id, [0], self.index, self, self.counts, block_size=SIZE, doors=self.doors
+            W.worker_id,
+            [0],
+            self.index,
+            self,
+            self.counts,
+            block_size=SIZE,
+            subscribers=self.subscribers,
         )
         self.index.announce_publisher(W, self.stream.publisher_id(0))
         self.stream.believe(True)
@@ -76,7 +85,7 @@ class Reader:
 
 @asynccontextmanager
 async def reading(
-    publisher: ZmqPublisher, *, replay: bool = True, allowed: tuple[str, ...] = STREAMS
+    publisher: ZmqPublisher, *, replay: bool = True, allowed: tuple[EventSource, ...] = STREAMS
 ) -> AsyncIterator[Reader]:
     reader = Reader(publisher, replay=replay, allowed=allowed)
     reader.stream.open()
@@ -108,7 +117,7 @@ async def test_a_late_reader_gets_all_by_the_replay(publisher: ZmqPublisher, top
     await tell(publisher, 1, 2, 3, -2)
     async with reading(publisher) as reader:
         await until(reader.holds(1, 3))
-        assert reader.stream.is_complete and reader.stream.kind == "zmq"
+        assert reader.stream.is_complete and reader.subscribers.source_of(7) is EventSource.ZMQ
         await tell(publisher, 4, -1)
         await until(reader.holds(3, 4))
         assert reader.counts.gaps <= 1 and reader.up == [True]  # what came before it subscribed
@@ -118,20 +127,20 @@ async def test_an_engine_that_moved_leaves_no_socket_to_its_first_address(
     publisher: ZmqPublisher,
 ) -> None:
     urls = [WorkerUrl("127.0.0.1:1", events=publisher.url)]
-    doors = EventDoors(lambda _: None, lambda _: urls[-1], SIZE)
-    first = await doors.of(7)
+    subscribers = EventSubscribers(lambda _: None, lambda _: urls[-1], SIZE)
+    first = await subscribers.of(7)
     assert isinstance(first, zmq_events.ZmqEvents)
     call = first.subscribe_kv_events(0)
     await call.initial_metadata()
     call.cancel()
     sockets = first._context
-    assert await doors.of(7) is first and not sockets.closed
+    assert await subscribers.of(7) is first and not sockets.closed
     async with ZmqPublisher() as moved:
         urls.append(WorkerUrl("127.0.0.1:1", events=moved.url))
-        assert await doors.of(7) is not first and sockets.closed
+        assert await subscribers.of(7) is not first and sockets.closed
         urls.append(WorkerUrl("127.0.0.1:1"))
-        assert await doors.of(7) is None
-    await doors.close(7)
+        assert await subscribers.of(7) is None
+    await subscribers.close(7)
 
 
 async def test_lost_messages_are_replayed(publisher: ZmqPublisher) -> None:
@@ -157,10 +166,10 @@ async def test_a_replay_cut_short_is_asked_for_again(publisher: ZmqPublisher) ->
         publisher.cut_after = None
         await until(reader.holds(1, 2, 3, 4, 5))
         assert reader.stream.is_complete
-        seen = reader.doors.short_replays
+        seen = reader.subscribers.short_replays
         assert seen > 0
-        await reader.doors.close(W.worker_id)
-        assert reader.doors.short_replays >= seen  # it is counted on
+        await reader.subscribers.close(W.worker_id)
+        assert reader.subscribers.short_replays >= seen  # it is counted on
 
 
 async def test_a_last_message_that_gets_lost_is_asked_for(publisher: ZmqPublisher) -> None:
@@ -335,7 +344,7 @@ async def test_another_block_size_is_refused_by_name(publisher: ZmqPublisher) ->
 
 
 async def test_streams_that_are_not_allowed_are_not_read(publisher: ZmqPublisher) -> None:
-    async with reading(publisher, allowed=("grpc",)) as reader:
+    async with reading(publisher, allowed=(EventSource.GRPC,)) as reader:
         await until(lambda: reader.up == [False])
         assert publisher.asked == []
 
