@@ -25,10 +25,10 @@ from ._events cimport (
 from ._grpc_block cimport adapter_hash
 from ._msgpack_reader cimport msgpack_skip, msgpack_value
 from ._reader cimport (
-    DECODE_END, DECODE_MISSING_FIELD, DECODE_NO_MEMORY, DECODE_OK, DECODE_OUT_OF_RANGE,
+    DECODE_MISSING_FIELD, DECODE_NO_MEMORY, DECODE_OK, DECODE_OUT_OF_RANGE,
     DECODE_WRONG_TYPE, ITEM_ARRAY, ITEM_MAP, ITEM_TEXT, ByteReader, Item,
 )
-from ._syntax cimport at_end, next_element, next_field, open_array, open_struct
+from ._syntax cimport another_element, another_field, at_end, open_array, open_struct
 from ._wire cimport batch_free, batch_init, batch_reset
 
 cdef enum:
@@ -120,21 +120,14 @@ cdef class EngineEventDecoder:
             code = DECODE_MISSING_FIELD if payload.value < 2 else msgpack_skip(reader)
         if code == DECODE_OK:
             code = open_array(reader, &events)
-        while code == DECODE_OK:
-            code = next_element(reader, &events)
-            if code == DECODE_OK:
-                code = self.read_event(reader, &fields)
+        while another_element(reader, &events, &code):
+            code = self.read_event(reader, &fields)
             if code == DECODE_OK:
                 code = self.append_event(&fields)
-        if code != DECODE_END:
-            return code
         payload.position = 2
-        code = DECODE_OK
-        while code == DECODE_OK:
-            code = next_element(reader, &payload)
-            if code == DECODE_OK:
-                code = msgpack_skip(reader)
-        return at_end(reader) if code == DECODE_END else code
+        while another_element(reader, &payload, &code):
+            code = msgpack_skip(reader)
+        return at_end(reader) if code == DECODE_OK else code
 
     cdef int read_event(self, ByteReader* reader, Fields* fields) noexcept nogil:
         """The event's fields. Its hashes stay behind the batch's blocks, its tokens in `tokens`."""
@@ -144,10 +137,7 @@ cdef class EngineEventDecoder:
         cdef uint32_t bit
         cdef int code = open_struct(reader, &event)
         memset(fields, 0, sizeof(Fields))
-        while code == DECODE_OK:
-            code = next_field(reader, &event, &key)
-            if code != DECODE_OK:
-                break
+        while another_field(reader, &event, &key, &code):
             name = field_of(&key, fields.kind)
             bit = <uint32_t>1 << name
             fields.seen |= bit
@@ -158,7 +148,7 @@ cdef class EngineEventDecoder:
                 fields.broken |= bit
                 reader[0] = begin
                 code = msgpack_skip(reader)
-        return DECODE_OK if code == DECODE_END else code
+        return code
 
     cdef int read_field(self, ByteReader* reader, int name, Fields* fields) noexcept nogil:
         cdef Item value
