@@ -152,7 +152,7 @@ class EngineStream:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the engine told all that it holds."""
+        """Whether the index has all that the engine holds."""
         return self._cursor.complete
 
     @property
@@ -259,7 +259,7 @@ class EngineStream:
             call.cancel()
 
     def _forget(self) -> None:
-        """What was told is not to be believed any more."""
+        """Clear what the index has by this stream."""
         if self._believed and self._cursor.synced:
             for number in self._ranks:
                 self._post(number, _NO_EVENTS, clears=True)

@@ -12,6 +12,7 @@ from ..base.limit_hits import LimitHits
 from ..base.urls import DEFAULT_NATS_URL, redact_url
 from ..indexer.event_index import EventIndex, SnapshotHead
 from ..process.settings import bad_setting
+from ..runtime.components import EndpointName
 from ..runtime.event_planes import (
     KV_EVENTS,
     EmbeddedNats,
@@ -35,6 +36,7 @@ from .resync_wire import ResyncRequest
 from .settings import EventSettings
 from .snapshot_task import SnapshotTask
 from .source_choice import STREAMS, EventSource
+from .unknown_publishers import UnknownPublishers
 
 SYNC_RETRY_S = 0.5
 """Longest wait before NATS is tried again where routers share their load."""
@@ -71,7 +73,10 @@ class EventIntake:
         workers the index is of, empty: all; `reset`: see DurableEvents; the others are for the
         feed."""
         self._config, self._index, self._registry, self._clock = config, index, registry, clock
-        self._auth, self._on_unannounced, self._hits = auth, on_unannounced, hits
+        self._auth = auth
+        self._unknown = UnknownPublishers(
+            index, ttl_s=config.unknown_worker_ttl_s, hits=hits, on_unannounced=on_unannounced
+        )
         self._ask_worker, self._pool, self._reset = ask_worker, pool, reset
         self._stack = AsyncExitStack()
         wanted = config.event_sources
@@ -90,7 +95,7 @@ class EventIntake:
         self.description = ""
         """the server's URL without credentials, and where we have it from, for people"""
         self.is_embedded = False
-        """whether it is a server of our own, that nobody else knows"""
+        """whether it is a server of our own, which no other process uses"""
         self.snapshot: SnapshotTask | None = None
         self.durable: DurableEvents | None = None
         self.peers: IndexPeers | None = None
@@ -118,7 +123,7 @@ class EventIntake:
             # Before the feed, which verifies what was loaded.
             await self.snapshot.start()
             stack.push_async_callback(self.snapshot.close)
-        # Without a server there is a plane on which nobody speaks.
+        # Without a server the plane carries nothing.
         url = self.nats_url
         # Routers that share their load should not be apart for longer than they must.
         backoff = Backoff(cap=SYNC_RETRY_S) if config.router.router_replica_sync else None
@@ -139,12 +144,8 @@ class EventIntake:
             self._index,
             self._registry,
             self._clock,
-            namespace=config.namespace,
-            component=config.component,
-            endpoint=config.endpoint,
-            unknown_worker_ttl_s=config.unknown_worker_ttl_s,
-            on_unannounced=self._on_unannounced,
-            hits=self._hits,
+            EndpointName(config.namespace, config.component, config.endpoint),
+            unknown=self._unknown,
             ask_worker=self._ask_worker,
             sources=self.sources,
             caught_up=self._caught_up,

@@ -15,7 +15,7 @@ UNDECIDED_S = 5.0
 AWAY_S = 3.0
 """How long the present source may be away before another one that is there takes its place,"""
 GONE_S = 15.0
-"""and a stream before what it told is forgotten, and the cache predicted."""
+"""and a stream before its events are forgotten, and the cache predicted."""
 NATS_SILENT_S = 20.0
 """A publisher that sends heartbeats and has sent nothing for so long is away."""
 HOLD_S = 2.0

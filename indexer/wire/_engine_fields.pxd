@@ -22,7 +22,7 @@ cdef extern from *:
         "cache_salt", "locality",
     };
     """
-    const char** NAMES "dr_field_names"  # by FieldName
+    const char** FIELD_TEXTS "dr_field_names"  # by FieldName
     int strncasecmp(const char* one, const char* other, size_t most) noexcept nogil
 
 cdef enum:
@@ -50,7 +50,7 @@ cdef enum FieldName:         # up to SPEC_KIND by the place in an event that is 
     SPEC_KIND
     SALT
     LOCALITY
-    FIELD_NAMES
+    FIELD_COUNT
 
 cdef struct Fields:          # of one event
     uint32_t seen            # a bit for each FieldName,
@@ -104,8 +104,8 @@ cdef inline int field_of(const Item* key, int kind) noexcept nogil:
         if kind == REMOVED:
             return HASHES if key.value == 1 else MEDIUM if key.value == 2 else UNKNOWN
         return <int>key.value if key.value <= SPEC_KIND else UNKNOWN
-    for name in range(FIELD_NAMES):
-        if key.kind == ITEM_TEXT and text_is(key, NAMES[name]):
+    for name in range(FIELD_COUNT):
+        if key.kind == ITEM_TEXT and text_is(key, FIELD_TEXTS[name]):
             return name
     return UNKNOWN
 

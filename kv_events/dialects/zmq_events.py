@@ -184,7 +184,7 @@ class ZmqEvents:
         return self._connected
 
     async def _goes_on(self) -> bool:
-        """Whether the engine is the one that told the last message."""
+        """Whether the engine is the one whose message was the last."""
         number, payload = self._last
         return number >= 0 and (await self._replay(number, most=1))[0] == [(number, payload)]
 
@@ -218,7 +218,7 @@ class ZmqEvents:
 
     def _drain(self) -> bool:
         """Read what is here, or much of it; whether there was something. EventsEnded if the
-        connection was lost meanwhile: of what came behind that nobody knows yet who published it.
+        connection was lost meanwhile: another engine may have published what came after that.
         """
         receive, read = self._live.recv, self._read
         try:

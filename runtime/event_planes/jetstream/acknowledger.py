@@ -10,7 +10,7 @@ from .stream_reader import StreamReader
 
 
 class StreamAcknowledger:
-    """Acknowledges what a reader has read, all at once; stream_reader.py decides when that is due."""
+    """Acknowledges, at once, all that a reader has read; stream_reader.py decides when."""
 
     def __init__(
         self,
