@@ -155,10 +155,6 @@ class EngineStream:
         """Whether the index has all that the engine holds."""
         return self._cursor.complete
 
-    @property
-    def gives_snapshots(self) -> bool:
-        return self._cursor.gives_snapshots
-
     def publisher_id(self, rank: int) -> int:
         return self._ranks[rank].publisher_id
 

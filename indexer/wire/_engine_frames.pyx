@@ -97,16 +97,24 @@ cdef int decode_frame(EventBatch* batch, const uint8_t* data, size_t size) noexc
 
 def frame_batch(
     bytes data not None,
+    *,
     uint64_t worker_id,
     uint32_t dp_rank,
     uint64_t publisher_id,
     uint64_t sequence,
     uint64_t first_event_id,
     uint32_t block_size,
-    bint clears,
-    bint decoded,
+    bint clears=False,
+    bint decoded=False,
 ):
-    """See engine_batches.py."""
+    """A message for `EventIndex.post` with the events of a batch, numbered from `first_event_id`
+    on. With `clears` they begin with CLEARED_EVENTS that forget what the worker holds.
+
+    External hashes are the engine's; local hashes are made of the tokens, adapter and salt. A block
+    with other keys matches no prompt; blocks behind one that is not full are left out, as are
+    groups of a hybrid model other than full attention, and blocks in a remote pool. OverflowError:
+    a number too large.
+    """
     cdef Header header
     memset(&header, 0, sizeof(Header))
     header.mark = FRAME_MARK

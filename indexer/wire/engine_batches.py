@@ -6,8 +6,18 @@ The reader of a stream looks at each batch's head, decides what to do with it, a
 
 from typing import NamedTuple
 
-from . import _engine_frames, _grpc_head
+from . import _grpc_head
 from ._engine_events import EngineEventDecoder
+from ._engine_frames import frame_batch
+
+__all__ = [
+    "CLEARED_EVENTS",
+    "BatchHead",
+    "EngineBatch",
+    "EngineEvents",
+    "frame_batch",
+    "read_grpc_batch",
+]
 
 CLEARED_EVENTS = 4
 """Events of the index that a frame begins with if it clears: one for each tier."""
@@ -81,36 +91,3 @@ def read_grpc_batch(data: bytes, block_size: int) -> EngineBatch | None:
     """
     head = _grpc_head.read_head(data, block_size)
     return None if head is None else EngineBatch(BatchHead._make(head), data)
-
-
-def frame_batch(
-    data: bytes,
-    *,
-    worker_id: int,
-    dp_rank: int,
-    publisher_id: int,
-    sequence: int,
-    first_event_id: int,
-    block_size: int,
-    clears: bool = False,
-    decoded: bool = False,
-) -> bytes:
-    """A message for `EventIndex.post` with the events of a batch, numbered from `first_event_id`
-    on. With `clears` they begin with CLEARED_EVENTS that forget what the worker holds.
-
-    External hashes are the engine's; local hashes are made of the tokens, adapter and salt. A block
-    with other keys matches no prompt; blocks behind one that is not full are left out, as are
-    groups of a hybrid model other than full attention, and blocks in a remote pool. OverflowError:
-    a number too large.
-    """
-    return _engine_frames.frame_batch(
-        data,
-        worker_id,
-        dp_rank,
-        publisher_id,
-        sequence,
-        first_event_id,
-        block_size,
-        clears,
-        decoded,
-    )
